@@ -1,0 +1,3 @@
+"""nri-numa: NUMA placement of containers through the Node Resource Interface."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,176 @@
+"""Immutable sets of CPU and NUMA node ids, in the kernel's list format.
+
+The text form is the *list format* of cpuset(7): ``0-3,8``. A set is backed by one integer, bit *i*
+set when id *i* is a member, so that algebra, equality and hashing cost a machine word or a few.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, Self
+
+# ASCII digits only: str.isdigit() also accepts digits of other scripts, which the kernel does not.
+_ITEM = re.compile(r"([0-9]+)(?:-([0-9]+))?", re.ASCII)
+
+
+class ListFormatError(ValueError):
+    """A text is not in the kernel's list format; the message says where and why."""
+
+
+class _IdSet:
+    """Set of small non-negative integers with the algebra of ``frozenset``.
+
+    Ordering operators are the subset relations, as for ``frozenset``.
+    """
+
+    __slots__ = ("bits",)
+
+    LIMIT: ClassVar[int] = 1024
+    """Ids are below this; guards memory against a list such as ``0-4000000000``."""
+    NOUN: ClassVar[str] = "id"
+
+    bits: int
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        bits = 0
+        for i in ids:
+            if not 0 <= i < self.LIMIT:
+                raise ValueError(f"{self.NOUN} {i} is outside 0..{self.LIMIT - 1}")
+            bits |= 1 << i
+        self.bits = bits
+
+    @classmethod
+    def from_bits(cls, bits: int) -> Self:
+        """Wrap an integer whose bit *i* stands for id *i*."""
+        self = cls.__new__(cls)
+        self.bits = bits
+        return self
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the list format, without white space; an empty text is the empty set.
+
+        Raises:
+            ListFormatError: with the offending part and what was expected.
+        """
+        bits = 0
+        if not text:
+            return cls.from_bits(0)
+        for item in text.split(","):
+            match = _ITEM.fullmatch(item)
+            if match is None:
+                raise ListFormatError(
+                    f"{item!r} is not a number or a range such as 0-3"
+                    if item
+                    else "there is an empty item between commas"
+                )
+            low_text, high_text = match.groups()
+            # int() of thousands of digits is slow and, past a limit, an error of another kind.
+            if max(len(low_text), len(high_text or "")) > 9:
+                raise ListFormatError(f"{cls.NOUN} {item[:24]} is above {cls.LIMIT - 1}")
+            low = int(low_text)
+            high = low if high_text is None else int(high_text)
+            if high < low:
+                raise ListFormatError(f"range {item} runs backwards")
+            if high >= cls.LIMIT:
+                raise ListFormatError(f"{cls.NOUN} {high} is above {cls.LIMIT - 1}")
+            bits |= (1 << (high + 1)) - (1 << low)
+        return cls.from_bits(bits)
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        bits, base = self.bits, 0
+        while bits:
+            gap = (bits & -bits).bit_length() - 1
+            bits >>= gap
+            base += gap
+            run = (~bits & (bits + 1)).bit_length() - 1
+            parts.append(str(base) if run == 1 else f"{base}-{base + run - 1}")
+            bits >>= run
+            base += run
+        return ",".join(parts)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __iter__(self) -> Iterator[int]:
+        bits = self.bits
+        while bits:
+            low = bits & -bits
+            yield low.bit_length() - 1
+            bits ^= low
+
+    def __len__(self) -> int:
+        return self.bits.bit_count()
+
+    def __bool__(self) -> bool:
+        return self.bits != 0
+
+    def __contains__(self, i: object) -> bool:
+        return isinstance(i, int) and i >= 0 and bool(self.bits >> i & 1)
+
+    def __hash__(self) -> int:
+        return hash(self.bits)
+
+    def __eq__(self, other: object) -> bool:
+        return self.bits == other.bits if isinstance(other, type(self)) else NotImplemented
+
+    def __and__(self, other: Self) -> Self:
+        return self.from_bits(self.bits & other.bits)
+
+    def __or__(self, other: Self) -> Self:
+        return self.from_bits(self.bits | other.bits)
+
+    def __xor__(self, other: Self) -> Self:
+        return self.from_bits(self.bits ^ other.bits)
+
+    def __sub__(self, other: Self) -> Self:
+        return self.from_bits(self.bits & ~other.bits)
+
+    def __le__(self, other: Self) -> bool:
+        return not self.bits & ~other.bits
+
+    def __lt__(self, other: Self) -> bool:
+        return self.bits != other.bits and not self.bits & ~other.bits
+
+    def __ge__(self, other: Self) -> bool:
+        return not other.bits & ~self.bits
+
+    def __gt__(self, other: Self) -> bool:
+        return self.bits != other.bits and not other.bits & ~self.bits
+
+    def isdisjoint(self, other: Self) -> bool:
+        """Say whether no id is in both."""
+        return not self.bits & other.bits
+
+    @property
+    def first(self) -> int:
+        """The lowest id.
+
+        Raises:
+            ValueError: when the set is empty.
+        """
+        if not self.bits:
+            raise ValueError("an empty set has no first id")
+        return (self.bits & -self.bits).bit_length() - 1
+
+
+class CPUSet(_IdSet):
+    """A set of logical CPUs, as the kernel numbers them."""
+
+    __slots__ = ()
+    LIMIT = 8192  # CONFIG_NR_CPUS_RANGE_END of the largest x86-64 kernels
+    NOUN = "CPU"
+
+
+class NUMASet(_IdSet):
+    """A set of NUMA nodes, as the kernel numbers them."""
+
+    __slots__ = ()
+    LIMIT = 1024  # MAX_NUMNODES of the largest kernels
+    NOUN = "NUMA node"
+
+
+NO_CPUS = CPUSet()
+NO_NUMA_NODES = NUMASet()

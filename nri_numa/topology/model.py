@@ -1,0 +1,175 @@
+"""The machine as a value: sockets, NUMA nodes, caches, cores, threads.
+
+A `Topology` is fixed until the machine is discovered again. Nothing here reads anything; see
+`nri_numa.topology.sysfs`. Odd machines are ordinary: ids with holes, NUMA nodes without CPUs or
+without memory, CPUs that belong to no NUMA node, cores with different numbers of threads, several
+NUMA nodes per socket and several sockets per NUMA node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from nri_numa.topology.cpuset import CPUSet, NUMASet
+
+
+class CoreKind(StrEnum):
+    """What the kernel says about a core of a hybrid processor."""
+
+    STANDARD = "standard"
+    PERFORMANCE = "performance"
+    EFFICIENT = "efficient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CPU:
+    """One logical CPU: a hardware thread.
+
+    Attributes:
+        id: the kernel's number.
+        core: id of its `Core` (unique over the machine; the lowest CPU id among its threads).
+        socket: the kernel's physical package id.
+        numa_node: its NUMA node, or None when the kernel names none.
+        l3: id of its `L3Group` (the lowest CPU id that shares the cache), or None.
+    """
+
+    id: int
+    core: int
+    socket: int
+    numa_node: int | None
+    l3: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """A physical core; `cpus` are its online thread siblings."""
+
+    id: int
+    socket: int
+    numa_node: int | None
+    cpus: CPUSet
+    kind: CoreKind = CoreKind.STANDARD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class L3Group:
+    """CPUs that share one last level cache (the kubelet's *uncore cache*)."""
+
+    id: int
+    cpus: CPUSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Socket:
+    """A physical package."""
+
+    id: int
+    cpus: CPUSet
+    numa_nodes: NUMASet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NUMANode:
+    """A NUMA node.
+
+    Attributes:
+        id: the kernel's number.
+        cpus: its online CPUs; empty for a memory-only node.
+        memory_bytes: MemTotal; 0 for a node without memory.
+        distances: SLIT distance to each NUMA node, itself included (10 is local).
+        hugepages: bytes of pre-allocated huge pages, by page size in bytes.
+    """
+
+    id: int
+    cpus: CPUSet
+    memory_bytes: int
+    distances: Mapping[int, int]
+    hugepages: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The machine.
+
+    Attributes:
+        cpus: online CPUs by id.
+        cores: by core id.
+        l3_groups: by group id; empty when the kernel tells no caches.
+        sockets: by id.
+        numa_nodes: by id, never empty (a machine without NUMA has node 0 with everything).
+        online, present, possible, isolated: as the files of /sys/devices/system/cpu say.
+        allowed: the online CPUs that may be given to containers at all (our own cpuset, when the
+            agent runs in a narrower one).
+        warnings: what was odd about the machine, one sentence each.
+    """
+
+    cpus: Mapping[int, CPU]
+    cores: Mapping[int, Core]
+    l3_groups: Mapping[int, L3Group]
+    sockets: Mapping[int, Socket]
+    numa_nodes: Mapping[int, NUMANode]
+    online: CPUSet
+    present: CPUSet
+    possible: CPUSet
+    isolated: CPUSet
+    allowed: CPUSet
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def numa_ids(self) -> NUMASet:
+        """All NUMA nodes."""
+        return NUMASet(self.numa_nodes)
+
+    @cached_property
+    def memory_nodes(self) -> NUMASet:
+        """The NUMA nodes that have memory; only these may stand in cpuset.mems."""
+        return NUMASet(i for i, n in self.numa_nodes.items() if n.memory_bytes > 0)
+
+    @cached_property
+    def cpu_nodes(self) -> NUMASet:
+        """The NUMA nodes that have online CPUs."""
+        return NUMASet(i for i, n in self.numa_nodes.items() if n.cpus)
+
+    @cached_property
+    def threads_per_core(self) -> int:
+        """The largest number of online threads on one core."""
+        return max((len(c.cpus) for c in self.cores.values()), default=1)
+
+    def cpus_of(self, numa_nodes: NUMASet) -> CPUSet:
+        """Online CPUs of these NUMA nodes."""
+        bits = 0
+        for i in numa_nodes:
+            numa_node = self.numa_nodes.get(i)
+            if numa_node is not None:
+                bits |= numa_node.cpus.bits
+        return CPUSet.from_bits(bits)
+
+    def numa_of(self, cpus: CPUSet) -> NUMASet:
+        """NUMA nodes that these CPUs belong to (CPUs without a node add nothing)."""
+        bits = cpus.bits
+        return NUMASet(i for i, n in self.numa_nodes.items() if n.cpus.bits & bits)
+
+    def siblings_of(self, cpus: CPUSet) -> CPUSet:
+        """All online threads of every core that these CPUs touch, themselves included."""
+        bits = 0
+        for i in cpus:
+            cpu = self.cpus.get(i)
+            if cpu is not None:
+                bits |= self.cores[cpu.core].cpus.bits
+        return CPUSet.from_bits(bits)
+
+    def distance(self, a: int, b: int) -> int:
+        """SLIT distance from ``a`` to ``b``; where none is told, 10 to itself and 20 to others."""
+        numa_node = self.numa_nodes.get(a)
+        known = None if numa_node is None else numa_node.distances.get(b)
+        return known if known is not None else (10 if a == b else 20)
+
+    @cached_property
+    def id(self) -> str:
+        """Text that changes when ids, siblings or NUMA membership change; checkpoints carry it."""
+        nodes = ";".join(f"{i}={n.cpus}" for i, n in sorted(self.numa_nodes.items()))
+        cores = ";".join(str(c.cpus) for _, c in sorted(self.cores.items()))
+        return f"cpus {self.present} numa {nodes} cores {cores}"

@@ -1,0 +1,1 @@
+"""How bytes become NRI events and back: multiplexer, ttrpc, NRI. Pure; both roles."""

@@ -1,0 +1,1 @@
+"""Generated from proto/*.proto by proto/generate.py; do not edit."""

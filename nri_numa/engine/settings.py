@@ -86,7 +86,7 @@ class Settings:
         align_by_socket: prefer NUMA nodes of one socket, and take CPUs from all of that socket.
         isolated: see `IsolatedCPUs`.
         cores: see `PreferredCores`.
-        memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL, PMEM).
+        memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL).
         lift_quota: run exclusive containers without CFS quota, as the kubelet does.
         tell_environment: put NUMA_CPUS and NUMA_MEMS into the container's environment.
     """

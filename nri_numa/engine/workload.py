@@ -123,6 +123,8 @@ class PodSandbox:
         id: the runtime's sandbox id.
         uid: the Kubernetes pod UID (falls back to the sandbox id when the runtime tells none).
         runtime_handler: RuntimeClass handler, empty for the default.
+        resources: the sum over the pod's containers as the kubelet told the runtime; nothing given
+            when the runtime does not tell.
     """
 
     id: str
@@ -134,6 +136,7 @@ class PodSandbox:
     qos: QoSClass = QoSClass.BEST_EFFORT
     runtime_handler: str = ""
     cgroup_parent: str = ""
+    resources: Resources = field(default_factory=Resources)
 
     @property
     def full_name(self) -> str:

@@ -173,3 +173,47 @@ class Topology:
         nodes = ";".join(f"{i}={n.cpus}" for i, n in sorted(self.numa_nodes.items()))
         cores = ";".join(str(c.cpus) for _, c in sorted(self.cores.items()))
         return f"cpus {self.present} numa {nodes} cores {cores}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NUMAMemory:
+    """What the kernel says about the memory of one NUMA node right now.
+
+    Attributes:
+        total_bytes: MemTotal.
+        free_bytes: MemFree; pages in huge page pools are not free.
+        reclaimable_bytes: page cache and slab that the kernel would give up before it kills,
+            less what it keeps in any case.
+        free_hugepages: bytes of unused pre-allocated huge pages, by page size in bytes.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    reclaimable_bytes: int
+    free_hugepages: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def available_bytes(self) -> int:
+        """What a new container could use: free and reclaimable."""
+        return self.free_bytes + self.reclaimable_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReading:
+    """One look at the memory of all NUMA nodes, by NUMA node id."""
+
+    numa_nodes: Mapping[int, NUMAMemory]
+
+    @property
+    def total_bytes(self) -> int:
+        """MemTotal of all NUMA nodes."""
+        return sum(n.total_bytes for n in self.numa_nodes.values())
+
+    @property
+    def available_bytes(self) -> int:
+        """Free and reclaimable memory of all NUMA nodes."""
+        return sum(n.available_bytes for n in self.numa_nodes.values())
+
+    def available(self, numa_nodes: NUMASet) -> int:
+        """Free and reclaimable bytes of these NUMA nodes; unknown ones have none."""
+        return sum(n.available_bytes for i, n in self.numa_nodes.items() if i in numa_nodes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 NO_QUOTA: Final = -1
-"""CFS quota that means *no limit*: cgroup v1 takes it as it is, for v2 runc and crun write ``max``."""
+"""CFS quota that means *no limit*: written as it is to cgroup v1, as ``max`` to cgroup v2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

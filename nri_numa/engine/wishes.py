@@ -1,0 +1,432 @@
+"""What one container asks for: annotations, rules and defaults put together and checked for form.
+
+An annotation ``<prefix>/<key>`` speaks for the whole pod, ``<prefix>/<key>.<container>`` for one
+container. The spelling of other NRI plugins, ``<key>.<prefix>/pod`` and
+``<key>.<prefix>/container.<container>``, means the same. From strongest to weakest the *levels* are
+the container's annotations, the pod's annotations, each matching rule in order, the defaults.
+
+Two keys that contradict each other are an error on one level. Between levels there is no
+contradiction: the stronger level wins and the weaker key is not heard (a container may name its
+CPUs although the pod has a policy, and may opt out of it with ``bind: none``).
+
+Whether CPUs and NUMA nodes exist, are online and free is not asked here but in
+`nri_numa.engine.decide`, which knows the machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Final, TypeAlias
+
+from nri_numa.engine.settings import Rule, Settings
+from nri_numa.engine.workload import (
+    HIGH,
+    LOW,
+    SMT,
+    Bind,
+    Container,
+    CPUMode,
+    Load,
+    OnFailure,
+    PodSandbox,
+    Policy,
+    Scope,
+    Wishes,
+)
+from nri_numa.topology.cpuset import CPUSet, ListFormatError, NUMASet
+
+OWN_KEYS: Final = frozenset({"assigned"})
+"""Keys under our prefix that we write ourselves; reading ignores them."""
+
+NO_WISHES: Final = Wishes()
+
+
+@dataclass(frozen=True, slots=True)
+class BadWish:
+    """A request that cannot be understood or contradicts itself.
+
+    Attributes:
+        pod: ``namespace/name``.
+        container: name.
+        key: as in `KEYS`, or the unknown key.
+        value: as given.
+        expected: what should have stood there, as the end of a sentence that starts *expected*.
+        source: as in `nri_numa.engine.workload.Wishes`.
+    """
+
+    pod: str
+    container: str
+    key: str
+    value: str
+    expected: str
+    source: str
+
+    @property
+    def message(self) -> str:
+        """One sentence for the user, with pod, container, key, value and expectation."""
+        return (
+            f"pod {self.pod}, container {self.container}: {self.key} is {quoted(self.value)} "
+            f"({self.source}), expected {self.expected}"
+        )
+
+
+def quoted(value: str) -> str:
+    """Show a value of unknown length and content in one line."""
+    # The text ends up in the CRI error and the pod's events, which have no room for megabytes.
+    return repr(value) if len(value) <= 80 else f"{value[:80]!r}… ({len(value)} characters)"
+
+
+# --- values -----------------------------------------------------------------------------------
+
+_POLICIES: Final = {m.value: m for m in Policy}
+_BINDS: Final = {m.value: m for m in Bind}
+_SCOPES: Final = {m.value: m for m in Scope}
+_CPU_MODES: Final = {m.value: m for m in CPUMode}
+_SMTS: Final = {m.value: m for m in SMT}
+_ON_FAILURES: Final = {m.value: m for m in OnFailure}
+
+_WINDOW = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})", re.ASCII)
+_DAY: Final = 24 * 60
+
+
+def parse_load(text: str) -> Load:
+    """Read ``high``, ``low``, or peak hours such as ``09:00-18:00`` or ``22:00-06:00,12:00-13:00``.
+
+    Several windows stand between commas; a window that ends before it starts goes over midnight.
+
+    Raises:
+        ValueError: with what was expected, as the end of a sentence that starts *expected*.
+    """
+    if text == "high":
+        return HIGH
+    if text == "low":
+        return LOW
+    spans: list[tuple[int, int]] = []
+    for item in text.split(","):
+        match = _WINDOW.fullmatch(item)
+        if match is None:
+            raise ValueError("high, low or peak hours such as 09:00-18:00")
+        h1, m1, h2, m2 = map(int, match.groups())
+        start, end = 60 * h1 + m1, 60 * h2 + m2
+        if max(m1, m2) > 59 or start >= _DAY or end > _DAY:
+            raise ValueError("hours 00:00 to 24:00 and minutes 00 to 59 in the peak hours")
+        if start == end:
+            raise ValueError("peak hours that last at least a minute; all day is high")
+        if start < end:
+            spans.append((start, end))
+        else:
+            spans.append((start, _DAY))
+            if end:
+                spans.append((0, end))
+    busy: list[tuple[int, int]] = []
+    for start, end in sorted(spans):  # by start, then end
+        if busy and start <= busy[-1][1]:
+            busy[-1] = (busy[-1][0], max(end, busy[-1][1]))
+        else:
+            busy.append((start, end))
+    return Load(tuple(busy))
+
+
+def _check_cpus(value: str) -> str | None:
+    return _check_list(CPUSet, value, "a list of CPUs in the kernel's format such as 0-3,8")
+
+
+def _check_memory(value: str) -> str | None:
+    return _check_list(NUMASet, value, "a list of NUMA nodes in the kernel's format such as 0-1")
+
+
+def _check_list(kind: type[CPUSet | NUMASet], value: str, expected: str) -> str | None:
+    if not value:
+        return f"{expected}, not an empty text"
+    try:
+        kind.parse(value)
+    except ListFormatError as error:
+        return f"{expected}: {error}"
+    return None
+
+
+def _check_load(value: str) -> str | None:
+    try:
+        parse_load(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _one_of(choices: Mapping[str, StrEnum]) -> Callable[[str], str | None]:
+    names = ", ".join(choices)
+
+    def check(value: str) -> str | None:
+        if value in choices:
+            return None
+        close = get_close_matches(value[:80].strip().lower(), choices, n=1)
+        return f"one of {names}" + (f" (did you mean {close[0]}?)" if close else "")
+
+    return check
+
+
+_CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
+    "numacpu": _check_cpus,
+    "numamem": _check_memory,
+    "bind": _one_of(_BINDS),
+    "policy": _one_of(_POLICIES),
+    "scope": _one_of(_SCOPES),
+    "cpus": _one_of(_CPU_MODES),
+    "smt": _one_of(_SMTS),
+    "load": _check_load,
+    "on-failure": _one_of(_ON_FAILURES),
+}
+
+KEYS: Final[tuple[str, ...]] = tuple(_CHECKS)
+"""Every key a pod, a rule or the defaults may set."""
+
+
+def check_value(key: str, value: str) -> str | None:
+    """Say what is wrong with a value and what was expected; None when it is fine.
+
+    The same check serves annotations, rules and defaults. An unknown key is a problem too.
+    """
+    check = _CHECKS.get(key)
+    if check is None:
+        return f"{quoted(key)} is not a known key, expected {_known_keys(key)}"
+    expected = check(value)
+    return None if expected is None else f"{quoted(value)} is not valid, expected {expected}"
+
+
+def _known_keys(key: str) -> str:
+    close = get_close_matches(key[:80].lower(), KEYS, n=1)
+    listed = "one of the keys " + ", ".join(KEYS)
+    return f"{listed} (did you mean {close[0]}?)" if close else listed
+
+
+# --- contradictions ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Clash:
+    """``values`` of a key do not go with ``other_values`` of another; None stands for any value."""
+
+    values: frozenset[str] | None
+    other: str
+    other_values: frozenset[str] | None
+    why: str
+
+
+_PINNED = "bind: none touches nothing"
+_NAMED = "the CPUs of numacpu are taken as they are"
+
+# Promises that cannot both be kept. A preference without effect (smt: spread or pair beside
+# shared CPUs, scope without a policy, load without pair) is no contradiction.
+_CONTRADICTIONS: Final = (
+    ("numacpu", None, "bind", {"none"}, _PINNED),
+    ("numamem", None, "bind", {"none"}, _PINNED),
+    ("numamem", None, "bind", {"cpu"}, "bind: cpu leaves memory alone"),
+    ("policy", set(_POLICIES) - {"none"}, "bind", {"none"}, _PINNED),
+    ("cpus", {"exclusive"}, "bind", {"none"}, _PINNED),
+    ("smt", {"full-core", "isolate"}, "bind", {"none"}, _PINNED),
+    ("numacpu", None, "policy", set(_POLICIES) - {"none"}, _NAMED),
+    ("numacpu", None, "smt", {"full-core", "isolate"}, _NAMED),
+    ("numacpu", None, "on-failure", {"widen"}, _NAMED + " and cannot be widened"),
+    ("numamem", None, "on-failure", {"widen"}, "the NUMA nodes of numamem cannot be widened"),
+    ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs belong to nobody"),
+)
+
+
+def _index() -> Mapping[str, tuple[_Clash, ...]]:
+    rows: dict[str, list[_Clash]] = {key: [] for key in KEYS}
+    for key, values, other, other_values, why in _CONTRADICTIONS:
+        a = None if values is None else frozenset(values)
+        b = frozenset(other_values)
+        rows[key].append(_Clash(a, other, b, why))
+        rows[other].append(_Clash(b, key, a, why))
+    return {key: tuple(found) for key, found in rows.items()}
+
+
+_CLASHES: Final = _index()
+
+# Key to value and source.
+_Level: TypeAlias = dict[str, tuple[str, str]]
+
+
+def _clash(key: str, value: str, among: _Level) -> _Clash | None:
+    for row in _CLASHES[key]:
+        if row.other in among and (row.values is None or value in row.values):
+            other_value = among[row.other][0]
+            if row.other_values is None or other_value in row.other_values:
+                return row
+    return None
+
+
+def _contradiction(level: _Level) -> tuple[str, str] | None:
+    """Find two keys of one level that exclude each other: the first of them and the expectation."""
+    for key, (value, _) in level.items():
+        row = _clash(key, value, level)
+        if row is not None:
+            other_value, other_source = level[row.other]
+            beside = f"{row.other} {quoted(other_value)} ({other_source})"
+            return key, f"no {beside} next to it, because {row.why}"
+    return None
+
+
+def check_level(values: Mapping[str, str]) -> list[str]:
+    """List everything wrong with the values of one rule, or of the defaults, in their order."""
+    problems = [
+        f"{key}: {problem}"
+        for key, value in values.items()
+        if (problem := check_value(key, value)) is not None
+    ]
+    if not problems:
+        found = _contradiction({key: (value, "same place") for key, value in values.items()})
+        if found is not None:
+            key, expected = found
+            problems.append(f"{key}: {quoted(values[key])} is not valid, expected {expected}")
+    return problems
+
+
+# --- sources ----------------------------------------------------------------------------------
+
+
+def resolve(settings: Settings, pod: PodSandbox, container: Container) -> Wishes | BadWish:
+    """Put together what annotations, rules and defaults say about one container.
+
+    Annotations that concern the container are checked even where a stronger level overrides them;
+    keys of other containers are checked for being known keys only.
+    """
+    marker = settings.prefix + "/"
+    own = [name for name in pod.annotations if marker in name]
+    if not own and not settings.rules and not settings.defaults:
+        return NO_WISHES
+    levels: list[_Level] = []
+    if own:
+        read = _read_annotations(own, marker, pod, container)
+        if isinstance(read, BadWish):
+            return read
+        levels += read
+    levels += _matching(settings.rules, pod, container)
+    configured_from = len(levels)
+    if settings.defaults:
+        levels.append({key: (value, "default") for key, value in settings.defaults.items()})
+
+    chosen: _Level = {}
+    given: frozenset[str] = frozenset()
+    for number, level in enumerate(levels):
+        heard: _Level = {}
+        for key, (value, source) in level.items():
+            if key in chosen:
+                continue
+            expected = _expectation(key, value)
+            if expected is not None:
+                return BadWish(pod.full_name, container.name, key, value, expected, source)
+            if _clash(key, value, chosen) is None:
+                heard[key] = (value, source)
+        found = _contradiction(heard)
+        if found is not None:
+            key, expected = found
+            value, source = heard[key]
+            return BadWish(pod.full_name, container.name, key, value, expected, source)
+        chosen.update(heard)
+        if number == configured_from - 1:
+            given = frozenset(chosen)
+    return _wishes(chosen, given)
+
+
+def _expectation(key: str, value: str) -> str | None:
+    check = _CHECKS.get(key)
+    return _known_keys(key) if check is None else check(value)
+
+
+def _read_annotations(
+    own: list[str], marker: str, pod: PodSandbox, container: Container
+) -> tuple[_Level, _Level] | BadWish:
+    """Sort our annotations into the container's level and the pod's level."""
+    mine: _Level = {}
+    everybodys: _Level = {}
+    for name in sorted(own):  # by name, so that the first of several mistakes is always the same
+        parts = _split(name, marker)
+        if parts is None:
+            continue
+        key, target = parts
+        if key in OWN_KEYS:
+            continue
+        value, source = pod.annotations[name], f"annotation {name}"
+        if key not in _CHECKS:
+            expected = _known_keys(key)
+        elif target == "":
+            expected = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
+        elif target is not None and target != container.name:
+            continue
+        else:
+            level = everybodys if target is None else mine
+            earlier = level.setdefault(key, (value, source))
+            if earlier[0] != value:
+                expected = f"the same as {quoted(earlier[0])} ({earlier[1]})"
+            else:
+                wanted = _CHECKS[key](value)
+                if wanted is None:
+                    continue
+                expected = wanted
+        return BadWish(pod.full_name, container.name, key, value, expected, source)
+    return mine, everybodys
+
+
+def _split(name: str, marker: str) -> tuple[str, str | None] | None:
+    """Take an annotation name apart into key and container (None: the whole pod).
+
+    Returns:
+        None when the annotation is not ours: another domain that ends like our prefix.
+    """
+    start = name.index(marker)
+    tail = name[start + len(marker) :]
+    if start == 0:
+        key, dot, target = tail.partition(".")
+        return key, target if dot else None
+    key = name[: start - 1]
+    # A domain below our prefix may well be somebody else's: only what is, or nearly is, one of
+    # our keys is taken for ours.
+    if name[start - 1] != "." or not (key in OWN_KEYS or get_close_matches(key[:80], KEYS, n=1)):
+        return None
+    if tail == "pod":
+        return key, None
+    if tail.startswith("container."):
+        return key, tail.removeprefix("container.")
+    return None
+
+
+def _matching(rules: tuple[Rule, ...], pod: PodSandbox, container: Container) -> Iterator[_Level]:
+    for number, rule in enumerate(rules, 1):
+        if _matches(rule, pod, container):
+            yield {key: (value, f"rule {number}") for key, value in rule.values.items()}
+
+
+def _matches(rule: Rule, pod: PodSandbox, container: Container) -> bool:
+    """Every condition of the rule that is not empty must hold."""
+    return (
+        (not rule.qos or pod.qos in rule.qos)
+        and (not rule.runtime_handlers or pod.runtime_handler in rule.runtime_handlers)
+        and all(pod.labels.get(key) == value for key, value in rule.labels.items())
+        and (not rule.namespaces or any(fnmatchcase(pod.namespace, p) for p in rule.namespaces))
+        and (not rule.containers or any(fnmatchcase(container.name, p) for p in rule.containers))
+    )
+
+
+def _wishes(chosen: _Level, given: frozenset[str]) -> Wishes:
+    values = {key: value for key, (value, _) in chosen.items()}
+    load = values.get("load")
+    return Wishes(
+        numacpu=values.get("numacpu"),
+        numamem=values.get("numamem"),
+        bind=_BINDS[values.get("bind", NO_WISHES.bind)],
+        policy=_POLICIES[values.get("policy", NO_WISHES.policy)],
+        scope=_SCOPES[values.get("scope", NO_WISHES.scope)],
+        cpus=_CPU_MODES[values["cpus"]] if "cpus" in values else None,
+        smt=_SMTS[values.get("smt", NO_WISHES.smt)],
+        load=None if load is None else parse_load(load),
+        on_failure=_ON_FAILURES[values["on-failure"]] if "on-failure" in values else None,
+        given=given,
+        sources={key: source for key, (_, source) in chosen.items()},
+    )

@@ -1,0 +1,472 @@
+"""A private containerd: own root, state, sockets and NRI directories; leaves nothing behind.
+
+Works beside an installed containerd and beside other beds, on cgroup v1 and v2, and inside a
+virtual machine (put `state` and `root` on a tmpfs below /run there). Free of pytest.
+
+    binaries = find_binaries("2")
+    with Containerd(binaries, Path("/tmp/bed")) as containerd:
+        pod = containerd.cri.run_pod("demo")
+        print(containerd.cri.first_line(containerd.cri.run(pod)))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.support import cgroups
+from tests.support.cri import CRI, CRIError, poll
+from tests.support.debs import BUSYBOX, CONTAINERD_1_7, CONTAINERD_2, RUNC, DebCache
+from tests.support.images import IMAGE, build_image
+from tests.support.testbed import TestbedUnavailable, require_root
+
+LABELS = ("1.7", "2")
+_SHIM_SOCKETS = Path("/run/containerd/s")  # fixed in containerd's shim library
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binaries:
+    """Where the programs are.
+
+    Attributes:
+        label: ``1.7`` or ``2``, decides the form of the configuration.
+        version: upstream version, ``2.1.9``.
+        directory: folder of containerd, ctr and the shim.
+        runc: the OCI runtime.
+        busybox: statically linked.
+    """
+
+    label: str
+    version: str
+    directory: Path
+    runc: Path
+    busybox: Path
+
+
+def find_binaries(label: str, cache: DebCache | None = None) -> Binaries:
+    """The programs for a containerd of the series ``1.7`` or ``2``, downloaded where needed.
+
+    Raises:
+        TestbedUnavailable: they cannot be had.
+    """
+    wanted = {"1.7": CONTAINERD_1_7, "2": CONTAINERD_2}[label]
+    containerd, runc, busybox = (cache or DebCache()).fetch(wanted, RUNC, BUSYBOX)
+    # The archive may have moved on: what counts is what we got.
+    series = "1.7" if containerd.upstream_version.startswith("1.") else "2"
+    return Binaries(
+        label=series,
+        version=containerd.upstream_version,
+        directory=containerd.root / "usr/bin",
+        runc=_first(runc.root, ("usr/sbin/runc", "usr/bin/runc")),
+        busybox=_first(busybox.root, ("bin/busybox", "usr/bin/busybox")),
+    )
+
+
+def _first(root: Path, candidates: Sequence[str]) -> Path:
+    for candidate in candidates:
+        if (root / candidate).is_file():
+            return root / candidate
+    raise TestbedUnavailable(
+        f"none of {', '.join(candidates)} is in {root}",
+        "remove that directory from the cache and start again",
+    )
+
+
+class Containerd:
+    """One private daemon; a context manager that starts it and cleans up after it.
+
+    Args:
+        binaries: from `find_binaries`.
+        directory: for everything of this daemon; short, because socket paths end at 107 bytes.
+        root: content store and snapshots; default below `directory`.
+        state: running tasks and their mounts; default below `directory`.
+        snapshotter: ``overlayfs`` or ``native``.
+        nri: whether the NRI socket is there.
+        nri_request_timeout: as in the configuration, ``2s``.
+        image: archive to import; default: built now.
+    """
+
+    def __init__(
+        self,
+        binaries: Binaries,
+        directory: Path,
+        *,
+        root: Path | None = None,
+        state: Path | None = None,
+        snapshotter: str = "overlayfs",
+        nri: bool = True,
+        nri_request_timeout: str = "2s",
+        image: Path | None = None,
+    ) -> None:
+        self.binaries = binaries
+        self.directory = directory
+        self.root = root or directory / "root"
+        self.state = state or directory / "state"
+        self.snapshotter = snapshotter
+        self.nri = nri
+        self.nri_request_timeout = nri_request_timeout
+        self.socket = directory / "c.sock"
+        self.nri_socket = directory / "nri.sock"
+        self.nri_plugin_directory = directory / "nri-plugins"
+        self.nri_config_directory = directory / "nri-conf"
+        self.log_file = directory / "containerd.log"
+        self.log_root = directory / "pods"
+        self._image_archive = image
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cri: CRI | None = None
+        self._cgroups: set[str] = set()
+        self._own_cgroup_roots = [
+            path
+            for path in ("/kubepods/burstable", "/kubepods/besteffort", "/kubepods")
+            if not any((root / path.lstrip("/")).exists() for root in cgroups.hierarchies())
+        ]
+
+    @property
+    def cri(self) -> CRI:
+        """The client; one for the life of this object."""
+        if self._cri is None:
+            self._cri = CRI(self.socket, self.log_root, on_cgroup=self._cgroups.add)
+        return self._cri
+
+    @property
+    def pid(self) -> int:
+        """Process id of the daemon."""
+        assert self._process is not None, "containerd is not running"
+        return self._process.pid
+
+    def log(self) -> str:
+        """Everything the daemon wrote so far."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.log_file.read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    # -- configuration ---------------------------------------------------------------------
+
+    def _configuration(self) -> str:
+        runtime = """
+          runtime_type = 'io.containerd.runc.v2'
+"""
+        options = f"""
+          BinaryName = '{self.binaries.runc}'
+          SystemdCgroup = false
+"""
+        # The private, empty CNI directories keep the machine's own network out of the bed.
+        cni = f"""
+          conf_dir = '{self.directory}/cni/conf'
+          bin_dir = '{self.directory}/cni/bin'
+"""
+        common = f"""
+root = '{self.root}'
+state = '{self.state}'
+disabled_plugins = [
+  'io.containerd.internal.v1.opt', 'io.containerd.snapshotter.v1.btrfs',
+  'io.containerd.snapshotter.v1.devmapper', 'io.containerd.snapshotter.v1.zfs',
+  'io.containerd.snapshotter.v1.aufs', 'io.containerd.snapshotter.v1.blockfile',
+  'io.containerd.snapshotter.v1.erofs', 'io.containerd.internal.v1.tracing',
+  'io.containerd.tracing.processor.v1.otlp', 'io.containerd.internal.v1.restart',
+]
+[grpc]
+  address = '{self.socket}'
+[ttrpc]
+  address = '{self.directory}/t.sock'
+[debug]
+  level = 'debug'
+[plugins.'io.containerd.nri.v1.nri']
+  disable = {str(not self.nri).lower()}
+  socket_path = '{self.nri_socket}'
+  plugin_path = '{self.nri_plugin_directory}'
+  plugin_config_path = '{self.nri_config_directory}'
+  plugin_request_timeout = '{self.nri_request_timeout}'
+"""
+        # restrict_oom_score_adj: without CAP_SYS_RESOURCE a lower score than our own cannot be
+        # set, and runc dies of it. disable_apparmor: the profile loader may be missing.
+        if self.binaries.label == "1.7":
+            cri = "plugins.'io.containerd.grpc.v1.cri'"
+            return f"""version = 2{common}
+[{cri}]
+  sandbox_image = '{IMAGE}'
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  disable_tcp_service = true
+  [{cri}.cni]{cni}
+  [{cri}.containerd]
+    snapshotter = '{self.snapshotter}'
+    default_runtime_name = 'runc'
+    [{cri}.containerd.runtimes.runc]{runtime}
+      [{cri}.containerd.runtimes.runc.options]{options}
+"""
+        runtime_table = "plugins.'io.containerd.cri.v1.runtime'"
+        return f"""version = 3{common}
+[plugins.'io.containerd.cri.v1.images']
+  snapshotter = '{self.snapshotter}'
+  [plugins.'io.containerd.cri.v1.images'.pinned_images]
+    sandbox = '{IMAGE}'
+[{runtime_table}]
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  [{runtime_table}.cni]{cni}
+  [{runtime_table}.containerd]
+    default_runtime_name = 'runc'
+    [{runtime_table}.containerd.runtimes.runc]{runtime}
+      [{runtime_table}.containerd.runtimes.runc.options]{options}
+[plugins.'io.containerd.grpc.v1.cri']
+  disable_tcp_service = true
+"""
+
+    # -- life ------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _environment(self) -> dict[str, str]:
+        path = os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        tools = f"{self.binaries.directory}:{self.binaries.runc.parent}"
+        # No proxies and no locale of ours: the daemon talks to nobody.
+        return {"PATH": f"{tools}:{path}", "HOME": str(self.directory), "LC_ALL": "C"}
+
+    def start(self, *, timeout_s: float = 60.0) -> None:
+        """Start the daemon, wait until it serves CRI, have the image there.
+
+        Raises:
+            TestbedUnavailable: this machine cannot run it.
+            RuntimeError: it ended or did not get ready; the message has the end of its log.
+        """
+        require_root("containerd")
+        if not cgroups.CGROUP_ROOT.is_dir() or not cgroups.hierarchies():
+            raise TestbedUnavailable(
+                f"no cgroups are mounted at {cgroups.CGROUP_ROOT}", "mount cgroup v1 or v2"
+            )
+        if len(str(self.nri_socket)) > 107:
+            raise ValueError(f"{self.nri_socket}: longer than a socket path may be (107 bytes)")
+        assert self._process is None, "already running"
+        for directory in (
+            self.directory,
+            self.nri_plugin_directory,
+            self.nri_config_directory,
+            self.log_root,
+        ):
+            directory.mkdir(parents=True, exist_ok=True)
+        configuration = self.directory / "config.toml"
+        configuration.write_text(self._configuration(), encoding="utf-8")
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(self.binaries.directory / "containerd"), "--config", str(configuration)],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Not our process group: Ctrl-C ends the test run, which then cleans up in order.
+                start_new_session=True,
+            )
+        self._wait_ready(time.monotonic() + timeout_s)
+        if IMAGE not in self.cri.images():
+            self._import_image()
+
+    def _wait_ready(self, deadline: float) -> None:
+        assert self._process is not None
+        while True:
+            if self._process.poll() is not None:
+                code, self._process = self._process.returncode, None
+                raise RuntimeError(f"containerd ended with {code}:\n{self.log()[-4000:]}")
+            if _accepts(self.socket) and self._serves_cri():
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"containerd did not get ready:\n{self.log()[-4000:]}")
+            time.sleep(0.01)
+
+    def _serves_cri(self) -> bool:
+        # A probe of its own: a channel that failed once waits before it tries again.
+        with CRI(self.socket, self.log_root, timeout_s=5) as probe:
+            try:
+                return probe.ready()
+            except CRIError:
+                return False  # the socket is open before the CRI service is loaded
+
+    def _import_image(self) -> None:
+        archive = self._image_archive or build_image(
+            self.binaries.busybox, self.directory / "image.tar"
+        )
+        # --local: the transfer service knows no unpack platform for a snapshotter that is not
+        # its default.
+        self.ctr("images", "import", "--local", "--snapshotter", self.snapshotter, str(archive))
+        poll(lambda: IMAGE in self.cri.images() or None, f"image {IMAGE} known to CRI")
+
+    def ctr(self, *arguments: str) -> str:
+        """Run ``ctr`` in the namespace of Kubernetes; returns its output."""
+        done = subprocess.run(
+            [
+                str(self.binaries.directory / "ctr"),
+                f"--address={self.socket}",
+                "--namespace=k8s.io",
+                *arguments,
+            ],
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"ctr {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise RuntimeError(f"containerd did not end on {number.name}") from None
+
+    def stop(self) -> None:
+        """SIGTERM; containers go on."""
+        self._end(signal.SIGTERM, 20)
+
+    def kill(self) -> None:
+        """SIGKILL; containers go on."""
+        self._end(signal.SIGKILL, 20)
+
+    def restart(self, *, kill: bool = False) -> None:
+        """Stop (or kill) and start the daemon."""
+        if kill:
+            self.kill()
+        else:
+            self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """End everything this bed started and remove all it made except its directory's logs."""
+        with contextlib.suppress(RuntimeError):
+            self._end(signal.SIGKILL, 20)
+        if self._cri is not None:
+            self._cri.close()
+            self._cri = None
+        self._end_shims()
+        self._unmount()
+        for path in sorted(self._cgroups):
+            cgroups.remove_tree(path)
+        for path in self._own_cgroup_roots:
+            cgroups.remove_if_empty(path)
+        for directory in (self.root, self.state):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    # -- cleaning up -----------------------------------------------------------------------
+
+    def shims(self) -> list[int]:
+        """Process ids of this daemon's shims."""
+        marker = f"-address\0{self.socket}\0".encode()
+        return [pid for pid, command in _commands() if marker in command]
+
+    def _end_shims(self) -> None:
+        shim_sockets = self._shim_sockets()
+        shims = self.shims()
+        # Children first, and not through the daemon: it is dead by now.
+        doomed = [pid for shim in shims for pid in _descendants(shim)] + shims
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        poll(lambda: True if not any(map(_alive, doomed)) else None, "end of the shims")
+        for path in shim_sockets:
+            path.unlink(missing_ok=True)
+
+    def _shim_sockets(self) -> set[Path]:
+        """Sockets of running shims; a killed shim leaves its socket in a shared directory."""
+        found = set()
+        for name in ("address", "bootstrap.json"):
+            for file in self.state.glob(f"io.containerd.runtime.v2.task/*/*/{name}"):
+                with contextlib.suppress(OSError):
+                    text = file.read_text(encoding="utf-8", errors="replace")
+                    found |= {Path(path) for path in re.findall(r"unix://([^\"\s]+)", text)}
+        return {path for path in found if path.parent == _SHIM_SOCKETS}
+
+    def _unmount(self) -> None:
+        # The newest mount first; lazily, because nothing of ours looks at them any more.
+        for target in reversed(_mounts_below(self.state, self.root)):
+            subprocess.run(["umount", "-l", target], check=False, capture_output=True)
+
+
+def _accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _commands() -> Iterator[tuple[int, bytes]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                yield int(entry.name), (entry / "cmdline").read_bytes()
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """(state, parent) of a process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    # The command name in parentheses may hold anything, also blanks and parentheses.
+    state, parent = text.rpartition(")")[2].split()[:2]
+    return state, int(parent)
+
+
+def _alive(pid: int) -> bool:
+    stat = _stat(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (stat := _stat(int(entry.name))) is not None:
+            children.setdefault(stat[1], []).append(int(entry.name))
+    found: list[int] = []
+    wait = [pid]
+    while wait:
+        below = children.get(wait.pop(), [])
+        found += below
+        wait += below
+    return found
+
+
+def _mounts_below(*directories: Path) -> list[str]:
+    """Mount points below these directories, oldest first."""
+    prefixes = tuple(f"{directory.resolve()}/" for directory in directories)
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        # Blanks and the like are octal escapes, \040.
+        target = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), line.split(" ")[4])
+        if target.startswith(prefixes):
+            found.append(target)
+    return found

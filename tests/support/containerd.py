@@ -160,6 +160,7 @@ class Containerd:
         options = f"""
           BinaryName = '{self.binaries.runc}'
           SystemdCgroup = false
+          Root = '{self.state}/runc'
 """
         # The private, empty CNI directories keep the machine's own network out of the bed.
         cni = f"""
@@ -387,8 +388,9 @@ disabled_plugins = [
         return [pid for pid, command in _commands() if marker in command]
 
     def _end_shims(self) -> None:
-        shim_sockets = self._shim_sockets()
         shims = self.shims()
+        # A killed shim leaves its sockets in a directory that all daemons share.
+        shim_sockets = {path for shim in shims for path in _listening(shim)}
         # Children first, and not through the daemon: it is dead by now.
         doomed = [pid for shim in shims for pid in _descendants(shim)] + shims
         for pid in doomed:
@@ -396,17 +398,8 @@ disabled_plugins = [
                 os.kill(pid, signal.SIGKILL)
         poll(lambda: True if not any(map(_alive, doomed)) else None, "end of the shims")
         for path in shim_sockets:
-            path.unlink(missing_ok=True)
-
-    def _shim_sockets(self) -> set[Path]:
-        """Sockets of running shims; a killed shim leaves its socket in a shared directory."""
-        found = set()
-        for name in ("address", "bootstrap.json"):
-            for file in self.state.glob(f"io.containerd.runtime.v2.task/*/*/{name}"):
-                with contextlib.suppress(OSError):
-                    text = file.read_text(encoding="utf-8", errors="replace")
-                    found |= {Path(path) for path in re.findall(r"unix://([^\"\s]+)", text)}
-        return {path for path in found if path.parent == _SHIM_SOCKETS}
+            if path.parent == _SHIM_SOCKETS:
+                path.unlink(missing_ok=True)
 
     def _unmount(self) -> None:
         # The newest mount first; lazily, because nothing of ours looks at them any more.
@@ -457,6 +450,22 @@ def _descendants(pid: int) -> list[int]:
         below = children.get(wait.pop(), [])
         found += below
         wait += below
+    return found
+
+
+def _listening(pid: int) -> set[Path]:
+    """Paths of the unix sockets that a process has bound."""
+    inodes = set()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if match := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
+                    inodes.add(match.group(1))
+    found = set()
+    for line in Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.split(maxsplit=7)  # …, inode, path
+        if len(fields) == 8 and fields[6] in inodes and fields[7].startswith("/"):
+            found.add(Path(fields[7]))
     return found
 
 

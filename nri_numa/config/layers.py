@@ -1,0 +1,359 @@
+"""Puts the configuration together: flags beat environment beats the runtime's text beats file.
+
+A *document* here is the file's own form: nested dictionaries with camelCase keys. Sections are
+merged key by key; everything below a key that is no section (a rule list, ``capacityFactor``) is
+replaced as a whole, so that one layer never leaks half an entry into another.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nri_numa.config.model import AgentConfig
+from nri_numa.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "NRI_NUMA_"
+
+MAX_BYTES = 1 << 20
+"""A configuration is a few KiB; more is the wrong file."""
+
+# The environment names that match flags of ``nri-numa run`` beside the ones made from key paths.
+_SHORT_NAMES = {
+    "NRI_NUMA_NRI_SOCKET": "runtime.nriSocket",
+    "NRI_NUMA_PLUGIN_NAME": "runtime.pluginName",
+    "NRI_NUMA_PLUGIN_INDEX": "runtime.pluginIndex",
+    "NRI_NUMA_HTTP": "http.address",
+}
+# Read by the command line itself, not part of the document.
+_OTHER_NAMES = frozenset({"NRI_NUMA_CONFIG", "NRI_NUMA_API", "NRI_NUMA_TOKEN_FILE"})
+# Kubernetes puts these into every pod beside a Service called nri-numa.
+_SERVICE_LINK = re.compile(r"NRI_NUMA_(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]*)?")
+
+_RESTART = ("apiVersion", "kind", "runtime.", "stateDir", "sysfsRoot", "cgroupRoot", "http.")
+"""Paths that are read once at start; everything else is applied by a reload."""
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One key that is not a section.
+
+    Attributes:
+        path: dotted, as problems name it.
+        default: its built-in value.
+        get: reads it from a configuration.
+    """
+
+    path: str
+    default: object
+    get: Callable[[AgentConfig], object]
+
+
+@functools.cache
+def leaves() -> dict[str, Leaf]:
+    """Every key that is not a section, by dotted path, in the order of the model."""
+
+    def walk(value: msgspec.Struct, path: str, names: tuple[str, ...]) -> Iterator[Leaf]:
+        kind = type(value)
+        for name, key in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
+            child = getattr(value, name)
+            if isinstance(child, msgspec.Struct):
+                yield from walk(child, f"{path}{key}.", (*names, name))
+            else:
+                yield Leaf(f"{path}{key}", child, _getter((*names, name)))
+
+    return {leaf.path: leaf for leaf in walk(AgentConfig(), "", ())}
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[AgentConfig], object]:
+    return lambda config: functools.reduce(getattr, names, config)
+
+
+@functools.cache
+def environment_names() -> dict[str, str]:
+    """Environment name to dotted path: ``NRI_NUMA_HTTP_ADDRESS`` to ``http.address``."""
+    names = {
+        ENVIRONMENT_PREFIX + _snake(path).upper(): path
+        for path in leaves()
+        if path not in ("apiVersion", "kind")
+    }
+    return names | _SHORT_NAMES
+
+
+def _snake(path: str) -> str:
+    # reservedCPUs -> reserved_cpus, distributeAcrossNUMA -> distribute_across_numa
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", path.replace("CPUs", "Cpus"))
+    return words.replace(".", "_")
+
+
+@dataclass(slots=True)
+class Gathered:
+    """A document with where each key came from, and what went wrong on the way.
+
+    Attributes:
+        origins: dotted path to the layer it came from, for keys that are not from the file.
+    """
+
+    document: Document = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def overlay(self, document: Mapping[str, Any], origin: str = "") -> None:
+        """Lay ``document`` over what is there."""
+        self.document = _merge(self.document, document, AgentConfig())
+        if origin:
+            flat = dict(_flatten(document))
+            self.origins.update(dict.fromkeys(flat, origin))
+
+    def set(self, path: str, value: object, origin: str) -> None:
+        """Set one key by its dotted path."""
+        document: Document = {}
+        at = document
+        *sections, key = path.split(".")
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[key] = value
+        self.overlay(document)
+        self.origins[path] = origin
+
+
+def _flatten(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        at = f"{path}{key}"
+        if isinstance(value, Mapping) and at not in leaves():
+            yield from _flatten(value, f"{at}.")
+        else:
+            yield at, value
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any], model: msgspec.Struct) -> Document:
+    """``over`` over ``base``; ``model`` says which keys are sections; null is *not given*."""
+    kind = type(model)
+    names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+    merged = dict(base)
+    for key, value in over.items():
+        if value is None and key in names:
+            continue
+        section = getattr(model, names[key]) if key in names else None
+        if isinstance(section, msgspec.Struct) and isinstance(value, Mapping):
+            below = merged.get(key)
+            merged[key] = _merge(below if isinstance(below, Mapping) else {}, value, section)
+        else:
+            merged[key] = value
+    return merged
+
+
+def parse_text(text: str, source: str) -> Document:
+    """The document of a YAML (or JSON) text.
+
+    Raises:
+        ConfigError: when the text is no mapping of text keys.
+    """
+    if not text.strip():
+        return {}
+    if len(text) > MAX_BYTES:
+        raise ConfigError(source, ["is larger than 1 MiB, expected a configuration file"])
+    from nri_numa.config import yaml_reader
+
+    try:
+        document = yaml_reader.parse(text)
+    except yaml_reader.YAMLProblem as problem:
+        raise ConfigError(source, [str(problem)]) from problem
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(
+            source, [f"is a {type(document).__name__}, expected a mapping such as 'log: {{}}'"]
+        )
+    return document
+
+
+def read_file(path: str) -> Document:
+    """The document of a file.
+
+    Raises:
+        ConfigError: when it cannot be read or is no mapping.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(path, [f"cannot be read: {error.strerror or error}"]) from error
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(path, [f"is not UTF-8: byte {error.start}"]) from error
+    return parse_text(text, path)
+
+
+def _add_environment(gathered: Gathered, env: Mapping[str, str]) -> None:
+    names = environment_names()
+    # Short names are laid first, so that the full name of a key wins over its short one.
+    for name in sorted(env, key=lambda n: (n not in _SHORT_NAMES, n)):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in _OTHER_NAMES:
+            continue
+        path = names.get(name)
+        if path is None:
+            # Names far from every key belong to somebody else and are none of our business.
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+            if near and not _SERVICE_LINK.fullmatch(name):
+                gathered.problems.append(f"environment {name}: unknown, did you mean {near[0]}?")
+            continue
+        text = env[name]
+        value: object = text
+        if not isinstance(leaves()[path].default, str):
+            from nri_numa.config import yaml_reader
+
+            try:
+                value = yaml_reader.parse(text)
+            except yaml_reader.YAMLProblem as problem:
+                gathered.problems.append(f"{path}: {problem} (from environment {name})")
+                continue
+        gathered.set(path, value, f"environment {name}")
+
+
+def gather(
+    path: str | None,
+    env: Mapping[str, str],
+    flags: Mapping[str, object],
+    text: str = "",
+    text_source: str = "the runtime's Configure text",
+) -> Gathered:
+    """All layers on top of one another, unchecked.
+
+    Raises:
+        ConfigError: when the file or the text is no mapping.
+    """
+    gathered = Gathered()
+    if path:
+        gathered.overlay(read_file(path))
+    if text:
+        gathered.overlay(parse_text(text, text_source), text_source)
+    _overlay_bootstrap(gathered, env, flags)
+    return gathered
+
+
+def _overlay_bootstrap(
+    gathered: Gathered, env: Mapping[str, str], flags: Mapping[str, object]
+) -> None:
+    _add_environment(gathered, env)
+    for key, value in flags.items():
+        if value is not None:
+            gathered.set(key, value, "command line")
+
+
+def build(gathered: Gathered, source: str) -> AgentConfig:
+    """The checked configuration of a gathered document.
+
+    Raises:
+        ConfigError: with every problem, structural and semantic.
+    """
+    from nri_numa.config.problems import problems
+
+    found = list(gathered.problems)
+    try:
+        config = msgspec.convert(
+            _text_keys(gathered.document), AgentConfig, strict=True, str_keys=True
+        )
+    except msgspec.ValidationError:
+        # Rare, so the library that lists every error is imported only here.
+        from nri_numa.config.schema import structural_problems
+
+        structural, rest = structural_problems(_text_keys(gathered.document))
+        found += structural
+        if rest is not None:
+            found += problems(rest)
+    else:
+        found += problems(config)
+        if not found:
+            return config
+    raise ConfigError(source, [_with_origin(problem, gathered.origins) for problem in found])
+
+
+def _with_origin(problem: str, origins: Mapping[str, str]) -> str:
+    path = re.split(r"[:\[]", problem, maxsplit=1)[0]
+    while path and path not in origins:
+        path = path.rpartition(".")[0]
+    origin = origins.get(path)
+    return f"{problem} (from {origin})" if origin else problem
+
+
+def _text_keys(value: Any) -> Any:
+    """The same document with text keys only; YAML makes numbers of NUMA node ids."""
+    if isinstance(value, Mapping):
+        return {
+            key if isinstance(key, str) else str(key).lower(): _text_keys(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_text_keys(item) for item in value]
+    return value
+
+
+def load(
+    path: str | None = None,
+    env: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+    *,
+    text: str = "",
+) -> AgentConfig:
+    """Read the configuration: flags over environment over ``text`` over file over defaults.
+
+    Args:
+        path: YAML file, or None for no file.
+        env: environment; names that start with ``NRI_NUMA_`` are read.
+        flags: dotted path to value; None values are flags that were not given.
+        text: what the runtime handed over in its Configure request (drop-in file).
+
+    Raises:
+        ConfigError: with every problem at once.
+    """
+    gathered = gather(path, env or {}, flags or {}, text)
+    return build(gathered, path or "configuration")
+
+
+def merge_text(
+    config: AgentConfig,
+    text: str,
+    env: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> AgentConfig:
+    """``config`` with the text of NRI's Configure request laid over it.
+
+    ``env`` and ``flags`` are laid over once more, because they beat the text.
+
+    Raises:
+        ConfigError: with every problem at once.
+    """
+    source = "the runtime's Configure text"
+    gathered = Gathered(document=effective(config))
+    gathered.overlay(parse_text(text, source), source)
+    _overlay_bootstrap(gathered, env or {}, flags or {})
+    return build(gathered, source)
+
+
+def effective(config: AgentConfig) -> Document:
+    """The whole configuration as a document, defaults included."""
+    document: Document = msgspec.to_builtins(config, str_keys=True)
+    return document
+
+
+def changes(old: AgentConfig, new: AgentConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Paths that differ: those a reload applies, and those that need a restart."""
+    live: list[str] = []
+    restart: list[str] = []
+    for path, leaf in leaves().items():
+        if leaf.get(old) != leaf.get(new):
+            needs_restart = any(
+                path == item or (item.endswith(".") and path.startswith(item)) for item in _RESTART
+            )
+            (restart if needs_restart else live).append(path)
+    return tuple(live), tuple(restart)

@@ -1,0 +1,248 @@
+"""The JSON Schema of the configuration, the commented example, and the list of structural errors.
+
+``python -m nri_numa.config.schema DIRECTORY`` writes ``agent.schema.json`` and ``agent.yaml``; a
+test keeps them fresh.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import functools
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nri_numa.config.model import AgentConfig
+
+_WIDTH = 96
+
+
+@functools.cache
+def schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of the configuration file."""
+    made = msgspec.json.schema(AgentConfig)
+    definitions = made["$defs"]
+    for definition in definitions.values():
+        # msgspec puts the class's docstring there; ours speak to developers.
+        if "properties" in definition:
+            definition.pop("description", None)
+    for name in ("capacityFactor", "reservedMemory"):
+        # JSON has text keys only, and msgspec says nothing about them.
+        definitions["AgentConfig"]["properties"][name]["propertyNames"] = {
+            "pattern": "^[0-9]{1,4}$"
+        }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:nri-numa:v1:AgentConfig",
+        "title": "nri-numa AgentConfig",
+        **made,
+    }
+
+
+def structural_problems(document: Mapping[str, Any]) -> tuple[list[str], AgentConfig | None]:
+    """Every error of form, and the configuration without the offending keys, if one remains."""
+    from jsonschema import Draft202012Validator
+
+    validator = Draft202012Validator(schema())
+    found: list[tuple[tuple[str, ...], str]] = []
+    rest = copy.deepcopy(dict(document))
+    errors = sorted(
+        validator.iter_errors(document), key=lambda e: [str(p) for p in e.absolute_path]
+    )
+    for error in errors:
+        path = list(error.absolute_path)
+        for where, message in _explain(error):
+            found.append((tuple(map(str, where)), f"{dotted(where)}: {message}"))
+            _remove(rest, [*path, where[-1]] if len(where) > len(path) else path)
+    try:
+        config = msgspec.convert(rest, AgentConfig, strict=True, str_keys=True)
+    except msgspec.ValidationError as error:
+        config = None
+        if not found:  # the two must not disagree, but an operator needs a reason in any case
+            found.append(((), f"{error}"))
+    return [message for _, message in found], config
+
+
+def dotted(path: list[Any]) -> str:
+    """``rules[0].set.policy`` for the path of a schema error."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or "document"
+
+
+def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
+    """One problem for each key that the error is about, in our words."""
+    path = list(error.absolute_path)
+    value, rule = error.instance, error.validator
+    shown = _shown(value)
+    if rule == "additionalProperties" and isinstance(error.schema.get("properties"), dict):
+        known = error.schema["properties"]
+        for key in value:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1, cutoff=0.6) or [
+                    name for name in known if name.lower() == key.lower()
+                ]
+                hint = (
+                    f", did you mean {near[0]}?"
+                    if near
+                    else f", expected one of {', '.join(known)}"
+                )
+                yield [*path, key], f"unknown key{hint}"
+    elif "propertyNames" in error.absolute_schema_path:
+        yield [*path, value], "expected the number of a NUMA node as key"
+    elif rule == "required":
+        missing = [name for name in error.validator_value if name not in value]
+        yield path, f"misses {', '.join(missing)}"
+    elif rule in ("enum", "const"):
+        allowed = error.validator_value if rule == "enum" else [error.validator_value]
+        near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=1)
+        hint = f"; did you mean {near[0]}?" if near and len(allowed) > 1 else ""
+        yield path, f"{shown}, expected {_either(allowed)}{hint}"
+    elif rule == "type":
+        yield path, f"{shown}, expected {_TYPES.get(error.validator_value, error.validator_value)}"
+    elif rule == "anyOf":
+        kinds = [_TYPES.get(one.get("type", ""), "a value") for one in error.validator_value]
+        yield path, f"{shown}, expected {' or '.join(kinds)}"
+    elif rule == "minimum":
+        yield path, f"{shown}, expected at least {error.validator_value}"
+    elif rule == "maximum":
+        yield path, f"{shown}, expected at most {error.validator_value}"
+    elif rule == "minLength":
+        yield path, "is empty, expected a text"
+    elif rule == "pattern":
+        yield path, f"{shown}, expected a text without slash and white space"
+    else:
+        yield path, str(error.message)
+
+
+_TYPES = {
+    "string": "a text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+    "null": "nothing",
+}
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    return "nothing" if value is None else json.dumps(value)[:80]
+
+
+def _either(allowed: list[Any]) -> str:
+    *most, last = [str(item) for item in allowed]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _remove(document: Any, path: list[Any]) -> None:
+    """Take the offending key away; a bad list item takes its list along: no index shifts."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    if not path:
+        return
+    at = document
+    for part in path[:-1]:
+        try:
+            at = at[part]
+        except (KeyError, IndexError, TypeError):
+            return
+    if isinstance(at, dict):
+        at.pop(path[-1], None)
+
+
+def example() -> str:
+    """``agent.yaml``: every key with its default and its description, and rules to copy from."""
+    properties = schema()["$defs"]["AgentConfig"]["properties"]
+    lines = [
+        "# Configuration of nri-numa, with every key at its default value.",
+        "# Each key can be left out; an unknown key is an error. Every key has an environment name",
+        "# too: http.address is NRI_NUMA_HTTP_ADDRESS. Flags beat the environment beats this file.",
+        "# `nri-numa check --config FILE` lists every mistake and prints what is in effect.",
+        "# `systemctl reload nri-numa` (SIGHUP) applies changes and names what needs a restart.",
+        "",
+    ]
+    for key, item in properties.items():
+        lines += _example_key(key, item, 0)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _example_key(key: str, item: Mapping[str, Any], indent: int) -> Iterator[str]:
+    pad = " " * indent
+    definition, item = _resolve(item), item
+    description = item.get("description") or definition.get("description", "")
+    if key not in ("apiVersion", "kind"):
+        yield from textwrap.wrap(
+            description, _WIDTH, initial_indent=f"{pad}# ", subsequent_indent=f"{pad}# "
+        )
+        allowed = definition.get("enum")
+        if allowed:
+            yield f"{pad}# One of: {', '.join(sorted(allowed))}."
+    if "properties" in definition:
+        yield f"{pad}{key}:"
+        for name, child in definition["properties"].items():
+            yield from _example_key(name, child, indent + 2)
+    else:
+        default = item.get("default", definition.get("const", definition.get("enum", [""])[0]))
+        text = json.dumps(default) if not isinstance(default, str) or not default else default
+        yield f"{pad}{key}: {text}" if not _needs_quotes(default) else f'{pad}{key}: "{default}"'
+        yield from (f"{pad}# {line}".rstrip() for line in _EXAMPLES.get(key, ()))
+    if indent == 0:
+        yield ""
+
+
+def _needs_quotes(value: object) -> bool:
+    return (
+        isinstance(value, str) and bool(value) and (value[0].isdigit() or value in ("off", "none"))
+    )
+
+
+_EXAMPLES = {
+    "defaults": ["defaults: {policy: best-effort, bind: cpu+mem}"],
+    "capacityFactor": ["capacityFactor: {0: 1.0, 1: 0.5}"],
+    "reservedMemory": ["reservedMemory: {0: 1Gi}"],
+    "reservedCPUs": ["reservedCPUs: 0-1,32-33"],
+    "rules": [
+        "rules:",
+        "  - match:",
+        '      namespaces: [kube-system, "*-infra"]',
+        "    set: {policy: none}",
+        "  - match:",
+        "      labels: {workload: database}",
+        "      qos: [Guaranteed]",
+        "      containers: [server]",
+        "    set: {policy: single-numa-node, cpus: exclusive, smt: full-core}",
+    ],
+}
+
+
+def _resolve(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = item.get("$ref")
+    if reference is None and len(item.get("allOf", ())) == 1:
+        reference = item["allOf"][0].get("$ref")
+    if reference is None:
+        return item
+    resolved: Mapping[str, Any] = schema()["$defs"][reference.rpartition("/")[2]]
+    return resolved
+
+
+def main(directory: str) -> None:
+    """Write the generated files."""
+    target = Path(directory)
+    (target / "agent.schema.json").write_text(json.dumps(schema(), indent=2) + "\n")
+    (target / "agent.yaml").write_text(example())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -145,6 +145,11 @@ class Containerd:
         assert self._process is not None, "containerd is not running"
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        """Whether the daemon's process lives."""
+        return self._process is not None and self._process.poll() is None
+
     def log(self) -> str:
         """Everything the daemon wrote so far."""
         with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,128 @@
+"""Fixtures of the end-to-end tests: private containerds of both series, kept for the session.
+
+Without root, Debian packages or cgroups the tests skip with the reason; where
+``NRI_NUMA_REQUIRE_E2E=1`` is set (CI) they fail instead. Logs of a failed test go to its report,
+and into ``$NRI_NUMA_ARTIFACTS`` if that is set.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.containerd import LABELS, Containerd, find_binaries
+from tests.support.cri import CRI
+from tests.support.testbed import TestbedUnavailable
+
+_FAILED = pytest.StashKey[bool]()
+
+
+def unavailable(error: TestbedUnavailable) -> None:
+    """Skip, or fail where the beds must be there."""
+    if os.environ.get("NRI_NUMA_REQUIRE_E2E") == "1":
+        pytest.fail(f"NRI_NUMA_REQUIRE_E2E=1, but {error}", pytrace=False)
+    pytest.skip(str(error))
+
+
+class Beds:
+    """The daemons of this session, started when first asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._running: dict[str, Containerd] = {}
+        self._missing: dict[str, TestbedUnavailable] = {}
+        self._count = 0
+
+    def get(self, label: str) -> Containerd:
+        """A daemon that runs and serves, without pods.
+
+        Raises:
+            TestbedUnavailable: cannot be had; remembered, so that each test says it at once.
+        """
+        if label in self._missing:
+            raise self._missing[label]
+        bed = self._running.get(label)
+        if bed is None:
+            self._count += 1
+            try:
+                bed = Containerd(find_binaries(label), self._directory / f"{label}-{self._count}")
+                bed.__enter__()
+            except TestbedUnavailable as error:
+                self._missing[label] = error
+                raise
+            self._running[label] = bed
+        return bed
+
+    def drop(self, label: str) -> None:
+        """Give a daemon up; the next test gets a new one."""
+        bed = self._running.pop(label, None)
+        if bed is not None:
+            bed.close()
+
+    def close(self) -> None:
+        """End all daemons."""
+        for label in list(self._running):
+            self.drop(label)
+
+
+@pytest.fixture(scope="session")
+def beds() -> Iterator[Beds]:
+    # Not pytest's own directory: socket paths must stay short.
+    directory = Path(tempfile.mkdtemp(prefix="nri-numa-e2e-"))
+    beds = Beds(directory)
+    try:
+        yield beds
+    finally:
+        beds.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(params=LABELS, ids=lambda label: f"containerd-{label}")
+def containerd(request: pytest.FixtureRequest, beds: Beds) -> Iterator[Containerd]:
+    """A running containerd without pods; each test runs on both series."""
+    label: str = request.param
+    try:
+        bed = beds.get(label)
+    except TestbedUnavailable as error:
+        unavailable(error)
+        raise
+    begin = len(bed.log())
+    yield bed
+    if request.node.stash.get(_FAILED, False):
+        _attach(request.node, f"containerd-{label}.log", bed.log()[begin:])
+    try:
+        if not bed.running:
+            bed.start()
+        bed.cri.remove_all()
+    except Exception:
+        # What the test did to the daemon is not the next test's business.
+        beds.drop(label)
+        raise
+
+
+@pytest.fixture
+def cri(containerd: Containerd) -> CRI:
+    """The client of `containerd`."""
+    return containerd.cri
+
+
+def _attach(node: pytest.Item, name: str, text: str) -> None:
+    node.add_report_section("teardown", name, "\n".join(text.splitlines()[-60:]))
+    artifacts = os.environ.get("NRI_NUMA_ARTIFACTS")
+    if artifacts:
+        directory = Path(artifacts) / node.name.replace("/", "_")
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]  # pluggy's result object
+    if report.failed:
+        item.stash[_FAILED] = True

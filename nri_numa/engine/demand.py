@@ -98,8 +98,8 @@ def demand(
     Whole CPUs of its own get a container that asks for them (``cpus: exclusive``) and, as under
     the kubelet's static policy, one of a Guaranteed pod with a whole number of CPUs, provided that
     anything asks for alignment at all: a policy, or ``smt: full-core | isolate``, which could not
-    be kept on shared CPUs. Where only the configured *default* says ``exclusive``, containers without
-    a whole number share; a pod or a rule that says it is refused instead.
+    be kept on shared CPUs. Where only the configured *default* says ``exclusive``, containers
+    without a whole number share; a pod or a rule that says it is refused instead.
 
     Args:
         pod: for its QoS class.
@@ -109,8 +109,8 @@ def demand(
     """
     resources = container.resources
     notes: list[str] = []
-    request = _request_milli(resources, notes)
-    limit = _limit_milli(resources, notes)
+    request = request_milli(resources, notes)
+    limit = limit_milli(resources, notes)
     milli = limit or request
     exclusive = 0
     # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
@@ -157,8 +157,11 @@ def _not_whole(pod: PodSandbox, container: Container, wishes: Wishes, milli: int
     )
 
 
-def _limit_milli(resources: Resources, notes: list[str]) -> int:
-    """Thousandths of a CPU from quota and period; 0 without a limit."""
+def limit_milli(resources: Resources, notes: list[str]) -> int:
+    """Thousandths of a CPU from quota and period; 0 without a limit.
+
+    What had to be disregarded is added to ``notes``.
+    """
     quota = resources.cpu_quota
     if quota is None or quota in (0, -1):
         return 0
@@ -179,8 +182,10 @@ def _limit_milli(resources: Resources, notes: list[str]) -> int:
     return milli
 
 
-def _request_milli(resources: Resources, notes: list[str]) -> int:
+def request_milli(resources: Resources, notes: list[str]) -> int:
     """Thousandths of a CPU from shares; 0 without a request.
+
+    What had to be disregarded is added to ``notes``.
 
     The kubelet rounds ``milli * 1024 / 1000`` down, so rounding up gives the exact request back.
     """
@@ -194,6 +199,19 @@ def _request_milli(resources: Resources, notes: list[str]) -> int:
         notes.append(f"{shares} CPU shares are above the kernel's {MAX_SHARES} and count as these")
         shares = MAX_SHARES
     return -(-shares * 1000 // SHARES_PER_CPU)
+
+
+def merged(current: Resources, change: Resources) -> Resources:
+    """Put an update on top of what a container has; what the update does not give stays."""
+    return Resources(
+        cpu_shares=current.cpu_shares if change.cpu_shares is None else change.cpu_shares,
+        cpu_quota=current.cpu_quota if change.cpu_quota is None else change.cpu_quota,
+        cpu_period=current.cpu_period if change.cpu_period is None else change.cpu_period,
+        memory_limit=current.memory_limit if change.memory_limit is None else change.memory_limit,
+        hugepages={**current.hugepages, **change.hugepages},
+        cpus=change.cpus or current.cpus,
+        mems=change.mems or current.mems,
+    )
 
 
 def _memory(

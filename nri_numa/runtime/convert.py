@@ -1,0 +1,296 @@
+"""Protobuf ⇄ the engine's types. Beyond this module nobody sees protobuf.
+
+What the runtimes really send differs from the field tables in small ways: names may be missing,
+the QoS class is not told, and an update carries zeros for what it does not change. All of that is
+evened out here. Messages with missing parts give values with missing parts, never an exception.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from nri_numa.engine.answers import ContainerAdjustment, ContainerUpdate
+from nri_numa.engine.demand import limit_milli, request_milli
+from nri_numa.engine.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.errors import LocalProtocolError
+from nri_numa.protocol.pb import nri_pb2 as pb
+
+_CONTAINER_NAME: Final = "io.kubernetes.container.name"
+_POD_NAME: Final = "io.kubernetes.pod.name"
+_POD_NAMESPACE: Final = "io.kubernetes.pod.namespace"
+_POD_UID: Final = "io.kubernetes.pod.uid"
+
+_GUARANTEED_SCORE: Final = -997
+_BEST_EFFORT_SCORE: Final = 1000
+# The kubelet never writes a quota below 1 ms in 100 ms, so small requests and limits differ.
+_MILLI_TOLERANCE: Final = 10
+
+NOTHING_GIVEN: Final = Resources()
+
+
+# --- from the runtime -------------------------------------------------------------------------
+
+
+def pod_from(pod: pb.PodSandbox, container: pb.Container | None = None) -> PodSandbox:
+    """Convert a pod.
+
+    Args:
+        pod: as the runtime sent it; may carry an id and nothing else once it is stopped.
+        container: one of its containers, looked at only where the QoS class cannot be told from
+            the pod's cgroup.
+    """
+    labels = dict(pod.labels)
+    cgroup_parent, resources = "", NOTHING_GIVEN
+    if pod.HasField("linux"):
+        linux = pod.linux
+        cgroup_parent = linux.cgroup_parent
+        if linux.HasField("pod_resources"):
+            resources = resources_from(linux.pod_resources)
+    qos = qos_from_cgroup(cgroup_parent)
+    if qos is None:
+        qos = _infer_qos(resources, container)
+    return PodSandbox(
+        id=pod.id,
+        uid=pod.uid or labels.get(_POD_UID, "") or pod.id,
+        namespace=pod.namespace or labels.get(_POD_NAMESPACE, ""),
+        name=pod.name or labels.get(_POD_NAME, ""),
+        labels=labels,
+        annotations=dict(pod.annotations),
+        qos=qos,
+        runtime_handler=pod.runtime_handler,
+        cgroup_parent=cgroup_parent,
+        resources=resources,
+    )
+
+
+def container_from(container: pb.Container) -> Container:
+    """Convert a container; its name is taken from the label where the runtime leaves it empty."""
+    labels = dict(container.labels)
+    resources, score, cgroups_path = NOTHING_GIVEN, None, ""
+    if container.HasField("linux"):
+        linux = container.linux
+        cgroups_path = linux.cgroups_path
+        if linux.HasField("resources"):
+            resources = resources_from(linux.resources)
+        if linux.HasField("oom_score_adj"):
+            score = linux.oom_score_adj.value
+    return Container(
+        id=container.id,
+        pod_id=container.pod_sandbox_id,
+        name=container.name or labels.get(_CONTAINER_NAME, ""),
+        labels=labels,
+        annotations=dict(container.annotations),
+        resources=resources,
+        oom_score_adj=score,
+        pid=container.pid,
+        cgroups_path=cgroups_path,
+    )
+
+
+def resources_from(resources: pb.LinuxResources, *, update: bool = False) -> Resources:
+    """Convert resources.
+
+    Args:
+        resources: as the runtime sent them.
+        update: they are those of an UpdateContainer request, whose wrappers are always there and
+            where 0 means *not part of this update*.
+    """
+    shares = quota = period = limit = None
+    cpus = mems = ""
+    if resources.HasField("cpu"):
+        cpu = resources.cpu
+        cpus, mems = cpu.cpus, cpu.mems
+        if cpu.HasField("shares"):
+            shares = cpu.shares.value
+        if cpu.HasField("quota"):
+            quota = cpu.quota.value
+        if cpu.HasField("period"):
+            period = cpu.period.value
+    if resources.HasField("memory"):
+        memory = resources.memory
+        if memory.HasField("limit"):
+            limit = memory.limit.value
+    if update:
+        shares, quota, period, limit = shares or None, quota or None, period or None, limit or None
+    hugepages: dict[int, int] = {}
+    for item in resources.hugepage_limits:
+        if item.limit:
+            hugepages[page_size(item.page_size)] = item.limit
+    return Resources(
+        cpu_shares=shares,
+        cpu_quota=quota,
+        cpu_period=period,
+        memory_limit=limit,
+        hugepages=hugepages,
+        cpus=cpus,
+        mems=mems,
+    )
+
+
+_PAGE_SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)i?B?", re.ASCII | re.IGNORECASE)
+_UNIT: Final[Mapping[str, int]] = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def page_size(text: str) -> int:
+    """Bytes of a huge page size such as ``2MB`` (units of 1024); 0 when it is none."""
+    match = _PAGE_SIZE.fullmatch(text)
+    return 0 if match is None else int(match[1]) << _UNIT[match[2].upper()]
+
+
+def qos_from_cgroup(cgroup_parent: str) -> QoSClass | None:
+    """Tell the QoS class from the pod's cgroup; None when the kubelet did not make it.
+
+    The kubelet puts pods under ``kubepods/burstable``, ``kubepods/besteffort`` or, Guaranteed,
+    ``kubepods`` itself; with the systemd driver these are parts of slice names, joined by dashes,
+    and only the last slice may be given.
+    """
+    _, found, below = cgroup_parent.partition("kubepods")
+    if not found:
+        return None
+    if "burstable" in below:
+        return QoSClass.BURSTABLE
+    if "besteffort" in below:
+        return QoSClass.BEST_EFFORT
+    return QoSClass.GUARANTEED
+
+
+def _infer_qos(pod_resources: Resources, container: pb.Container | None) -> QoSClass:
+    """Guess the QoS class of a pod that the kubelet's cgroup tree does not tell.
+
+    First the OOM score, which the kubelet derives from the class; then resources: limits that
+    equal the requests make a Guaranteed pod, any other number a Burstable one.
+    """
+    resources = pod_resources
+    if container is not None and container.HasField("linux"):
+        linux = container.linux
+        if linux.HasField("oom_score_adj"):
+            score = linux.oom_score_adj.value
+            if score == _GUARANTEED_SCORE:
+                return QoSClass.GUARANTEED
+            if score == _BEST_EFFORT_SCORE:
+                return QoSClass.BEST_EFFORT
+            if 2 <= score < _BEST_EFFORT_SCORE:
+                return QoSClass.BURSTABLE
+        if resources == NOTHING_GIVEN and linux.HasField("resources"):
+            resources = resources_from(linux.resources)
+    limit, request = limit_milli(resources, []), request_milli(resources, [])
+    memory = resources.memory_limit or 0
+    if limit and memory > 0 and (not request or abs(limit - request) <= _MILLI_TOLERANCE):
+        return QoSClass.GUARANTEED
+    return QoSClass.BURSTABLE if limit or request or memory > 0 else QoSClass.BEST_EFFORT
+
+
+# --- to the runtime ---------------------------------------------------------------------------
+
+
+def create_response(
+    adjustment: ContainerAdjustment, others: Sequence[ContainerUpdate] = ()
+) -> pb.CreateContainerResponse:
+    """Build the answer to CreateContainer; without changes it is the empty message."""
+    response = pb.CreateContainerResponse(update=updates(others))
+    if adjustment.cpus or adjustment.mems or adjustment.quota is not None:
+        cpu = response.adjust.linux.resources.cpu
+        cpu.cpus = adjustment.cpus
+        cpu.mems = adjustment.mems
+        if adjustment.quota is not None:
+            # -1 is what the kubelet itself sends for containers with exclusive CPUs: runc and
+            # crun pass it on to cgroup v1 and write "max" for cgroup v2. Wrapped 0 would be
+            # written too, and means something else to each of them.
+            cpu.quota.value = adjustment.quota
+    if adjustment.annotations:
+        response.adjust.annotations.update(adjustment.annotations)
+    for key, value in adjustment.env.items():
+        response.adjust.env.add(key=key, value=value)
+    return response
+
+
+def update_response(
+    own: ContainerUpdate | None, others: Sequence[ContainerUpdate] = ()
+) -> pb.UpdateContainerResponse:
+    """Build the answer to UpdateContainer.
+
+    Args:
+        own: what to set over the request for the container itself, field by field; None lets the
+            request through as it is (and spares a containerd bug that loses its swap limit).
+        others: changes to other containers.
+    """
+    every = others if own is None else (own, *others)
+    return pb.UpdateContainerResponse(update=updates(every))
+
+
+def stop_response(others: Sequence[ContainerUpdate] = ()) -> pb.StopContainerResponse:
+    """Build the answer to StopContainer."""
+    return pb.StopContainerResponse(update=updates(others))
+
+
+def synchronize_response(every: Sequence[ContainerUpdate] = ()) -> pb.SynchronizeResponse:
+    """Build the answer to the last slice of Synchronize.
+
+    Failures are always ignored here: CRI-O fails the whole synchronisation for one container that
+    has just gone, and drops us.
+    """
+    response = pb.SynchronizeResponse(update=updates(every))
+    for update in response.update:
+        update.ignore_failure = True
+    return response
+
+
+def updates_request(every: Sequence[ContainerUpdate]) -> pb.UpdateContainersRequest:
+    """Build an unsolicited UpdateContainers request."""
+    return pb.UpdateContainersRequest(update=updates(every))
+
+
+def updates(every: Iterable[ContainerUpdate]) -> list[pb.ContainerUpdate]:
+    """Build updates, one for each container, in the order of first appearance.
+
+    Two updates of one container in one answer would be refused by the runtime as a conflict of
+    the plugin with itself, so they are merged, the later value winning. Empty ones are left out.
+
+    Raises:
+        LocalProtocolError: an update names no container.
+    """
+    by_id: dict[str, ContainerUpdate] = {}
+    for update in every:
+        if not update.container_id:
+            raise LocalProtocolError("a ContainerUpdate without container_id would change nothing")
+        earlier = by_id.get(update.container_id)
+        by_id[update.container_id] = update if earlier is None else _over(earlier, update)
+    return [_update(update) for update in by_id.values() if not update.empty]
+
+
+def _over(earlier: ContainerUpdate, later: ContainerUpdate) -> ContainerUpdate:
+    return replace(
+        later,
+        cpus=later.cpus or earlier.cpus,
+        mems=later.mems or earlier.mems,
+        cpu_quota=earlier.cpu_quota if later.cpu_quota is None else later.cpu_quota,
+        cpu_period=earlier.cpu_period if later.cpu_period is None else later.cpu_period,
+        cpu_shares=earlier.cpu_shares if later.cpu_shares is None else later.cpu_shares,
+        memory_limit=earlier.memory_limit if later.memory_limit is None else later.memory_limit,
+        # One of them being required makes the whole required.
+        ignore_failure=earlier.ignore_failure and later.ignore_failure,
+    )
+
+
+def _update(update: ContainerUpdate) -> pb.ContainerUpdate:
+    message = pb.ContainerUpdate(container_id=update.container_id)
+    if update.ignore_failure:
+        message.ignore_failure = True
+    resources = message.linux.resources
+    cpu = resources.cpu
+    if update.cpus:
+        cpu.cpus = update.cpus
+    if update.mems:
+        cpu.mems = update.mems
+    if update.cpu_quota is not None:
+        cpu.quota.value = update.cpu_quota
+    if update.cpu_period is not None:
+        cpu.period.value = update.cpu_period
+    if update.cpu_shares is not None:
+        cpu.shares.value = update.cpu_shares
+    if update.memory_limit is not None:
+        resources.memory.limit.value = update.memory_limit
+    return message

@@ -1,0 +1,694 @@
+"""The link to the container runtime over NRI: dial, register, answer, reconnect.
+
+`NRILink` owns one connection at a time and one `PluginSession`. It speaks protobuf messages with
+the handler it was given and knows nothing of placement. Handlers are plain functions: they run
+inside `data_received`, one after the other, and the answer is written before the next request is
+parsed. The runtime waits two seconds for an answer and then carries on without it, so a handler
+must be quick and an exception in one must still become an answer.
+
+External mode dials a unix socket for ever, with growing pauses: a container in its grace period
+holds up every registration on the node (containerd#14083), so reconnecting in a tight loop would
+stop pods from starting. Pre-installed mode talks over a descriptor the runtime passed on and ends
+with it; the runtime starts such plugins once and never again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import structlog
+from google.protobuf.message import Message
+
+from nri_numa.errors import AgentError, ConfigError, LocalProtocolError
+from nri_numa.protocol import events as ev
+from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.protocol.session import PluginSession, SessionLimits
+from nri_numa.protocol.versions import (
+    EVENTS_OF_0_2,
+    PLUGIN_EVENTS,
+    Event,
+    PushPath,
+    RuntimeInfo,
+    event_mask,
+    identity_problem,
+    push_path,
+    synchronizes_launched_plugins,
+)
+from nri_numa.runtime.push import PushResult, push_one_shot
+from nri_numa.runtime.transport import Ending, SessionTransport
+
+logger = structlog.get_logger("nri")
+
+DEFAULT_SOCKET: Final = "/var/run/nri/nri.sock"
+DEFAULT_REQUEST_TIMEOUT: Final = 2.0
+"""Seconds a runtime waits for an answer when it does not tell (NRI before 0.7)."""
+
+STABLE_SECONDS: Final = 10.0
+"""A connection that was active this long starts the pauses from the beginning."""
+
+MASK_REFUSED_SECONDS: Final = 1.0
+"""A runtime that closes this soon after our event mask did so because of it."""
+
+SOCKET_POLL_SECONDS: Final = 0.5
+"""How often a pause looks whether the runtime made a new socket."""
+
+
+class LinkState(enum.StrEnum):
+    """Where the link stands."""
+
+    DISCONNECTED = "disconnected"
+    REGISTERING = "registering"
+    CONFIGURED = "configured"
+    """Known to the runtime; Synchronize may wait for a long container stop."""
+    ACTIVE = "active"
+    STOPPED = "stopped"
+
+
+class RequestRefused(Exception):
+    """Raised by a handler to fail the runtime's operation, with this message as its reason."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class RegistrationRefused(AgentError):
+    """The runtime will never accept this plugin as it is; raised out of `NRILink.run`."""
+
+    reason = "RegistrationRefused"
+
+
+class PluginHandler(Protocol):
+    """What the link asks. All methods are synchronous and quick; see `RequestRefused`."""
+
+    def configured(self, info: RuntimeInfo) -> None:
+        """The runtime introduced itself. A refusal here ends `NRILink.run`."""
+        ...
+
+    def synchronize(
+        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
+    ) -> Sequence[pb.ContainerUpdate]:
+        """Take the whole picture of the node; return updates, at most one for each container.
+
+        The link sets `ignore_failure` on them: CRI-O fails the whole exchange otherwise.
+        """
+        ...
+
+    def create_container(self, request: pb.CreateContainerRequest) -> pb.CreateContainerResponse:
+        """Place a container that is about to be created."""
+        ...
+
+    def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:
+        """Judge a change of a container's resources."""
+        ...
+
+    def stop_container(self, request: pb.StopContainerRequest) -> pb.StopContainerResponse:
+        """A container ended or will; ids may be unknown."""
+        ...
+
+    def remove_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
+        """A container is gone; ids may be unknown."""
+        ...
+
+    def post_update_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
+        """A container's resources were changed; it shows the final values."""
+        ...
+
+    def run_pod(self, pod: pb.PodSandbox) -> None:
+        """A pod sandbox runs. Refusing here leaks sandboxes on older runtimes."""
+        ...
+
+    def update_pod(self, request: pb.UpdatePodSandboxRequest) -> None:
+        """The resources of a pod are about to change."""
+        ...
+
+    def stop_pod(self, pod: pb.PodSandbox) -> None:
+        """A pod sandbox was stopped."""
+        ...
+
+    def remove_pod(self, pod: pb.PodSandbox) -> None:
+        """A pod sandbox is gone."""
+        ...
+
+    def replied(self, event_name: str, seconds: float) -> None:
+        """The answer to a request was written; the place for logging and other slow things.
+
+        Args:
+            event_name: ``CreateContainer``, ``Synchronize`` and so on.
+            seconds: from the parsed request to the written answer.
+        """
+        ...
+
+    def link_changed(self, state: LinkState, detail: str) -> None:
+        """The link changed its state."""
+        ...
+
+    def internal_error(self, event_name: str, error: Exception) -> Message | None:
+        """A handler raised; decide the answer.
+
+        Returns:
+            The response of that request, or None for an empty one.
+
+        Raises:
+            RequestRefused: to fail the operation.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preinstalled:
+    """What a runtime tells a plugin it launched."""
+
+    descriptor: int
+    name: str
+    index: str
+
+
+def preinstalled_from_environment(environ: MutableMapping[str, str]) -> Preinstalled | None:
+    """Take over the descriptor of a plugin that the runtime launched.
+
+    The three variables are removed and the descriptor is made close-on-exec, so that no child
+    process inherits either.
+
+    Args:
+        environ: usually ``os.environ``; changed.
+
+    Returns:
+        None when this process was not launched by a runtime.
+
+    Raises:
+        ConfigError: NRI_PLUGIN_SOCKET is set and is not an open descriptor, or name or index is
+            missing or malformed.
+    """
+    text = environ.get("NRI_PLUGIN_SOCKET")
+    if text is None:
+        return None
+    del environ["NRI_PLUGIN_SOCKET"]
+    name = environ.pop("NRI_PLUGIN_NAME", "")
+    index = environ.pop("NRI_PLUGIN_IDX", "")
+    problems = []
+    if (problem := identity_problem(name, index)) is not None:
+        problems.append(f"NRI_PLUGIN_NAME, NRI_PLUGIN_IDX: {problem}")
+    descriptor = -1
+    try:
+        descriptor = int(text)
+        os.set_inheritable(descriptor, False)
+    except (ValueError, OverflowError, OSError) as error:
+        problems.append(
+            f"NRI_PLUGIN_SOCKET: {text!r} is no open file descriptor ({error}); expected what the"
+            " runtime sets when it launches a plugin"
+        )
+    if problems:
+        raise ConfigError("environment", problems)
+    return Preinstalled(descriptor=descriptor, name=name, index=index)
+
+
+def backoff_delays(
+    rng: random.Random, *, first: float = 1.0, ceiling: float = 30.0, jitter: float = 0.1
+) -> Iterator[float]:
+    """Yield the pauses between attempts: 1, 2, 4, 8, 16, 30, 30 … seconds and a bit.
+
+    Args:
+        rng: source of the jitter, which keeps plugins of many nodes from moving in step.
+        first: the first pause in seconds.
+        ceiling: the longest pause before jitter.
+        jitter: up to this share of a pause is added to it.
+    """
+    delay = first
+    while True:
+        yield delay * (1 + jitter * rng.random())
+        delay = min(delay * 2, ceiling)
+
+
+class NRILink:
+    """A plugin's connection to its runtime, kept up for ever.
+
+    Attributes:
+        runtime: what the runtime said of itself at the last Configure; None before.
+    """
+
+    def __init__(
+        self,
+        handler: PluginHandler,
+        *,
+        name: str,
+        index: str,
+        socket_path: str = DEFAULT_SOCKET,
+        descriptor: int | None = None,
+        events: int = PLUGIN_EVENTS,
+        rng: random.Random | None = None,
+        delays: Callable[[], Iterator[float]] | None = None,
+        registration_wait: float = 60.0,
+        push_interval: float = 1.0,
+        push_timeout: float = 10.0,
+        limits: SessionLimits | None = None,
+    ) -> None:
+        """Make a link; nothing happens before `run`.
+
+        Args:
+            handler: answers the requests.
+            name: plugin name without index.
+            index: two digits; plugins are asked in ascending order.
+            socket_path: where the runtime listens; also used for one-shot pushes.
+            descriptor: of a connected socket, for a plugin the runtime launched; None to dial.
+            events: mask of wanted events, reduced to what the runtime knows.
+            rng: for the jitter of the pauses.
+            delays: makes the sequence of pauses; `backoff_delays` over `rng` if None.
+            registration_wait: seconds for a registration. Long, because runtimes take connections
+                one at a time and give every silent one five seconds.
+            push_interval: least seconds between two pushes.
+            push_timeout: seconds one push may take.
+            limits: of a collected Synchronize.
+
+        Raises:
+            ConfigError: the name or the index is malformed.
+        """
+        if (problem := identity_problem(name, index)) is not None:
+            raise ConfigError("plugin identity", [problem])
+        self._handler = handler
+        self._name = name
+        self._index = index
+        self._socket_path = socket_path
+        self._descriptor = descriptor
+        self._wanted = events
+        jitter = rng if rng is not None else random.Random()  # noqa: S311 - no secret
+        self._delays = delays if delays is not None else lambda: backoff_delays(jitter)
+        self._registration_wait = registration_wait
+        self._push_interval = push_interval
+        self._push_timeout = push_timeout
+        self._limits = limits
+
+        self.runtime: RuntimeInfo | None = None
+        self._state = LinkState.DISCONNECTED
+        self._told: tuple[LinkState, str] | None = None
+        self._session: PluginSession | None = None
+        self._connection: SessionTransport[ev.PluginEvent] | None = None
+        self._registration_timer: asyncio.TimerHandle | None = None
+        self._fatal: RegistrationRefused | None = None
+        self._active_since: float | None = None
+        self._handling = False
+        # The mask of this connection and when it was sent; 0 before and once it was accepted.
+        self._mask = 0
+        self._mask_sent = 0.0
+        # A runtime that hung up right after our mask: it knows fewer events than its version
+        # suggests, so it is asked only for the oldest from then on.
+        self._distrusted: RuntimeInfo | None = None
+        self._updates: dict[int, asyncio.Future[ev.UpdateContainersAnswered]] = {}
+        self._push_lock = asyncio.Lock()
+        self._last_push = -push_interval
+
+    @property
+    def state(self) -> LinkState:
+        """Where the link stands."""
+        return self._state
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled; in pre-installed mode until the runtime closes it.
+
+        Raises:
+            RegistrationRefused: the runtime will never accept this plugin.
+        """
+        try:
+            if self._descriptor is not None:
+                await self._serve_descriptor(self._descriptor)
+            else:
+                await self._dial_for_ever()
+        finally:
+            self._change(LinkState.STOPPED, "")
+
+    def push(self, updates: Sequence[pb.ContainerUpdate]) -> Coroutine[Any, Any, PushResult]:
+        """Send updates that no request asked for; await the result.
+
+        The way is chosen by the runtime's version (`versions.push_path`). Pushes are serialised and
+        kept apart by `push_interval`.
+
+        Args:
+            updates: at most one for each container, applied in order, best effort.
+
+        Raises:
+            LocalProtocolError: called from inside a handler. The runtime holds, until the handler's
+                answer, the very lock this needs.
+        """
+        if self._handling:
+            raise LocalProtocolError("push() from inside a handler would block the runtime")
+        return self._push(tuple(updates))
+
+    # ------------------------------------------------------------------ connecting
+
+    async def _serve_descriptor(self, descriptor: int) -> None:
+        try:
+            sock = socket.socket(fileno=descriptor)
+        except OSError as error:
+            raise ConfigError(
+                "environment",
+                [f"NRI_PLUGIN_SOCKET: descriptor {descriptor} is no socket ({error.strerror})"],
+            ) from error
+        await self._serve(sock)
+
+    async def _dial_for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        delays = self._delays()
+        while True:
+            before = _socket_identity(self._socket_path)
+            ending = await self._serve(None)
+            if (
+                self._active_since is not None
+                and loop.time() - self._active_since >= STABLE_SECONDS
+            ):
+                delays = self._delays()
+            self._active_since = None
+            self._change(LinkState.DISCONNECTED, ending.detail)
+            await self._pause(next(delays), before)
+
+    async def _pause(self, delay: float, before: tuple[int, int] | None) -> None:
+        """Wait, but not longer than until the runtime has made a new socket."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + delay
+        while (left := end - loop.time()) > 0:
+            await asyncio.sleep(min(left, SOCKET_POLL_SECONDS))
+            now = _socket_identity(self._socket_path)
+            if now is not None and now != before:
+                return
+
+    async def _serve(self, sock: socket.socket | None) -> Ending:
+        """Serve one connection until it ends."""
+        loop = asyncio.get_running_loop()
+        session = PluginSession(limits=self._limits)
+        connection: SessionTransport[ev.PluginEvent] = SessionTransport(session, self._on_event)
+        try:
+            if sock is None:
+                await loop.create_unix_connection(lambda: connection, self._socket_path)
+            else:
+                await loop.create_unix_connection(lambda: connection, sock=sock)
+        except OSError as error:
+            return Ending(detail=f"{self._socket_path}: {error.strerror or error}", error=error)
+        self._session, self._connection = session, connection
+        self._change(LinkState.REGISTERING, self._socket_path if sock is None else "inherited")
+        self._registration_timer = loop.call_later(
+            self._registration_wait,
+            connection.close,
+            f"no answer to the registration within {self._registration_wait:g} s",
+        )
+        try:
+            session.register(self._name, self._index)
+            connection.flush()
+            ending = await connection.wait_closed()
+        finally:
+            self._cancel_registration_timer()
+            self._session = self._connection = None
+            for future in self._updates.values():
+                future.cancel()
+            self._updates.clear()
+            await connection.aclose("stopped")
+        if self._hung_up_on_mask(ending):
+            self._distrusted = self.runtime
+        if self._fatal is not None:
+            raise self._fatal
+        return ending
+
+    def _cancel_registration_timer(self) -> None:
+        if self._registration_timer is not None:
+            self._registration_timer.cancel()
+            self._registration_timer = None
+
+    def _hung_up_on_mask(self, ending: Ending) -> bool:
+        """Tell whether the runtime closed because it did not know an event we asked for."""
+        return (
+            self._mask & ~EVENTS_OF_0_2 != 0
+            and ending.error is None
+            and asyncio.get_running_loop().time() - self._mask_sent < MASK_REFUSED_SECONDS
+        )
+
+    # ------------------------------------------------------------------ answering
+
+    def _on_event(self, event: ev.PluginEvent) -> None:
+        """Answer one event of the session; called by the transport."""
+        handler = self._handler
+        match event:
+            case ev.CreateContainerRequested(stream, create):
+                self._answer(stream, "CreateContainer", lambda: handler.create_container(create))
+            case ev.UpdateContainerRequested(stream, update):
+                self._answer(stream, "UpdateContainer", lambda: handler.update_container(update))
+            case ev.StopContainerRequested(stream, stop):
+                self._answer(stream, "StopContainer", lambda: handler.stop_container(stop))
+            case ev.ContainerEvent(stream, kind, pod, container):
+                self._answer(
+                    stream, kind.method, lambda: self._container_event(kind, pod, container)
+                )
+            case ev.PodEvent(stream, kind, pod):
+                self._answer(stream, kind.method, lambda: self._pod_event(kind, pod))
+            case ev.UpdatePodSandboxRequested(stream, change):
+                self._answer(stream, "UpdatePodSandbox", lambda: handler.update_pod(change))
+            case ev.SynchronizeRequested():
+                self._synchronize(event)
+            case ev.ConfigureRequested():
+                self._configure(event)
+            case ev.ValidateRequested(stream) | ev.ShutdownRequested(stream):
+                # Not subscribed to the first; the second is followed by the end of the socket.
+                self._answer(stream, type(event).__name__.removesuffix("Requested"), _nothing)
+            case ev.UpdateContainersAnswered():
+                future = self._updates.pop(event.stream, None)
+                if future is not None and not future.done():
+                    future.set_result(event)
+            case ev.RegistrationRefused(status):
+                # Seen for a bad index or name, which repeats for ever; anything else may pass.
+                if "invalid" in status.message:
+                    self._fatal = RegistrationRefused(
+                        f"the runtime refuses plugin {self._index}-{self._name}: {status}"
+                    )
+                self._close(f"registration refused: {status}")
+            case ev.Registered():
+                pass
+
+    def _answer(
+        self, stream: int, name: str, handle: Callable[[], Message | None]
+    ) -> RequestRefused | None:
+        """Run a handler and write its answer, whatever happens in it.
+
+        Returns:
+            The refusal, if the handler refused.
+        """
+        session = self._session
+        if session is None or self._connection is None:
+            return None  # closed by ourselves while events of the same packet were waiting
+        started = time.perf_counter()
+        refusal: RequestRefused | None = None
+        response: Message | None = None
+        self._handling = True
+        try:
+            response = handle()
+        except RequestRefused as refused:
+            refusal = refused
+        except Exception as error:
+            response, refusal = self._after_error(name, error)
+        finally:
+            self._handling = False
+        if refusal is not None:
+            session.refuse(stream, refusal.message)
+        else:
+            try:
+                session.reply(stream, response)
+            except LocalProtocolError as error:  # over 4 MiB
+                logger.error("answer dropped", event_name=name, error=str(error))
+                session.reply(stream)
+        self._connection.flush()
+        try:
+            self._handler.replied(name, time.perf_counter() - started)
+        except Exception:
+            logger.exception("replied hook failed", event_name=name)
+        return refusal
+
+    def _after_error(
+        self, name: str, error: Exception
+    ) -> tuple[Message | None, RequestRefused | None]:
+        """Ask the handler what an unexpected exception means; an empty answer when that fails."""
+        try:
+            return self._handler.internal_error(name, error), None
+        except RequestRefused as refused:
+            return None, refused
+        except Exception:
+            logger.exception("internal_error hook failed", event_name=name)
+            return None, None
+
+    def _container_event(
+        self, event: Event, pod: pb.PodSandbox, container: pb.Container
+    ) -> Message | None:
+        if event is Event.REMOVE_CONTAINER:
+            self._handler.remove_container(pod, container)
+        elif event is Event.POST_UPDATE_CONTAINER:
+            self._handler.post_update_container(pod, container)
+        return None
+
+    def _pod_event(self, event: Event, pod: pb.PodSandbox) -> Message | None:
+        if event is Event.RUN_POD_SANDBOX:
+            self._handler.run_pod(pod)
+        elif event is Event.STOP_POD_SANDBOX:
+            self._handler.stop_pod(pod)
+        elif event is Event.REMOVE_POD_SANDBOX:
+            self._handler.remove_pod(pod)
+        return None
+
+    def _configure(self, event: ev.ConfigureRequested) -> None:
+        self._cancel_registration_timer()
+        info = event.info
+        wanted = self._wanted & EVENTS_OF_0_2 if info == self._distrusted else self._wanted
+
+        def configure() -> pb.ConfigureResponse:
+            try:
+                mask = event_mask(info, wanted)
+            except ValueError as error:
+                raise RequestRefused(str(error)) from error
+            try:
+                self._handler.configured(info)
+            except RequestRefused:
+                raise
+            except Exception as error:
+                # Whatever the hook says, the mask must be right: zero would mean everything.
+                _, refusal = self._after_error("Configure", error)
+                if refusal is not None:
+                    raise refusal from error
+            self._mask = mask
+            return pb.ConfigureResponse(events=mask)
+
+        self.runtime = info
+        refusal = self._answer(event.stream, "Configure", configure)
+        if refusal is not None:
+            self._fatal = RegistrationRefused(f"configuration refused: {refusal.message}")
+            self._close(f"configuration refused: {refusal.message}")
+            return
+        self._mask_sent = asyncio.get_running_loop().time()
+        described = f"{info.name} {info.version} (NRI {info.nri_version or 'before 0.12'})"
+        if self._descriptor is not None and not synchronizes_launched_plugins(info):
+            self._change(
+                LinkState.ACTIVE,
+                f"{described}, which does not tell launched plugins what runs already",
+            )
+        else:
+            self._change(LinkState.CONFIGURED, described)
+
+    def _synchronize(self, event: ev.SynchronizeRequested) -> None:
+        self._mask = 0  # accepted
+        started = time.perf_counter()
+
+        def synchronize() -> pb.SynchronizeResponse:
+            updates = self._handler.synchronize(event.pods, event.containers)
+            response = pb.SynchronizeResponse(update=updates)
+            for update in response.update:
+                update.ignore_failure = True
+            return response
+
+        refusal = self._answer(event.stream, "Synchronize", synchronize)
+        if refusal is not None:
+            # Runtimes before NRI 0.7 would keep this connection open and never use it.
+            self._close(f"synchronisation refused: {refusal.message}")
+            return
+        seconds = time.perf_counter() - started
+        told = self.runtime.request_timeout if self.runtime is not None else 0.0
+        limit = told or DEFAULT_REQUEST_TIMEOUT
+        if seconds > limit:
+            # The runtime has given up; before NRI 0.7 it does so without hanging up.
+            self._close(f"synchronisation took {seconds:.1f} s, the runtime waits {limit:g} s")
+            return
+        self._active_since = asyncio.get_running_loop().time()
+        self._change(
+            LinkState.ACTIVE, f"{len(event.pods)} pods, {len(event.containers)} containers"
+        )
+
+    def _close(self, detail: str) -> None:
+        if self._connection is not None:
+            self._connection.close(detail)
+
+    def _change(self, state: LinkState, detail: str) -> None:
+        if (state, detail) == self._told:
+            return  # the same failure again: said once
+        self._told = (state, detail)
+        self._state = state
+        logger.info("link", state=state.value, detail=detail)
+        try:
+            self._handler.link_changed(state, detail)
+        except Exception:
+            logger.exception("link_changed hook failed")
+
+    # ------------------------------------------------------------------ pushing
+
+    async def _push(self, updates: tuple[pb.ContainerUpdate, ...]) -> PushResult:
+        loop = asyncio.get_running_loop()
+        called = loop.time()
+        path = push_path(self.runtime) if self.runtime is not None else PushPath.NONE
+        if not updates:
+            return PushResult(ok=True, path=path)
+        failed: tuple[pb.ContainerUpdate, ...] = ()
+        async with self._push_lock:
+            wait = self._last_push + self._push_interval - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            # Looked at after every wait: the link may have broken, or another runtime come up.
+            path = push_path(self.runtime) if self.runtime is not None else PushPath.NONE
+            if self._state is not LinkState.ACTIVE:
+                detail = f"the link is {self._state.value}"
+            elif path is PushPath.NONE:
+                detail = "no way to push is safe on this runtime (NRI before 0.6.1)"
+            else:
+                try:
+                    if path is PushPath.UPDATE_CONTAINERS:
+                        detail, failed = await self._update_containers(updates)
+                    else:
+                        detail = await push_one_shot(
+                            updates,
+                            socket_path=self._socket_path,
+                            name=f"{self._name}-push",
+                            index=self._index,
+                            timeout=self._push_timeout,
+                            limits=self._limits,
+                        )
+                finally:
+                    self._last_push = loop.time()
+        result = PushResult(
+            ok=not detail, path=path, detail=detail, failed=failed, seconds=loop.time() - called
+        )
+        if not result.ok:
+            logger.warning("push failed", path=path.value, detail=detail, updates=len(updates))
+        return result
+
+    async def _update_containers(
+        self, updates: Sequence[pb.ContainerUpdate]
+    ) -> tuple[str, tuple[pb.ContainerUpdate, ...]]:
+        session, connection = self._session, self._connection
+        if session is None or connection is None:
+            return "the link broke", ()
+        stream = session.update_containers(updates, timeout=self._push_timeout)
+        answer = asyncio.get_running_loop().create_future()
+        self._updates[stream] = answer
+        connection.flush()
+        try:
+            done, _ = await asyncio.wait({answer}, timeout=self._push_timeout)
+        finally:
+            self._updates.pop(stream, None)
+            session.forget(stream)
+        if not done:
+            return f"no answer within {self._push_timeout:g} s", ()
+        if answer.cancelled():
+            return "the link broke before the answer came", ()
+        event: ev.UpdateContainersAnswered = answer.result()
+        return ("" if event.status is None else str(event.status)), tuple(event.failed)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _socket_identity(path: str) -> tuple[int, int] | None:
+    """Return what tells one socket file from its successor; None while there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns

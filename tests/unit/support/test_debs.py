@@ -1,4 +1,4 @@
-"""The package cache of the test beds: finding the archive, choosing versions, half-written caches."""
+"""The package cache of the test beds: finding the archive, choosing versions, broken caches."""
 
 from __future__ import annotations
 

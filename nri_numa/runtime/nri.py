@@ -15,19 +15,17 @@ with it; the runtime starts such plugins once and never again.
 from __future__ import annotations
 
 import asyncio
-import enum
 import os
 import random
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final
 
 import structlog
 from google.protobuf.message import Message
 
-from nri_numa.errors import AgentError, ConfigError, LocalProtocolError
+from nri_numa.errors import ConfigError, LocalProtocolError
 from nri_numa.protocol import events as ev
 from nri_numa.protocol.pb import nri_pb2 as pb
 from nri_numa.protocol.session import PluginSession, SessionLimits
@@ -42,8 +40,28 @@ from nri_numa.protocol.versions import (
     push_path,
     synchronizes_launched_plugins,
 )
+from nri_numa.runtime.handler import (
+    LinkState,
+    PluginHandler,
+    RegistrationRefused,
+    RequestRefused,
+)
+from nri_numa.runtime.preinstalled import Preinstalled, preinstalled_from_environment
 from nri_numa.runtime.push import PushResult, push_one_shot
 from nri_numa.runtime.transport import Ending, SessionTransport
+
+__all__ = [
+    "DEFAULT_SOCKET",
+    "LinkState",
+    "NRILink",
+    "PluginHandler",
+    "Preinstalled",
+    "PushResult",
+    "RegistrationRefused",
+    "RequestRefused",
+    "backoff_delays",
+    "preinstalled_from_environment",
+]
 
 logger = structlog.get_logger("nri")
 
@@ -59,156 +77,6 @@ MASK_REFUSED_SECONDS: Final = 1.0
 
 SOCKET_POLL_SECONDS: Final = 0.5
 """How often a pause looks whether the runtime made a new socket."""
-
-
-class LinkState(enum.StrEnum):
-    """Where the link stands."""
-
-    DISCONNECTED = "disconnected"
-    REGISTERING = "registering"
-    CONFIGURED = "configured"
-    """Known to the runtime; Synchronize may wait for a long container stop."""
-    ACTIVE = "active"
-    STOPPED = "stopped"
-
-
-class RequestRefused(Exception):
-    """Raised by a handler to fail the runtime's operation, with this message as its reason."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-
-class RegistrationRefused(AgentError):
-    """The runtime will never accept this plugin as it is; raised out of `NRILink.run`."""
-
-    reason = "RegistrationRefused"
-
-
-class PluginHandler(Protocol):
-    """What the link asks. All methods are synchronous and quick; see `RequestRefused`."""
-
-    def configured(self, info: RuntimeInfo) -> None:
-        """The runtime introduced itself. A refusal here ends `NRILink.run`."""
-        ...
-
-    def synchronize(
-        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
-    ) -> Sequence[pb.ContainerUpdate]:
-        """Take the whole picture of the node; return updates, at most one for each container.
-
-        The link sets `ignore_failure` on them: CRI-O fails the whole exchange otherwise.
-        """
-        ...
-
-    def create_container(self, request: pb.CreateContainerRequest) -> pb.CreateContainerResponse:
-        """Place a container that is about to be created."""
-        ...
-
-    def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:
-        """Judge a change of a container's resources."""
-        ...
-
-    def stop_container(self, request: pb.StopContainerRequest) -> pb.StopContainerResponse:
-        """A container ended or will; ids may be unknown."""
-        ...
-
-    def remove_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
-        """A container is gone; ids may be unknown."""
-        ...
-
-    def post_update_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
-        """A container's resources were changed; it shows the final values."""
-        ...
-
-    def run_pod(self, pod: pb.PodSandbox) -> None:
-        """A pod sandbox runs. Refusing here leaks sandboxes on older runtimes."""
-        ...
-
-    def update_pod(self, request: pb.UpdatePodSandboxRequest) -> None:
-        """The resources of a pod are about to change."""
-        ...
-
-    def stop_pod(self, pod: pb.PodSandbox) -> None:
-        """A pod sandbox was stopped."""
-        ...
-
-    def remove_pod(self, pod: pb.PodSandbox) -> None:
-        """A pod sandbox is gone."""
-        ...
-
-    def replied(self, event_name: str, seconds: float) -> None:
-        """The answer to a request was written; the place for logging and other slow things.
-
-        Args:
-            event_name: ``CreateContainer``, ``Synchronize`` and so on.
-            seconds: from the parsed request to the written answer.
-        """
-        ...
-
-    def link_changed(self, state: LinkState, detail: str) -> None:
-        """The link changed its state."""
-        ...
-
-    def internal_error(self, event_name: str, error: Exception) -> Message | None:
-        """A handler raised; decide the answer.
-
-        Returns:
-            The response of that request, or None for an empty one.
-
-        Raises:
-            RequestRefused: to fail the operation.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preinstalled:
-    """What a runtime tells a plugin it launched."""
-
-    descriptor: int
-    name: str
-    index: str
-
-
-def preinstalled_from_environment(environ: MutableMapping[str, str]) -> Preinstalled | None:
-    """Take over the descriptor of a plugin that the runtime launched.
-
-    The three variables are removed and the descriptor is made close-on-exec, so that no child
-    process inherits either.
-
-    Args:
-        environ: usually ``os.environ``; changed.
-
-    Returns:
-        None when this process was not launched by a runtime.
-
-    Raises:
-        ConfigError: NRI_PLUGIN_SOCKET is set and is not an open descriptor, or name or index is
-            missing or malformed.
-    """
-    text = environ.get("NRI_PLUGIN_SOCKET")
-    if text is None:
-        return None
-    del environ["NRI_PLUGIN_SOCKET"]
-    name = environ.pop("NRI_PLUGIN_NAME", "")
-    index = environ.pop("NRI_PLUGIN_IDX", "")
-    problems = []
-    if (problem := identity_problem(name, index)) is not None:
-        problems.append(f"NRI_PLUGIN_NAME, NRI_PLUGIN_IDX: {problem}")
-    descriptor = -1
-    try:
-        descriptor = int(text)
-        os.set_inheritable(descriptor, False)
-    except (ValueError, OverflowError, OSError) as error:
-        problems.append(
-            f"NRI_PLUGIN_SOCKET: {text!r} is no open file descriptor ({error}); expected what the"
-            " runtime sets when it launches a plugin"
-        )
-    if problems:
-        raise ConfigError("environment", problems)
-    return Preinstalled(descriptor=descriptor, name=name, index=index)
 
 
 def backoff_delays(

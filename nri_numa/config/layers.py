@@ -37,7 +37,16 @@ _OTHER_NAMES = frozenset({"NRI_NUMA_CONFIG", "NRI_NUMA_API", "NRI_NUMA_TOKEN_FIL
 # Kubernetes puts these into every pod beside a Service called nri-numa.
 _SERVICE_LINK = re.compile(r"NRI_NUMA_(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]*)?")
 
-_RESTART = ("apiVersion", "kind", "runtime.", "stateDir", "sysfsRoot", "cgroupRoot", "http.")
+_RESTART = (
+    "apiVersion",
+    "kind",
+    "runtime.",
+    "stateDir",
+    "sysfsRoot",
+    "cgroupRoot",
+    "http.",
+    "log.file",
+)
 """Paths that are read once at start; everything else is applied by a reload."""
 
 Document = dict[str, Any]

@@ -111,6 +111,13 @@ class Log(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
         LogLevel.INFO
     )
     format: Annotated[LogFormat, Meta(description="logfmt (key=value) or json.")] = LogFormat.LOGFMT
+    file: Annotated[
+        str,
+        Meta(
+            description="File to append to instead of standard error. A plugin that the runtime "
+            "launched has no standard error and writes to the journal without this."
+        ),
+    ] = ""
 
 
 class Reconcile(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):

@@ -1,0 +1,334 @@
+"""Structured log lines: ``key=value`` (logfmt) or JSON, one event per line.
+
+Every line of one request carries the same ``op`` id; `operation` binds it. Values come from pods
+and are not trusted: whatever could end a line, move a cursor or reorder text is escaped, so that a
+line in a terminal says what it says.
+
+A line costs nothing below the threshold, and its text is made after the reply has left: `setup`
+with a loop puts finished events into a queue that the loop empties in its next round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import socket
+import stat
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Protocol, TextIO
+
+_RICH = "rich" in sys.modules
+if not _RICH:
+    # structlog imports rich for its console renderer whenever it is installed: 5 MiB and 80 ms for
+    # something this program never shows.
+    sys.modules["rich"] = None  # type: ignore[assignment]  # the documented way to block an import
+try:
+    from structlog import BoundLoggerBase
+finally:
+    if not _RICH:
+        del sys.modules["rich"]
+
+DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
+LEVELS = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR}
+
+MAX_VALUE = 4096
+"""Characters of one value; a longer one is cut and says so."""
+
+_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
+_BARE = re.compile(r"[A-Za-z0-9_./:@%+,\-*()\[\]{}<>|~^!?]+", re.ASCII)
+_JOURNAL_SOCKET = "/run/systemd/journal/socket"
+
+Event = dict[str, Any]
+
+_bound: ContextVar[Mapping[str, object]] = ContextVar(
+    "bound",
+    default=MappingProxyType({}),  # read-only
+)
+
+
+class _Settings:
+    """The one switch that every logger looks at; replaced by `setup`."""
+
+    threshold: int = INFO
+
+
+class _Scheduler(Protocol):
+    def call_soon(self, callback: Callable[[], object], /) -> object: ...
+
+
+class Logger(BoundLoggerBase):
+    """Writes events with fields; the level is looked at before anything else happens."""
+
+    def debug(self, event: str, **fields: object) -> None:
+        """Something only a developer wants to follow."""
+        if _Settings.threshold <= DEBUG:
+            self._proxy_to_logger("debug", event, **fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        """Something an operator may want to know: decisions and changes of state."""
+        if _Settings.threshold <= INFO:
+            self._proxy_to_logger("info", event, **fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Something works less well than it should."""
+        if _Settings.threshold <= WARNING:
+            self._proxy_to_logger("warning", event, **fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        """A request failed."""
+        self._proxy_to_logger("error", event, **fields)
+
+    def exception(self, event: str, **fields: object) -> None:
+        """A request failed by an unexpected exception; its traceback is part of the line."""
+        error = sys.exc_info()[1]
+        if error is not None:
+            fields = {
+                **fields,
+                "error": f"{type(error).__name__}: {error}",
+                "traceback": "".join(traceback.format_exception(error)).rstrip(),
+            }
+        self._proxy_to_logger("error", event, **fields)
+
+
+class _Sink:
+    """Where events go: rendered at once, or in the loop's next round when there is a loop."""
+
+    def __init__(self) -> None:
+        self.render: Callable[[Event], str] = render_logfmt
+        self.write: Callable[[str, str], None] = _stderr_writer(sys.stderr, journal=False)
+        self.loop: _Scheduler | None = None
+        self.queue: deque[Event] = deque()
+
+    def emit(self, event: Event) -> None:
+        if self.loop is None:
+            self._put(event)
+            return
+        self.queue.append(event)
+        if len(self.queue) == 1:
+            self.loop.call_soon(self.flush)
+
+    debug = info = warning = error = emit
+
+    def flush(self) -> None:
+        while self.queue:
+            self._put(self.queue.popleft())
+
+    def _put(self, event: Event) -> None:
+        # A full disk or a closed terminal must not be the reason why a container does not start.
+        with contextlib.suppress(OSError, ValueError):
+            self.write(event["level"], self.render(event))
+
+
+def _stamp(
+    _logger: object, level: str, event: MutableMapping[str, Any]
+) -> tuple[tuple[Event], dict[str, object]]:
+    """Structlog's last processor: puts the line's head before its fields."""
+    line: Event = {
+        "time": datetime.now(UTC),  # noqa: TID251  # the log is where the clock belongs
+        "level": level,
+        "msg": event.pop("event"),
+    }
+    line.update(_bound.get())
+    line.update(event)
+    return (line,), {}
+
+
+_sink = _Sink()
+
+
+def get_logger(component: str) -> Logger:
+    """A logger whose lines carry ``component``."""
+    return Logger(_sink, [_stamp], {"component": component})
+
+
+@contextlib.contextmanager
+def operation(**fields: object) -> Iterator[str]:
+    """Bind a fresh ``op`` id of 8 hex digits, and ``fields``, to every line inside the block."""
+    op = os.urandom(4).hex()
+    token = _bound.set({**_bound.get(), "op": op, **fields})
+    try:
+        yield op
+    finally:
+        _bound.reset(token)
+
+
+@contextlib.contextmanager
+def bound(**fields: object) -> Iterator[None]:
+    """Bind more fields to every line inside the block."""
+    token = _bound.set({**_bound.get(), **fields})
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+
+
+def set_level(level: str) -> None:
+    """Change the threshold; takes effect at once in every logger."""
+    _Settings.threshold = LEVELS[level]
+
+
+def setup(
+    level: str = "info",
+    format: str = "logfmt",  # the configuration's word
+    *,
+    file: str = "",
+    stream: TextIO | None = None,
+) -> None:
+    """Choose threshold, form and destination.
+
+    Without ``file``, lines go to standard error. When that is /dev/null, as in a plugin that the
+    runtime launched, they go to the journal where there is one. Under systemd each line is
+    prefixed with its priority (sd-daemon(3)) and carries no time, since the journal has its own.
+
+    Raises:
+        OSError: when ``file`` cannot be opened.
+    """
+    _sink.flush()
+    set_level(level)
+    if file:
+        opened = open(file, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # kept open
+        _sink.write = _stderr_writer(opened, journal=False)
+        journal = False
+    elif stream is None and _is_null(sys.stderr) and os.path.exists(_JOURNAL_SOCKET):
+        _sink.write = _journal_writer(_JOURNAL_SOCKET)
+        journal = True
+    else:
+        target = stream or sys.stderr
+        journal = _is_journal(target)
+        _sink.write = _stderr_writer(target, journal=journal)
+    if format == "json":
+        _sink.render = render_json
+    else:
+        _sink.render = _render_logfmt_untimed if journal else render_logfmt
+
+
+def defer(loop: _Scheduler | None) -> None:
+    """Make the text of lines in ``loop``'s next round; None writes them at once again."""
+    _sink.flush()
+    _sink.loop = loop
+
+
+def flush() -> None:
+    """Write what waits; called before the process ends."""
+    _sink.flush()
+
+
+# --- destinations -------------------------------------------------------------------------------
+
+
+def _stderr_writer(stream: TextIO, *, journal: bool) -> Callable[[str, str], None]:
+    if journal:
+        return lambda level, line: _write(stream, f"<{_PRIORITY[level]}>{line}\n")
+    return lambda _level, line: _write(stream, line + "\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()
+
+
+def _journal_writer(path: str) -> Callable[[str, str], None]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    sock.setblocking(False)
+
+    def write(level: str, line: str) -> None:
+        # Lines hold no line ends, so the journal's simple form serves.
+        fields = f"MESSAGE={line}\nPRIORITY={_PRIORITY[level]}\nSYSLOG_IDENTIFIER=nri-numa\n"
+        sock.sendto(fields.encode(), path)
+
+    return write
+
+
+def _is_null(stream: TextIO) -> bool:
+    try:
+        info = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return True
+    return stat.S_ISCHR(info.st_mode) and info.st_rdev == os.makedev(1, 3)
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Say whether ``stream`` is the journal's, as JOURNAL_STREAM tells (systemd.exec(5))."""
+    wanted = os.environ.get("JOURNAL_STREAM")
+    if not wanted:
+        return False
+    try:
+        info = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return wanted == f"{info.st_dev}:{info.st_ino}"
+
+
+# --- forms --------------------------------------------------------------------------------------
+
+
+def harmless(text: str) -> str:
+    """``text`` with everything escaped that a terminal or a reader could take for something else.
+
+    Control characters, line and paragraph separators, direction marks and lone surrogates become
+    their escapes; letters of every script stay.
+    """
+    if len(text) > MAX_VALUE:
+        text = f"{text[:MAX_VALUE]}… ({len(text)} characters)"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character)
+    if short is not None:
+        return short
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def render_logfmt(event: Event) -> str:
+    """``time=… level=info msg="container pinned" pod=shop/cart-0``."""
+    return f"time={_time(event['time'])} {_render_logfmt_untimed(event)}"
+
+
+def _render_logfmt_untimed(event: Event) -> str:
+    return " ".join(f"{key}={_value(value)}" for key, value in event.items() if key != "time")
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if len(text) <= MAX_VALUE and _BARE.fullmatch(text):
+        return text
+    return '"' + harmless(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def render_json(event: Event) -> str:
+    """One JSON object; ``<``, ``>`` and ``&`` are escaped for viewers that show lines as HTML."""
+    plain = {
+        key: value if isinstance(value, bool | int) or value is None else _json_value(value)
+        for key, value in event.items()
+    }
+    plain["time"] = _time(event["time"])
+    text = json.dumps(plain, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _json_value(value: object) -> str | float:
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    text = str(value)
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}… ({len(text)} characters)"
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,79 @@
+"""Tells systemd how we are: the protocol of sd_notify(3), in one datagram per message.
+
+Everything is a no-op when NOTIFY_SOCKET is not set, so callers never ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+
+class Notifier:
+    """Sends state changes to the service manager.
+
+    Args:
+        environ: where NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID are looked up.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        environ = os.environ if environ is None else environ
+        address = environ.get("NOTIFY_SOCKET", "")
+        # "@name" is an abstract socket: its real address begins with a zero byte (unix(7)).
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self.watchdog_seconds = _watchdog(environ) if address else None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether a service manager listens."""
+        return self._address.startswith(("/", "\0"))
+
+    def ready(self, status: str = "") -> None:
+        """Start-up, or a reload, is finished."""
+        self._send("READY=1", status)
+
+    def reloading(self) -> None:
+        """A reload begins; `ready` ends it (Type=notify-reload)."""
+        # The manager compares this with its own clock to pair reload and READY.
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={now}")
+
+    def stopping(self) -> None:
+        """The service shuts down."""
+        self._send("STOPPING=1")
+
+    def status(self, text: str) -> None:
+        """One line for ``systemctl status``."""
+        self._send("", text)
+
+    def watchdog(self) -> None:
+        """Still alive; due at least every `watchdog_seconds`."""
+        self._send("WATCHDOG=1")
+
+    def _send(self, message: str, status: str = "") -> None:
+        if not self.enabled:
+            return
+        if status:
+            line = "".join(c if c.isprintable() else " " for c in status)
+            message = f"{message}\nSTATUS={line}".lstrip("\n")
+        # A manager that went away is no reason to fail, nor to wait.
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(
+                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            ) as sock,
+        ):
+            sock.sendto(message.encode(), self._address)
+
+
+def _watchdog(environ: Mapping[str, str]) -> float | None:
+    """Half of the manager's watchdog time, or None when it does not watch this process."""
+    text, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not (text.isascii() and text.isdigit()) or int(text) == 0:
+        return None
+    if pid and pid != str(os.getpid()):
+        return None
+    return int(text) / 2_000_000

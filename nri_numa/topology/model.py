@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from nri_numa.topology.cpuset import CPUSet, NUMASet
+from nri_numa.topology.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 
 
 class CoreKind(StrEnum):
@@ -103,6 +103,7 @@ class Topology:
         online, present, possible, isolated: as the files of /sys/devices/system/cpu say.
         allowed: the online CPUs that may be given to containers at all (our own cpuset, when the
             agent runs in a narrower one).
+        withheld_memory: NUMA nodes whose memory the same limit does not allow.
         warnings: what was odd about the machine, one sentence each.
     """
 
@@ -116,6 +117,7 @@ class Topology:
     possible: CPUSet
     isolated: CPUSet
     allowed: CPUSet
+    withheld_memory: NUMASet = NO_NUMA_NODES
     warnings: tuple[str, ...] = ()
 
     @cached_property
@@ -125,8 +127,9 @@ class Topology:
 
     @cached_property
     def memory_nodes(self) -> NUMASet:
-        """The NUMA nodes that have memory; only these may stand in cpuset.mems."""
-        return NUMASet(i for i, n in self.numa_nodes.items() if n.memory_bytes > 0)
+        """The NUMA nodes that have memory for us; only these may stand in cpuset.mems."""
+        with_memory = NUMASet(i for i, n in self.numa_nodes.items() if n.memory_bytes > 0)
+        return with_memory - self.withheld_memory
 
     @cached_property
     def cpu_nodes(self) -> NUMASet:

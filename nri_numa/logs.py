@@ -142,9 +142,6 @@ def _stamp(
     return (line,), {}
 
 
-_sink = _Sink()
-
-
 def get_logger(component: str) -> Logger:
     """A logger whose lines carry ``component``."""
     return Logger(_sink, [_stamp], {"component": component})
@@ -332,3 +329,6 @@ def _json_value(value: object) -> str | float:
 
 def _time(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_sink = _Sink()

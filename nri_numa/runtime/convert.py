@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from nri_numa.engine.answers import ContainerAdjustment, ContainerUpdate
 from nri_numa.engine.demand import limit_milli, request_milli
@@ -190,7 +190,9 @@ def create_response(
     adjustment: ContainerAdjustment, others: Sequence[ContainerUpdate] = ()
 ) -> pb.CreateContainerResponse:
     """Build the answer to CreateContainer; without changes it is the empty message."""
-    response = pb.CreateContainerResponse(update=updates(others))
+    response = pb.CreateContainerResponse()
+    if others:
+        _fill(response.update, others)
     if adjustment.cpus or adjustment.mems or adjustment.quota is not None:
         cpu = response.adjust.linux.resources.cpu
         cpu.cpus = adjustment.cpus
@@ -217,13 +219,16 @@ def update_response(
             request through as it is (and spares a containerd bug that loses its swap limit).
         others: changes to other containers.
     """
-    every = others if own is None else (own, *others)
-    return pb.UpdateContainerResponse(update=updates(every))
+    response = pb.UpdateContainerResponse()
+    _fill(response.update, others if own is None else (own, *others))
+    return response
 
 
 def stop_response(others: Sequence[ContainerUpdate] = ()) -> pb.StopContainerResponse:
     """Build the answer to StopContainer."""
-    return pb.StopContainerResponse(update=updates(others))
+    response = pb.StopContainerResponse()
+    _fill(response.update, others)
+    return response
 
 
 def synchronize_response(every: Sequence[ContainerUpdate] = ()) -> pb.SynchronizeResponse:
@@ -232,19 +237,33 @@ def synchronize_response(every: Sequence[ContainerUpdate] = ()) -> pb.Synchroniz
     Failures are always ignored here: CRI-O fails the whole synchronisation for one container that
     has just gone, and drops us.
     """
-    response = pb.SynchronizeResponse(update=updates(every))
-    for update in response.update:
-        update.ignore_failure = True
+    response = pb.SynchronizeResponse()
+    _fill(response.update, every, ignore=True)
     return response
 
 
-def updates_request(every: Sequence[ContainerUpdate]) -> pb.UpdateContainersRequest:
+def updates_request(every: Iterable[ContainerUpdate]) -> pb.UpdateContainersRequest:
     """Build an unsolicited UpdateContainers request."""
-    return pb.UpdateContainersRequest(update=updates(every))
+    request = pb.UpdateContainersRequest()
+    _fill(request.update, every)
+    return request
 
 
 def updates(every: Iterable[ContainerUpdate]) -> list[pb.ContainerUpdate]:
-    """Build updates, one for each container, in the order of first appearance.
+    """Build updates, one for each container; see `_fill`."""
+    return list(updates_request(every).update)
+
+
+class _Repeated(Protocol):
+    """The ``add`` of a repeated field of updates."""
+
+    def add(
+        self, *, container_id: str, linux: pb.LinuxContainerUpdate, ignore_failure: bool
+    ) -> object: ...
+
+
+def _fill(field: _Repeated, every: Iterable[ContainerUpdate], *, ignore: bool = False) -> None:
+    """Add updates, one for each container, in the order of first appearance.
 
     Two updates of one container in one answer would be refused by the runtime as a conflict of
     the plugin with itself, so they are merged, the later value winning. Empty ones are left out.
@@ -254,11 +273,31 @@ def updates(every: Iterable[ContainerUpdate]) -> list[pb.ContainerUpdate]:
     """
     by_id: dict[str, ContainerUpdate] = {}
     for update in every:
-        if not update.container_id:
-            raise LocalProtocolError("a ContainerUpdate without container_id would change nothing")
         earlier = by_id.get(update.container_id)
         by_id[update.container_id] = update if earlier is None else _over(earlier, update)
-    return [_update(update) for update in by_id.values() if not update.empty]
+    if "" in by_id:
+        raise LocalProtocolError("a ContainerUpdate without container_id would change nothing")
+    # A changed shared pool is one and the same change for hundreds of containers: built once.
+    built: dict[tuple[object, ...], pb.LinuxContainerUpdate | None] = {}
+    for container_id, update in by_id.items():
+        change = (
+            update.cpus,
+            update.mems,
+            update.cpu_quota,
+            update.cpu_period,
+            update.cpu_shares,
+            update.memory_limit,
+        )
+        if change in built:
+            linux = built[change]
+        else:
+            linux = built[change] = None if update.empty else _linux_update(update)
+        if linux is not None:
+            field.add(
+                container_id=container_id,
+                linux=linux,
+                ignore_failure=ignore or update.ignore_failure,
+            )
 
 
 def _over(earlier: ContainerUpdate, later: ContainerUpdate) -> ContainerUpdate:
@@ -275,12 +314,9 @@ def _over(earlier: ContainerUpdate, later: ContainerUpdate) -> ContainerUpdate:
     )
 
 
-def _update(update: ContainerUpdate) -> pb.ContainerUpdate:
-    message = pb.ContainerUpdate(container_id=update.container_id)
-    if update.ignore_failure:
-        message.ignore_failure = True
-    resources = message.linux.resources
-    cpu = resources.cpu
+def _linux_update(update: ContainerUpdate) -> pb.LinuxContainerUpdate:
+    message = pb.LinuxContainerUpdate()
+    cpu = message.resources.cpu
     if update.cpus:
         cpu.cpus = update.cpus
     if update.mems:
@@ -292,5 +328,5 @@ def _update(update: ContainerUpdate) -> pb.ContainerUpdate:
     if update.cpu_shares is not None:
         cpu.shares.value = update.cpu_shares
     if update.memory_limit is not None:
-        resources.memory.limit.value = update.memory_limit
+        message.resources.memory.limit.value = update.memory_limit
     return message

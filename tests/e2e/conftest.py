@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.containerd import LABELS, Containerd, find_binaries
 from tests.support.cri import CRI
+from tests.support.plugin_process import PluginProcess, StartPlugin
 from tests.support.testbed import TestbedUnavailable
 
 _FAILED = pytest.StashKey[bool]()
@@ -109,6 +110,23 @@ def containerd(request: pytest.FixtureRequest, beds: Beds) -> Iterator[Container
 def cri(containerd: Containerd) -> CRI:
     """The client of `containerd`."""
     return containerd.cri
+
+
+@pytest.fixture
+def start_plugin(request: pytest.FixtureRequest, containerd: Containerd) -> Iterator[StartPlugin]:
+    """Starts ``nri-numa run`` with a configuration of the test's own."""
+    starter = StartPlugin(containerd.directory, containerd.nri_socket)
+    yield starter
+    for number, plugin in enumerate(starter.started):
+        plugin.close()
+        if request.node.stash.get(_FAILED, False):
+            _attach(request.node, f"plugin-{number}.log", plugin.log())
+
+
+@pytest.fixture
+def plugin(start_plugin: StartPlugin) -> PluginProcess:
+    """``nri-numa run`` with the default configuration, ready."""
+    return start_plugin()
 
 
 def _attach(node: pytest.Item, name: str, text: str) -> None:

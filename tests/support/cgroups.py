@@ -39,6 +39,12 @@ def cpuset_of(path: str) -> tuple[str, str]:
     )
 
 
+def write_cpus(path: str, cpus: str) -> None:
+    """Write ``cpuset.cpus`` of a cgroup path behind everybody's back."""
+    base = CGROUP_ROOT if unified() else CGROUP_ROOT / "cpuset"
+    (base / path.lstrip("/") / "cpuset.cpus").write_text(cpus, encoding="ascii")
+
+
 def remove_tree(path: str, *, kill: bool = True) -> list[Path]:
     """Remove a cgroup path with everything below it in every hierarchy.
 

@@ -136,8 +136,12 @@ class Containerd:
     def cri(self) -> CRI:
         """The client; one for the life of this object."""
         if self._cri is None:
-            self._cri = CRI(self.socket, self.log_root, on_cgroup=self._cgroups.add)
+            self._cri = CRI(self.socket, self.log_root, on_cgroup=self.note_cgroup)
         return self._cri
+
+    def note_cgroup(self, path: str) -> None:
+        """Have this cgroup removed in the end; for clients made elsewhere."""
+        self._cgroups.add(path)
 
     @property
     def pid(self) -> int:

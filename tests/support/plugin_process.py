@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -273,3 +274,37 @@ class PluginProcess:
                 if isinstance(record, dict):
                     found.append(record)
         return found
+
+
+class StartPlugin:
+    """Starts plugins beside one runtime; who has it ends them.
+
+    Args:
+        directory: below which each gets a directory of its own.
+        nri_socket: of the runtime.
+    """
+
+    def __init__(self, directory: Path, nri_socket: Path) -> None:
+        self._directory = directory
+        self._nri_socket = nri_socket
+        self.started: list[PluginProcess] = []
+
+    def __call__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        sysfs_root: Path = Path("/"),
+        wait: bool = True,
+    ) -> PluginProcess:
+        """Start one.
+
+        Args:
+            config: keys of the configuration file.
+            sysfs_root: machine to read.
+            wait: until it is ready.
+        """
+        directory = Path(tempfile.mkdtemp(prefix="plugin-", dir=self._directory))
+        plugin = PluginProcess(directory, self._nri_socket, config=config, sysfs_root=sysfs_root)
+        self.started.append(plugin)
+        plugin.start(wait=wait)
+        return plugin

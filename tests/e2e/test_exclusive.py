@@ -1,0 +1,143 @@
+"""CPUs of one's own: granted, kept from everybody else, given back, grown and shrunk."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa.topology.cpuset import CPUSet
+from tests.support.cri import (
+    CRI,
+    Container,
+    CRIError,
+    QoS,
+    Resources,
+    allowed,
+    burstable,
+    guaranteed,
+    poll,
+)
+from tests.support.plugin_process import PluginProcess, StartPlugin
+
+pytestmark = pytest.mark.e2e
+
+EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
+MACHINE = CPUSet.parse(allowed("self").cpus)
+
+
+def cpus(cri: CRI, container: Container) -> CPUSet:
+    """CPUs that a running container may use now."""
+    return CPUSet.parse(cri.allowed(container).cpus)
+
+
+def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
+    """The grant's own answer takes the CPUs from all others; the stop gives them back."""
+    before = cri.run(cri.run_pod("before", qos=QoS.BURSTABLE), resources=burstable(0.5))
+    pod = cri.run_pod("owner", annotations=EXCLUSIVE)
+    owner = cri.create(pod, resources=guaranteed(2))
+    taken = MACHINE - cpus(cri, before)
+    assert len(taken) == 2  # before the owner's first instruction
+    cri.start(owner)
+    assert CPUSet.parse(cri.first_line(owner).cpus) == taken
+    after = cri.run(cri.run_pod("after", qos=QoS.BURSTABLE), resources=burstable(0.5))
+    assert CPUSet.parse(cri.first_line(after).cpus) == MACHINE - taken
+    cri.stop(owner)
+    for container in (before, after):
+        poll(lambda c=container: cpus(cri, c) == MACHINE or None, "CPUs given back")  # type: ignore[misc]  # bound per turn
+
+
+def test_an_owner_that_exits_by_itself_gives_back_too(cri: CRI, plugin: PluginProcess) -> None:
+    shared = cri.run(cri.run_pod("shared"))
+    pod = cri.run_pod("short", annotations=EXCLUSIVE)
+    cri.run(pod, resources=guaranteed(1), command=("/bin/true",))
+    poll(lambda: cpus(cri, shared) == MACHINE or None, "CPUs given back")
+    assert len(cpus(cri, cri.run(pod, "next", resources=guaranteed(1)))) == 1
+
+
+def test_two_owners_never_share(cri: CRI, plugin: PluginProcess) -> None:
+    owners = []
+    for name in ("one", "two", "three"):
+        pod = cri.run_pod(name, annotations=EXCLUSIVE)
+        owners.append(CPUSet.parse(cri.first_line(cri.run(pod, resources=guaranteed(1))).cpus))
+    assert [len(own) for own in owners] == [1, 1, 1]
+    assert len(owners[0] | owners[1] | owners[2]) == 3
+
+
+def test_the_shared_pool_is_never_empty(cri: CRI, plugin: PluginProcess) -> None:
+    shared = cri.run(cri.run_pod("shared"))
+    pod = cri.run_pod("greedy", annotations=EXCLUSIVE)
+    with pytest.raises(CRIError, match="default/greedy"):
+        cri.create(pod, resources=guaranteed(len(MACHINE)))
+    assert cpus(cri, shared) == MACHINE
+
+
+def test_listed_cpus_of_an_owner_are_refused(cri: CRI, plugin: PluginProcess) -> None:
+    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
+    taken = cri.first_line(owner).cpus
+    pod = cri.run_pod("thief", annotations={"numa.kubernetes.io/numacpu": taken})
+    with pytest.raises(CRIError) as caught:
+        cri.create(pod)
+    for words in ("default/thief", "numacpu", taken, "default/owner/main"):
+        assert words in caught.value.message
+
+
+def test_listed_cpus_can_be_owned(cri: CRI, plugin: PluginProcess) -> None:
+    shared = cri.run(cri.run_pod("shared"))
+    annotations = {**EXCLUSIVE, "numa.kubernetes.io/numacpu": "2"}
+    owner = cri.run(cri.run_pod("owner", annotations=annotations), resources=guaranteed(1))
+    assert cri.first_line(owner).cpus == "2"
+    assert cpus(cri, shared) == MACHINE - CPUSet.parse("2")
+
+
+def test_reserved_cpus_are_not_given_away(cri: CRI, start_plugin: StartPlugin) -> None:
+    start_plugin({"reservedCPUs": "0-1"})
+    pod = cri.run_pod("owner", annotations=EXCLUSIVE)
+    assert cri.first_line(cri.run(pod, resources=guaranteed(2))).cpus == "2-3"
+    with pytest.raises(CRIError, match="default/late"):
+        cri.create(cri.run_pod("late", annotations=EXCLUSIVE), resources=guaranteed(1))
+
+
+def test_exclusive_cpus_run_without_quota(cri: CRI, plugin: PluginProcess) -> None:
+    """A quota of n CPUs on n own CPUs would only throttle in bursts; the kubelet lifts it too."""
+    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(2))
+    quota = cri.info(owner)["runtimeSpec"]["linux"]["resources"]["cpu"]["quota"]
+    assert quota == -1
+
+
+def test_nobody_widens_a_pin_by_accident(cri: CRI, plugin: PluginProcess) -> None:
+    """Somebody else's cpuset in an update does not move an owner, a list or the shared ones."""
+    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
+    listed_pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": "3"})
+    listed = cri.run(listed_pod)
+    shared = cri.run(cri.run_pod("shared"))
+    before = [cpus(cri, each) for each in (owner, listed, shared)]
+    for container in (owner, listed, shared):
+        cri.update(container, Resources(cpus=str(MACHINE)))
+    assert [cpus(cri, each) for each in (owner, listed, shared)] == before
+
+
+def test_resize_in_place_keeps_what_it_has(cri: CRI, plugin: PluginProcess) -> None:
+    shared = cri.run(cri.run_pod("shared"))
+    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
+    small = cpus(cri, owner)
+    cri.update(owner, guaranteed(2))
+    large = cpus(cri, owner)
+    assert len(large) == 2
+    assert small <= large
+    assert cpus(cri, shared) == MACHINE - large
+    cri.update(owner, guaranteed(1))
+    assert len(cpus(cri, owner)) == 1
+    assert cpus(cri, owner) <= large
+    assert cpus(cri, shared) == MACHINE - cpus(cri, owner)
+
+
+def test_a_failed_creation_gives_back(cri: CRI, plugin: PluginProcess) -> None:
+    """The runtime fails after we granted: the start of a program that is not there."""
+    shared = cri.run(cri.run_pod("shared"))
+    pod = cri.run_pod("broken", annotations=EXCLUSIVE)
+    broken = cri.create(pod, resources=guaranteed(2), command=("/bin/not-there",))
+    with pytest.raises(CRIError, match="StartContainer"):
+        cri.start(broken)
+    cri.remove(broken)
+    poll(lambda: cpus(cri, shared) == MACHINE or None, "CPUs given back")
+    fine = cri.run(pod, "main", resources=guaranteed(3), attempt=1)
+    assert len(cpus(cri, fine)) == 3

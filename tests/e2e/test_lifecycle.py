@@ -1,0 +1,216 @@
+"""Restarts of the plugin and of containerd: nothing that runs moves, nothing is given twice."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from nri_numa.topology.cpuset import NO_CPUS, CPUSet
+from tests.support.containerd import Containerd
+from tests.support.cri import CRI, Container, QoS, Resources, allowed, burstable, guaranteed, poll
+from tests.support.plugin_process import PluginProcess, StartPlugin
+
+pytestmark = pytest.mark.e2e
+
+EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
+LISTED = {"numa.kubernetes.io/numacpu": "1", "numa.kubernetes.io/numamem": "0"}
+MACHINE = CPUSet.parse(allowed("self").cpus)
+
+
+def cpus(cri: CRI, container: Container) -> CPUSet:
+    """CPUs that a running container may use now."""
+    return CPUSet.parse(cri.allowed(container).cpus)
+
+
+def settled(cri: CRI, container: Container, expected: CPUSet) -> None:
+    """Wait until the container's CPUs are these."""
+    poll(
+        lambda: cpus(cri, container) == expected or None,
+        f"{container.pod.name} on CPUs {expected}, it is on {cpus(cri, container)}",
+        timeout_s=15,
+    )
+
+
+@dataclass
+class Node:
+    """Three pods that stand for all: an owner, one with a list, one that shares."""
+
+    owner: Container
+    listed: Container
+    shared: Container
+    seen: list[CPUSet] = field(default_factory=list)
+
+    @classmethod
+    def create(cls, cri: CRI) -> Node:
+        shared = cri.run(cri.run_pod("shared", qos=QoS.BURSTABLE), resources=burstable(0.5))
+        listed = cri.run(cri.run_pod("listed", annotations=LISTED))
+        owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
+        node = cls(owner=owner, listed=listed, shared=shared)
+        node.seen = node.now(cri)
+        assert node.seen[1] == CPUSet.parse("1")
+        assert node.seen[2] == MACHINE - node.seen[0]
+        return node
+
+    def now(self, cri: CRI) -> list[CPUSet]:
+        return [cpus(cri, each) for each in (self.owner, self.listed, self.shared)]
+
+    def check(self, cri: CRI) -> None:
+        """Nobody moved, and the next owner gets CPUs that nobody owns."""
+        assert self.now(cri) == self.seen
+        late = cri.run(cri.run_pod("late", annotations=EXCLUSIVE), resources=guaranteed(1))
+        new = cpus(cri, late)
+        assert len(new) == 1
+        assert not new & self.seen[0]
+        assert not new & self.seen[1]
+        assert cpus(cri, self.shared) == MACHINE - self.seen[0] - new
+        cri.stop(late)
+        settled(cri, self.shared, self.seen[2])
+        cri.stop(self.owner)
+        settled(cri, self.shared, MACHINE)
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["sigterm", "sigkill"])
+def test_plugin_restart_moves_nothing(cri: CRI, plugin: PluginProcess, kill: bool) -> None:
+    node = Node.create(cri)
+    plugin.restart(kill=kill)
+    assert node.now(cri) == node.seen
+    plugin.restart(kill=kill)
+    node.check(cri)
+
+
+def test_a_lost_checkpoint_is_rebuilt_from_the_runtime(cri: CRI, plugin: PluginProcess) -> None:
+    node = Node.create(cri)
+    plugin.kill()
+    shutil.rmtree(plugin.state_directory)
+    plugin.start()
+    node.check(cri)
+
+
+def test_a_damaged_checkpoint_is_kept_aside(cri: CRI, plugin: PluginProcess) -> None:
+    node = Node.create(cri)
+    plugin.kill()
+    files = [file for file in plugin.state_directory.iterdir() if file.suffix == ".json"]
+    assert files
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-20])
+    before = set(plugin.state_directory.iterdir())
+    plugin.start()
+    assert set(plugin.state_directory.iterdir()) - before, "the damaged file is under another name"
+    assert any("checkpoint" in str(record).lower() for record in plugin.records())
+    node.check(cri)
+
+
+# One pod's life, step by step; the plugin is killed after each of them in turn.
+STEPS: tuple[tuple[str, Callable[[CRI, dict[str, Container]], None]], ...] = (
+    ("nothing", lambda cri, own: None),
+    (
+        "created",
+        lambda cri, own: own.update(
+            owner=cri.create(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(2))
+        ),
+    ),
+    ("started", lambda cri, own: cri.start(own["owner"])),
+    ("resized", lambda cri, own: cri.update(own["owner"], guaranteed(1))),
+    ("stopped", lambda cri, own: cri.stop(own["owner"])),
+    ("removed", lambda cri, own: cri.remove(own["owner"])),
+)
+
+
+@pytest.mark.parametrize("killed_after", range(len(STEPS)), ids=[name for name, _ in STEPS])
+def test_kill_between_any_two_steps(cri: CRI, plugin: PluginProcess, killed_after: int) -> None:
+    """After each step of a pod's life: kill -9, start again, go on; the books stay right."""
+    shared = cri.run(cri.run_pod("shared"))
+    listed = cri.run(cri.run_pod("listed", annotations=LISTED))
+    own: dict[str, Container] = {}
+    for number, (name, step) in enumerate(STEPS):
+        step(cri, own)
+        if number == killed_after:
+            plugin.restart(kill=True)
+        taken = NO_CPUS
+        if name in ("started", "resized"):
+            taken = cpus(cri, own["owner"])
+            assert len(taken) == (2 if name == "started" else 1)
+            assert CPUSet.parse("1") != taken
+        if name != "created":
+            settled(cri, shared, MACHINE - taken)
+        assert cpus(cri, listed) == CPUSet.parse("1")
+    # All CPUs but the listed one are free again, and can be owned.
+    pod = cri.run_pod("final", annotations=EXCLUSIVE)
+    final = cri.run(pod, resources=guaranteed(len(MACHINE) - 2))
+    assert len(cpus(cri, final)) == len(MACHINE) - 2
+
+
+def test_containers_started_while_we_were_away_are_found(cri: CRI, plugin: PluginProcess) -> None:
+    shared = cri.run(cri.run_pod("shared"))
+    plugin.kill()
+    listed = cri.run(cri.run_pod("listed", annotations=LISTED))
+    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
+    impossible = cri.run(
+        cri.run_pod("impossible", annotations={"numa.kubernetes.io/numacpu": "63"})
+    )
+    for container in (listed, owner, impossible):
+        assert CPUSet.parse(cri.first_line(container).cpus) == MACHINE  # nobody was there
+    plugin.start()
+    settled(cri, listed, CPUSet.parse("1"))
+    poll(lambda: len(cpus(cri, owner)) == 1 or None, "the owner pinned")
+    settled(cri, shared, MACHINE - cpus(cri, owner))
+    assert cri.running(impossible)  # it runs already: said and counted, not killed
+    gaps = [record for record in plugin.records() if "gap" in str(record).lower()]
+    assert gaps, "found containers are in the log"
+
+
+def test_containers_gone_while_we_were_away_give_back(cri: CRI, plugin: PluginProcess) -> None:
+    node = Node.create(cri)
+    plugin.kill()
+    cri.remove(node.owner)
+    plugin.start()
+    settled(cri, node.shared, MACHINE)
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["sigterm", "sigkill"])
+def test_containerd_restart_loses_nothing(
+    containerd: Containerd, cri: CRI, plugin: PluginProcess, kill: bool
+) -> None:
+    """The plugin comes back by itself, its process untouched, and goes on where it was."""
+    node = Node.create(cri)
+    process = plugin.pid
+    if kill:
+        containerd.kill()
+    else:
+        containerd.stop()
+    plugin.wait_ready(ready=False)
+    containerd.start()
+    plugin.wait_ready()
+    assert plugin.pid == process
+    node.check(cri)
+
+
+def test_the_plugin_may_start_before_containerd(
+    containerd: Containerd, cri: CRI, start_plugin: StartPlugin
+) -> None:
+    containerd.stop()
+    plugin = start_plugin(wait=False)
+    poll(lambda: _alive(plugin) or None, "alive without a runtime")
+    assert not plugin.ready()
+    containerd.start()
+    plugin.wait_ready()
+    assert cri.first_line(cri.run(cri.run_pod("listed", annotations=LISTED))).cpus == "1"
+
+
+def _alive(plugin: PluginProcess) -> bool:
+    try:
+        return plugin.get("/healthz")[0] == 200
+    except OSError:
+        return False
+
+
+def test_updates_before_and_after_a_restart_agree(cri: CRI, plugin: PluginProcess) -> None:
+    """An update that comes after a restart starts from the pin, not from the whole machine."""
+    listed = cri.run(cri.run_pod("listed", annotations=LISTED))
+    plugin.restart(kill=True)
+    cri.update(listed, Resources(shares=512))
+    cri.update(listed, Resources(cpus=str(MACHINE)))
+    assert cpus(cri, listed) == CPUSet.parse("1")

@@ -1,0 +1,188 @@
+"""What a pod asks for is what its first instruction sees: lists, computed assignments, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nri_numa.topology.cpuset import CPUSet
+from nri_numa.topology.synthetic import synthetic
+from tests.support.cri import CRI, CRIError, QoS, Resources, Seen, allowed, burstable, guaranteed
+from tests.support.machines import write_sysfs
+from tests.support.plugin_process import PluginProcess, StartPlugin
+
+pytestmark = pytest.mark.e2e
+
+PREFIX = "numa.kubernetes.io"
+
+
+def asks(**keys: str) -> dict[str, str]:
+    """Annotations; ``on_failure`` means ``on-failure`` and ``numacpu__web`` ``numacpu.web``."""
+    return {
+        f"{PREFIX}/{key.replace('__', '.').replace('_', '-')}": text for key, text in keys.items()
+    }
+
+
+def test_cpus_and_mems_as_listed(cri: CRI, plugin: PluginProcess) -> None:
+    pod = cri.run_pod("listed", annotations=asks(numacpu="1", numamem="0"))
+    container = cri.run(pod)
+    assert cri.first_line(container) == Seen(cpus="1", mems="0")
+    assert cri.allowed(container) == Seen(cpus="1", mems="0")
+
+
+def test_cpus_only_leaves_the_memory_alone(cri: CRI, plugin: PluginProcess) -> None:
+    pod = cri.run_pod("cpus-only", annotations=asks(numacpu="2-3"))
+    container = cri.run(pod)
+    assert cri.first_line(container) == Seen(cpus="2-3", mems=allowed("self").mems)
+    spec = cri.info(container)["runtimeSpec"]["linux"]["resources"]["cpu"]
+    assert spec["cpus"] == "2-3"
+    assert not spec.get("mems")
+
+
+def test_memory_only_leaves_the_cpus_alone(cri: CRI, plugin: PluginProcess) -> None:
+    pod = cri.run_pod("mems-only", annotations=asks(numamem="0"))
+    assert cri.first_line(cri.run(pod)) == Seen(cpus=allowed("self").cpus, mems="0")
+
+
+def test_keys_for_one_container_beat_those_of_the_pod(cri: CRI, plugin: PluginProcess) -> None:
+    pod = cri.run_pod(
+        "per-container", annotations=asks(numacpu="0-1", numacpu__web="2", numacpu__log="3")
+    )
+    assert cri.first_line(cri.run(pod, "web")).cpus == "2"
+    assert cri.first_line(cri.run(pod, "log")).cpus == "3"
+    assert cri.first_line(cri.run(pod, "other")).cpus == "0-1"
+
+
+def test_nothing_asked_is_nothing_changed(cri: CRI, plugin: PluginProcess) -> None:
+    container = cri.run(cri.run_pod("plain", qos=QoS.BURSTABLE), resources=burstable(0.5))
+    assert cri.first_line(container) == allowed("self")
+    assert f"{PREFIX}/assigned" not in cri.spec_annotations(container)
+
+
+def test_the_decision_can_be_read_back(cri: CRI, plugin: PluginProcess) -> None:
+    pod = cri.run_pod("read-back", annotations=asks(numacpu="1-2", numamem="0"))
+    container = cri.run(pod)
+    assigned = json.loads(cri.spec_annotations(container)[f"{PREFIX}/assigned"])
+    assert (assigned["cpus"], assigned["mems"]) == ("1-2", "0")
+    assert assigned["reason"]
+    cri.first_line(container)
+    assert cri.logs(container)[0].endswith("numa_cpus=1-2 numa_mems=0")
+    assert container.id in json.dumps(plugin.json("/v1/assignments"))
+    decided = [record for record in plugin.records() if record.get("container") == "main"]
+    assert any(record.get("pod") == "default/read-back" for record in decided)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"numacpu": "63"}, ["numacpu", "'63'", "does not exist"]),
+        ({"numacpu": "3-1"}, ["numacpu", "'3-1'", "expected"]),
+        ({"numacpu": ""}, ["numacpu", "''", "expected"]),
+        ({"numamem": "7"}, ["numamem", "'7'", "does not exist"]),
+        ({"policy": "singel-numa-node"}, ["policy", "singel-numa-node", "expected"]),
+        ({"cpu": "1"}, [f"{PREFIX}/cpu", "expected"]),
+        ({"numacpu": "1", "bind": "none"}, ["numacpu", "bind"]),
+    ],
+    ids=["absent-cpu", "backwards", "empty", "absent-node", "typo", "unknown-key", "contradiction"],
+)
+def test_a_bad_value_fails_the_creation_with_our_words(
+    cri: CRI, plugin: PluginProcess, keys: dict[str, str], expected: list[str]
+) -> None:
+    """The error that the kubelet shows names pod, container, key, value and expectation."""
+    pod = cri.run_pod("refused", namespace="shop", annotations=asks(**keys))
+    with pytest.raises(CRIError) as caught:
+        cri.create(pod, "web")
+    for words in ("shop/refused", "web", *expected):
+        assert words in caught.value.message
+    assert cri.containers() == []
+    # The next one is served, and nothing of the refused one is remembered.
+    fine = cri.run(cri.run_pod("fine", annotations=asks(numacpu="1")))
+    assert cri.first_line(fine).cpus == "1"
+    assert "refused" not in json.dumps(plugin.json("/v1/assignments"))
+
+
+def test_a_fraction_cannot_be_exclusive(cri: CRI, plugin: PluginProcess) -> None:
+    pod = cri.run_pod("fraction", annotations=asks(cpus="exclusive"))
+    with pytest.raises(CRIError, match="default/fraction") as caught:
+        cri.create(pod, resources=guaranteed(1.5))
+    assert "whole" in caught.value.message
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> Path:
+    """A machine of two NUMA nodes made of this machine's CPU numbers: 0-1 and 2-3."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1)
+    return write_sysfs(tmp_path / "machine", topology)
+
+
+@pytest.mark.parametrize(("strategy", "same"), [("spread", False), ("pack", True)])
+def test_computed_shared_assignments(
+    cri: CRI, start_plugin: StartPlugin, two_nodes: Path, strategy: str, same: bool
+) -> None:
+    """Two half-CPU pods go to two NUMA nodes under spread and to one under pack."""
+    # bind: cpu, because the real kernel has not got the second NUMA node's memory.
+    start_plugin({"strategy": strategy}, sysfs_root=two_nodes)
+    annotations = asks(policy="single-numa-node", bind="cpu")
+    seen = []
+    for name in ("first", "second"):
+        pod = cri.run_pod(name, annotations=annotations, qos=QoS.BURSTABLE)
+        seen.append(cri.first_line(cri.run(pod, resources=burstable(0.5))).cpus)
+    assert set(seen) <= {"0-1", "2-3"}
+    assert (seen[0] == seen[1]) == same
+
+
+def test_single_numa_node_refuses_what_no_node_has(
+    cri: CRI, start_plugin: StartPlugin, two_nodes: Path
+) -> None:
+    start_plugin(sysfs_root=two_nodes)
+    annotations = asks(policy="single-numa-node", bind="cpu", cpus="exclusive")
+    pod = cri.run_pod("wide", annotations=annotations)
+    with pytest.raises(CRIError, match="single-numa-node") as caught:
+        cri.create(pod, resources=guaranteed(3))
+    assert "default/wide" in caught.value.message
+    widened = cri.run_pod("widened", annotations={**annotations, **asks(on_failure="widen")})
+    assert len(CPUSet.parse(cri.first_line(cri.run(widened, resources=guaranteed(3))).cpus)) == 3
+
+
+def test_exclusive_cpus_stay_inside_one_node(
+    cri: CRI, start_plugin: StartPlugin, two_nodes: Path
+) -> None:
+    start_plugin(sysfs_root=two_nodes)
+    annotations = asks(policy="single-numa-node", bind="cpu", cpus="exclusive")
+    pod = cri.run_pod("pair", annotations=annotations)
+    assert cri.first_line(cri.run(pod, resources=guaranteed(2))).cpus in ("0-1", "2-3")
+
+
+def test_rules_speak_for_pods_that_say_nothing(cri: CRI, start_plugin: StartPlugin) -> None:
+    start_plugin(
+        {"rules": [{"match": {"namespaces": ["batch-*"]}, "set": {"numacpu": "3", "numamem": "0"}}]}
+    )
+    ruled = cri.run(cri.run_pod("ruled", namespace="batch-night"))
+    own = cri.run(cri.run_pod("own", namespace="batch-night", annotations=asks(numacpu="2")))
+    other = cri.run(cri.run_pod("other", namespace="web"))
+    assert cri.first_line(ruled).cpus == "3"
+    assert cri.first_line(own).cpus == "2"
+    assert cri.first_line(other) == allowed("self")
+
+
+def test_observe_changes_nothing(cri: CRI, start_plugin: StartPlugin) -> None:
+    start_plugin({"observe": True})
+    listed = cri.run(cri.run_pod("listed", annotations=asks(numacpu="1")))
+    assert cri.first_line(listed) == allowed("self")
+    refused = cri.run(cri.run_pod("refused", annotations=asks(numacpu="63")))
+    assert cri.first_line(refused) == allowed("self")
+
+
+def test_the_plugin_leaves_the_rest_of_the_container_alone(cri: CRI, plugin: PluginProcess) -> None:
+    """Memory limit and shares that were asked for arrive unchanged beside the pin."""
+    pod = cri.run_pod("rest", annotations=asks(numacpu="1"))
+    container = cri.run(pod, resources=guaranteed(0.5))
+    resources = cri.info(container)["runtimeSpec"]["linux"]["resources"]
+    assert resources["memory"]["limit"] == guaranteed(0.5).memory
+    assert (resources["cpu"]["shares"], resources["cpu"]["quota"]) == (512, 50_000)
+    cri.update(container, Resources(shares=256))
+    resources = cri.info(container)["runtimeSpec"]["linux"]["resources"]
+    assert resources["cpu"]["shares"] == 256
+    assert cri.allowed(container).cpus == "1"

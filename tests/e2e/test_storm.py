@@ -1,0 +1,139 @@
+"""Update storms: containerd's NRI layer must not lock up while the plugin pushes updates.
+
+Up to NRI 0.12.0 a plugin's own UpdateContainers call and any event take two locks in opposite order
+(containerd#13733); from then on no pod operation ever returns. Each call here has a limit, so a
+locked runtime shows as a failed call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from nri_numa.topology.cpuset import CPUSet
+from tests.support import cgroups
+from tests.support.containerd import Containerd
+from tests.support.cri import CRI, CRIError, QoS, Resources, allowed, burstable, guaranteed, poll
+from tests.support.plugin_process import StartPlugin
+
+pytestmark = pytest.mark.e2e
+
+MACHINE = CPUSet.parse(allowed("self").cpus)
+SECONDS = 8.0  # plain UpdateContainers locks 2.1.9 within 3 s of such a load
+
+
+class Storm:
+    """Runs functions again and again in threads until the time is over or one of them fails."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._errors: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+        self.rounds: dict[str, int] = {}
+
+    def add(self, name: str, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                while time.monotonic() < self._end and not self._errors:
+                    work()
+                    self.rounds[name] = self.rounds.get(name, 0) + 1
+            except BaseException as error:
+                self._errors.append(error)
+
+        self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+
+    def run(self) -> None:
+        for thread in self._threads:
+            thread.start()
+        for thread in self._threads:
+            thread.join(SECONDS + 60)
+            assert not thread.is_alive(), f"{thread.name} hangs"
+        if self._errors:
+            raise self._errors[0]
+
+
+@pytest.fixture
+def impatient(containerd: Containerd) -> Iterator[Callable[[], CRI]]:
+    """Makes clients that give a call up after 20 s: a locked runtime never answers."""
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(
+            CRI(
+                containerd.socket,
+                containerd.log_root,
+                on_cgroup=containerd.note_cgroup,
+                timeout_s=20,
+            )
+        )
+
+
+def test_pushes_under_load_do_not_lock_the_runtime(
+    cri: CRI, start_plugin: StartPlugin, impatient: Callable[[], CRI]
+) -> None:
+    plugin = start_plugin(
+        {"reconcile": {"interval": 0.2, "maxRepairs": 1_000_000, "repairWindow": "1h"}}
+    )
+    pod = cri.run_pod("many", qos=QoS.BURSTABLE)
+    shared = [cri.run(pod, f"c{i}", resources=burstable(0.1)) for i in range(6)]
+    listed_pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": "1"})
+    listed = cri.run(listed_pod)
+    storm = Storm(SECONDS)
+
+    def updates(client: CRI, number: int) -> Callable[[], None]:
+        shares = 100 + number
+
+        def work() -> None:
+            nonlocal shares
+            shares += 3
+            for container in shared[number::3]:
+                client.update(container, Resources(shares=shares))
+
+        return work
+
+    for number in range(3):
+        storm.add(f"updates-{number}", updates(impatient(), number))
+
+    churn = impatient()
+
+    def owners() -> None:
+        annotations = {"numa.kubernetes.io/cpus": "exclusive"}
+        own_pod = churn.run_pod("owner", annotations=annotations)
+        churn.run(own_pod, resources=guaranteed(1))
+        churn.remove_pod(own_pod)
+
+    storm.add("owners", owners)
+
+    def drift() -> None:
+        cgroups.write_cpus(f"{listed_pod.cgroup_parent}/{listed.id}", str(MACHINE))
+        time.sleep(0.1)
+
+    storm.add("drift", drift)
+    storm.run()
+
+    assert min(storm.rounds.values()) >= 3, storm.rounds
+    # Still alive, and right: the drift is repaired, a new pod is pinned from its first line.
+    poll(lambda: cri.allowed(listed).cpus == "1" or None, "drift repaired", timeout_s=15)
+    late = cri.run(cri.run_pod("late", annotations={"numa.kubernetes.io/numacpu": "2"}))
+    assert cri.first_line(late).cpus == "2"
+    for container in shared:
+        assert CPUSet.parse(cri.allowed(container).cpus) == MACHINE
+    assert plugin.ready()
+
+
+def test_many_containers_take_one_answer(cri: CRI, start_plugin: StartPlugin) -> None:
+    """Some hundred kilobytes of answers and pictures pass: frames of any size arrive whole."""
+    plugin = start_plugin()
+    pod = cri.run_pod("crowd", qos=QoS.BURSTABLE, annotations={"example.com/note": "x" * 60_000})
+    crowd = [cri.run(pod, f"c{i}", resources=burstable(0.1)) for i in range(25)]
+    owner_pod = cri.run_pod("owner", annotations={"numa.kubernetes.io/cpus": "exclusive"})
+    owner = cri.run(owner_pod, resources=guaranteed(1))
+    rest = MACHINE - CPUSet.parse(cri.allowed(owner).cpus)
+    assert [CPUSet.parse(cri.allowed(each).cpus) for each in crowd] == [rest] * len(crowd)
+    plugin.restart(kill=True)
+    assert [CPUSet.parse(cri.allowed(each).cpus) for each in crowd] == [rest] * len(crowd)
+    with pytest.raises(CRIError, match="default/thief"):
+        thief = {"numa.kubernetes.io/numacpu": cri.allowed(owner).cpus}
+        cri.create(cri.run_pod("thief", annotations=thief))

@@ -134,6 +134,7 @@ def test_many_containers_take_one_answer(cri: CRI, start_plugin: StartPlugin) ->
     assert [CPUSet.parse(cri.allowed(each).cpus) for each in crowd] == [rest] * len(crowd)
     plugin.restart(kill=True)
     assert [CPUSet.parse(cri.allowed(each).cpus) for each in crowd] == [rest] * len(crowd)
+    thief = {"numa.kubernetes.io/numacpu": cri.allowed(owner).cpus}
+    thief_pod = cri.run_pod("thief", annotations=thief)
     with pytest.raises(CRIError, match="default/thief"):
-        thief = {"numa.kubernetes.io/numacpu": cri.allowed(owner).cpus}
-        cri.create(cri.run_pod("thief", annotations=thief))
+        cri.create(thief_pod)

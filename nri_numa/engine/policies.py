@@ -1,0 +1,123 @@
+"""The Topology Manager's policies: from demands to one NUMA mask and a verdict.
+
+================  =========================================  ======================================
+policy            hints used                                 admits
+================  =========================================  ======================================
+none              none                                       always, without affinity
+best-effort       all                                        always
+restricted        all                                        when the result is preferred
+single-numa-node  preferred ones with one NUMA node or none  when the result is preferred; a result
+                                                             of all NUMA nodes loses its mask
+================  =========================================  ======================================
+
+For machines of up to `nri_numa.engine.merge.EXACT_UPTO` NUMA nodes verdict, mask and preferred flag
+are the kubelet's, given its tie-break (no ``rank``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nri_numa.engine.families import families_of
+from nri_numa.engine.hints import Demand
+from nri_numa.engine.merge import EXACT_UPTO, STEP_LIMIT, merge, single_mask
+from nri_numa.engine.search import Distances, Order, Steps
+from nri_numa.engine.workload import Policy
+from nri_numa.topology.cpuset import NUMASet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What was asked, kept so that a result can be explained later."""
+
+    demands: tuple[Demand, ...]
+    numa_ids: NUMASet
+    policy: Policy
+    distance: Callable[[int, int], int]
+    prefer_closest: bool
+    rank: Mapping[int, int] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """The outcome of a merge under a policy.
+
+    Attributes:
+        admitted: the policy lets the container in.
+        affinity: NUMA nodes its resources should come from; None for no restriction. Filled for
+            refusals of ``restricted`` too: it is where best-effort would have put the container.
+        preferred: no wider than an empty machine would have required, for every resource.
+        exact: False when a search on a large machine stopped early and this is the best it found.
+        steps: NUMA nodes tried, a measure of the work.
+        problem: the inputs.
+    """
+
+    admitted: bool
+    affinity: NUMASet | None
+    preferred: bool
+    exact: bool
+    steps: int
+    problem: Problem
+
+
+def align(
+    demands: Sequence[Demand],
+    *,
+    numa_ids: NUMASet,
+    policy: Policy,
+    distance: Callable[[int, int], int],
+    prefer_closest: bool = True,
+    rank: Mapping[int, int] | None = None,
+    exact_upto: int = EXACT_UPTO,
+    step_limit: int = STEP_LIMIT,
+) -> Alignment:
+    """Merge what the demands prefer and judge it by a policy.
+
+    Order of equally wide masks: average distance (when ``prefer_closest``, and not under
+    single-numa-node), then rank, then the mask's integer value; see `Order`.
+
+    Args:
+        demands: in any order; the result does not depend on it.
+        numa_ids: the machine's NUMA nodes.
+        policy: ``none`` admits without looking.
+        distance: SLIT distance between two NUMA nodes.
+        prefer_closest: the kubelet's ``prefer-closest-numa-nodes``.
+        rank: NUMA node to rank, 0 the best; None reproduces the kubelet's tie-break.
+        exact_upto: largest number of NUMA nodes at which every mask may be looked at.
+        step_limit: bound of the search on larger machines.
+    """
+    problem = Problem(
+        demands=tuple(demands),
+        numa_ids=numa_ids,
+        policy=policy,
+        distance=distance,
+        prefer_closest=prefer_closest,
+        rank=rank,
+    )
+    if policy is Policy.NONE:
+        return Alignment(
+            admitted=True, affinity=None, preferred=False, exact=True, steps=0, problem=problem
+        )
+    machine = numa_ids.bits
+    steps = Steps(None if len(numa_ids) <= exact_upto else step_limit)
+    order = Order(tuple(numa_ids), rank)
+    families = families_of(demands, numa_ids, steps)
+    if policy is Policy.SINGLE_NUMA_NODE:
+        single = single_mask(families, order)
+        preferred = single is not None
+        mask = machine if single is None or single == -1 else single
+        affinity = None if mask == machine else NUMASet.from_bits(mask)
+    else:
+        distances = Distances(distance) if prefer_closest else None
+        merged = merge(families, machine, order, distances, steps, exact_upto)
+        preferred = merged.preferred
+        affinity = NUMASet.from_bits(merged.mask)
+    return Alignment(
+        admitted=preferred or policy is Policy.BEST_EFFORT,
+        affinity=affinity,
+        preferred=preferred,
+        exact=steps.exact,
+        steps=steps.used,
+        problem=problem,
+    )

@@ -1,1 +1,121 @@
-"""The command line."""
+"""The command line: ``nri-numa COMMAND``.
+
+A command's module is imported when the command is used, so that ``--help`` and ``run`` start fast.
+Exit codes are the same everywhere: see `EXIT_CODES`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+EXIT_CODES = """\b
+Exit codes:
+  0  done
+  1  failed, or refused
+  2  wrong usage, or a configuration with mistakes
+  3  the agent, the runtime or the machine's files cannot be reached"""
+
+# name: (module and attribute, one line for the list of commands)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("nri_numa.cli.run:run", "Run the plugin: place containers before they start."),
+    "demo": ("nri_numa.demo:main", "See it work on a modelled machine, without Kubernetes."),
+    "topology": ("nri_numa.cli.machine:topology", "Show sockets, NUMA nodes, caches and CPUs."),
+    "status": ("nri_numa.cli.status:status", "Show who has which CPUs and memory nodes."),
+    "explain": ("nri_numa.cli.explain:explain", "Say why a container is where it is."),
+    "simulate": ("nri_numa.cli.simulate:simulate", "Say what pods would get on a machine."),
+    "check": ("nri_numa.cli.check:check", "Say whether this machine is ready, and what to do."),
+    "capture": ("nri_numa.cli.machine:capture", "Pack what describes this machine, for a report."),
+    "checkpoint": ("nri_numa.cli.checkpoint:checkpoint", "Show the saved state."),
+    "release": (
+        "nri_numa.cli.release:release",
+        "Give every container back what it had without us.",
+    ),
+    "completion": ("nri_numa.cli.completion:completion", "Print the shell's completion script."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on use, with suggestions for typing slips."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands that are installed, in the order of their table."""
+        return [name for name in COMMANDS if _installed(COMMANDS[name][0])]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None or not _installed(entry[0]):
+            return None
+        module, _, attribute = entry[0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command), entry[0]  # noqa: S101  # our own table
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or fail with the nearest names."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=2, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"There is no command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        rows = [(name, COMMANDS[name][1]) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _installed(target: str) -> bool:
+    module = target.partition(":")[0]
+    return importlib.util.find_spec(module) is not None
+
+
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from nri_numa import __version__
+
+        click.echo(f"nri-numa {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    callback=_version,
+    expose_value=False,
+    is_eager=True,
+    help="Show the version.",
+)
+def cli() -> None:
+    """NUMA placement for Kubernetes nodes.
+
+    An NRI plugin that pins containers to CPUs and memory nodes before their first instruction.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the ``nri-numa`` program.
+
+    The runtime launches a pre-installed plugin without arguments and with a connected socket;
+    that is ``run``.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given and "NRI_PLUGIN_SOCKET" in os.environ:
+        given = ["run"]
+    cli.main(given, prog_name="nri-numa")

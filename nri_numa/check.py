@@ -1,0 +1,434 @@
+"""Says whether this machine is ready for nri-numa, line by line, each with its remedy.
+
+Nothing is changed and nothing is registered; the runtime's socket is only connected to.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from nri_numa.config import AgentConfig, problems, split_address
+from nri_numa.errors import TopologyError
+from nri_numa.topology.model import Topology
+
+_TIMEOUT = 2.0
+_READABLE = 1 << 20  # bytes of another program's file that are looked at
+
+
+class Level(StrEnum):
+    """How a finding is to be taken."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the check.
+
+    Attributes:
+        subject: what was looked at.
+        message: what was found.
+        remedy: what to do about it; empty when all is well.
+    """
+
+    subject: str
+    level: Level
+    message: str
+    remedy: str = ""
+
+
+def _ok(subject: str, message: str) -> Finding:
+    return Finding(subject=subject, level=Level.OK, message=message)
+
+
+def _warn(subject: str, message: str, remedy: str) -> Finding:
+    return Finding(subject=subject, level=Level.WARN, message=message, remedy=remedy)
+
+
+def _fail(subject: str, message: str, remedy: str) -> Finding:
+    return Finding(subject=subject, level=Level.FAIL, message=message, remedy=remedy)
+
+
+def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+    """Look at everything a running agent depends on.
+
+    Args:
+        config: the effective configuration.
+        root: where /etc, /proc and the like are found; another one than / in tests.
+    """
+    topology = None
+    try:
+        topology = _discover(config)
+    except TopologyError as error:
+        yield _fail("machine", str(error), "Run on Linux with /sys mounted, or give --sysfs-root.")
+    if topology is not None:
+        yield from machine(topology)
+        yield from configuration(config, topology)
+    yield from privileges()
+    yield from cgroups(Path(config.cgroup_root), root)
+    yield from runtime(config, root)
+    yield from kubelet(Path(config.kubelet_root))
+    yield from state_directory(Path(config.state_dir))
+    yield from http(config)
+    yield from balancing(root)
+
+
+def _discover(config: AgentConfig) -> Topology:
+    from nri_numa.topology.sysfs import discover
+
+    return discover(config.sysfs_root)
+
+
+def machine(topology: Topology) -> Iterator[Finding]:
+    """What the machine is, and what is odd about it."""
+    counts = (
+        f"{len(topology.sockets)} sockets, {len(topology.numa_nodes)} NUMA nodes, "
+        f"{len(topology.cores)} cores, {len(topology.online)} CPUs"
+    )
+    if len(topology.numa_nodes) > 1:
+        yield _ok("machine", counts)
+    else:
+        yield _warn(
+            "machine",
+            f"{counts}: there is nothing to align",
+            "Exclusive CPUs and explicit lists still work. On a virtual machine, give it vNUMA.",
+        )
+    for warning in topology.warnings:
+        yield _warn("machine", warning, "See `nri-numa topology`; placement works with what is.")
+
+
+def configuration(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+    """What the configuration says that this machine does not have."""
+    found = problems(config, topology)
+    for problem in found:
+        yield _fail("configuration", problem, "Correct the configuration file.")
+    if not found:
+        yield _ok("configuration", "sound, and fits this machine")
+
+
+def privileges() -> Iterator[Finding]:
+    """Whether we may do what the agent does."""
+    if os.geteuid() == 0:
+        yield _ok("privileges", "running as root")
+    else:
+        yield _warn(
+            "privileges",
+            f"running as user {os.geteuid()}: some files and sockets cannot be looked at",
+            "Run the check as the user that the agent runs as, usually root.",
+        )
+
+
+# --- cgroups ------------------------------------------------------------------------------------
+
+_NEEDED = ("cpuset", "memory")
+
+
+def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the controllers are there that cpus and mems are written to."""
+    unified = _read(mount / "cgroup.controllers")
+    if unified is not None:
+        yield from _controllers_v2(mount, unified.split())
+        return
+    missing = [name for name in _NEEDED if not (mount / name).is_dir()]
+    if len(missing) == len(_NEEDED):
+        known = _read(root / "proc/cgroups") or ""
+        absent = [n for n in _NEEDED if not any(l.startswith(f"{n}\t") for l in known.split("\n"))]
+        yield _fail(
+            "cgroups",
+            f"no cgroup controllers below {mount}",
+            f"The kernel lacks {', '.join(absent)}; boot one that has them."
+            if absent
+            else "Mount the cgroup file system, or set cgroupRoot.",
+        )
+    elif missing:
+        yield _fail(
+            "cgroups",
+            f"cgroup v1 without the controller {', '.join(missing)}",
+            "Boot without cgroup_disable=, or move to cgroup v2.",
+        )
+    else:
+        yield _ok("cgroups", "cgroup v1 with cpuset and memory")
+
+
+def _controllers_v2(mount: Path, available: list[str]) -> Iterator[Finding]:
+    missing = [name for name in _NEEDED if name not in available]
+    if missing:
+        yield _fail(
+            "cgroups",
+            f"cgroup v2 without the controller {', '.join(missing)}",
+            "Boot without cgroup_disable=; on a hybrid set-up unmount the v1 controllers.",
+        )
+        return
+    yield _ok("cgroups", "cgroup v2 with cpuset and memory")
+    for name in ("kubepods.slice", "kubepods"):
+        inside = _read(mount / name / "cgroup.controllers")
+        if inside is not None and "cpuset" not in inside.split():
+            yield _warn(
+                "cgroups",
+                f"cpuset is not enabled for {name}",
+                "The runtime enables it with the first pinned container; if it does not, check "
+                "Delegate= of the kubelet's and the runtime's unit.",
+            )
+
+
+# --- the runtime --------------------------------------------------------------------------------
+
+
+def runtime(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the runtime serves NRI."""
+    path = config.runtime.nri_socket
+    disabled = containerd_disables_nri(root)
+    remedy = "Turn NRI on (`nri-numa check --fix-containerd` shows how) and restart the runtime."
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        because = "" if disabled is None else f": {disabled}"
+        yield _fail("NRI", f"there is no socket {path}{because}", remedy)
+        return
+    except OSError as error:
+        yield _fail("NRI", f"{path}: {error.strerror}", "Run as root.")
+        return
+    if not stat.S_ISSOCK(mode):
+        yield _fail("NRI", f"{path} is no socket", "Set runtime.nriSocket.")
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(_TIMEOUT)
+            sock.connect(path)
+    except PermissionError:
+        yield _warn("NRI", f"{path} may only be opened by another user", "Run as root.")
+    except OSError as error:
+        yield _fail(
+            "NRI",
+            f"{path} does not answer: {error.strerror or error}",
+            f"Start the runtime. {remedy}",
+        )
+    else:
+        yield _ok("NRI", f"{path} answers")
+
+
+def containerd_disables_nri(root: Path = Path("/")) -> str | None:
+    """Why containerd does not serve NRI, as far as its configuration file tells."""
+    import tomllib
+
+    path = root / "etc/containerd/config.toml"
+    text = _read(path)
+    if text is None:
+        return None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return f"{path} is not valid TOML ({error})"
+    section = nri_section(document)
+    if section.get("disable") is True:
+        return f"{path} disables it"
+    if "disable" not in section and document.get("version", 2) == 2:
+        return f"{path} does not turn it on, and containerd 1.7 has it off by default"
+    if section.get("disable_connections") is True:
+        return f"{path} sets disable_connections"
+    return None
+
+
+def nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table of containerd's NRI plugin; empty when there is none."""
+    plugins = document.get("plugins", {})
+    section = plugins.get("io.containerd.nri.v1.nri", {}) if isinstance(plugins, Mapping) else {}
+    return section if isinstance(section, Mapping) else {}
+
+
+# --- the kubelet --------------------------------------------------------------------------------
+
+
+def kubelet(directory: Path) -> Iterator[Finding]:
+    """Whether the kubelet's own managers pin containers too."""
+    if not directory.is_dir():
+        yield _ok("kubelet", f"none below {directory}")
+        return
+    policies = kubelet_policies(directory)
+    cpu, memory = policies.get("cpu", "none"), policies.get("memory", "None")
+    if cpu == "static":
+        yield _warn(
+            "kubelet",
+            "its CPU manager policy is static: it pins Guaranteed pods itself, after their start",
+            "nri-numa leaves those pods to it. For full control set cpuManagerPolicy: none, delete "
+            f"{directory}/cpu_manager_state and restart the kubelet.",
+        )
+    if memory == "Static":
+        yield _warn(
+            "kubelet",
+            "its memory manager policy is Static: it sets memory nodes of Guaranteed pods itself",
+            "For full control set memoryManagerPolicy: None, delete "
+            f"{directory}/memory_manager_state and restart the kubelet.",
+        )
+    if cpu != "static" and memory != "Static":
+        known = "cpuManagerPolicy none" if policies else "its configuration cannot be read"
+        yield _ok("kubelet", known)
+
+
+def kubelet_policies(directory: Path) -> dict[str, str]:
+    """Policies of the kubelet's ``cpu``, ``memory`` and ``topology`` manager, as far as known.
+
+    Its state files are what it really runs with; its configuration may be newer.
+    """
+    import json
+
+    found: dict[str, str] = {}
+    text = _read(directory / "config.yaml")
+    if text is not None:
+        from nri_numa.config import yaml_reader
+
+        try:
+            document = yaml_reader.parse(text)
+        except yaml_reader.YAMLProblem:
+            document = None
+        if isinstance(document, Mapping):
+            found["cpu"] = str(document.get("cpuManagerPolicy") or "none")
+            found["memory"] = str(document.get("memoryManagerPolicy") or "None")
+            found["topology"] = str(document.get("topologyManagerPolicy") or "none")
+    for manager, name in (("cpu", "cpu_manager_state"), ("memory", "memory_manager_state")):
+        text = _read(directory / name)
+        if text is None:
+            continue
+        try:
+            state = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(state, Mapping) and isinstance(state.get("policyName"), str):
+            found[manager] = state["policyName"]
+    return found
+
+
+# --- our own needs ------------------------------------------------------------------------------
+
+
+def state_directory(directory: Path) -> Iterator[Finding]:
+    """Whether the checkpoint can be written."""
+    at = directory
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    if not at.is_dir():
+        yield _fail("state", f"{at} is no directory", "Set stateDir.")
+    elif not os.access(at, os.W_OK | os.X_OK):
+        yield _fail("state", f"{at} cannot be written", "Run as root, or set stateDir.")
+    elif at != directory:
+        yield _ok("state", f"{directory} will be made")
+    else:
+        yield _ok("state", f"{directory} can be written")
+
+
+def http(config: AgentConfig) -> Iterator[Finding]:
+    """Whether the API's address is free, or ours, and its files are in order."""
+    section = config.http
+    address = split_address(section.address)
+    if address is None:
+        yield _ok("http", "off")
+        return
+    if section.token_file:
+        text = _read(Path(section.token_file))
+        if text is None or not text.strip():
+            yield _fail(
+                "http",
+                f"the token file {section.token_file} cannot be read or is empty",
+                "Write a token into it: openssl rand -hex 32.",
+            )
+        elif os.stat(section.token_file).st_mode & 0o077:
+            yield _warn("http", f"{section.token_file} can be read by others", "chmod 600 it.")
+    if section.tls_cert:
+        yield from _certificate(section.tls_cert, section.tls_key)
+    host, port = address
+    answer = _who_listens(host, port, tls=bool(section.tls_cert))
+    if answer == "nobody":
+        yield _ok("http", f"{section.address} is free")
+    elif answer == "nri-numa":
+        yield _ok("http", f"{section.address} is served by a running nri-numa")
+    else:
+        yield _fail(
+            "http",
+            f"{section.address} is taken by another program; the agent would run without HTTP",
+            "Set http.address to a free port.",
+        )
+
+
+def _certificate(cert: str, key: str) -> Iterator[Finding]:
+    import ssl
+    import time
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        yield _fail(
+            "http",
+            f"{cert} and {key} are no certificate and key: {error.strerror or error}",
+            "Give PEM files that belong together.",
+        )
+        return
+    try:
+        # The standard library has no public way to read a certificate from a file.
+        decoded = ssl._ssl._test_decode_cert(cert)  # type: ignore[attr-defined]
+        left = ssl.cert_time_to_seconds(decoded["notAfter"]) - time.time()
+    except (AttributeError, KeyError, ValueError, ssl.SSLError):
+        return
+    if left < 0:
+        yield _fail("http", f"{cert} has expired", "Renew the certificate.")
+    elif left < 14 * 86400:
+        yield _warn("http", f"{cert} expires in {int(left // 86400)} days", "Renew it in time.")
+
+
+def _who_listens(host: str, port: int, *, tls: bool) -> str:
+    """``nobody``, ``nri-numa`` or ``somebody``."""
+    import http.client
+    import ssl
+
+    target = host if host not in ("", "0.0.0.0", "::") else "127.0.0.1"  # noqa: S104  # compared
+    try:
+        socket.create_connection((target, port), timeout=_TIMEOUT).close()
+    except OSError:
+        return "nobody"
+    connection: http.client.HTTPConnection
+    if tls:
+        # Only the name in the answer matters here, so that a private authority is no hindrance.
+        context = ssl._create_unverified_context()  # noqa: S323
+        connection = http.client.HTTPSConnection(target, port, timeout=_TIMEOUT, context=context)
+    else:
+        connection = http.client.HTTPConnection(target, port, timeout=_TIMEOUT)
+    try:
+        connection.request("GET", "/healthz")
+        server = connection.getresponse().getheader("Server", "")
+    except (OSError, http.client.HTTPException):
+        return "somebody"
+    finally:
+        connection.close()
+    return "nri-numa" if server.startswith("nri-numa") else "somebody"
+
+
+def balancing(root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the kernel moves pages on its own account."""
+    if (_read(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in ("", "0"):
+        yield _ok(
+            "kernel",
+            "automatic NUMA balancing is on; pinned containers do not need it, "
+            "kernel.numa_balancing=0 spares them its page faults",
+        )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_READABLE).decode(errors="replace")
+    except OSError:
+        return None
+
+
+def worst(findings: list[Finding]) -> Level:
+    """The gravest level among the findings."""
+    levels = {finding.level for finding in findings}
+    return Level.FAIL if Level.FAIL in levels else Level.WARN if Level.WARN in levels else Level.OK

@@ -1,0 +1,209 @@
+"""What the commands share: options, failures, tables, output forms."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from nri_numa.errors import AgentError, ConfigError
+
+DEFAULT_CONFIG = "/etc/nri-numa/agent.yaml"
+WIDTH = 80
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Failure(click.ClickException):
+    """The command failed; exit code 1."""
+
+    exit_code = 1
+
+    def show(self, file: Any = None) -> None:
+        """Write the message to standard error."""
+        click.echo(f"nri-numa: {self.message}", err=True, file=file)
+
+
+class Mistake(Failure):
+    """The configuration or the input has mistakes; exit code 2."""
+
+    exit_code = 2
+
+
+class Unreachable(Failure):
+    """The agent, the runtime or the machine's files cannot be reached; exit code 3."""
+
+    exit_code = 3
+
+
+@contextmanager
+def friendly() -> Iterator[None]:
+    """Turn our exceptions into messages and exit codes."""
+    try:
+        yield
+    except ConfigError as error:
+        raise Mistake(describe(error)) from error
+    except AgentError as error:
+        from nri_numa.errors import RuntimeUnavailable, TopologyError
+
+        kind = Unreachable if isinstance(error, RuntimeUnavailable | TopologyError) else Failure
+        raise kind(harmless(str(error))) from error
+
+
+def describe(error: ConfigError) -> str:
+    """All problems of a configuration, one on each line."""
+    count = len(error.problems)
+    head = f"{error.source}: {count} mistake{'s' if count != 1 else ''} in the configuration"
+    return "\n".join([head, *(f"  {harmless(problem)}" for problem in error.problems)])
+
+
+def config_option(function: _Function) -> _Function:
+    """``--config FILE``."""
+    return click.option(
+        "--config",
+        "config_path",
+        metavar="FILE",
+        type=click.Path(dir_okay=False),
+        envvar="NRI_NUMA_CONFIG",
+        help=f"Configuration file.  [default: {DEFAULT_CONFIG}, where it exists]",
+    )(function)
+
+
+def output_option(*forms: str) -> Callable[[_Function], _Function]:
+    """``-o table|json|yaml``."""
+    forms = forms or ("table", "json", "yaml")
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(forms),
+        default=forms[0],
+        show_default=True,
+        help="How the answer is written.",
+    )
+
+
+def sysfs_option(function: _Function) -> _Function:
+    """``--sysfs-root DIR``."""
+    return click.option(
+        "--sysfs-root",
+        metavar="DIR",
+        type=click.Path(),
+        help="Directory that holds a sys/ tree, or an archive of one.  [default: /]",
+    )(function)
+
+
+def config_path(given: str | None) -> str | None:
+    """The file to read: the given one, or the default one where it exists."""
+    if given:
+        return given
+    return DEFAULT_CONFIG if os.path.exists(DEFAULT_CONFIG) else None
+
+
+def harmless(text: str) -> str:
+    """``text`` without anything that could move a cursor or end a line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def emit(document: object, output: str) -> None:
+    """Write a document as JSON or YAML."""
+    if output == "json":
+        import json
+
+        click.echo(json.dumps(document, indent=2, ensure_ascii=not _unicode_terminal()))
+    else:
+        import yaml
+
+        text = yaml.safe_dump(document, sort_keys=False, allow_unicode=_unicode_terminal())
+        click.echo(text, nl=False)
+
+
+def _unicode_terminal() -> bool:
+    return (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
+
+
+def terminal_width() -> int:
+    """Columns to fill: the terminal's, 80 where there is none."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+
+
+def cell_width(text: str) -> int:
+    """Columns that a text takes in a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def clip(text: str, width: int) -> str:
+    """``text`` in at most ``width`` columns; the middle goes, since both ends tell names apart."""
+    if cell_width(text) <= width:
+        return text
+    if width < 4:
+        return "…"[:width]
+    head, tail = (width - 1 + 1) // 2, (width - 1) // 2
+    while cell_width(text[:head]) > (width - 1 + 1) // 2:
+        head -= 1
+    while tail and cell_width(text[-tail:]) > (width - 1) // 2:
+        tail -= 1
+    return f"{text[:head]}…{text[len(text) - tail :]}"
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[object]], *, width: int | None = None
+) -> list[str]:
+    """Lines of a table that fits ``width`` columns: the widest columns give way first."""
+    limit = width or terminal_width()
+    cells = [list(head), *([harmless(str(cell)) for cell in row] for row in rows)]
+    widths = [max(cell_width(row[i]) for row in cells) for i in range(len(head))]
+    room = limit - 2 * (len(head) - 1)
+    while sum(widths) > room and max(widths) > 4:
+        # Of equally wide columns the last gives way: the first ones name the thing.
+        widest = max(range(len(widths)), key=lambda i: (widths[i], i))
+        widths[widest] -= 1
+    lines = []
+    for row in cells:
+        parts = []
+        for text, cell in zip(row, widths, strict=True):
+            shown = clip(text, cell)
+            parts.append(shown + " " * (cell - cell_width(shown)))
+        lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+def human_duration(seconds: float) -> str:
+    """``42s``, ``7m``, ``3h12m``, ``9d4h``."""
+    total = int(seconds)
+    if total < 60:
+        return f"{max(0, total)}s"
+    minutes = total // 60
+    if minutes < 60:
+        return f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h{minutes}m" if minutes else f"{hours}h"
+    days, hours = divmod(hours, 24)
+    return f"{days}d{hours}h" if hours else f"{days}d"
+
+
+def human_size(amount: int) -> str:
+    """``512Mi``, ``62.6Gi``."""
+    value = float(amount)
+    for unit in ("", "Ki", "Mi", "Gi", "Ti"):
+        if abs(value) < 1024:
+            return (
+                f"{value:.0f}{unit}"
+                if value >= 100 or value == int(value)
+                else f"{value:.1f}{unit}"
+            )
+        value /= 1024
+    return f"{value:.1f}Pi"

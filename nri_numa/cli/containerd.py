@@ -1,0 +1,177 @@
+"""``nri-numa check --fix-containerd``: turn NRI on in containerd's configuration.
+
+The file is edited as text, so that its comments stay, and parsed before and after: the result is
+only used when exactly the NRI table differs.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nri_numa.check import nri_section
+from nri_numa.cli.common import Failure, Mistake
+
+NAME = "io.containerd.nri.v1.nri"
+_HEADER = re.compile(rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NAME)}\1[ \t]*\]")
+_ANY_HEADER = re.compile(r"^[ \t]*\[")
+_SWITCHES = ("disable", "disable_connections")
+_ADVICE = "Then restart it: systemctl restart containerd. Running containers are not touched."
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What has to be written.
+
+    Attributes:
+        path: the file.
+        text: its whole new content.
+        shown: the part an operator wants to see.
+    """
+
+    path: Path
+    text: str
+    shown: str
+
+
+def section(version: int) -> str:
+    """The table that turns NRI on, for a file of its own."""
+    return f"version = {version}\n\n[plugins.'{NAME}']\n  disable = false\n"
+
+
+def plan(path: Path) -> Change | None:
+    """The change that turns NRI on; None when it is on.
+
+    Raises:
+        Mistake: when the file is not valid TOML or cannot be edited safely.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return Change(path, section(2), section(2))
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}") from error
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Mistake(f"{path} is not valid TOML: {error}") from error
+    version = document.get("version", 1)
+    if version < 2:
+        raise Mistake(f"{path} has version {version}; migrate it first: containerd config migrate")
+    if not _is_off(nri_section(document), version):
+        return None
+    directory = _drop_in_directory(document, path)
+    if directory is not None and not nri_section(document):
+        target = directory / "nri-numa.toml"
+        return Change(target, section(version), section(version))
+    edited = _edit(text, document)
+    return Change(path, edited, _shown(edited))
+
+
+def _is_off(table: Mapping[str, Any], version: int) -> bool:
+    # containerd 1.7 (version 2) has NRI off by default, 2.x (version 3) on. A 2.x reads version 2
+    # files too; saying it once more does no harm there.
+    return bool(table.get("disable", version < 3)) or table.get("disable_connections") is True
+
+
+def _drop_in_directory(document: Mapping[str, Any], path: Path) -> Path | None:
+    """The directory of the first import such as ``/etc/containerd/conf.d/*.toml``."""
+    for pattern in document.get("imports", ()):
+        if isinstance(pattern, str) and pattern.endswith("/*.toml"):
+            return (path.parent / pattern).parent
+    return None
+
+
+def _edit(text: str, document: Mapping[str, Any]) -> str:
+    lines = text.splitlines(keepends=True)
+    start = next((i for i, line in enumerate(lines) if _HEADER.match(line)), None)
+    if start is None:
+        tail = "" if not text or text.endswith("\n") else "\n"
+        edited = f"{text}{tail}\n[plugins.'{NAME}']\n  disable = false\n"
+    else:
+        end = next(
+            (i for i in range(start + 1, len(lines)) if _ANY_HEADER.match(lines[i])), len(lines)
+        )
+        switch = re.compile(rf"^[ \t]*({'|'.join(_SWITCHES)})[ \t]*=")
+        kept = [line for line in lines[start + 1 : end] if not switch.match(line)]
+        head = lines[start] if lines[start].endswith("\n") else lines[start] + "\n"
+        edited = "".join([*lines[:start], head, "  disable = false\n", *kept, *lines[end:]])
+    _must_differ_in_nri_only(document, edited)
+    return edited
+
+
+def _must_differ_in_nri_only(before: Mapping[str, Any], edited: str) -> None:
+    wrong = Mistake(
+        "the NRI table is written in a way this command does not edit; "
+        f"set disable = false in [plugins.'{NAME}'] by hand"
+    )
+    try:
+        after = tomllib.loads(edited)
+    except tomllib.TOMLDecodeError as error:
+        raise wrong from error
+    wanted = copy.deepcopy(dict(before))
+    table = wanted.setdefault("plugins", {}).setdefault(NAME, {})
+    table.pop("disable_connections", None)
+    table["disable"] = False
+    if after != wanted:
+        raise wrong
+
+
+def _shown(text: str) -> str:
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if _HEADER.match(line))
+    end = next((i for i in range(start + 1, len(lines)) if _ANY_HEADER.match(lines[i])), len(lines))
+    return "\n".join(lines[start:end]).rstrip() + "\n"
+
+
+def fix(config: str, *, write: bool) -> None:
+    """Show, or write, what turns NRI on.
+
+    Raises:
+        Failure: when the file cannot be written.
+    """
+    change = plan(Path(config))
+    if change is None:
+        click.echo(f"{config} turns NRI on already.")
+        return
+    if not write:
+        click.echo(f"# {change.path}")
+        click.echo(change.shown, nl=False)
+        click.echo()
+        click.echo(f"# --write puts this there and keeps a backup. {_ADVICE}")
+        return
+    try:
+        backup = _write(change)
+    except OSError as error:
+        raise Failure(f"{change.path}: {error.strerror or error}") from error
+    click.echo(f"{change.path} written{f', the old one is {backup}' if backup else ''}. {_ADVICE}")
+
+
+def _write(change: Change) -> Path | None:
+    path = change.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    backup = None
+    mode = 0o644
+    if path.exists():
+        mode = path.stat().st_mode & 0o7777
+        number = 0
+        while (backup := path.with_name(f"{path.name}.backup{number or ''}")).exists():
+            number += 1
+        backup.write_bytes(path.read_bytes())
+        backup.chmod(mode)
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(change.text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return backup

@@ -1,0 +1,46 @@
+"""``nri-numa topology`` and ``nri-numa capture``: commands that read a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nri_numa.cli.common import Failure, friendly, harmless, human_size, output_option, sysfs_option
+
+
+@click.command()
+@sysfs_option
+@output_option()
+def topology(sysfs_root: str | None, output: str) -> None:
+    """Show sockets, NUMA nodes, memory, distances, caches, cores and threads.
+
+    What was odd about the machine stands at the end, or under "warnings".
+    """
+    from nri_numa.cli.topology_view import render_topology
+    from nri_numa.topology.sysfs import discover
+
+    with friendly():
+        machine = discover(sysfs_root or "/")
+    click.echo(render_topology(machine, output), nl=False)  # type: ignore[arg-type]  # a Choice
+
+
+@click.command()
+@click.argument("target", metavar="FILE.tar.gz", type=click.Path(dir_okay=False))
+@sysfs_option
+def capture(target: str, sysfs_root: str | None) -> None:
+    """Pack the files that describe this machine's topology, for a bug report.
+
+    Only files of an allow-list are read; the archive holds no names of pods or hosts. It can be
+    unpacked anywhere and given to every command as --sysfs-root.
+    """
+    from nri_numa.cli.capture import capture as pack
+
+    with friendly():
+        try:
+            report = pack(Path(sysfs_root or "/"), Path(target))
+        except OSError as error:
+            raise Failure(f"cannot write {target}: {error.strerror or error}") from error
+    click.echo(f"{report.target}: {len(report.files)} files, {human_size(report.size_bytes)}B")
+    for name in report.unreadable:
+        click.echo(f"  could not be read: {harmless(name)}", err=True)

@@ -90,9 +90,14 @@ def _discover(config: AgentConfig) -> Topology:
 
 def machine(topology: Topology) -> Iterator[Finding]:
     """What the machine is, and what is odd about it."""
-    counts = (
-        f"{len(topology.sockets)} sockets, {len(topology.numa_nodes)} NUMA nodes, "
-        f"{len(topology.cores)} cores, {len(topology.online)} CPUs"
+    counts = ", ".join(
+        f"{count} {noun}{'s' if count != 1 else ''}"
+        for count, noun in (
+            (len(topology.sockets), "socket"),
+            (len(topology.numa_nodes), "NUMA node"),
+            (len(topology.cores), "core"),
+            (len(topology.online), "CPU"),
+        )
     )
     if len(topology.numa_nodes) > 1:
         yield _ok("machine", counts)
@@ -141,7 +146,8 @@ def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
     missing = [name for name in _NEEDED if not (mount / name).is_dir()]
     if len(missing) == len(_NEEDED):
         known = _read(root / "proc/cgroups") or ""
-        absent = [n for n in _NEEDED if not any(l.startswith(f"{n}\t") for l in known.split("\n"))]
+        there = {line.split("\t")[0] for line in known.splitlines()}
+        absent = [name for name in _NEEDED if name not in there]
         yield _fail(
             "cgroups",
             f"no cgroup controllers below {mount}",

@@ -155,6 +155,13 @@ def fix(config: str, *, write: bool) -> None:
     click.echo(f"{change.path} written{f', the old one is {backup}' if backup else ''}. {_ADVICE}")
 
 
+def _free_name(path: Path) -> Path:
+    number = 0
+    while (name := path.with_name(f"{path.name}.backup{number or ''}")).exists():
+        number += 1
+    return name
+
+
 def _write(change: Change) -> Path | None:
     path = change.path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,9 +169,7 @@ def _write(change: Change) -> Path | None:
     mode = 0o644
     if path.exists():
         mode = path.stat().st_mode & 0o7777
-        number = 0
-        while (backup := path.with_name(f"{path.name}.backup{number or ''}")).exists():
-            number += 1
+        backup = _free_name(path)
         backup.write_bytes(path.read_bytes())
         backup.chmod(mode)
     temporary = path.with_name(f".{path.name}.new")

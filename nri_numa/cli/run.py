@@ -8,7 +8,14 @@ import sys
 
 import click
 
-from nri_numa.cli.common import config_option, config_path, describe, friendly, sysfs_option
+from nri_numa.cli.common import (
+    Mistake,
+    config_option,
+    config_path,
+    describe,
+    friendly,
+    sysfs_option,
+)
 from nri_numa.errors import ConfigError
 
 
@@ -86,7 +93,7 @@ def start(given: str | None, flags: dict[str, object]) -> int:
         with friendly():
             raise
     except OSError as error:
-        raise click.FileError(config.log.file, error.strerror or str(error)) from error
+        raise Mistake(f"log.file: {error.filename}: {error.strerror or error}") from error
 
     from nri_numa import daemon
 

@@ -12,12 +12,11 @@ docs/adr/0010-cpu-order.md tells why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 
 from nri_numa.engine import take_kubelet
 from nri_numa.engine.cpu_index import NOWHERE, AllocatorIndex, index
-from nri_numa.engine.settings import CPUOrder, IsolatedCPUs, PreferredCores, Settings
+from nri_numa.engine.settings import CPUOrder, IsolatedCPUs, PreferredCores
 from nri_numa.engine.smt import (
     CoreClass,
     Threads,
@@ -27,116 +26,23 @@ from nri_numa.engine.smt import (
     whole_cores,
 )
 from nri_numa.engine.take_default import Filler, Places, lowest, select, threads_filler
-from nri_numa.engine.workload import SMT, Load
-from nri_numa.topology.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.engine.take_notes import crowded_cores, outside, plural, shared_cores, where
+from nri_numa.engine.take_types import NotEnoughCPUs, SMTAlignmentRefused, Taken, TakeRequest
+from nri_numa.engine.workload import SMT
+from nri_numa.topology.cpuset import CPUSet, NUMASet
 from nri_numa.topology.model import Topology
 
-_MANY = 3  # shared cores that a note names one by one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeRequest:
-    """What `take_cpus` is asked for.
-
-    Attributes:
-        count: whole CPUs wanted, ``held`` ones counted.
-        available: CPUs free for exclusive use; reserved and owned ones are not in it.
-        prefer: take these first: a restarted container's old CPUs, CPUs of finished init
-            containers. When they are exactly as many as wanted, all free and inside the affinity,
-            they are taken as they are.
-        held: CPUs that the container owns already; all of them stay, unless they went offline.
-        affinity: take from these NUMA nodes first; None is anywhere.
-        strict: take nothing outside ``affinity``.
-        smt: see `SMT`.
-        load: of this container, for ``pair``; None counts as high.
-        loads: CPU to the load of the exclusive container that owns it, for ``pair``.
-        busy: CPUs owned by other containers, or kept idle for them.
-        settings: order, distribution, L3 groups, sockets, isolated CPUs and core kinds.
-    """
-
-    count: int
-    available: CPUSet
-    prefer: CPUSet = NO_CPUS
-    held: CPUSet = NO_CPUS
-    affinity: NUMASet | None = None
-    strict: bool = False
-    smt: SMT = SMT.SPREAD
-    load: Load | None = None
-    loads: Mapping[int, Load] = field(default_factory=dict)
-    busy: CPUSet = NO_CPUS
-    settings: Settings = field(default_factory=Settings)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """CPUs were found.
-
-    Attributes:
-        cpus: exactly as many as wanted, ``held`` ones included.
-        idle: siblings of them that nobody may use (``isolate``).
-        notes: why these, in sentences.
-    """
-
-    cpus: CPUSet
-    idle: CPUSet = NO_CPUS
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotEnoughCPUs:
-    """Fewer CPUs can be had than wanted.
-
-    Attributes:
-        requested: CPUs wanted.
-        available: CPUs that could have been taken under the request's rules.
-        per_numa: their number by NUMA node, for all NUMA nodes with CPUs (`NOWHERE` for CPUs
-            without one).
-        smt: the rule that was applied.
-        held: CPUs the container had already; they count towards ``requested``.
-    """
-
-    requested: int
-    available: CPUSet
-    per_numa: Mapping[int, int]
-    smt: SMT = SMT.ANY
-    held: int = 0
-
-    def __str__(self) -> str:
-        what = {
-            SMT.ISOLATE: "CPUs on wholly free cores",
-            SMT.FULL_CORE: "CPUs of wholly free cores",
-        }.get(self.smt, "free CPUs")
-        nodes = ", ".join(
-            f"{'CPUs without a NUMA node' if i == NOWHERE else f'NUMA node {i}'} has {c}"
-            for i, c in self.per_numa.items()
-        )
-        had = f" besides the {self.held} it has" if self.held else ""
-        return (
-            f"{self.requested} CPUs were asked for, {len(self.available)} {what} are there"
-            f"{had}: {nodes or 'no CPU at all'}"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SMTAlignmentRefused:
-    """``full-core``, and whole cores cannot make exactly the number wanted.
-
-    Attributes:
-        requested: CPUs wanted.
-        threads_per_core: the largest number of threads on one core of the machine.
-        available: CPUs of the wholly free cores.
-    """
-
-    requested: int
-    threads_per_core: int
-    available: CPUSet
-
-    def __str__(self) -> str:
-        return (
-            f"{self.requested} CPUs were asked for as whole cores, which cannot be made of cores "
-            f"with {self.threads_per_core} threads (CPUs of wholly free cores: "
-            f"{self.available or 'none'})"
-        )
+__all__ = [
+    "NOWHERE",
+    "AllocatorIndex",
+    "NotEnoughCPUs",
+    "SMTAlignmentRefused",
+    "TakeRequest",
+    "Taken",
+    "give_back",
+    "index",
+    "take_cpus",
+]
 
 
 def take_cpus(
@@ -222,8 +128,8 @@ def _shrink(ix: AllocatorIndex, request: TakeRequest, held: int) -> Taken | SMTA
         cpus=CPUSet.from_bits(kept),
         idle=CPUSet.from_bits(idle),
         notes=(
-            f"keeps {request.count} of the {held.bit_count()} CPUs it had",
-            *_where(ix, kept),
+            f"keeps {request.count} of the {plural(held.bit_count(), 'CPU')} it had",
+            *where(ix, kept),
         ),
     )
 
@@ -267,6 +173,7 @@ class _Take:
                 self.good_kind = ix.all & ~ix.efficient
             elif settings.cores is PreferredCores.EFFICIENT:
                 self.good_kind = ix.all & ~ix.performance
+        self.partners = partners(request.load, request.loads)
         inside = self._inside()
         self.regions = (inside,) if request.strict else (inside, ix.all & ~inside)
         self.room = self.free & (inside if request.strict else ix.all)
@@ -355,23 +262,56 @@ class _Take:
         return take_kubelet.take_packed(self.ix, free, n, align_l3=self.settings.align_l3)
 
     def _threads_of_cores(self) -> None:
-        known = partners(self.request.load, self.request.loads)
         for region in self.regions:
-            for isolation in (self.good_isolation | self.prefer, self.ix.all):
-                while self.needed:
-                    threads = Threads(
-                        index=self.ix,
-                        free=self.free,
-                        own=self.taken,
-                        prefer=self.prefer,
-                        good_kind=self.good_kind,
-                        partners=known,
-                    )
-                    zone = self.free & region & isolation
-                    candidates = next_threads(self.request.smt, threads, zone)
-                    if not candidates:
-                        break
-                    self._add(self._pick(candidates, min(self.needed, candidates.bit_count())))
+            for zone in self._narrowest_first(region):
+                for isolation in (self.good_isolation | self.prefer, self.ix.all):
+                    while self.needed and (candidates := self._next(zone & isolation)):
+                        n = min(self.needed, candidates.bit_count())
+                        self._add(self._pick(candidates, n))
+
+    def _next(self, zone: int) -> int:
+        threads = Threads(
+            index=self.ix,
+            free=self.free,
+            own=self.taken,
+            prefer=self.prefer,
+            good_kind=self.good_kind,
+            partners=self.partners,
+        )
+        return next_threads(self.request.smt, threads, self.free & zone)
+
+    def _narrowest_first(self, region: int) -> Iterator[int]:
+        """A region, split where half-used cores would spare it another NUMA node.
+
+        Taken kind by kind, the last wholly free cores would be collected from all over the
+        machine. So the fewest NUMA nodes that have one thread on as many cores as are needed come
+        first, whoever is on the other threads; for ``pair``, cores that are busy at the same hours
+        do not count.
+        """
+        ix, zone = self.ix, self.free & region & self.good_isolation
+        best = self._next(zone)
+        if self.kubelet or self.prefer or self.request.smt is SMT.ISOLATE or not best:
+            yield region
+            return
+        cores = ix.touched(zone) & ~ix.touched(self.taken)
+        if self.request.smt is SMT.PAIR:
+            cores &= ~ix.touched(self.partners.same & ~self.free & ~self.taken)
+        any_thread = ix.lowest_threads(cores, zone)
+        narrow = self._numa_nodes_for(any_thread)
+        kind = self._numa_nodes_for(best)
+        if narrow and (not kind or narrow.bit_count() < kind.bit_count()):
+            inside = sum(u.bits for p, u in enumerate(ix.numa) if narrow >> p & 1)
+            yield region & inside
+            yield region & ~inside
+        else:
+            yield region
+
+    def _numa_nodes_for(self, candidates: int) -> int:
+        """Positions of the NUMA nodes that would give all that is missing; 0 when none can."""
+        if candidates.bit_count() < self.needed:
+            return 0
+        chosen = self._select(candidates, self.needed, fill=lowest)
+        return sum(1 << p for p, u in enumerate(self.ix.numa) if chosen & u.bits)
 
     def _pick(self, candidates: int, n: int, weight: int = 1) -> int:
         if not self.kubelet or self.settings.distribute_across_numa:
@@ -447,45 +387,30 @@ class _Take:
         self.needed -= cpus.bit_count()
 
     def _done(self, *reasons: str) -> Taken:
+        ix, request = self.ix, self.request
         fresh = self.taken & ~self.held
         notes = [*reasons]
         if self.held:
-            notes.append(f"keeps the {self.held.bit_count()} CPUs it had")
-        notes += _where(self.ix, self.taken)
-        outside = fresh & ~self.regions[0]
-        if outside:
-            notes.append(
-                f"{_cpus(outside)} outside NUMA nodes {self.request.affinity}, "
-                "where no more could be taken"
-            )
-        if self.request.smt is SMT.PAIR and self.request.load is None:
+            notes.append(f"keeps the {plural(self.held.bit_count(), 'CPU')} it had")
+        notes += where(ix, self.taken)
+        notes += outside(fresh & ~self.regions[0], request.affinity)
+        if request.smt is SMT.PAIR and request.load is None:
             notes.append("no load was given for it, so it counts as high")
-        notes += self._shared_cores(fresh)
+        notes += shared_cores(
+            ix,
+            request.smt,
+            fresh=fresh,
+            others=ix.all & ~self.free & ~self.taken,
+            busy=request.busy.bits,
+            known=self.partners,
+            free_core_left=bool(ix.whole(self.free) & ix.touched(self.room)),
+        )
+        notes += crowded_cores(ix, request.smt, self.taken)
         return Taken(
             cpus=CPUSet.from_bits(self.taken),
-            idle=CPUSet.from_bits(_idle(self.ix, self.request, self.taken)),
+            idle=CPUSet.from_bits(_idle(ix, request, self.taken)),
             notes=tuple(notes),
         )
-
-    def _shared_cores(self, fresh: int) -> list[str]:
-        """Whose threads sit beside the fresh CPUs, for a few cores."""
-        ix = self.ix
-        others = ix.all & ~self.free & ~self.taken
-        cores = ix.touched(fresh) & ix.touched(others)
-        notes = []
-        for core in CPUSet.from_bits(lowest(cores, _MANY)):
-            ours = CPUSet.from_bits(ix.core_bits[core] & fresh)
-            theirs = ix.core_bits[core] & others
-            owned = theirs & self.request.busy.bits
-            whose = "of another container" if owned else "that is not free for exclusive use"
-            notes.append(f"CPU {ours} shares a core with CPU {_list(owned or theirs)} {whose}")
-        more = cores.bit_count() - _MANY
-        if more > 0:
-            notes.append(f"so it is on {more} more cores")
-        twice = sum(cores.bit_count() for cores in ix.by_count(self.taken)[2:])
-        if twice and self.request.smt in (SMT.SPREAD, SMT.PAIR):
-            notes.append(f"{twice} cores hold more than one of its CPUs")
-        return notes
 
     def _not_enough(self) -> NotEnoughCPUs:
         ix, smt = self.ix, self.request.smt
@@ -511,30 +436,3 @@ class _Take:
             threads_per_core=self.ix.threads,
             available=CPUSet.from_bits(whole),
         )
-
-
-def _where(ix: AllocatorIndex, cpus: int) -> Sequence[str]:
-    """One sentence for each NUMA node: how many CPUs, and how many of its cores are whole."""
-    whole = ix.whole(cpus)
-    notes = []
-    for unit in ix.numa:
-        count = (cpus & unit.bits).bit_count()
-        if not count:
-            continue
-        cores = (whole & unit.bits).bit_count()
-        name = "without a NUMA node" if unit.id == NOWHERE else f"of NUMA node {unit.id}"
-        notes.append(f"{_plural(count, 'CPU')} {name}, {_plural(cores, 'whole core')}")
-    return notes
-
-
-def _cpus(bits: int) -> str:
-    cpus = CPUSet.from_bits(bits)
-    return f"CPU {cpus} lies" if len(cpus) == 1 else f"CPUs {cpus} lie"
-
-
-def _list(bits: int) -> str:
-    return str(CPUSet.from_bits(bits))
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

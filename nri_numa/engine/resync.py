@@ -1,0 +1,258 @@
+"""Comparing notes with the runtime: adoption, gap containers, repairs.
+
+The runtime is the truth for *what is*, the prior state (from memory or from the checkpoint) for
+*what was meant*. No running container moves: what is known keeps what it has, and an update is
+only sent where the runtime has something else than was meant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from nri_numa.engine.answers import NO_QUOTA, ContainerUpdate
+from nri_numa.engine.decide import ASSIGNED, admit
+from nri_numa.engine.decision import Decision, Machine, Reading, Refused, Resynced
+from nri_numa.engine.state import (
+    Allocation,
+    Charge,
+    Kind,
+    NodeState,
+    build,
+    effective_cpus,
+)
+from nri_numa.engine.workload import Container, PodSandbox, Policy
+from nri_numa.topology.cpuset import CPUSet, ListFormatError, NUMASet
+
+
+def resync(
+    machine: Machine,
+    prior: NodeState,
+    pods: Iterable[PodSandbox],
+    containers: Iterable[Container],
+    reading: Reading | None = None,
+    now: float = 0.0,
+) -> Resynced:
+    """Build a fresh state from what really runs.
+
+    Known containers first, owners of CPUs before others, then those that carry our ``assigned``
+    annotation (the checkpoint was lost), then strangers, which are decided like new ones, in
+    order of namespace, pod, container and id. A stranger that is refused keeps running unpinned:
+    a running container cannot be refused any more.
+
+    Args:
+        machine: topology and settings.
+        prior: what was meant.
+        pods: all pods the runtime reports.
+        containers: all containers it reports, with the cpus and mems they have now.
+        reading: what the kernel has left, when known.
+        now: Unix time in seconds.
+    """
+    by_pod = {pod.id: pod for pod in pods}
+    live = {c.id: c for c in containers if c.pod_id in by_pod}
+    problems: list[str] = []
+    kept, strangers = _keep(machine, prior, by_pod, live, problems)
+    uids = {pod.uid: pod.id for pod in by_pod.values()}
+    records = [
+        replace(record, pod_id=uids[uid]) for uid, record in prior.pods.items() if uid in uids
+    ]
+    state = build(kept, records, prior.serial)
+    adopted = [a.container_id for a in kept]
+    gap: list[str] = []
+    decisions: list[Decision] = []
+    for container in sorted(strangers, key=lambda c: (by_pod[c.pod_id].full_name, c.name, c.id)):
+        pod = by_pod[container.pod_id]
+        decision = admit(machine, state, pod, container, reading, now)
+        decisions.append(decision)
+        if isinstance(decision, Refused):
+            problems.append(f"started while we were away and stays unpinned: {decision.message}")
+            state = state.with_allocation(_unpinned(pod, container, decision, now))
+            gap.append(container.id)
+            continue
+        state = decision.state
+        if decision.allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN):
+            gap.append(container.id)
+    updates, repaired = _updates(machine, state, live, frozenset(adopted))
+    return Resynced(
+        state=state,
+        updates=updates,
+        adopted=tuple(sorted(adopted)),
+        repaired=repaired,
+        gap=tuple(sorted(gap)),
+        gone=tuple(sorted(i for i in prior.allocations if i not in live)),
+        problems=tuple(problems),
+        decisions=tuple(decisions),
+    )
+
+
+def _keep(
+    machine: Machine,
+    prior: NodeState,
+    by_pod: Mapping[str, PodSandbox],
+    live: Mapping[str, Container],
+    problems: list[str],
+) -> tuple[list[Allocation], list[Container]]:
+    """Sort the live containers into what is known and strangers."""
+    marker = f"{machine.settings.prefix}/{ASSIGNED}"
+    candidates: list[tuple[bool, bool, str, Allocation]] = []
+    strangers: list[Container] = []
+    for container_id, container in live.items():
+        pod = by_pod[container.pod_id]
+        allocation = prior.allocations.get(container_id)
+        known = allocation is not None
+        if allocation is None and marker in container.annotations:
+            allocation = _from_annotation(container.annotations[marker], pod, container)
+        if allocation is None:
+            strangers.append(container)
+            continue
+        candidates.append((not known, not allocation.owned, container_id, allocation))
+    # What the prior state knows before what only the annotation tells, owners first, then by id.
+    candidates.sort(key=lambda c: c[:3])
+    taken = listed = 0
+    kept: list[Allocation] = []
+    for _, _, container_id, allocation in candidates:
+        wants = allocation.cpus.bits | allocation.idle.bits
+        clash = wants & taken
+        if allocation.owned:
+            clash |= wants & listed
+        gone = allocation.cpus - machine.topology.possible
+        if clash or gone:
+            what = (
+                f"CPUs {CPUSet.from_bits(clash)} that another container owns"
+                if clash
+                else f"CPUs {gone} that the machine does not have"
+            )
+            problems.append(f"{allocation.full_name} claims {what}: decided anew")
+            strangers.append(live[container_id])
+            continue
+        if allocation.owned:
+            taken |= wants
+        elif allocation.kind is Kind.EXPLICIT:
+            listed |= wants
+        kept.append(allocation)
+    return kept, strangers
+
+
+def _from_annotation(text: str, pod: PodSandbox, container: Container) -> Allocation | None:
+    """Read back what we wrote at creation; None when it is not ours or damaged."""
+    try:
+        document = json.loads(text)
+        kind = Kind(document["kind"])
+        mems = NUMASet.parse(document["mems"])
+        numa_nodes = NUMASet.parse(document["numa"])
+        idle = CPUSet.parse(document.get("idle", ""))
+        policy = Policy(document["policy"])
+        preferred = bool(document["preferred"])
+        reason = str(document["reason"])
+        cpus = CPUSet()
+        if kind in (Kind.EXCLUSIVE, Kind.EXPLICIT):
+            # The runtime is the truth for what is; the annotation is as old as the container.
+            cpus = CPUSet.parse(container.resources.cpus or document["cpus"])
+    except (ValueError, KeyError, TypeError, ListFormatError, AttributeError):
+        return None
+    if (kind is Kind.EXCLUSIVE and not cpus) or (kind is Kind.SHARED and not numa_nodes):
+        return None
+    owned = kind is Kind.EXCLUSIVE or bool(document.get("owned"))
+    resources = container.resources
+    charges: dict[int, Charge] = {}
+    memory = resources.memory_limit or 0
+    if mems and memory > 0:
+        charges[mems.first] = Charge(0, memory)
+    return Allocation(
+        container_id=container.id,
+        pod_id=pod.id,
+        pod_uid=pod.uid,
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=container.name,
+        kind=kind,
+        qos=pod.qos,
+        cpus=cpus,
+        idle=idle,
+        owned=owned,
+        numa_nodes=numa_nodes,
+        mems=mems,
+        charges=charges,
+        cpu_milli=len(cpus) * 1000,
+        memory_bytes=max(0, memory),
+        policy=policy,
+        preferred=preferred,
+        reason=reason,
+        quota=0 if resources.cpu_quota == NO_QUOTA and owned else None,
+    )
+
+
+def _unpinned(pod: PodSandbox, container: Container, refused: Refused, now: float) -> Allocation:
+    return Allocation(
+        container_id=container.id,
+        pod_id=pod.id,
+        pod_uid=pod.uid,
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=container.name,
+        kind=Kind.UNBOUND,
+        qos=pod.qos,
+        preferred=False,
+        reason=f"not pinned: {refused.reason}, and it was running already",
+        since=now,
+    )
+
+
+def _updates(
+    machine: Machine,
+    state: NodeState,
+    live: Mapping[str, Container],
+    adopted: frozenset[str],
+) -> tuple[tuple[ContainerUpdate, ...], tuple[str, ...]]:
+    """What to send so that every container has what it should, and which known ones differed."""
+    topology = machine.topology
+    pool = state.pool(topology, machine.settings)
+    updates: list[ContainerUpdate] = []
+    repaired: list[str] = []
+    for container_id, allocation in sorted(state.allocations.items()):
+        container = live.get(container_id)
+        if container is None:
+            continue
+        update = difference(machine, allocation, pool, container)
+        if update is not None:
+            updates.append(update)
+            if container_id in adopted:
+                repaired.append(container_id)
+    return tuple(updates), tuple(repaired)
+
+
+def difference(
+    machine: Machine, allocation: Allocation, pool: CPUSet, container: Container
+) -> ContainerUpdate | None:
+    """What to send for one container so that it has what it should; None when it has it."""
+    if allocation.kind is Kind.FOREIGN:
+        return None
+    resources = container.resources
+    wanted = effective_cpus(allocation, pool, machine.topology)
+    if not wanted and allocation.kind is Kind.UNBOUND and resources.cpus:
+        # It was narrowed while others owned CPUs; nobody does any more.
+        wanted = pool
+    cpus = str(wanted) if wanted and not _same(CPUSet, resources.cpus, wanted) else ""
+    mems = (
+        str(allocation.mems)
+        if allocation.mems and not _same(NUMASet, resources.mems, allocation.mems)
+        else ""
+    )
+    lift = allocation.quota is not None and (resources.cpu_quota or 0) > 0
+    if not (cpus or mems or lift):
+        return None
+    return ContainerUpdate(
+        container_id=allocation.container_id,
+        cpus=cpus,
+        mems=mems,
+        cpu_quota=NO_QUOTA if lift else None,
+        ignore_failure=True,
+    )
+
+
+def _same(kind: type[CPUSet] | type[NUMASet], text: str, wanted: CPUSet | NUMASet) -> bool:
+    try:
+        return kind.parse(text) == wanted
+    except ListFormatError:
+        return False

@@ -1,0 +1,446 @@
+"""The node's state: who has which CPUs and memory nodes. The single source of truth.
+
+Pools, all subsets of the CPUs that may be given to containers (`Topology.allowed`):
+
+- *owned*: CPUs that belong to one container alone;
+- *idle*: thread siblings kept idle for an owner (``smt: isolate``);
+- *shared pool*: everything else; with strict reservation, without the reserved CPUs too.
+  Containers without CPUs of their own run here. It is never empty.
+- *reserved*: never owned; normally still part of the shared pool.
+
+A `NodeState` is immutable. Every operation returns a new one, so a decision is an offer until the
+agent swaps the state in. Containers of one *group* (shared ones with the same NUMA nodes; all
+unbound ones) always have the same CPUs, which is why a changed pool is answered group by group
+and no CPU list is stored for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from nri_numa.engine.settings import Settings
+from nri_numa.engine.workload import SMT, Load, Policy, QoSClass
+from nri_numa.topology.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.topology.model import Topology
+
+
+class Kind(StrEnum):
+    """How a container's CPUs are determined."""
+
+    EXPLICIT = "explicit"
+    """Exactly the CPUs an annotation lists."""
+    EXCLUSIVE = "exclusive"
+    """Whole CPUs of its own, chosen by the engine."""
+    SHARED = "shared"
+    """The shared pool of its NUMA nodes."""
+    UNBOUND = "unbound"
+    """The whole shared pool."""
+    FOREIGN = "foreign"
+    """Pinned by somebody else (the kubelet's static policy): left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What is booked on one NUMA node: CPU in thousandths, memory in bytes, huge pages by size."""
+
+    cpu_milli: int = 0
+    memory: int = 0
+    hugepages: Mapping[int, int] = MappingProxyType({})
+
+    def plus(self, other: Charge, sign: int = 1) -> Charge:
+        """Add ``other`` (or take it away with ``sign=-1``)."""
+        hugepages = self.hugepages
+        if other.hugepages:
+            merged = dict(hugepages)
+            for size, amount in other.hugepages.items():
+                merged[size] = merged.get(size, 0) + sign * amount
+            hugepages = {size: amount for size, amount in merged.items() if amount}
+        return Charge(
+            self.cpu_milli + sign * other.cpu_milli,
+            self.memory + sign * other.memory,
+            hugepages,
+        )
+
+
+NOTHING = Charge()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What one container has.
+
+    Attributes:
+        cpus: CPUs listed for or owned by it; empty for shared and unbound containers.
+        idle: thread siblings kept idle for it.
+        owned: no other container may use ``cpus``.
+        numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
+        mems: cpuset.mems; empty means untouched.
+        charges: what is booked for it, by NUMA node.
+        preferred: False when a wider set than ideal had to be taken.
+        reason: why it has what it has, one clause.
+        quota: the CFS quota that was asked for, kept while it is lifted; None when not lifted.
+        since: Unix time in seconds at which it was decided.
+    """
+
+    container_id: str
+    pod_id: str
+    pod_uid: str
+    namespace: str
+    pod: str
+    container: str
+    kind: Kind
+    qos: QoSClass = QoSClass.BEST_EFFORT
+    cpus: CPUSet = NO_CPUS
+    idle: CPUSet = NO_CPUS
+    owned: bool = False
+    numa_nodes: NUMASet = NO_NUMA_NODES
+    mems: NUMASet = NO_NUMA_NODES
+    charges: Mapping[int, Charge] = field(default_factory=dict)
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    hugepages: Mapping[int, int] = field(default_factory=dict)
+    policy: Policy = Policy.NONE
+    smt: SMT = SMT.ANY
+    load: Load | None = None
+    preferred: bool = True
+    reason: str = ""
+    quota: int | None = None
+    since: float = 0.0
+
+    @property
+    def full_name(self) -> str:
+        """``namespace/pod/container``."""
+        return f"{self.namespace}/{self.pod}/{self.container}"
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """What a stopped container of a pod had: it, or the next of its pod, gets it back if free."""
+
+    cpus: CPUSet
+    numa_nodes: NUMASet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRecord:
+    """What is remembered of a pod.
+
+    Attributes:
+        containers: ids of its live containers.
+        affinity: NUMA nodes chosen for the whole pod under scope ``pod``; None when none was.
+        affinity_preferred: whether that choice was the ideal one.
+        former: by container name.
+    """
+
+    uid: str
+    pod_id: str
+    containers: frozenset[str] = frozenset()
+    affinity: NUMASet | None = None
+    affinity_preferred: bool = True
+    former: Mapping[str, Former] = field(default_factory=dict)
+
+
+UNBOUND_GROUP = -1
+"""Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """Everything that is decided on this node.
+
+    Attributes:
+        serial: grows by one with every change.
+        allocations: by container id.
+        pods: by pod UID.
+        owned, idle: unions over the allocations.
+        listed: CPUs of explicit lists that are not owned, by container id.
+        charges: sums by NUMA node.
+        groups: container ids by group key.
+    """
+
+    serial: int = 0
+    allocations: Mapping[str, Allocation] = field(default_factory=dict)
+    pods: Mapping[str, PodRecord] = field(default_factory=dict)
+    owned: CPUSet = NO_CPUS
+    idle: CPUSet = NO_CPUS
+    listed: Mapping[str, CPUSet] = field(default_factory=dict)
+    charges: Mapping[int, Charge] = field(default_factory=dict)
+    groups: Mapping[int, Mapping[str, None]] = field(default_factory=dict)
+
+    def pool(self, topology: Topology, settings: Settings) -> CPUSet:
+        """The shared pool."""
+        bits = topology.allowed.bits & ~(self.owned.bits | self.idle.bits)
+        if settings.strict_reserved:
+            bits &= ~settings.reserved_cpus.bits
+        return CPUSet.from_bits(bits)
+
+    def listed_cpus(self) -> CPUSet:
+        """CPUs that explicit lists name; never given exclusively to somebody else."""
+        bits = 0
+        for cpus in self.listed.values():
+            bits |= cpus.bits
+        return CPUSet.from_bits(bits)
+
+    def charge(self, numa_node: int) -> Charge:
+        """What is booked on one NUMA node."""
+        return self.charges.get(numa_node, NOTHING)
+
+    def with_allocation(self, allocation: Allocation) -> NodeState:
+        """Add one allocation; its container must not have one."""
+        allocations = dict(self.allocations)
+        allocations[allocation.container_id] = allocation
+        pods = dict(self.pods)
+        record = pods.get(allocation.pod_uid)
+        if record is None:
+            record = PodRecord(uid=allocation.pod_uid, pod_id=allocation.pod_id)
+        pods[allocation.pod_uid] = replace(
+            record, containers=record.containers | {allocation.container_id}
+        )
+        listed = self.listed
+        owned = self.owned
+        if allocation.owned:
+            owned = owned | allocation.cpus
+        elif allocation.kind is Kind.EXPLICIT:
+            listed = {**listed, allocation.container_id: allocation.cpus}
+        return NodeState(
+            serial=self.serial + 1,
+            allocations=allocations,
+            pods=pods,
+            owned=owned,
+            idle=self.idle | allocation.idle if allocation.idle else self.idle,
+            listed=listed,
+            charges=_charged(self.charges, allocation.charges, 1),
+            groups=_grouped(self.groups, allocation, present=True),
+        )
+
+    def without(self, container_id: str) -> NodeState:
+        """Take one allocation out; the pod keeps a memory of what an owner had."""
+        allocation = self.allocations[container_id]
+        allocations = dict(self.allocations)
+        del allocations[container_id]
+        pods = dict(self.pods)
+        record = pods[allocation.pod_uid]
+        former = record.former
+        if allocation.kind is Kind.EXCLUSIVE:
+            former = {
+                **former,
+                allocation.container: Former(allocation.cpus, allocation.numa_nodes),
+            }
+        pods[allocation.pod_uid] = replace(
+            record, containers=record.containers - {container_id}, former=former
+        )
+        listed = self.listed
+        if container_id in listed:
+            listed = {i: cpus for i, cpus in listed.items() if i != container_id}
+        return NodeState(
+            serial=self.serial + 1,
+            allocations=allocations,
+            pods=pods,
+            owned=self.owned - allocation.cpus if allocation.owned else self.owned,
+            idle=self.idle - allocation.idle if allocation.idle else self.idle,
+            listed=listed,
+            charges=_charged(self.charges, allocation.charges, -1),
+            groups=_grouped(self.groups, allocation, present=False),
+        )
+
+    def with_pod(self, record: PodRecord) -> NodeState:
+        """Replace what is remembered of one pod."""
+        return replace(self, serial=self.serial + 1, pods={**self.pods, record.uid: record})
+
+    def without_pod(self, uid: str) -> NodeState:
+        """Forget a pod that has no containers left."""
+        if uid not in self.pods:
+            return self
+        pods = dict(self.pods)
+        del pods[uid]
+        return replace(self, serial=self.serial + 1, pods=pods)
+
+
+def _charged(
+    sums: Mapping[int, Charge], charges: Mapping[int, Charge], sign: int
+) -> Mapping[int, Charge]:
+    if not charges:
+        return sums
+    result = dict(sums)
+    for numa_node, charge in charges.items():
+        total = result.get(numa_node, NOTHING).plus(charge, sign)
+        if total == NOTHING:
+            result.pop(numa_node, None)
+        else:
+            result[numa_node] = total
+    return result
+
+
+def group_of(allocation: Allocation) -> int | None:
+    """Key of the group whose CPUs follow the shared pool; None when it has CPUs of its own."""
+    if allocation.kind is Kind.SHARED:
+        return allocation.numa_nodes.bits
+    if allocation.kind is Kind.UNBOUND:
+        return UNBOUND_GROUP
+    return None
+
+
+def _grouped(
+    groups: Mapping[int, Mapping[str, None]], allocation: Allocation, *, present: bool
+) -> Mapping[int, Mapping[str, None]]:
+    key = group_of(allocation)
+    if key is None:
+        return groups
+    members = dict(groups.get(key, {}))
+    if present:
+        members[allocation.container_id] = None
+    else:
+        del members[allocation.container_id]
+    result = dict(groups)
+    if members:
+        result[key] = members
+    else:
+        del result[key]
+    return result
+
+
+def group_cpus(key: int, pool: CPUSet, topology: Topology) -> CPUSet:
+    """CPUs of a group: the pool, for shared containers cut down to their NUMA nodes.
+
+    A group whose NUMA nodes have nothing left (their CPUs went offline) falls back to the whole
+    pool: an empty cpuset cannot be written and would mean *unchanged*.
+    """
+    if key == UNBOUND_GROUP:
+        return pool
+    cpus = pool & topology.cpus_of(NUMASet.from_bits(key))
+    return cpus if cpus else pool
+
+
+def effective_cpus(allocation: Allocation, pool: CPUSet, topology: Topology) -> CPUSet:
+    """CPUs the container should really have now; empty means leave them alone.
+
+    An unbound container is left alone while the pool is the whole machine, and a foreign one
+    always. CPUs that went offline are left out, and come back when they do.
+    """
+    if allocation.kind is Kind.FOREIGN:
+        return NO_CPUS
+    key = group_of(allocation)
+    if key is None:
+        online = allocation.cpus & topology.online
+        return online if online or not allocation.cpus else pool
+    if key == UNBOUND_GROUP and pool == topology.allowed:
+        return NO_CPUS
+    return group_cpus(key, pool, topology)
+
+
+def step_violations(
+    before: NodeState, after: NodeState, topology: Topology, settings: Settings
+) -> list[str]:
+    """Check what one step can break, at a cost that does not grow with the number of containers."""
+    found: list[str] = []
+    if not after.pool(topology, settings):
+        found.append("the shared pool is empty")
+    if after.owned & after.idle:
+        found.append(f"CPUs {after.owned & after.idle} are both owned and kept idle")
+    if not after.owned <= topology.possible:
+        found.append(f"CPUs {after.owned - topology.possible} are owned but do not exist")
+    newly = after.owned - before.owned
+    if newly & settings.reserved_cpus:
+        found.append(f"reserved CPUs {newly & settings.reserved_cpus} were given exclusively")
+    return found
+
+
+def violations(state: NodeState, topology: Topology, settings: Settings) -> list[str]:
+    """Check every invariant, over all containers; one sentence for each that does not hold."""
+    found = step_violations(state, state, topology, settings)
+    owned, idle = NO_CPUS, NO_CPUS
+    listed: dict[str, CPUSet] = {}
+    charges: Mapping[int, Charge] = {}
+    groups: Mapping[int, Mapping[str, None]] = {}
+    for container_id, allocation in sorted(state.allocations.items()):
+        if allocation.container_id != container_id:
+            found.append(f"{container_id} is filed under another id: {allocation.container_id}")
+        if allocation.owned:
+            if allocation.cpus & owned:
+                found.append(
+                    f"CPUs {allocation.cpus & owned} of {allocation.full_name} are owned twice"
+                )
+            owned = owned | allocation.cpus
+        elif allocation.kind is Kind.EXPLICIT:
+            listed[container_id] = allocation.cpus
+        if allocation.kind is Kind.EXCLUSIVE and not allocation.cpus:
+            found.append(f"{allocation.full_name} is exclusive and has no CPUs")
+        if allocation.kind is Kind.SHARED and not allocation.numa_nodes:
+            found.append(f"{allocation.full_name} is shared and has no NUMA nodes")
+        if allocation.kind is Kind.FOREIGN and allocation.mems:
+            found.append(f"{allocation.full_name} is {allocation.kind} and has memory nodes")
+        idle = idle | allocation.idle
+        charges = _charged(charges, allocation.charges, 1)
+        groups = _grouped(groups, allocation, present=True)
+        record = state.pods.get(allocation.pod_uid)
+        if record is None or container_id not in record.containers:
+            found.append(f"{allocation.full_name} is missing from its pod's record")
+    for container_id, cpus in listed.items():
+        if cpus & owned:
+            name = state.allocations[container_id].full_name
+            found.append(f"CPUs {cpus & owned} listed for {name} are owned by another container")
+    if owned != state.owned:
+        found.append(f"owned CPUs are booked as {state.owned} and add up to {owned}")
+    if idle != state.idle:
+        found.append(f"idle CPUs are booked as {state.idle} and add up to {idle}")
+    if listed != dict(state.listed):
+        found.append("explicit lists are booked differently from the allocations")
+    if dict(charges) != dict(state.charges):
+        found.append(f"charges are booked as {state.charges} and add up to {charges}")
+    if {k: set(v) for k, v in groups.items()} != {k: set(v) for k, v in state.groups.items()}:
+        found.append("groups are booked differently from the allocations")
+    for uid, record in state.pods.items():
+        missing = [i for i in record.containers if i not in state.allocations]
+        if missing:
+            found.append(f"pod {uid} remembers containers that are gone: {', '.join(missing)}")
+    return found
+
+
+def build(
+    allocations: Iterable[Allocation], pods: Iterable[PodRecord] = (), serial: int = 0
+) -> NodeState:
+    """Put a state together from parts, as after a restart, in one pass over them.
+
+    Args:
+        allocations: with different container ids.
+        pods: what is remembered of pods; their ``containers`` are worked out anew.
+        serial: of the state before.
+    """
+    by_id: dict[str, Allocation] = {}
+    members: dict[str, set[str]] = {}
+    records = {p.uid: p for p in pods}
+    owned = idle = 0
+    listed: dict[str, CPUSet] = {}
+    charges: dict[int, Charge] = {}
+    groups: dict[int, dict[str, None]] = {}
+    for a in allocations:
+        by_id[a.container_id] = a
+        members.setdefault(a.pod_uid, set()).add(a.container_id)
+        if a.pod_uid not in records:
+            records[a.pod_uid] = PodRecord(uid=a.pod_uid, pod_id=a.pod_id)
+        if a.owned:
+            owned |= a.cpus.bits
+        elif a.kind is Kind.EXPLICIT:
+            listed[a.container_id] = a.cpus
+        idle |= a.idle.bits
+        for numa_node, charge in a.charges.items():
+            charges[numa_node] = charges.get(numa_node, NOTHING).plus(charge)
+        key = group_of(a)
+        if key is not None:
+            groups.setdefault(key, {})[a.container_id] = None
+    return NodeState(
+        serial=serial + 1,
+        allocations=by_id,
+        pods={
+            uid: replace(record, containers=frozenset(members.get(uid, ())))
+            for uid, record in records.items()
+        },
+        owned=CPUSet.from_bits(owned),
+        idle=CPUSet.from_bits(idle),
+        listed=listed,
+        charges=charges,
+        groups=groups,
+    )

@@ -89,7 +89,7 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True, rename={"delete": "
     at: float = 0.0
     set: dict[str, msgspec.Raw] = {}
     delete: tuple[str, ...] = ()
-    meta: msgspec.Raw | None = None
+    meta: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -170,7 +170,7 @@ def _apply(record: _Line, parsed: _Parsed) -> None:
         parsed.entries[container_id] = bytes(document)
     for container_id in record.delete:
         parsed.entries.pop(container_id, None)
-    if record.meta is not None:
+    if record.meta is not msgspec.UNSET:
         parsed.meta = bytes(record.meta)
 
 
@@ -297,7 +297,7 @@ class CheckpointStore:
         self._clock = clock
         self._fsync = fsync
         self._entries: dict[str, msgspec.Raw] = {}
-        self._meta: msgspec.Raw | None = None
+        self._meta: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
         self._unsaved: dict[str, msgspec.Raw | None] = {}
         self._unsaved_meta = False
         self._lock_fd = -1
@@ -342,7 +342,7 @@ class CheckpointStore:
         parsed = self._read(problems)
         loaded = _loaded(parsed, problems)
         self._entries = {key: msgspec.Raw(parsed.entries[key]) for key in loaded.entries}
-        self._meta = msgspec.Raw(parsed.meta) if parsed.meta and loaded.meta else None
+        self._meta = msgspec.Raw(parsed.meta) if parsed.meta and loaded.meta else msgspec.UNSET
         if self._lock_fd >= 0:
             try:
                 problems += self._rewrite()
@@ -493,13 +493,12 @@ class CheckpointStore:
             self._fd = -1
 
     def _append(self) -> None:
-        meta = self._meta if self._unsaved_meta else None
         line = _frame(
             self._sequence + 1,
             _Line(
                 set={key: raw for key, raw in self._unsaved.items() if raw is not None},
                 delete=tuple(key for key, raw in self._unsaved.items() if raw is None),
-                meta=meta,
+                meta=self._meta if self._unsaved_meta else msgspec.UNSET,
             ),
         )
         try:

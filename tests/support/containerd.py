@@ -11,6 +11,7 @@ virtual machine (put `state` and `root` on a tmpfs below /run there). Free of py
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
@@ -18,6 +19,8 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.support import cgroups
-from tests.support.cri import CRI, CRIError, poll
+from tests.support.cri import CRI, CRIError, guaranteed, poll
 from tests.support.debs import BUSYBOX, CONTAINERD_1_7, CONTAINERD_2, RUNC, DebCache
 from tests.support.images import IMAGE, build_image
 from tests.support.testbed import TestbedUnavailable, require_root
@@ -238,7 +241,8 @@ disabled_plugins = [
 
     def __enter__(self) -> Self:
         try:
-            self.start()
+            if not self.running:
+                self.start()
         except BaseException:
             self.close()
             raise
@@ -488,3 +492,41 @@ def _mounts_below(*directories: Path) -> list[str]:
         if target.startswith(prefixes):
             found.append(target)
     return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a private containerd until interrupted, to try the plugin by hand.
+
+    Reads lines ``POD [KEY=VALUE …]`` from standard input; each makes a pod with these annotations
+    below ``numa.kubernetes.io/`` and shows the first line its container prints.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tests.support.containerd")
+    parser.add_argument("series", choices=LABELS, nargs="?", default="2")
+    parser.add_argument("--directory", type=Path, help="default: a new one below /tmp")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="nri-numa-bed-") as scratch:
+        try:
+            bed = Containerd(find_binaries(options.series), options.directory or Path(scratch))
+            bed.start()
+        except TestbedUnavailable as error:
+            print(f"error: {error.what}\nremedy: {error.remedy}", file=sys.stderr)
+            return 3
+        with bed, contextlib.suppress(KeyboardInterrupt):
+            print(f"{bed.cri.version()}\nCRI socket {bed.socket}\nNRI socket {bed.nri_socket}")
+            print("POD [KEY=VALUE ...] starts a pod; end of input ends it all", flush=True)
+            for line in sys.stdin:
+                name, *pairs = line.split() or [""]
+                if not name:
+                    continue
+                keys = dict(pair.partition("=")[::2] for pair in pairs)
+                annotations = {f"numa.kubernetes.io/{key}": text for key, text in keys.items()}
+                try:
+                    pod = bed.cri.run_pod(name, annotations=annotations)
+                    print(bed.cri.first_line(bed.cri.run(pod, resources=guaranteed(1))), flush=True)
+                except CRIError as error:
+                    print(error, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,81 @@
+# nri-numa: the two commands a newcomer needs are `make demo` and `make test`.
+# Everything is installed into .venv, from pinned versions with hashes; nothing outside is touched.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+REQUIREMENTS := requirements/lock.txt
+PYTEST := $(BIN)/pytest
+UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit test-e2e test-vm test-vm-all fuzz soak lint format check bench proto schema lock docs clean
+
+help: ## Show what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make the virtual environment (demo and test do it by themselves)
+
+$(STAMP): $(REQUIREMENTS) pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("nri-numa needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "cannot make a virtual environment: on Debian, apt-get install python3-venv"; exit 3; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(REQUIREMENTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## Run the main job against the embedded runtime
+	@$(BIN)/nri-numa demo
+
+test: $(STAMP) ## All tests; those that need root, containerd or VMs run when they can and say why not
+	$(PYTEST)
+
+test-unit: $(STAMP) ## Only the tests that need nothing but Python
+	$(PYTEST) -m "not e2e and not vm and not browser"
+
+test-e2e: $(STAMP) ## The tests against real containerd (root)
+	$(PYTEST) -m e2e
+
+test-vm: $(STAMP) ## The core set of virtual machines (root)
+	$(PYTEST) -m vm
+
+test-vm-all: $(STAMP) ## Every virtual machine (root; takes a while)
+	NRI_NUMA_VM=all $(PYTEST) -m vm
+
+lint: $(STAMP) ## Format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Put the code into form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+check: lint test ## What CI runs
+
+bench: $(STAMP) ## Measure, and print the tables of docs/performance.md
+	$(BIN)/python -m bench
+
+fuzz: $(STAMP) ## Fuzz the parsers for ten minutes
+	$(BIN)/python -m tests.fuzz --seconds 600
+
+soak: $(STAMP) ## 10,000 pods through the embedded runtime, 500 through containerd
+	$(BIN)/python -m tests.soak
+
+proto: $(STAMP) ## Generate the protobuf code again
+	$(BIN)/python proto/generate.py
+	$(BIN)/python proto/generate_cri.py
+
+schema: $(STAMP) ## Generate the configuration's JSON Schema again
+	$(BIN)/python -m nri_numa.config.schema
+
+lock: ## Resolve the dependencies anew (needs uv in the environment)
+	$(UV) pyproject.toml requirements/test.in requirements/lint.in requirements/vm.in -o $(REQUIREMENTS)
+	$(UV) requirements/docs.in -c $(REQUIREMENTS) -o requirements/docs.txt
+
+docs: $(STAMP) ## Build the documentation site into site/
+	$(BIN)/mkdocs build --strict
+
+clean: ## Remove what was built, the environment included
+	rm -rf $(VENV) build dist site artifacts *.egg-info

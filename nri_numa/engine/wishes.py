@@ -146,7 +146,9 @@ def _check_list(kind: type[CPUSet | NUMASet], value: str, expected: str) -> str 
     try:
         kind.parse(value)
     except ListFormatError as error:
-        return f"{expected}: {error}"
+        problem = str(error)
+        # The offending part is quoted in there, and may be as long as the value.
+        return f"{expected}: {problem if len(problem) <= 120 else problem[:120] + '…'}"
     return None
 
 

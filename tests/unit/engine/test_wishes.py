@@ -1,0 +1,613 @@
+"""What pods ask for: every good form is understood, every bad one is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from nri_numa.engine.settings import Rule, Settings
+from nri_numa.engine.wishes import (
+    KEYS,
+    NO_WISHES,
+    BadWish,
+    check_level,
+    check_value,
+    parse_load,
+    quoted,
+    resolve,
+)
+from nri_numa.engine.workload import (
+    HIGH,
+    LOW,
+    SMT,
+    Bind,
+    Container,
+    CPUMode,
+    Load,
+    OnFailure,
+    PodSandbox,
+    Policy,
+    QoSClass,
+    Scope,
+    Wishes,
+)
+
+PREFIX = "numa.kubernetes.io"
+
+
+def asked(
+    annotations: Mapping[str, str],
+    settings: Settings | None = None,
+    *,
+    container: str = "main",
+    namespace: str = "shop",
+    labels: Mapping[str, str] | None = None,
+    qos: QoSClass = QoSClass.BURSTABLE,
+    runtime_handler: str = "",
+) -> Wishes | BadWish:
+    pod = PodSandbox(
+        id="p1",
+        uid="u1",
+        namespace=namespace,
+        name="web",
+        labels=labels or {},
+        annotations=annotations,
+        qos=qos,
+        runtime_handler=runtime_handler,
+    )
+    return resolve(settings or Settings(), pod, Container(id="c1", pod_id="p1", name=container))
+
+
+def good(annotations: Mapping[str, str], settings: Settings | None = None, **more: str) -> Wishes:
+    found = asked(annotations, settings, **more)  # type: ignore[arg-type]
+    assert isinstance(found, Wishes), found.message
+    return found
+
+
+def ours(**keys: str) -> dict[str, str]:
+    return {f"{PREFIX}/{key.replace('_', '-')}": value for key, value in keys.items()}
+
+
+# --- good ones --------------------------------------------------------------------------------
+
+
+def test_a_pod_without_our_prefix_gets_the_very_same_empty_wishes() -> None:
+    assert asked({"kubernetes.io/config.source": "api", "other.io/policy": "?"}) is NO_WISHES
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field", "expected"),
+    [
+        ("numacpu", "1,23", "numacpu", "1,23"),
+        ("numacpu", "0-3,8", "numacpu", "0-3,8"),
+        ("numamem", "0-1", "numamem", "0-1"),
+        ("bind", "none", "bind", Bind.NONE),
+        ("bind", "cpu", "bind", Bind.CPU),
+        ("bind", "cpu+mem", "bind", Bind.CPU_MEM),
+        ("policy", "none", "policy", Policy.NONE),
+        ("policy", "best-effort", "policy", Policy.BEST_EFFORT),
+        ("policy", "restricted", "policy", Policy.RESTRICTED),
+        ("policy", "single-numa-node", "policy", Policy.SINGLE_NUMA_NODE),
+        ("scope", "container", "scope", Scope.CONTAINER),
+        ("scope", "pod", "scope", Scope.POD),
+        ("cpus", "shared", "cpus", CPUMode.SHARED),
+        ("cpus", "exclusive", "cpus", CPUMode.EXCLUSIVE),
+        ("smt", "any", "smt", SMT.ANY),
+        ("smt", "spread", "smt", SMT.SPREAD),
+        ("smt", "full-core", "smt", SMT.FULL_CORE),
+        ("smt", "isolate", "smt", SMT.ISOLATE),
+        ("smt", "pair", "smt", SMT.PAIR),
+        ("load", "high", "load", HIGH),
+        ("load", "low", "load", LOW),
+        ("load", "09:00-18:00", "load", Load(((540, 1080),))),
+        ("on-failure", "reject", "on_failure", OnFailure.REJECT),
+        ("on-failure", "widen", "on_failure", OnFailure.WIDEN),
+        ("on-failure", "unpinned", "on_failure", OnFailure.UNPINNED),
+    ],
+)
+def test_every_value_of_every_key_is_understood(
+    key: str, value: str, field: str, expected: object
+) -> None:
+    wishes = good({f"{PREFIX}/{key}": value})
+    assert getattr(wishes, field) == expected
+    assert wishes.given == {key}
+    assert wishes.sources == {key: f"annotation {PREFIX}/{key}"}
+    assert check_value(key, value) is None
+
+
+def test_the_containers_own_annotation_beats_the_pods() -> None:
+    annotations = {f"{PREFIX}/policy": "restricted", f"{PREFIX}/policy.main": "best-effort"}
+    assert good(annotations).policy is Policy.BEST_EFFORT
+    assert good(annotations).sources == {"policy": f"annotation {PREFIX}/policy.main"}
+    assert good(annotations, container="sidecar").policy is Policy.RESTRICTED
+
+
+def test_the_values_of_another_containers_keys_are_not_this_containers_problem() -> None:
+    annotations = {f"{PREFIX}/numacpu.other": "rubbish", f"{PREFIX}/scope": "pod"}
+    assert good(annotations).scope is Scope.POD
+    assert isinstance(asked(annotations, container="other"), BadWish)
+
+
+@pytest.mark.parametrize("name", ["assigned", "assigned.main", "assigned.other"])
+def test_what_we_write_ourselves_is_not_read(name: str) -> None:
+    assert good({f"{PREFIX}/{name}": '{"cpus":"1"}'}) == Wishes()
+
+
+def test_the_spelling_of_other_nri_plugins_means_the_same() -> None:
+    annotations = {
+        f"policy.{PREFIX}/pod": "restricted",
+        f"numacpu.{PREFIX}/container.main": "2-3",
+        f"assigned.{PREFIX}/pod": "ignored",
+    }
+    wishes = good(annotations)
+    assert (wishes.numacpu, wishes.policy) == ("2-3", Policy.NONE)
+    assert wishes.sources == {"numacpu": f"annotation numacpu.{PREFIX}/container.main"}
+    assert good(annotations, container="side").policy is Policy.RESTRICTED
+
+
+def test_the_same_value_in_both_spellings_is_fine() -> None:
+    annotations = {f"{PREFIX}/policy": "restricted", f"policy.{PREFIX}/pod": "restricted"}
+    assert good(annotations).policy is Policy.RESTRICTED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"my{PREFIX}/policy",  # another domain that ends like ours
+        f"backup.{PREFIX}/pod",  # a domain below ours, for something else
+        f"policy.{PREFIX}/rack",
+        f"x/y.{PREFIX}/pod",
+    ],
+)
+def test_foreign_annotations_are_left_alone(name: str) -> None:
+    assert good({name: "anything"}) == Wishes()
+
+
+def test_the_prefix_can_be_changed() -> None:
+    settings = Settings(prefix="cpu.example.com")
+    annotations = {"cpu.example.com/policy": "restricted", f"{PREFIX}/policy": "rubbish"}
+    assert good(annotations, settings).policy is Policy.RESTRICTED
+
+
+# --- rules and defaults -----------------------------------------------------------------------
+
+
+def test_annotation_beats_rule_beats_default_key_by_key() -> None:
+    settings = Settings(
+        defaults={"policy": "best-effort", "smt": "any", "scope": "pod"},
+        rules=(
+            Rule(namespaces=("sh*",), values={"policy": "restricted", "smt": "isolate"}),
+            Rule(values={"policy": "single-numa-node", "on-failure": "widen"}),
+        ),
+    )
+    wishes = good(ours(smt="full-core"), settings)
+    assert (wishes.smt, wishes.policy, wishes.scope, wishes.on_failure) == (
+        SMT.FULL_CORE,
+        Policy.RESTRICTED,
+        Scope.POD,
+        OnFailure.WIDEN,
+    )
+    assert wishes.given == {"smt", "policy", "on-failure"}
+    assert wishes.sources == {
+        "smt": f"annotation {PREFIX}/smt",
+        "policy": "rule 1",
+        "on-failure": "rule 2",
+        "scope": "default",
+    }
+
+
+def test_defaults_alone_give_nothing() -> None:
+    wishes = good({}, Settings(defaults={"policy": "best-effort"}))
+    assert wishes.policy is Policy.BEST_EFFORT
+    assert wishes.given == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("rule", "matches"),
+    [
+        (Rule(), True),
+        (Rule(namespaces=("shop",)), True),
+        (Rule(namespaces=("kube-*", "s?op")), True),
+        (Rule(namespaces=("kube-*",)), False),
+        (Rule(labels={"tier": "db"}), True),
+        (Rule(labels={"tier": "db", "zone": "a"}), False),
+        (Rule(labels={"tier": "web"}), False),
+        (Rule(qos=(QoSClass.BURSTABLE,)), True),
+        (Rule(qos=(QoSClass.GUARANTEED,)), False),
+        (Rule(runtime_handlers=("kata",)), True),
+        (Rule(runtime_handlers=("runc",)), False),
+        (Rule(containers=("ma*",)), True),
+        (Rule(containers=("side*",)), False),
+        (Rule(namespaces=("shop",), containers=("side*",)), False),
+    ],
+)
+def test_a_rule_matches_when_all_its_conditions_do(rule: Rule, matches: bool) -> None:
+    named = Rule(
+        namespaces=rule.namespaces,
+        labels=rule.labels,
+        qos=rule.qos,
+        runtime_handlers=rule.runtime_handlers,
+        containers=rule.containers,
+        values={"scope": "pod"},
+    )
+    wishes = asked({}, Settings(rules=(named,)), labels={"tier": "db"}, runtime_handler="kata")
+    assert isinstance(wishes, Wishes)
+    assert (wishes.scope is Scope.POD) is matches
+
+
+def test_a_bad_rule_or_default_is_named_as_such() -> None:
+    bad_rule = asked({}, Settings(rules=(Rule(), Rule(values={"policy": "bets"}))))
+    assert isinstance(bad_rule, BadWish)
+    assert (bad_rule.source, bad_rule.key) == ("rule 2", "policy")
+    bad_default = asked({}, Settings(defaults={"polcy": "restricted"}))
+    assert isinstance(bad_default, BadWish)
+    assert bad_default.source == "default"
+    assert "did you mean policy?" in bad_default.message
+
+
+# --- bad values -------------------------------------------------------------------------------
+
+LIST = "kernel's format"
+NODES = "a list of NUMA nodes"
+POLICIES = "one of none, best-effort, restricted, single-numa-node"
+PEAK = "peak hours"
+
+BAD_VALUES: list[tuple[str, str, str]] = [
+    # numacpu: the kernel's list format, nothing else
+    ("numacpu", "", "not an empty text"),
+    ("numacpu", " ", LIST),
+    ("numacpu", " 1", LIST),
+    ("numacpu", "1 ", LIST),
+    ("numacpu", "1, 2", LIST),
+    ("numacpu", "1 2", LIST),
+    ("numacpu", "1\n", LIST),
+    ("numacpu", "\t1", LIST),
+    ("numacpu", "1\x00", LIST),
+    ("numacpu", "3-1", "runs backwards"),
+    ("numacpu", "0-", LIST),
+    ("numacpu", "-1", LIST),
+    ("numacpu", "-", LIST),
+    ("numacpu", "0--3", LIST),
+    ("numacpu", "0-1-2", LIST),
+    ("numacpu", "0..3", LIST),
+    ("numacpu", "0:3", LIST),
+    ("numacpu", "0-3/2", LIST),
+    ("numacpu", "1,,2", "empty item"),
+    ("numacpu", ",1", "empty item"),
+    ("numacpu", "1,", "empty item"),
+    ("numacpu", ",", "empty item"),
+    ("numacpu", "1;2", LIST),
+    ("numacpu", "1|2", LIST),
+    ("numacpu", "0,22|1,23", LIST),
+    ("numacpu", "[1,2]", LIST),
+    ("numacpu", "{1}", LIST),
+    ("numacpu", '"1"', LIST),
+    ("numacpu", "'1'", LIST),
+    ("numacpu", "+1", LIST),
+    ("numacpu", "1.0", LIST),
+    ("numacpu", "1e3", LIST),
+    ("numacpu", "0x1", LIST),
+    ("numacpu", "0b1", LIST),
+    ("numacpu", "1_0", LIST),
+    ("numacpu", "all", LIST),
+    ("numacpu", "none", LIST),
+    ("numacpu", "null", LIST),
+    ("numacpu", "true", LIST),
+    ("numacpu", "*", LIST),
+    ("numacpu", "cpu0", LIST),
+    ("numacpu", "N", LIST),
+    ("numacpu", "²", LIST),
+    ("numacpu", "١", LIST),
+    ("numacpu", "１-３", LIST),
+    ("numacpu", "0–3", LIST),
+    ("numacpu", "0\u00a0", LIST),
+    ("numacpu", "8192", "above 8191"),
+    ("numacpu", "0-8192", "above 8191"),
+    ("numacpu", "0-4000000000", "above 8191"),
+    ("numacpu", "4294967296", "above 8191"),
+    ("numacpu", "18446744073709551616", "above 8191"),
+    ("numacpu", "9" * 5000, "above 8191"),
+    ("numacpu", "1," * 40000, "empty item"),
+    ("numacpu", "x" * 5000, LIST),
+    # numamem
+    ("numamem", "", "not an empty text"),
+    ("numamem", " 0", NODES),
+    ("numamem", "0 ", NODES),
+    ("numamem", "1-0", "runs backwards"),
+    ("numamem", "0-", NODES),
+    ("numamem", "-1", NODES),
+    ("numamem", "0,,1", "empty item"),
+    ("numamem", "0,", "empty item"),
+    ("numamem", "node0", NODES),
+    ("numamem", "67257405440", "above 1023"),
+    ("numamem", "1024", "above 1023"),
+    ("numamem", "0-1024", "above 1023"),
+    ("numamem", "٠", NODES),
+    ("numamem", "4Gi", NODES),
+    ("numamem", "local", NODES),
+    # bind
+    ("bind", "", "one of none, cpu, cpu+mem"),
+    ("bind", "mem", "one of none, cpu, cpu+mem"),
+    ("bind", "memory", "one of none, cpu, cpu+mem"),
+    ("bind", "both", "one of none, cpu, cpu+mem"),
+    ("bind", "cpu,mem", "one of none, cpu, cpu+mem"),
+    ("bind", "mem+cpu", "one of none, cpu, cpu+mem"),
+    ("bind", "CPU", "did you mean cpu?"),
+    ("bind", "cpu ", "did you mean cpu?"),
+    ("bind", "true", "one of none, cpu, cpu+mem"),
+    # policy
+    ("policy", "", POLICIES),
+    ("policy", " ", POLICIES),
+    ("policy", "Restricted", "did you mean restricted?"),
+    ("policy", "restricted ", "did you mean restricted?"),
+    ("policy", "best_effort", "did you mean best-effort?"),
+    ("policy", "besteffort", "did you mean best-effort?"),
+    ("policy", "single-numa", "did you mean single-numa-node?"),
+    ("policy", "single", POLICIES),
+    ("policy", "static", POLICIES),
+    ("policy", "none,restricted", POLICIES),
+    ("policy", "р" * 300, POLICIES),
+    # scope
+    ("scope", "", "one of container, pod"),
+    ("scope", "Pod", "did you mean pod?"),
+    ("scope", "pods", "did you mean pod?"),
+    ("scope", "node", "one of container, pod"),
+    ("scope", "containers", "did you mean container?"),
+    # cpus
+    ("cpus", "", "one of shared, exclusive"),
+    ("cpus", "4", "one of shared, exclusive"),
+    ("cpus", "dedicated", "one of shared, exclusive"),
+    ("cpus", "Exclusive", "did you mean exclusive?"),
+    ("cpus", "exclusively", "did you mean exclusive?"),
+    # smt
+    ("smt", "", "one of any, spread, full-core, isolate, pair"),
+    ("smt", "off", "one of any, spread"),
+    ("smt", "full_core", "did you mean full-core?"),
+    ("smt", "fullcore", "did you mean full-core?"),
+    ("smt", "isolated", "did you mean isolate?"),
+    ("smt", "paired", "did you mean pair?"),
+    # load
+    ("load", "", PEAK),
+    ("load", "medium", PEAK),
+    ("load", "HIGH", PEAK),
+    ("load", "high,low", PEAK),
+    ("load", "0.9", PEAK),
+    ("load", "9:00-18:00", PEAK),
+    ("load", "09:00", PEAK),
+    ("load", "09:00-", PEAK),
+    ("load", "09:00 - 18:00", PEAK),
+    ("load", "09:00-18:00,", PEAK),
+    ("load", "09.00-18.00", PEAK),
+    ("load", "0900-1800", PEAK),
+    ("load", "09:60-18:00", "minutes 00 to 59"),
+    ("load", "25:00-26:00", "hours 00:00 to 24:00"),
+    ("load", "09:00-24:01", "hours 00:00 to 24:00"),
+    ("load", "24:00-01:00", "hours 00:00 to 24:00"),
+    ("load", "09:00-09:00", "at least a minute"),
+    ("load", "٠٩:00-18:00", PEAK),
+    # on-failure
+    ("on-failure", "", "one of reject, widen, unpinned"),
+    ("on-failure", "fail", "one of reject, widen, unpinned"),
+    ("on-failure", "ignore", "one of reject, widen, unpinned"),
+    ("on-failure", "unpin", "did you mean unpinned?"),
+    ("on-failure", "Reject", "did you mean reject?"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expectation"), BAD_VALUES)
+def test_a_bad_value_is_refused_by_name(key: str, value: str, expectation: str) -> None:
+    for name in (key, f"{key}.main"):
+        bad = asked({f"{PREFIX}/{name}": value})
+        assert isinstance(bad, BadWish), bad
+        assert (bad.pod, bad.container, bad.key, bad.value) == ("shop/web", "main", key, value)
+        assert bad.message.startswith(f"pod shop/web, container main: {key} is ")
+        assert quoted(value) in bad.message
+        assert f"(annotation {PREFIX}/{name})" in bad.message
+        assert ", expected " in bad.message
+        assert expectation in bad.message
+        assert len(bad.message) < 600
+        assert bad.message.isprintable()
+    problem = check_value(key, value)
+    assert problem is not None
+    assert quoted(value) in problem
+    assert expectation in problem
+
+
+def test_the_table_of_bad_values_is_long_enough_and_covers_every_key() -> None:
+    assert len(set(BAD_VALUES)) == len(BAD_VALUES) >= 100
+    assert {key for key, _, _ in BAD_VALUES} == set(KEYS)
+
+
+UNKNOWN_KEYS = [
+    ("polcy", "did you mean policy?"),
+    ("Policy", "did you mean policy?"),
+    ("numa-cpu", "did you mean numacpu?"),
+    ("numacpus", "did you mean numacpu?"),
+    ("numa_mem", "did you mean numamem?"),
+    ("cpu", "did you mean cpus?"),
+    ("on_failure", "did you mean on-failure?"),
+    ("onFailure", "did you mean on-failure?"),
+    ("", "one of the keys numacpu,"),
+    ("memory", "one of the keys numacpu,"),
+    ("ассigned", "one of the keys numacpu,"),
+    ("x" * 300, "one of the keys numacpu,"),
+]
+
+
+@pytest.mark.parametrize(("key", "expectation"), UNKNOWN_KEYS)
+@pytest.mark.parametrize("suffix", ["", ".main", ".another"])
+def test_an_unknown_key_under_our_prefix_is_refused_for_every_container(
+    key: str, expectation: str, suffix: str
+) -> None:
+    bad = asked({f"{PREFIX}/{key}{suffix}": "v1"})
+    assert isinstance(bad, BadWish)
+    assert (bad.key, bad.value) == (key, "v1")
+    for part in ("shop/web", "main", f"{PREFIX}/{key}{suffix}", "'v1'", expectation):
+        assert part in bad.message
+
+
+def test_an_almost_known_key_in_the_other_spelling_is_refused_too() -> None:
+    bad = asked({f"polcy.{PREFIX}/pod": "restricted"})
+    assert isinstance(bad, BadWish)
+    assert "did you mean policy?" in bad.message
+
+
+@pytest.mark.parametrize("name", [f"{PREFIX}/policy.", f"policy.{PREFIX}/container."])
+def test_a_key_for_a_container_without_name_is_refused(name: str) -> None:
+    bad = asked({name: "restricted"})
+    assert isinstance(bad, BadWish)
+    assert f"{PREFIX}/policy.CONTAINER" in bad.message
+
+
+def test_two_spellings_with_two_values_are_refused() -> None:
+    bad = asked({f"{PREFIX}/policy": "restricted", f"policy.{PREFIX}/pod": "none"})
+    assert isinstance(bad, BadWish)
+    assert "expected the same as 'restricted'" in bad.message
+
+
+def test_a_bad_pod_value_is_refused_even_where_the_container_has_its_own() -> None:
+    bad = asked({f"{PREFIX}/policy": "bad", f"{PREFIX}/policy.main": "none"})
+    assert isinstance(bad, BadWish)
+    assert bad.value == "bad"
+
+
+def test_of_several_mistakes_the_first_by_name_is_told_whatever_their_order() -> None:
+    first = asked({f"{PREFIX}/smt": "bad", f"{PREFIX}/bind": "bad"})
+    second = asked({f"{PREFIX}/bind": "bad", f"{PREFIX}/smt": "bad"})
+    assert first == second
+    assert isinstance(first, BadWish)
+    assert first.key == "bind"
+
+
+# --- contradictions ---------------------------------------------------------------------------
+
+CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
+    ({"numacpu": "0-3", "bind": "none"}, "numacpu", "bind"),
+    ({"numamem": "0", "bind": "none"}, "numamem", "bind"),
+    ({"numamem": "0", "bind": "cpu"}, "numamem", "bind"),
+    ({"policy": "best-effort", "bind": "none"}, "policy", "bind"),
+    ({"policy": "restricted", "bind": "none"}, "policy", "bind"),
+    ({"policy": "single-numa-node", "bind": "none"}, "policy", "bind"),
+    ({"cpus": "exclusive", "bind": "none"}, "cpus", "bind"),
+    ({"smt": "full-core", "bind": "none"}, "smt", "bind"),
+    ({"smt": "isolate", "bind": "none"}, "smt", "bind"),
+    ({"numacpu": "0-3", "policy": "best-effort"}, "numacpu", "policy"),
+    ({"numacpu": "0-3", "policy": "restricted"}, "numacpu", "policy"),
+    ({"numacpu": "0-3", "policy": "single-numa-node"}, "numacpu", "policy"),
+    ({"numacpu": "0-3", "smt": "full-core"}, "numacpu", "smt"),
+    ({"numacpu": "0-3", "smt": "isolate"}, "numacpu", "smt"),
+    ({"numacpu": "0-3", "on-failure": "widen"}, "numacpu", "on-failure"),
+    ({"numamem": "0", "on-failure": "widen"}, "numamem", "on-failure"),
+    ({"smt": "full-core", "cpus": "shared"}, "smt", "cpus"),
+    ({"smt": "isolate", "cpus": "shared"}, "smt", "cpus"),
+]
+
+
+@pytest.mark.parametrize(("keys", "first", "second"), CONTRADICTIONS)
+def test_contradicting_keys_of_one_level_are_refused(
+    keys: dict[str, str], first: str, second: str
+) -> None:
+    for suffix in ("", ".main"):
+        bad = asked({f"{PREFIX}/{key}{suffix}": value for key, value in keys.items()})
+        assert isinstance(bad, BadWish), keys
+        assert {bad.key, *(k for k in (first, second) if f"no {k} " in bad.message)} == set(keys)
+        for part in (
+            "shop/web",
+            "container main",
+            *(quoted(value) for value in keys.values()),
+            *(f"{PREFIX}/{key}{suffix}" for key in keys),
+            "next to it, because",
+        ):
+            assert part in bad.message
+    assert len(check_level(keys)) == 1
+
+
+@pytest.mark.parametrize(("keys", "first", "second"), CONTRADICTIONS)
+def test_between_levels_the_stronger_one_wins_and_the_weaker_key_is_not_heard(
+    keys: dict[str, str], first: str, second: str
+) -> None:
+    for strong, weak in ((first, second), (second, first)):
+        wishes = good({f"{PREFIX}/{strong}.main": keys[strong], f"{PREFIX}/{weak}": keys[weak]})
+        assert wishes.given == {strong}
+        wishes = good(ours(**{strong: keys[strong]}), Settings(defaults={weak: keys[weak]}))
+        assert set(wishes.sources) == {strong}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"numacpu": "0-3", "numamem": "1"},
+        {"numacpu": "0-3", "bind": "cpu"},
+        {"numacpu": "0-3", "policy": "none"},
+        {"numacpu": "0-3", "cpus": "exclusive"},
+        {"numacpu": "0-3", "cpus": "shared"},
+        {"numacpu": "0-3", "smt": "spread"},
+        {"numacpu": "0-3", "load": "high"},
+        {"numacpu": "0-3", "on-failure": "unpinned"},
+        {"numamem": "2", "policy": "restricted"},
+        {"bind": "none", "policy": "none"},
+        {"bind": "none", "cpus": "shared"},
+        {"bind": "cpu", "policy": "restricted"},
+        {"cpus": "exclusive", "policy": "none"},
+        {"cpus": "shared", "policy": "restricted"},
+        {"cpus": "shared", "smt": "pair"},
+        {"smt": "pair"},
+        {"scope": "pod"},
+        {"load": "low"},
+    ],
+)
+def test_what_looks_odd_but_makes_sense_is_let_through(keys: dict[str, str]) -> None:
+    wishes = good({f"{PREFIX}/{key}": value for key, value in keys.items()})
+    assert wishes.given == set(keys)
+    assert check_level(keys) == []
+
+
+def test_a_silenced_value_gives_way_to_the_next_weaker_one() -> None:
+    settings = Settings(defaults={"bind": "cpu"})
+    annotations = {f"{PREFIX}/policy.main": "restricted", f"{PREFIX}/bind": "none"}
+    wishes = good(annotations, settings)
+    assert (wishes.policy, wishes.bind) == (Policy.RESTRICTED, Bind.CPU)
+    assert wishes.sources["bind"] == "default"
+
+
+def test_a_contradiction_that_a_stronger_level_resolves_is_none() -> None:
+    annotations = ours(numacpu="0-3", policy="restricted") | {f"{PREFIX}/policy.main": "none"}
+    wishes = good(annotations)
+    assert (wishes.numacpu, wishes.policy) == ("0-3", Policy.NONE)
+    assert isinstance(asked(annotations, container="other"), BadWish)
+
+
+def test_the_problems_of_a_level_are_all_listed() -> None:
+    problems = check_level({"policy": "x", "smt": "spread", "bind": "y", "nope": "z"})
+    assert [problem.split(":")[0] for problem in problems] == ["policy", "bind", "nope"]
+
+
+# --- load -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "busy"),
+    [
+        ("00:00-24:00", HIGH.busy),
+        ("22:00-06:00", ((0, 360), (1320, 1440))),
+        ("22:00-00:00", ((1320, 1440),)),
+        ("00:00-00:01", ((0, 1),)),
+        ("23:59-24:00", ((1439, 1440),)),
+        ("13:00-17:30,08:15-12:00", ((495, 720), (780, 1050))),
+        ("08:00-12:00,11:00-13:00", ((480, 780),)),
+        ("08:00-12:00,12:00-13:00", ((480, 780),)),
+        ("08:00-12:00,09:00-10:00", ((480, 720),)),
+    ],
+)
+def test_peak_hours_become_sorted_intervals_of_minutes(
+    text: str, busy: tuple[tuple[int, int], ...]
+) -> None:
+    assert parse_load(text).busy == busy
+
+
+def test_loads_at_different_hours_do_not_overlap() -> None:
+    night, office = parse_load("22:00-06:00"), parse_load("09:00-18:00")
+    assert not night.overlaps(office)
+    assert night.overlaps(HIGH)
+    assert not HIGH.overlaps(LOW)

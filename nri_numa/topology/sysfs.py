@@ -213,8 +213,7 @@ class _Discovery:
         if listed is not None and listed != ids:
             self._warn(f"NUMA nodes {listed - ids} are online but have no directory; ignored")
         if not ids:
-            if directories or not tree.entries(NODE_DIR):
-                self._warn("the kernel tells no NUMA nodes; everything belongs to NUMA node 0")
+            self._warn("the kernel tells no NUMA nodes; everything belongs to NUMA node 0")
             info = _meminfo(tree, "proc/meminfo")
             if not info.get("MemTotal"):
                 self._warn("the size of the memory is not known: proc/meminfo tells no MemTotal")

@@ -15,7 +15,6 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
-from io import RawIOBase
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
@@ -238,16 +237,13 @@ def _open_directory(path: Path) -> Tree:
     raise TopologyError(str(path), found)
 
 
-class _Limited(RawIOBase):
+class _Limited:
     """Ends a decompressed stream that grows beyond all measure."""
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, where: str) -> None:
         self._stream = stream
         self._left = STREAM_LIMIT
         self._where = where
-
-    def readable(self) -> bool:
-        return True
 
     def read(self, size: int = -1, /) -> bytes:
         data = self._stream.read(size)
@@ -279,7 +275,7 @@ def _open_archive(where: str, mtime_ns: int, size: int) -> Tree:
         with open(where, "rb") as raw:
             magic = raw.read(6)
             raw.seek(0)
-            # Any: typeshed wants a private protocol here that RawIOBase fulfils.
+            # Any: reading a stream needs nothing but read(), which typeshed does not say.
             stream: Any = _Limited(_decompressed(raw, magic), where)
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for count, member in enumerate(archive, 1):

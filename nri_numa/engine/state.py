@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 
 from nri_numa.engine.settings import Settings
 from nri_numa.engine.workload import SMT, Load, Policy, QoSClass
@@ -48,7 +47,7 @@ class Charge:
 
     cpu_milli: int = 0
     memory: int = 0
-    hugepages: Mapping[int, int] = MappingProxyType({})
+    hugepages: Mapping[int, int] = field(default_factory=dict)
 
     def plus(self, other: Charge, sign: int = 1) -> Charge:
         """Add ``other`` (or take it away with ``sign=-1``)."""

@@ -34,6 +34,10 @@ from typing import Literal
 
 import msgspec
 
+# Tag of a second export of the host's root, which the guest mounts with a cache. virtme-ng's own
+# has none: each start of a program would read all its files through the hypervisor again.
+CACHED_ROOT_TAG = "cached-root"
+
 # Two hardware threads per core are shown to the guest for few CPU models only (not for `max` and
 # not for EPYC), and numpy and friends want the instructions of x86-64-v2.
 CPU_MODEL = "Nehalem"
@@ -395,7 +399,6 @@ def virtme_arguments(
     shared: Path,
     guest_shared: Path,
     command: str,
-    console: Path,
     control: Path | None = None,
 ) -> list[str]:
     """The arguments of ``vng`` that boot `machine` and run one command in it as root.
@@ -406,7 +409,6 @@ def virtme_arguments(
         shared: directory of the host that the guest may write.
         guest_shared: where the guest sees it.
         command: shell command; short, it travels on the kernel's command line.
-        console: file of the host for the kernel's messages.
         control: socket for QEMU's machine protocol, needed to plug CPUs.
     """
     present = len(machine.present)
@@ -414,10 +416,17 @@ def virtme_arguments(
         f"{present},maxcpus={machine.cpu_count},sockets={machine.sockets},"
         f"cores={machine.cores},threads={machine.threads}"
     )
-    options = [*qemu_options(machine), "-serial", f"file:{console}"]
+    options = [
+        *qemu_options(machine),
+        "-fsdev",
+        "local,id=cached,path=/,security_model=none,readonly=on,multidevs=remap",
+        "-device",
+        f"virtio-9p-pci,fsdev=cached,mount_tag={CACHED_ROOT_TAG}",
+    ]
     if control is not None:
         options += ["-qmp", f"unix:{control},server=on,wait=off"]
     return [
+        "--verbose",  # the kernel's messages come out at standard error
         "--run",
         str(kernel),
         "--name",
@@ -434,8 +443,6 @@ def virtme_arguments(
         "loglevel=6",
         "--append",
         "mitigations=off",  # nobody attacks this guest, and emulation is slow
-        "--append",
-        "console=ttyS1",
         "--cpus",
         cpus,
         "--memory",

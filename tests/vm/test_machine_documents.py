@@ -119,7 +119,6 @@ def test_the_command_line_says_all_of_the_machine() -> None:
         shared=Path("/artifacts/m"),
         guest_shared=Path("/run/out"),
         command="sh /run/out/start",
-        console=Path("/artifacts/m/console.log"),
         control=Path("/tmp/c/qmp"),
     )
     pairs = dict(itertools.pairwise(arguments))
@@ -128,7 +127,8 @@ def test_the_command_line_says_all_of_the_machine() -> None:
     assert pairs["--rwdir"] == "/run/out=/artifacts/m"
     (qemu,) = [a for a in arguments if a.startswith("--qemu-opts=")]
     assert qemu.endswith(
-        "-serial file:/artifacts/m/console.log -qmp unix:/tmp/c/qmp,server=on,wait=off"
+        "-device virtio-9p-pci,fsdev=cached,mount_tag=cached-root"
+        " -qmp unix:/tmp/c/qmp,server=on,wait=off"
     )
 
 

@@ -1,0 +1,136 @@
+"""``python -m tests.vm``: boot the project's virtual machines and run cases in them.
+
+Exit codes: 0 all cases passed, 1 a case failed, 2 wrong usage, 3 the bed cannot be had here (the
+message says what to do about it), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support.testbed import TestbedUnavailable
+from tests.support.vm_bed import BOOT_LIMIT_S, CASE_LIMIT_S, Run, prepare
+from tests.support.vm_machine import Machine, MachineError, load_machines
+from tests.support.vm_records import Outcome, Result
+from tests.vm.registry import all_cases, cases_for
+
+MACHINES = Path(__file__).parent / "machines"
+FAILED = 1
+USAGE = 2
+UNAVAILABLE = 3
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.vm", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="boot machines and run cases")
+    run.add_argument("machine", help="name of a machine, 'core' or 'all'")
+    run.add_argument("case", nargs="*", help="default: every case that the machine allows")
+    run.add_argument("--boot-limit", type=float, default=BOOT_LIMIT_S, metavar="SECONDS")
+    run.add_argument("--case-limit", type=float, default=CASE_LIMIT_S, metavar="SECONDS")
+    run.add_argument("-v", "--verbose", action="store_true", help="print what was measured")
+    commands.add_parser("list", help="print machines and cases")
+    commands.add_parser("prepare", help="install and download what is missing")
+    return parser
+
+
+def _list(machines: dict[str, Machine]) -> int:
+    print("machines (* is in the core set)")
+    for name, machine in machines.items():
+        mark = "*" if machine.core else " "
+        print(f"  {mark} {name:18} {machine.description} [containerd {machine.containerd}]")
+    print("cases")
+    for case in all_cases().values():
+        count = sum(1 for machine in machines.values() if case.applies(machine))
+        print(f"    {case.name:38} {case.proves} [{count} machines]")
+    return 0
+
+
+def _chosen(machines: dict[str, Machine], name: str) -> list[Machine]:
+    if name == "all":
+        return list(machines.values())
+    if name == "core":
+        return [machine for machine in machines.values() if machine.core]
+    return [machines[name]]
+
+
+def _report(result: Result, verbose: bool) -> None:
+    print(f"  {result.outcome.value:8}{result.seconds:7.1f} s  {result.case}", flush=True)
+    if result.detail:
+        print(textwrap.indent(result.detail.rstrip(), " " * 8), flush=True)
+    if verbose or result.outcome is Outcome.FAILED:
+        for note in result.notes:
+            print(f"        {note}", flush=True)
+
+
+def _run(machines: dict[str, Machine], options: argparse.Namespace) -> int:
+    if options.machine not in {*machines, "all", "core"}:
+        names = ", ".join([*machines, "core", "all"])
+        print(f"error: no machine {options.machine!r}, expected one of {names}", file=sys.stderr)
+        return USAGE
+    if unknown := sorted(set(options.case) - set(all_cases())):
+        print(f"error: no case {', '.join(unknown)}; see python -m tests.vm list", file=sys.stderr)
+        return USAGE
+    chosen = _chosen(machines, options.machine)
+    parts = prepare(containerd=sorted({machine.containerd for machine in chosen}))
+    count: Counter[Outcome] = Counter()
+    for machine in chosen:
+        cases = [
+            case.name
+            for case in cases_for(machine)
+            if not options.case or case.name in options.case
+        ]
+        if not cases:
+            print(f"{machine.name}: none of the cases makes sense on it")
+            continue
+        print(f"{machine.name}: {machine.description}, kernel {parts.kernel.version}", flush=True)
+        start = time.monotonic()
+        run = Run(
+            parts,
+            machine,
+            cases,
+            boot_limit_s=options.boot_limit,
+            case_limit_s=options.case_limit,
+        )
+        for result in run:
+            count[result.outcome] += 1
+            _report(result, options.verbose)
+        print(f"  {time.monotonic() - start:.0f} s, logs in {run.directory}", flush=True)
+    print(
+        f"{count[Outcome.PASSED]} passed, {count[Outcome.FAILED]} failed, "
+        f"{count[Outcome.SKIPPED]} skipped"
+    )
+    return FAILED if count[Outcome.FAILED] else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        machines = load_machines(MACHINES)
+        if options.command == "list":
+            return _list(machines)
+        if options.command == "prepare":
+            parts = prepare()
+            print(f"kernel {parts.kernel.version}: {parts.kernel.image}")
+            print(f"virtme-ng: {parts.virtme}\nQEMU: {parts.qemu}")
+            return 0
+        return _run(machines, options)
+    except MachineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    except TestbedUnavailable as error:
+        print(f"bed unavailable: {error.what}\nremedy: {error.remedy}", file=sys.stderr)
+        return UNAVAILABLE
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

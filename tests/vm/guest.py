@@ -1,0 +1,324 @@
+"""Runs cases inside a virtual machine: ``python -m tests.vm.guest MACHINE SHARED [CASE…]``.
+
+Started by `tests.support.vm_bed` as root, with the host's file system read-only below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tests.support.containerd import Binaries, Containerd, find_binaries
+from tests.support.cri import Container, Pod, Resources, guaranteed, poll
+from tests.support.images import FIRST_LINE_COMMAND
+from tests.support.vm_machine import Machine, format_list, load_machines, parse_list
+from tests.support.vm_records import (
+    Answer,
+    Ask,
+    Begin,
+    Broken,
+    End,
+    Outcome,
+    Result,
+    Started,
+    Writer,
+)
+from tests.vm import words
+from tests.vm.plugin import Plugin
+from tests.vm.registry import Case, SkipCase, all_cases
+
+MACHINES = Path(__file__).parent / "machines"
+_BED = Path("/run/bed")  # a tmpfs, and short enough for socket paths
+_CASE_LIMIT_S = 200
+# Under emulation a plugin written in Python needs tenths of seconds where it needs milliseconds
+# outside; the limit is the runtime's, and too short a one would only prove that emulation is slow.
+_NRI_TIMEOUT = "30s"
+_MIB = 1024 * 1024
+
+
+class GuestContainerd(Containerd):
+    """A containerd that bears emulation."""
+
+    def _environment(self) -> dict[str, str]:
+        # The Go scheduler spins on idle processors, which emulated ones have to pay for in full.
+        return super()._environment() | {"GOMAXPROCS": "2"}
+
+
+def near(binaries: Binaries, directory: Path) -> Binaries:
+    """The same programs on a tmpfs: runc is started a dozen times per pod, each time over 9p."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for source in (
+        binaries.directory / "containerd",
+        binaries.directory / "containerd-shim-runc-v2",
+        binaries.directory / "ctr",
+        binaries.runc,
+        binaries.busybox,
+    ):
+        shutil.copy(source, directory / source.name)
+    return dataclasses.replace(
+        binaries,
+        directory=directory,
+        runc=directory / binaries.runc.name,
+        busybox=directory / binaries.busybox.name,
+    )
+
+
+class CaseTimeoutError(Exception):
+    """A case took longer than its limit."""
+
+
+class Guest:
+    """What a case works with.
+
+    Attributes:
+        machine: the document this machine was booted from.
+        containerd: the runtime.
+        plugin: `nri-numa run`.
+        notes: lines for the report, measured values.
+    """
+
+    def __init__(self, machine: Machine, shared: Path) -> None:
+        self.machine = machine
+        self.shared = shared
+        self.notes: list[str] = []
+        self.containerd = GuestContainerd(
+            near(find_binaries(machine.containerd), _BED / "bin"),
+            _BED,
+            nri_request_timeout=_NRI_TIMEOUT,
+        )
+        # On the host's disk at once: it must survive this guest.
+        self.containerd.log_file = shared / "containerd.log"
+        self.plugin = Plugin(
+            socket=self.containerd.nri_socket, directory=_BED / "plugin", log=shared / "plugin.log"
+        )
+        self._asked = 0
+
+    # -- pods ------------------------------------------------------------------------------
+
+    def pod(
+        self,
+        name: str,
+        annotations: Mapping[str, str] | None = None,
+        *,
+        cpus: float = 1,
+        memory_mib: int = 64,
+        command: Sequence[str] | None = None,
+        resources: Resources | None = None,
+    ) -> Container:
+        """Start a Guaranteed pod with one container, ``main``.
+
+        Args:
+            name: of the pod.
+            annotations: ``numa.kubernetes.io/`` is put before each key.
+            cpus: CPU limit and request.
+            memory_mib: memory limit and request.
+            command: default: print what may be used and sleep.
+            resources: instead of `cpus` and `memory_mib`.
+
+        Raises:
+            CRIError: the runtime, or the plugin through it, refused.
+        """
+        pod = self.sandbox(name, annotations)
+        return self.container(
+            pod,
+            "main",
+            cpus=cpus,
+            memory_mib=memory_mib,
+            command=command,
+            resources=resources,
+        )
+
+    def sandbox(self, name: str, annotations: Mapping[str, str] | None = None) -> Pod:
+        """Start a pod without containers."""
+        return self.containerd.cri.run_pod(
+            name,
+            annotations={f"numa.kubernetes.io/{k}": v for k, v in (annotations or {}).items()},
+        )
+
+    def container(
+        self,
+        pod: Pod,
+        name: str,
+        *,
+        cpus: float = 1,
+        memory_mib: int = 64,
+        command: Sequence[str] | None = None,
+        resources: Resources | None = None,
+    ) -> Container:
+        """Start one more container in a pod."""
+        return self.containerd.cri.run(
+            pod,
+            name,
+            resources=resources or guaranteed(cpus, memory_mib * _MIB),
+            command=command or FIRST_LINE_COMMAND,
+        )
+
+    def first(self, container: Container) -> words.Allowed:
+        """What the container's first process saw of itself before anything else."""
+        seen = self.containerd.cri.first_line(container)
+        return words.Allowed(cpus=parse_list(seen.cpus), mems=parse_list(seen.mems))
+
+    def pid(self, container: Container) -> int:
+        """The container's first process."""
+        return self.containerd.cri.pid(container)
+
+    def pinned(
+        self,
+        container: Container,
+        *,
+        cpus: frozenset[int] | None = None,
+        mems: frozenset[int] | None = None,
+    ) -> words.Allowed:
+        """Insist that four witnesses agree on a container's CPUs and memory nodes.
+
+        They are the container's first line, its process now, and its cgroup for both.
+
+        Args:
+            container: which one.
+            cpus: what they must be; default: whatever the witnesses agree on.
+            mems: likewise.
+
+        Returns:
+            What they agree on.
+        """
+        first = self.first(container)
+        pid = self.pid(container)
+        now = words.allowed(pid)
+        group = words.cgroup_allowed(pid)
+        report = (
+            f"{container.pod.name}/{container.name}: "
+            f"first line cpus={format_list(first.cpus)} mems={format_list(first.mems)}, "
+            f"status cpus={format_list(now.cpus)} mems={format_list(now.mems)}, "
+            f"cgroup cpus={format_list(group.cpus)} mems={format_list(group.mems)}"
+        )
+        self.notes.append(report)
+        assert first == now == group, f"witnesses differ: {report}"
+        if cpus is not None:
+            assert now.cpus == cpus, f"{report}, expected cpus={format_list(cpus)}"
+        if mems is not None:
+            assert now.mems == mems, f"{report}, expected mems={format_list(mems)}"
+        return now
+
+    # -- the machine -----------------------------------------------------------------------
+
+    def qemu(self, command: str, **arguments: object) -> None:
+        """Have the host run one command of QEMU's machine protocol.
+
+        Raises:
+            RuntimeError: QEMU refused.
+        """
+        self._asked += 1
+        name = f"{self._asked:03}.json"
+        scratch = self.shared / "ask.tmp"
+        scratch.write_bytes(msgspec.json.encode(Ask(execute=command, arguments=dict(arguments))))
+        scratch.replace(self.shared / f"ask-{name}")
+        file = self.shared / f"answer-{name}"
+        poll(lambda: file.exists() or None, f"answer of the host to {command}", timeout_s=60)
+        answer = msgspec.json.decode(file.read_bytes(), type=Answer)
+        if answer.error:
+            raise RuntimeError(f"QEMU refused {command}: {answer.error}")
+
+    def reset(self) -> None:
+        """Remove every pod."""
+        self.containerd.cri.remove_all()
+
+    # -- running ---------------------------------------------------------------------------
+
+    def run(self, case: Case) -> Result:
+        """Run one case and clean up after it."""
+        self.notes = []
+        start = time.monotonic()
+        outcome, detail = Outcome.PASSED, ""
+        try:
+            with _limit(_CASE_LIMIT_S):
+                if case.plugin:
+                    self.plugin.ensure_ready()
+                case.run(self)
+        except SkipCase as reason:
+            outcome, detail = Outcome.SKIPPED, str(reason)
+        except Exception:
+            outcome, detail = Outcome.FAILED, traceback.format_exc()
+        try:
+            with _limit(_CASE_LIMIT_S):
+                self.reset()
+        except Exception:
+            if outcome is not Outcome.FAILED:
+                outcome, detail = Outcome.FAILED, "after the case:\n" + traceback.format_exc()
+        return Result(
+            case=case.name,
+            outcome=outcome,
+            seconds=round(time.monotonic() - start, 2),
+            detail=detail,
+            notes=self.notes,
+        )
+
+
+@contextlib.contextmanager
+def _limit(seconds: int) -> Iterator[None]:
+    def ring(signum: int, frame: object) -> None:
+        raise CaseTimeoutError(f"took longer than {seconds} s")
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def _set_up(machine: Machine) -> None:
+    _BED.mkdir(parents=True, exist_ok=True)
+    root = Path("/sys/fs/cgroup")
+    have = (root / "cgroup.controllers").read_text(encoding="ascii").split()
+    for controller in ("cpuset", "cpu", "memory", "pids"):
+        assert controller in have, f"the kernel has no {controller} controller for cgroup v2"
+        (root / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
+    for cpu in sorted(machine.offline):
+        words.set_online(cpu, online=False)
+
+
+def _say(text: str) -> None:
+    print(f"{time.monotonic():8.1f} {text}", flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the cases; every result goes to the shared directory."""
+    _say("the program started")
+    name, shared_text, *names = arguments
+    shared = Path(shared_text)
+    records = Writer(shared)
+    machine = load_machines(MACHINES)[name]
+    cases = [all_cases()[each] for each in names]
+    records.write(Begin(machine=name, kernel=os.uname().release, cases=names))
+    try:
+        _set_up(machine)
+        _say("the machine is set up")
+        guest = Guest(machine, shared)
+        guest.containerd.start(timeout_s=150)
+    except Exception:
+        records.write(Broken(detail=traceback.format_exc()))
+        return 1
+    for case in cases:
+        records.write(Started(case=case.name))
+        _say(case.name)
+        result = guest.run(case)
+        _say(f"{case.name} {result.outcome.value}")
+        records.write(result)
+    with contextlib.suppress(Exception):
+        guest.plugin.stop()
+    records.write(End())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

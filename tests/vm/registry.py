@@ -1,0 +1,87 @@
+"""The list of cases: what each proves, and the machines it makes sense on.
+
+A case is a function of one `tests.vm.guest.Guest`. It passes by returning, fails by raising, and
+says with `skip` that the machine turned out not to allow it. Cases are imported on the host, too,
+where they are only listed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.support.vm_machine import Machine
+
+if TYPE_CHECKING:
+    from tests.vm.guest import Guest
+
+# Order of running: first what needs no plugin, last what changes the machine.
+MODULES = ("machine", "explicit", "policies", "memory", "lifecycle", "hotplug")
+
+
+class SkipCase(Exception):
+    """The machine does not allow this case; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One case.
+
+    Attributes:
+        name: unique, for the command line.
+        proves: one line for people.
+        run: the function.
+        applies: whether a machine can run it.
+        plugin: whether `nri-numa run` must be connected before it starts.
+    """
+
+    name: str
+    proves: str
+    run: Callable[[Guest], None]
+    applies: Callable[[Machine], bool]
+    plugin: bool
+
+
+_CASES: dict[str, Case] = {}
+
+
+def case(
+    *,
+    applies: Callable[[Machine], bool] = lambda machine: True,
+    plugin: bool = True,
+) -> Callable[[Callable[[Guest], None]], Callable[[Guest], None]]:
+    """Register a function as a case under its own name; its docstring says what it proves."""
+
+    def register(function: Callable[[Guest], None]) -> Callable[[Guest], None]:
+        name = function.__name__
+        assert name not in _CASES, f"case {name} is registered twice"
+        assert function.__doc__, f"case {name} does not say what it proves"
+        _CASES[name] = Case(
+            name=name,
+            proves=function.__doc__.strip().splitlines()[0],
+            run=function,
+            applies=applies,
+            plugin=plugin,
+        )
+        return function
+
+    return register
+
+
+def all_cases() -> Mapping[str, Case]:
+    """Every case by name, in the order of running."""
+    for module in MODULES:
+        importlib.import_module(f"tests.vm.cases.{module}")
+    return dict(_CASES)
+
+
+def cases_for(machine: Machine) -> list[Case]:
+    """The cases that make sense on a machine, in the order of running."""
+    return [each for each in all_cases().values() if each.applies(machine)]
+
+
+def skip(reason: str) -> None:
+    """End the running case as skipped."""
+    raise SkipCase(reason)

@@ -27,11 +27,13 @@ What makes it cheap (docs/adr/0004-hint-merge.md has the arguments):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from operator import add, mul, sub
 
 from nri_numa.engine.families import Family, bits_of
+from nri_numa.engine.hints import Demand, ResourceDemand
 from nri_numa.engine.search import Cover, Distances, Order, Steps, best_mask
 
 EXACT_UPTO = 10
@@ -75,6 +77,56 @@ def _pick(masks: Sequence[int], order: Order, distances: Distances | None) -> in
 def _narrowest(masks: Iterable[int], order: Order, distances: Distances | None) -> int | None:
     """The best of some preferred masks."""
     return min(masks, key=lambda m: (m.bit_count(), _key(m, order, distances)), default=None)
+
+
+def one_numa_node(
+    demands: Sequence[Demand],
+    machine: int,
+    distance: Callable[[int, int], int] | None,
+    rank: Mapping[int, int] | None,
+) -> int | None:
+    """The best preferred mask of one NUMA node, for quantities only: the everyday case, fast.
+
+    None says nothing but that `merge` has to look. A preferred mask of one node is narrower than
+    any other result, so finding one ends the search.
+    """
+    fitting: list[int] | None = None
+    for d in demands:
+        if not isinstance(d, ResourceDemand):
+            return None
+        need = d.need
+        if need <= 0:
+            continue
+        if d.share is not None or d.groups is not None or d.reusable or d.sockets is not None:
+            return None
+        capacity, available, required = d.capacity, d.available, d.required.bits
+        among: Iterable[int] = available if fitting is None else fitting
+        fitting = [
+            i
+            for i in among
+            if available.get(i, 0) >= need and i in capacity and not required & ~(1 << i)
+        ]
+        if not fitting:
+            return None
+        for i, amount in capacity.items():
+            if amount >= need and machine >> i & 1:
+                break
+        else:
+            return None
+    if fitting is None:
+        return None
+    fitting = [i for i in fitting if i >= 0 and machine >> i & 1]
+    if not fitting:
+        return None
+    if len(fitting) == 1:
+        return 1 << fitting[0]
+    if rank is None:
+        return 1 << min(fitting, key=lambda i: (0 if distance is None else distance(i, i), i))
+    last = max(rank.values(), default=0) + 1
+    return 1 << min(
+        fitting,
+        key=lambda i: (0 if distance is None else distance(i, i), rank.get(i, last), i),
+    )
 
 
 def preferred_mask(
@@ -135,11 +187,7 @@ def _preferred_additive(
     # Only socket alignment lets masks of several widths be preferred.
     for width in fixed or range(1, within.bit_count() + 1):
         masks = [m for m in named if m.bit_count() == width]
-        alone = width == 1
-        for f in asking:
-            if alone and f.groups is not None:
-                break
-        else:
+        if width > 1 or all(f.groups is None for f in asking):
             judges = [f for f in asking if not f.plain or f.width != width]
 
             def accept(mask: int, judges: list[Family] = judges) -> bool:
@@ -246,32 +294,29 @@ def hints_by_index(family: Family, masks: Sequence[int]) -> list[int]:
     return flags
 
 
-def _over_supersets(counts: list[int]) -> list[int]:
-    """For each index the sum over all indexes that contain it."""
+def _over_supersets(counts: list[int], with_higher: Callable[[int, int], int]) -> list[int]:
+    """For each index the sum over all indexes that contain it, with ``add``; undone with ``sub``.
+
+    One pass for each bit puts what the indexes with the bit have into those without it. The
+    indexes are taken in runs or in strides, whichever are longer.
+    """
     size = len(counts)
     half = 1
     while half < size:
         step = half * 2
-        for start in range(0, size, step):
-            middle = start + half
-            counts[start:middle] = map(
-                int.__add__, counts[start:middle], counts[middle : start + step]
-            )
+        if half * half < size:
+            for start in range(half):
+                counts[start::step] = map(
+                    with_higher, counts[start::step], counts[start + half :: step]
+                )
+        else:
+            for start in range(0, size, step):
+                middle = start + half
+                counts[start:middle] = map(
+                    with_higher, counts[start:middle], counts[middle : start + step]
+                )
         half = step
     return counts
-
-
-def _exactly(sums: list[int]) -> list[int]:
-    """Undo `_over_supersets`."""
-    size = len(sums)
-    half = 1
-    while half < size:
-        step = half * 2
-        for start in range(0, size, step):
-            middle = start + half
-            sums[start:middle] = map(int.__sub__, sums[start:middle], sums[middle : start + step])
-        half = step
-    return sums
 
 
 def reachable_masks(families: Sequence[Family], machine: int) -> tuple[list[int], int]:
@@ -295,14 +340,13 @@ def reachable_masks(families: Sequence[Family], machine: int) -> tuple[list[int]
             else:
                 widths = [m.bit_count() for m in compress(masks, flags)]
             neediest = max(neediest, min(widths))
-            sums = done[id(family)] = _over_supersets(flags)
-        ways = list(map(int.__mul__, ways, sums))
-    return [m for m in compress(masks, _exactly(ways)) if m], neediest
+            sums = done[id(family)] = _over_supersets(flags, add)
+        ways = list(map(mul, ways, sums))
+    return [m for m in compress(masks, _over_supersets(ways, sub)) if m], neediest
 
 
-def result_class(mask: int, neediest: int) -> tuple[int, int]:
+def result_class(width: int, neediest: int) -> tuple[int, int]:
     """First two parts of the key of a result that is not preferred."""
-    width = mask.bit_count()
     if width == neediest:
         return (0, 0)
     return (1, -width) if width < neediest else (2, width)
@@ -314,8 +358,10 @@ def _best_of_all(
     masks, neediest = reachable_masks(families, machine)
     if not masks:
         return None
-    best = min(result_class(m, neediest) for m in masks)
-    return _pick([m for m in masks if result_class(m, neediest) == best], order, distances)
+    widths = {m.bit_count() for m in masks}
+    # Order: the class of the result; one width has one class.
+    width = min(widths, key=lambda w: result_class(w, neediest))
+    return _pick([m for m in masks if m.bit_count() == width], order, distances)
 
 
 # --- beyond EXACT_UPTO ---------------------------------------------------------------------------
@@ -349,18 +395,11 @@ class _Reach:
 
     def best(self) -> int | None:
         """The best mask; None when every intersection is empty."""
-        best: int | None = None
-        best_key: tuple[tuple[int, int], tuple[int, tuple[int, ...]]] | None = None
-        for base, parts in self.states():
-            mask = self.within_state(base, parts)
-            if best is not None and result_class(mask, self.neediest) > result_class(
-                best, self.neediest
-            ):
-                continue
-            key = (result_class(mask, self.neediest), _key(mask, self.order, self.distances))
-            if best_key is None or key < best_key:
-                best, best_key = mask, key
-        return best
+        found = [self.within_state(base, parts) for base, parts in self.states()]
+        if not found:
+            return None
+        width = min((m.bit_count() for m in found), key=lambda w: result_class(w, self.neediest))
+        return _pick([m for m in found if m.bit_count() == width], self.order, self.distances)
 
     def states(self) -> list[tuple[int, tuple[Family, ...]]]:
         """Every way to take an explicit mask or the additive part of each list."""
@@ -405,7 +444,7 @@ class _Reach:
             mask = best_mask(cover, width, self.order, self.distances, self.steps.share())
             if mask is not None:
                 found.append(mask)
-        sharing = _Sharing(base, parts, self.steps)
+        sharing = _Sharing(base, parts)
         if sharing.worth_trying:
             steps = self.steps.share()
             cover = Cover(
@@ -431,24 +470,25 @@ class _Sharing:
             one each.
     """
 
-    def __init__(self, base: int, parts: Sequence[Family], steps: Steps) -> None:
+    def __init__(self, base: int, parts: Sequence[Family]) -> None:
         self.base = base
         self.parts = parts
-        self.steps = steps
         self.kept = 0
+        # By part: its dimensions, when they and what is required decide alone.
+        self.sums = [p.free if p.plain else None for p in parts]
+        self.slacks = [[d.have(p.within) - d.need for d in p.free] for p in parts]
         self.offers: dict[int, list[tuple[int, int]]] = {}
-        slacks = [[d.have(p.within) - d.need for d in p.free] for p in parts]
         weights: dict[int, int] = {}
         for i in bits_of(base):
             offers: list[tuple[int, int]] = []
             for place, part in enumerate(parts):
-                if not part.contains(part.within & ~(1 << i)):
+                if not self.can_spare(place, i, part.within, self.slacks[place]):
                     continue
                 # The mean over its dimensions: what a list gives up costs it one at most in each.
                 # Devices on several NUMA nodes may stay in reach, so they cost nothing here.
                 cost = sum(
                     d.weights.get(i, 0) * _SCALE // slack
-                    for d, slack in zip(part.free, slacks[place], strict=True)
+                    for d, slack in zip(part.free, self.slacks[place], strict=True)
                     if slack > 0 and d.kinds is None
                 )
                 offers.append((cost // len(part.free), place))
@@ -463,31 +503,56 @@ class _Sharing:
             weights,
             sum(weights.values()) - _SCALE * len(parts),
         )
+        # Order: the dearest first, they have the fewest takers; then by number.
+        self.dearest = sorted(weights, key=lambda i: (-weights[i], i))
 
     @property
     def worth_trying(self) -> bool:
         """More than one list could take part, or one that has NUMA nodes elsewhere."""
         return len(self.parts) > 1 or bool(self.parts[0].within & ~self.base)
 
+    def can_spare(self, place: int, i: int, held: int, slacks: Sequence[int]) -> bool:
+        """Say whether a list that holds ``held`` can do without one NUMA node more."""
+        sums = self.sums[place]
+        if sums is None:
+            return self.parts[place].contains(held & ~(1 << i))
+        if self.parts[place].required >> i & 1:
+            return False
+        for d, slack in zip(sums, slacks, strict=True):
+            if d.weights.get(i, 0) > slack:
+                return False
+        return held != 1 << i
+
     def reaches(self, mask: int, steps: Steps) -> bool:
         """Say whether the mask is an intersection of the lists' masks."""
         if any(p.contains(mask) for p in self.parts):
             return True
-        # Order: the dearest first, they have the fewest takers; then by number.
-        given_up = sorted(bits_of(self.base & ~mask), key=lambda i: (-self.offers[i][0][0], i))
-        return self._deal(given_up, 0, [p.within for p in self.parts], steps)
+        given_up = [i for i in self.dearest if not mask >> i & 1]
+        return self._deal(given_up, 0, [p.within for p in self.parts], self.slacks[:], steps)
 
-    def _deal(self, given_up: list[int], place: int, held: list[int], steps: Steps) -> bool:
+    def _deal(
+        self,
+        given_up: list[int],
+        place: int,
+        held: list[int],
+        slacks: list[list[int]],
+        steps: Steps,
+    ) -> bool:
+        """Hand out the NUMA nodes from ``place`` on; ``held`` and ``slacks`` are by list."""
         if place == len(given_up):
             return True
         i = given_up[place]
         for _, taker in self.offers[i]:
             if not steps.take():
                 return False
-            before = held[taker]
-            if self.parts[taker].contains(before & ~(1 << i)):
+            before, slack = held[taker], slacks[taker]
+            if self.can_spare(taker, i, before, slack):
                 held[taker] = before & ~(1 << i)
-                if self._deal(given_up, place + 1, held, steps):
+                slacks[taker] = [
+                    s - d.weights.get(i, 0)
+                    for s, d in zip(slack, self.parts[taker].free, strict=True)
+                ]
+                if self._deal(given_up, place + 1, held, slacks, steps):
                     return True
-                held[taker] = before
+                held[taker], slacks[taker] = before, slack
         return False

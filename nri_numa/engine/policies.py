@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from nri_numa.engine.families import families_of
 from nri_numa.engine.hints import Demand
-from nri_numa.engine.merge import EXACT_UPTO, STEP_LIMIT, merge, single_mask
+from nri_numa.engine.merge import EXACT_UPTO, STEP_LIMIT, merge, one_numa_node, single_mask
 from nri_numa.engine.search import Distances, Order, Steps
 from nri_numa.engine.workload import Policy
 from nri_numa.topology.cpuset import NUMASet
@@ -100,22 +100,27 @@ def align(
             admitted=True, affinity=None, preferred=False, exact=True, steps=0, problem=problem
         )
     machine = numa_ids.bits
+    single = policy is Policy.SINGLE_NUMA_NODE
+    near = distance if prefer_closest and not single else None
+    quick = one_numa_node(demands, machine, near, rank)
     steps = Steps(None if len(numa_ids) <= exact_upto else step_limit)
-    order = Order(tuple(numa_ids), rank)
-    families = families_of(demands, numa_ids, steps)
-    if policy is Policy.SINGLE_NUMA_NODE:
-        single = single_mask(families, order)
-        preferred = single is not None
-        mask = machine if single is None or single == -1 else single
-        affinity = None if mask == machine else NUMASet.from_bits(mask)
+    if quick is not None:
+        mask, preferred = quick, True
+        steps.used = len(numa_ids)
     else:
-        distances = Distances(distance) if prefer_closest else None
-        merged = merge(families, machine, order, distances, steps, exact_upto)
-        preferred = merged.preferred
-        affinity = NUMASet.from_bits(merged.mask)
+        order = Order(tuple(numa_ids), rank)
+        families = families_of(demands, numa_ids, steps)
+        if single:
+            found = single_mask(families, order)
+            preferred = found is not None
+            mask = machine if found is None or found == -1 else found
+        else:
+            distances = None if near is None else Distances(near)
+            merged = merge(families, machine, order, distances, steps, exact_upto)
+            mask, preferred = merged.mask, merged.preferred
     return Alignment(
         admitted=preferred or policy is Policy.BEST_EFFORT,
-        affinity=affinity,
+        affinity=None if single and mask == machine else NUMASet.from_bits(mask),
         preferred=preferred,
         exact=steps.exact,
         steps=steps.used,

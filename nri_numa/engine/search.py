@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import add
 
 Weights = Mapping[int, int]
 """NUMA node to quantity; missing is none."""
@@ -44,9 +45,15 @@ class Steps:
         self._parent = parent
 
     def share(self) -> Steps:
-        """A budget for one search: half of what is left, so that no search starves the rest."""
-        limit = None if self.limit is None else max((self.limit - self.used) // 2, _FLOOR)
-        return Steps(limit, self)
+        """A budget for one search: half of what is left, so that no search starves the rest.
+
+        A search gets `_FLOOR` steps even from an overdrawn budget, until it is overdrawn by as much
+        again; so twice the limit and one such search is the most a merge can take.
+        """
+        if self.limit is None:
+            return Steps(None, self)
+        left = self.limit - self.used
+        return Steps(max(left // 2, _FLOOR) if left > -self.limit else 0, self)
 
     def take(self) -> bool:
         """Count a step; False when there is none left."""
@@ -107,12 +114,13 @@ class Distances:
     Among masks of one width the sums order the same way and are exact.
     """
 
-    __slots__ = ("_between", "_distance", "_here")
+    __slots__ = ("_between", "_distance", "_here", "_tables")
 
     def __init__(self, distance: Callable[[int, int], int]) -> None:
         self._distance = distance
         self._here: dict[int, int] = {}
         self._between: dict[tuple[int, int], int] = {}
+        self._tables: dict[tuple[int, ...], tuple[list[list[int]], list[list[int]]]] = {}
 
     def here(self, i: int) -> int:
         """Distance of a NUMA node to itself."""
@@ -128,6 +136,23 @@ class Distances:
         if value is None:
             value = self._between[key] = self._distance(i, j) + self._distance(j, i)
         return value
+
+    def tables(self, nodes: tuple[int, ...]) -> tuple[list[list[int]], list[list[int]]]:
+        """What a search over these NUMA nodes looks up, by their places.
+
+        Returns:
+            Twice the distance between two of them, 0 to itself; and for k = 1, 2, … the least that
+            each adds to k others.
+        """
+        tables = self._tables.get(nodes)
+        if tables is None:
+            rows = [[0 if i == j else self.between(i, j) for j in nodes] for i in nodes]
+            least = [list(accumulate(sorted(row[:c] + row[c + 1 :]))) for c, row in enumerate(rows)]
+            tables = self._tables[nodes] = (
+                [[2 * v for v in row] for row in rows],
+                [list(column) for column in zip(*least, strict=True)],
+            )
+        return tables
 
     def total(self, mask: int) -> int:
         """Sum over all ordered pairs of the mask."""
@@ -267,6 +292,9 @@ class _Search:
         sums: for each sum still lacking: weights by place in ``nodes``.
         far: best distance so far; None before the first mask, 0 without distances.
         best: best mask so far.
+        here: what each of ``nodes`` adds to the distance of the mask chosen so far, twice the
+            value, because `bound` halves what is between two new nodes; None without distances.
+        between, near: see `Distances.tables`; near[0] is zeros.
     """
 
     __slots__ = (
@@ -308,16 +336,13 @@ class _Search:
     def measure(self, distances: Distances, held: list[int], choose: int) -> int:
         """Read the distances needed; returns the distance that the required nodes make."""
         nodes = self.nodes
-        self.here = [distances.here(i) + sum(distances.between(i, j) for j in held) for i in nodes]
+        self.here = [
+            2 * (distances.here(i) + sum(distances.between(i, j) for j in held)) for i in nodes
+        ]
+        self.near = [[0] * len(nodes)]
         if choose > 1:
-            self.between = [
-                [0 if i == j else distances.between(i, j) for j in nodes] for i in nodes
-            ]
-            # near[c][k]: the least that c adds to k others, itself left out.
-            self.near = [
-                [0, *accumulate(sorted(row[:c] + row[c + 1 :])[: choose - 1])]
-                for c, row in enumerate(self.between)
-            ]
+            self.between, near = distances.tables(tuple(nodes))
+            self.near += near
         return distances.total(self.required)
 
     def top(self, s: int, place: int, count: int) -> int:
@@ -330,7 +355,9 @@ class _Search:
             tops = self._tops[s, place] = [0, *accumulate(rest)]
         return tops[count]
 
-    def run(self, place: int, choose: int, mask: int, lack: list[int], far: int) -> None:
+    def run(
+        self, place: int, choose: int, mask: int, lack: list[int], far: int, least: int
+    ) -> None:
         """Try every way to choose the rest.
 
         Args:
@@ -339,6 +366,7 @@ class _Search:
             mask: chosen so far.
             lack: what each sum still lacks.
             far: distance of ``mask``.
+            least: the least distance that a completion can have.
         """
         if not choose:
             self.offer(mask, far)
@@ -353,32 +381,29 @@ class _Search:
             beyond = c if self.by_value else c + 1
             if any(a > 0 and self.top(s, beyond, rest) < a for s, a in enumerate(after)):
                 continue
-            if self.here is None:
-                self.run(beyond, rest, mask | 1 << self.nodes[c], after, 0)
-                if self.best is not None:
-                    return
-                continue
-            reach = far + self.here[c]
             here = self.here
-            if rest:
-                row = self.between[c]
-                # What each open node will add grows by its distance to the one just chosen.
-                self.here = [a + b for a, b in zip(here, row, strict=True)]
-            if self.far is None or self.bound(beyond, rest, reach) < self.far:
-                self.run(beyond, rest, mask | 1 << self.nodes[c], after, reach)
-            self.here = here
+            if here is None:
+                self.run(beyond, rest, mask | 1 << self.nodes[c], after, 0, 0)
+            else:
+                reach = far + here[c] // 2
+                if rest:
+                    # What each open node adds grows by its distance to the one just chosen.
+                    self.here = list(map(add, here, self.between[c]))
+                nearest = max(least, self.bound(beyond, rest, reach))
+                if self.far is None or nearest < self.far:
+                    self.run(beyond, rest, mask | 1 << self.nodes[c], after, reach, nearest)
+                self.here = here
+            # Whatever comes later is at best as close, and later in the order.
+            if self.far is not None and least >= self.far:
+                return
 
     def bound(self, place: int, choose: int, far: int) -> int:
         """The least distance any completion can have."""
         if not choose or self.here is None:
             return far
+        near = self.near[choose - 1]
         span = slice(0, place) if self.by_value else slice(place, None)
-        last = choose - 1
-        # Doubled, because a pair of new nodes is shared by both: each brings half of it.
-        adds = [
-            2 * h + near[last] for h, near in zip(self.here[span], self.near[span], strict=True)
-        ]
-        adds.sort()
+        adds: list[int] = sorted(map(add, self.here[span], near[span]))
         return far + -(-sum(adds[:choose]) // 2)
 
     def offer(self, mask: int, far: int) -> None:
@@ -437,7 +462,7 @@ def best_mask(
     start = len(nodes) if by_value else 0
     try:
         if all(search.top(s, start, choose) >= a for s, a in enumerate(lack)):
-            search.run(start, choose, required, lack, far)
+            search.run(start, choose, required, lack, far, search.bound(start, choose, far))
     except _OutOfSteps:
         guess = greedy_mask(cover, order, width)
         best = search.best

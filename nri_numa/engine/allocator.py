@@ -19,6 +19,7 @@ from nri_numa.engine.cpu_index import NOWHERE, AllocatorIndex, index
 from nri_numa.engine.settings import CPUOrder, IsolatedCPUs, PreferredCores
 from nri_numa.engine.smt import (
     CoreClass,
+    Partners,
     Threads,
     counts_that_fit,
     next_threads,
@@ -173,7 +174,9 @@ class _Take:
                 self.good_kind = ix.all & ~ix.efficient
             elif settings.cores is PreferredCores.EFFICIENT:
                 self.good_kind = ix.all & ~ix.performance
-        self.partners = partners(request.load, request.loads)
+        self.partners = (
+            partners(request.load, request.loads) if request.smt is SMT.PAIR else Partners()
+        )
         inside = self._inside()
         self.regions = (inside,) if request.strict else (inside, ix.all & ~inside)
         self.room = self.free & (inside if request.strict else ix.all)

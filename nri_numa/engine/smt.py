@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from nri_numa.engine.cpu_index import AllocatorIndex
 from nri_numa.engine.workload import HIGH, SMT, Load
+from nri_numa.topology.cpuset import CPUSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +55,14 @@ class Threads:
 def partners(load: Load | None, loads: Mapping[int, Load]) -> Partners:
     """Sort the CPUs of other containers by their load against ours; ours unknown counts as high."""
     ours = HIGH if load is None else load
-    by_load: dict[Load, int] = {}
+    # The CPUs of one container carry the same object: comparing identities first saves hashing
+    # and comparing intervals CPU by CPU.
+    groups: dict[int, tuple[Load, list[int]]] = {}
     for cpu, theirs in loads.items():
-        by_load[theirs] = by_load.get(theirs, 0) | 1 << cpu
+        groups.setdefault(id(theirs), (theirs, []))[1].append(cpu)
     opposite = idle = same = 0
-    for theirs, bits in by_load.items():
+    for theirs, cpus in groups.values():
+        bits = CPUSet(cpus).bits
         if ours.overlaps(theirs):
             same |= bits
         elif ours.busy or theirs.busy:

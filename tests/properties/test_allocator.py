@@ -1,0 +1,560 @@
+"""What must hold for every choice of CPUs, on regular and on odd machines."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from random import Random
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from nri_numa.engine.allocator import (
+    NotEnoughCPUs,
+    SMTAlignmentRefused,
+    Taken,
+    TakeRequest,
+    give_back,
+    index,
+    take_cpus,
+)
+from nri_numa.engine.settings import CPUOrder, IsolatedCPUs, PreferredCores, Settings
+from nri_numa.engine.workload import HIGH, LOW, SMT, Load
+from nri_numa.topology.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.topology.model import Topology
+from nri_numa.topology.synthetic import Numbering, synthetic
+from tests.support.cpu_oracle import KubeletOracle, can_make
+
+_T = TypeVar("_T")
+_SLOW = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+DAY, NIGHT = Load(((540, 1080),)), Load(((0, 360), (1320, 1440)))
+
+
+@st.composite
+def machines(draw: st.DrawFn, *, odd: bool = True) -> Topology:
+    """Small machines; odd ones have offline CPUs, efficient cores, isolated CPUs, holes."""
+    sockets = draw(st.sampled_from([1, 2, 4]))
+    joined = draw(st.booleans()) and sockets > 1
+    numa_per_socket = 1 if joined else draw(st.sampled_from([1, 2]))
+    cores = draw(st.integers(1, 4))
+    threads = draw(st.sampled_from([1, 2, 2, 4]))
+    efficient = draw(st.sampled_from([0, 0, 2])) if odd else 0
+    groups = sockets // 2 if joined else sockets * numa_per_socket
+    size = groups * (cores * threads + efficient)
+    if size > 64:
+        cores = efficient = 1
+        size = groups * (threads + 1) if odd else groups * threads
+        efficient = 1 if odd else 0
+    ids = st.sets(st.integers(0, size - 1), max_size=size // 2)
+    return synthetic(
+        sockets=sockets,
+        numa_per_socket=numa_per_socket,
+        sockets_per_numa=2 if joined else 1,
+        cores_per_numa=cores,
+        threads=threads,
+        numbering=draw(st.sampled_from(list(Numbering))),
+        cores_per_l3=draw(st.sampled_from([None, 0, 1, 2])),
+        efficient_cores_per_numa=efficient,
+        offline=CPUSet(draw(ids) - {0}) if odd and draw(st.booleans()) else NO_CPUS,
+        isolated=CPUSet(draw(ids)) if odd and draw(st.booleans()) else NO_CPUS,
+        numa_ids=[i * 3 for i in range(groups)] if odd and draw(st.booleans()) else None,
+    )
+
+
+def subsets(cpus: CPUSet) -> st.SearchStrategy[CPUSet]:
+    return st.sets(st.sampled_from(list(cpus)) if cpus else st.nothing()).map(CPUSet)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Topology, TakeRequest]:
+    """A machine and any request at all on it."""
+    topology = draw(machines())
+    online = topology.online
+    free = draw(st.one_of(st.just(online), subsets(online)))
+    held = draw(st.one_of(st.just(NO_CPUS), subsets(online - free)))
+    busy = draw(subsets(online - free - held))
+    loads = draw(st.fixed_dictionaries({i: st.sampled_from([HIGH, LOW, DAY, NIGHT]) for i in busy}))
+    unknown = draw(subsets(busy))
+    request = TakeRequest(
+        count=draw(st.integers(0, len(online) + 2)),
+        available=free,
+        prefer=draw(st.one_of(st.just(NO_CPUS), subsets(online))),
+        held=held,
+        affinity=draw(st.none() | st.sets(st.sampled_from(list(topology.numa_nodes))).map(NUMASet)),
+        strict=draw(st.booleans()),
+        smt=draw(st.sampled_from(list(SMT))),
+        load=draw(st.sampled_from([None, HIGH, LOW, DAY])),
+        loads={i: load for i, load in loads.items() if i not in unknown},
+        busy=busy,
+        settings=Settings(
+            cpu_order=draw(st.sampled_from(list(CPUOrder))),
+            distribute_across_numa=draw(st.booleans()),
+            align_l3=draw(st.booleans()),
+            align_by_socket=draw(st.booleans()),
+            isolated=draw(st.sampled_from(list(IsolatedCPUs))),
+            cores=draw(st.sampled_from(list(PreferredCores))),
+        ),
+    )
+    return topology, request
+
+
+def aligned(topology: Topology, request: TakeRequest) -> CPUSet:
+    """The CPUs of the affinity, by sockets where that is asked for."""
+    if request.affinity is None:
+        return topology.online
+    inside = topology.cpus_of(request.affinity)
+    if request.settings.align_by_socket:
+        for socket in topology.sockets.values():
+            if socket.cpus & inside:
+                inside = inside | socket.cpus
+    return inside
+
+
+def own_counts(topology: Topology, cpus: CPUSet) -> dict[int, int]:
+    return {i: len(core.cpus & cpus) for i, core in topology.cores.items() if core.cpus & cpus}
+
+
+@_SLOW
+@given(cases())
+def test_what_is_taken_is_free_exact_and_keeps_what_is_held(
+    case: tuple[Topology, TakeRequest],
+) -> None:
+    topology, request = case
+    result = take_cpus(topology, request)
+    if not isinstance(result, Taken):
+        return
+    assert len(result.cpus) == request.count
+    if request.count >= len(request.held):
+        assert request.held <= result.cpus
+        assert result.cpus - request.held <= request.available
+        if request.strict:
+            assert result.cpus - request.held <= aligned(topology, request)
+    else:
+        assert result.cpus <= request.held
+    assert result.idle.isdisjoint(result.cpus | request.busy)
+    assert (request.smt is SMT.ISOLATE) or not result.idle
+
+
+@_SLOW
+@given(cases())
+def test_affinity_is_used_up_before_anything_outside(case: tuple[Topology, TakeRequest]) -> None:
+    topology, request = case
+    request = replace(request, smt=SMT.ANY)
+    result = take_cpus(topology, request)
+    if isinstance(result, Taken) and request.count > len(request.held):
+        inside = aligned(topology, request)
+        if result.cpus - request.held - inside:
+            assert (request.available & inside) <= result.cpus
+
+
+@_SLOW
+@given(cases())
+def test_refusals_are_right(case: tuple[Topology, TakeRequest]) -> None:
+    """A refusal happens exactly when a plain count says that it cannot be done."""
+    topology, request = case
+    if request.count < len(request.held):
+        request = replace(request, count=len(request.held))
+    result = take_cpus(topology, request)
+    room = request.available & (aligned(topology, request) if request.strict else topology.online)
+    need = request.count - len(request.held)
+    cores = topology.cores.values()
+    if request.smt is SMT.FULL_CORE:
+        # Cores that a strict affinity cuts in two (lying firmware) do not occur here.
+        sizes = [len(c.cpus & room) for c in cores if c.cpus <= room | request.held]
+        possible = can_make(sizes, need) and can_make((len(c.cpus) for c in cores), request.count)
+    elif request.smt is SMT.ISOLATE:
+        possible = need <= sum(c.cpus <= request.available and bool(c.cpus & room) for c in cores)
+    else:
+        possible = need <= len(room)
+    assert isinstance(result, Taken) == possible
+    if isinstance(result, NotEnoughCPUs):
+        assert result.requested == request.count
+        assert result.available <= request.available
+        assert len(result.available) < need
+        assert sum(result.per_numa.values()) == len(result.available)
+        assert str(request.count) in str(result)
+    elif isinstance(result, SMTAlignmentRefused):
+        assert request.smt is SMT.FULL_CORE
+        assert result.threads_per_core == topology.threads_per_core
+        assert str(request.count) in str(result)
+
+
+@_SLOW
+@given(cases())
+def test_full_core_gives_whole_cores_only(case: tuple[Topology, TakeRequest]) -> None:
+    topology, request = case
+    result = take_cpus(topology, replace(request, smt=SMT.FULL_CORE))
+    if isinstance(result, Taken) and request.count >= len(request.held):
+        fresh = result.cpus - request.held
+        assert topology.siblings_of(fresh) <= result.cpus
+
+
+@_SLOW
+@given(cases())
+def test_isolate_gives_one_thread_of_each_core_and_an_idle_sibling(
+    case: tuple[Topology, TakeRequest],
+) -> None:
+    topology, request = case
+    request = replace(request, smt=SMT.ISOLATE, held=NO_CPUS)
+    result = take_cpus(topology, request)
+    if isinstance(result, Taken):
+        assert set(own_counts(topology, result.cpus).values()) <= {1}
+        assert result.idle == topology.siblings_of(result.cpus) - result.cpus
+        assert result.idle <= request.available
+
+
+@_SLOW
+@given(cases(), st.sampled_from([SMT.SPREAD, SMT.PAIR]))
+def test_no_core_gives_two_threads_while_another_could_give_one(
+    case: tuple[Topology, TakeRequest], smt: SMT
+) -> None:
+    """Inside the affinity, and inside it before anything outside."""
+    topology, request = case
+    request = replace(
+        request,
+        smt=smt,
+        held=NO_CPUS,
+        prefer=NO_CPUS,
+        settings=replace(request.settings, isolated=IsolatedCPUs.ANY),
+    )
+    result = take_cpus(topology, request)
+    if not isinstance(result, Taken):
+        return
+    inside = aligned(topology, request)
+    for region in (inside, topology.online - inside):
+        counts = own_counts(topology, result.cpus & region)
+        if max(counts.values(), default=0) > 1:
+            spare = request.available & region - topology.siblings_of(result.cpus)
+            assert not spare
+
+
+@_SLOW
+@given(cases())
+def test_spread_shares_no_core_while_a_free_one_is_near(
+    case: tuple[Topology, TakeRequest],
+) -> None:
+    """A thread beside somebody else is taken only when its NUMA node has no wholly free core."""
+    topology, request = case
+    request = replace(
+        request,
+        smt=SMT.SPREAD,
+        held=NO_CPUS,
+        prefer=NO_CPUS,
+        settings=Settings(isolated=IsolatedCPUs.ANY),
+    )
+    result = take_cpus(topology, request)
+    if not isinstance(result, Taken):
+        return
+    free = request.available - request.busy
+    for core in topology.cores.values():
+        if core.cpus & result.cpus and not core.cpus <= free:
+            numa_node = topology.cpus[core.cpus.first].numa_node
+            assert numa_node is not None
+            here = topology.numa_nodes[numa_node].cpus
+            for other in topology.cores.values():
+                if other.cpus <= free & here:
+                    assert other.cpus & result.cpus, f"core {other.id} is free"
+
+
+@_SLOW
+@given(cases())
+def test_pair_never_joins_the_same_hours_while_another_core_is_free(
+    case: tuple[Topology, TakeRequest],
+) -> None:
+    topology, request = case
+    request = replace(
+        request,
+        smt=SMT.PAIR,
+        held=NO_CPUS,
+        prefer=NO_CPUS,
+        affinity=None,
+        strict=False,
+        settings=replace(request.settings, isolated=IsolatedCPUs.ANY),
+    )
+    result = take_cpus(topology, request)
+    if not isinstance(result, Taken):
+        return
+    ours = request.load or HIGH
+    free = request.available - request.busy
+
+    def clashes(cpus: CPUSet) -> bool:
+        return any(i in request.loads and ours.overlaps(request.loads[i]) for i in cpus - free)
+
+    cores = topology.cores.values()
+    if any(clashes(c.cpus) for c in cores if c.cpus & result.cpus):
+        assert not [c for c in cores if c.cpus <= free and not c.cpus & result.cpus]
+
+
+@_SLOW
+@given(cases())
+def test_any_leaves_whole_cores_whole(case: tuple[Topology, TakeRequest]) -> None:
+    """At most one wholly free core of an L3 group in a NUMA node is taken in part."""
+    topology, request = case
+    request = replace(
+        request,
+        smt=SMT.ANY,
+        held=NO_CPUS,
+        prefer=NO_CPUS,
+        settings=Settings(isolated=IsolatedCPUs.ANY),
+    )
+    result = take_cpus(topology, request)
+    if not isinstance(result, Taken):
+        return
+    broken = [
+        c
+        for c in topology.cores.values()
+        if c.cpus <= request.available and c.cpus & result.cpus and not c.cpus <= result.cpus
+    ]
+    assert len(broken) <= 1
+    for core in broken:
+        cpu = topology.cpus[core.cpus.first]
+        near = [
+            i
+            for i in request.available - result.cpus - core.cpus
+            if topology.cpus[i].numa_node == cpu.numa_node and topology.cpus[i].l3 == cpu.l3
+        ]
+        half_used = [i for i in near if not topology.siblings_of(CPUSet([i])) <= request.available]
+        if request.affinity is None:
+            assert not half_used
+
+
+@_SLOW
+@given(cases())
+def test_default_uses_the_fewest_numa_nodes(case: tuple[Topology, TakeRequest]) -> None:
+    topology, request = case
+    request = replace(
+        request,
+        smt=SMT.ANY,
+        held=NO_CPUS,
+        prefer=NO_CPUS,
+        affinity=None,
+        strict=False,
+        settings=Settings(isolated=IsolatedCPUs.ANY, distribute_across_numa=False),
+    )
+    result = take_cpus(topology, request)
+    if isinstance(result, Taken) and request.count:
+        room = sorted(
+            (len(n.cpus & request.available) for n in topology.numa_nodes.values()), reverse=True
+        )
+        fewest = next(
+            k for k, total in enumerate(itertools.accumulate(room), 1) if total >= request.count
+        )
+        assert len(topology.numa_of(result.cpus)) == fewest
+
+
+@_SLOW
+@given(cases())
+def test_default_stays_in_one_l3_group_where_one_suffices(
+    case: tuple[Topology, TakeRequest],
+) -> None:
+    topology, request = case
+    request = replace(
+        request,
+        smt=SMT.ANY,
+        held=NO_CPUS,
+        prefer=NO_CPUS,
+        affinity=None,
+        settings=Settings(isolated=IsolatedCPUs.ANY),
+    )
+    result = take_cpus(topology, request)
+    if isinstance(result, Taken) and any(
+        len(g.cpus & n.cpus & request.available) >= request.count
+        for g in topology.l3_groups.values()
+        for n in topology.numa_nodes.values()
+    ):
+        assert len({topology.cpus[i].l3 for i in result.cpus}) <= 1
+
+
+@_SLOW
+@given(cases(), st.randoms(use_true_random=False))
+def test_the_order_of_inputs_does_not_matter(
+    case: tuple[Topology, TakeRequest], random: Random
+) -> None:
+    """Mappings built in any order, and tables built again or kept, give the same answer."""
+    topology, request = case
+
+    def shuffled(mapping: Mapping[int, _T]) -> dict[int, _T]:
+        items = list(mapping.items())
+        random.shuffle(items)
+        return dict(items)
+
+    other = replace(
+        topology,
+        cpus=shuffled(topology.cpus),
+        cores=shuffled(topology.cores),
+        l3_groups=shuffled(topology.l3_groups),
+        sockets=shuffled(topology.sockets),
+        numa_nodes=shuffled(topology.numa_nodes),
+    )
+    tables = index(topology)
+    first = take_cpus(topology, request, tables)
+    assert take_cpus(other, replace(request, loads=shuffled(request.loads))) == first
+    assert take_cpus(topology, request, tables) == first
+
+
+@_SLOW
+@given(cases())
+def test_taking_in_steps_keeps_everything(case: tuple[Topology, TakeRequest]) -> None:
+    """Growing by one keeps what is held, and shrinking by one keeps all but one."""
+    topology, request = case
+    first = take_cpus(topology, request)
+    if not isinstance(first, Taken):
+        return
+    grown = take_cpus(
+        topology,
+        replace(
+            request,
+            held=first.cpus,
+            available=request.available - first.cpus,
+            count=len(first.cpus) + 1,
+        ),
+    )
+    if isinstance(grown, Taken):
+        assert first.cpus < grown.cpus
+    kept = give_back(topology, first.cpus, request.count - 1, smt=request.smt)
+    assert len(kept) == max(0, request.count - 1)
+    assert kept <= first.cpus
+
+
+@_SLOW
+@given(machines(), st.data())
+def test_giving_back_keeps_few_numa_nodes_and_whole_cores(
+    topology: Topology, data: st.DataObject
+) -> None:
+    held = data.draw(subsets(topology.online))
+    count = data.draw(st.integers(0, len(topology.online)))
+    kept = give_back(topology, held, count, smt=SMT.ANY)
+    assert len(kept) == min(count, len(held))
+    room = sorted((len(n.cpus & held) for n in topology.numa_nodes.values()), reverse=True)
+    fewest = next(
+        (k for k, total in enumerate(itertools.accumulate(room), 1) if total >= len(kept)), 0
+    )
+    assert len(topology.numa_of(kept)) == (fewest if kept else 0)
+    spread = give_back(topology, held, count, smt=SMT.SPREAD)
+    if max(own_counts(topology, spread).values(), default=0) > 1:
+        assert topology.siblings_of(spread) >= held
+
+
+@_SLOW
+@given(machines(odd=False), st.data())
+def test_packed_equals_the_kubelet(topology: Topology, data: st.DataObject) -> None:
+    free = data.draw(st.one_of(st.just(topology.online), subsets(topology.online)))
+    count = data.draw(st.integers(0, len(free)))
+    caches = data.draw(st.booleans()) and bool(topology.l3_groups)
+    request = TakeRequest(
+        count=count,
+        available=free,
+        smt=SMT.ANY,
+        settings=Settings(cpu_order=CPUOrder.KUBELET, align_l3=caches),
+    )
+    result = take_cpus(topology, request)
+    assert isinstance(result, Taken)
+    oracle = KubeletOracle(topology)
+    assert set(result.cpus) == oracle.packed(free, count, caches=caches)
+
+
+@_SLOW
+@given(machines(), st.data())
+def test_packed_equals_the_kubelet_on_uneven_machines(
+    topology: Topology, data: st.DataObject
+) -> None:
+    """Averages included: cores of another size than the average are taken thread by thread."""
+    free = data.draw(subsets(topology.online))
+    count = data.draw(st.integers(0, len(free)))
+    caches = data.draw(st.booleans()) and bool(topology.l3_groups)
+    request = TakeRequest(
+        count=count,
+        available=free,
+        smt=SMT.ANY,
+        settings=Settings(cpu_order=CPUOrder.KUBELET, align_l3=caches),
+    )
+    result = take_cpus(topology, request)
+    assert isinstance(result, Taken)
+    assert set(result.cpus) == KubeletOracle(topology).packed(free, count, caches=caches)
+
+
+@_SLOW
+@given(machines(), st.data())
+def test_distributed_equals_the_kubelet(topology: Topology, data: st.DataObject) -> None:
+    free = data.draw(st.one_of(st.just(topology.online), subsets(topology.online)))
+    count = data.draw(st.integers(0, len(free)))
+    request = TakeRequest(
+        count=count,
+        available=free,
+        smt=SMT.ANY,
+        settings=Settings(cpu_order=CPUOrder.KUBELET, distribute_across_numa=True),
+    )
+    result = take_cpus(topology, request)
+    assert isinstance(result, Taken)
+    assert set(result.cpus) == KubeletOracle(topology).distributed(free, count, 1)
+
+
+@_SLOW
+@given(machines(odd=False), st.data(), st.booleans())
+def test_full_cores_equal_the_kubelet_on_even_machines(
+    topology: Topology, data: st.DataObject, distribute: bool
+) -> None:
+    """With any CPUs missing, reserved siblings for instance, as long as the kubelet admits it."""
+    free = data.draw(st.one_of(st.just(topology.online), subsets(topology.online)))
+    threads = topology.threads_per_core
+    whole = sum(len(c.cpus) for c in topology.cores.values() if c.cpus <= free)
+    count = threads * data.draw(st.integers(0, whole // threads))
+    request = TakeRequest(
+        count=count,
+        available=free,
+        smt=SMT.FULL_CORE,
+        settings=Settings(
+            cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_numa=distribute
+        ),
+    )
+    result = take_cpus(topology, request)
+    assert isinstance(result, Taken)
+    oracle = KubeletOracle(topology)
+    expected = (
+        oracle.distributed(free, count, threads) if distribute else oracle.packed(free, count)
+    )
+    if topology.siblings_of(CPUSet(expected)) <= CPUSet(expected):
+        assert set(result.cpus) == expected
+    assert topology.siblings_of(result.cpus) == result.cpus
+
+
+BIG: dict[str, Callable[[], Topology]] = {
+    "64 NUMA nodes": lambda: synthetic(sockets=16, numa_per_socket=4, cores_per_numa=2),
+    "16 NUMA nodes in one socket": lambda: synthetic(
+        sockets=1, numa_per_socket=16, cores_per_numa=2
+    ),
+}
+
+
+@pytest.mark.parametrize("machine", BIG)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+@example(data=None)
+def test_many_numa_nodes_are_ordinary(machine: str, data: st.DataObject | None) -> None:
+    """Beyond the number of combinations that can be tried: exact, few NUMA nodes, deterministic."""
+    topology = BIG[machine]()
+    if data is None:
+        free, count, distribute, order = topology.online, 30, True, CPUOrder.KUBELET
+    else:
+        free = topology.online - data.draw(subsets(topology.online))
+        count = data.draw(st.integers(0, len(free)))
+        distribute = data.draw(st.booleans())
+        order = data.draw(st.sampled_from(list(CPUOrder)))
+    request = TakeRequest(
+        count=count,
+        available=free,
+        smt=SMT.ANY,
+        settings=Settings(distribute_across_numa=distribute, cpu_order=order),
+    )
+    result = take_cpus(topology, request)
+    assert isinstance(result, Taken)
+    assert result.cpus <= free
+    assert len(result.cpus) == count
+    if order is CPUOrder.DEFAULT and count:
+        room = sorted((len(n.cpus & free) for n in topology.numa_nodes.values()), reverse=True)
+        totals = enumerate(itertools.accumulate(room), 1)
+        assert len(topology.numa_of(result.cpus)) == next(k for k, t in totals if t >= count)

@@ -91,14 +91,17 @@ def one_numa_node(
     any other result, so finding one ends the search.
     """
     fitting: list[int] | None = None
+    shared: list[ResourceDemand] = []
     for d in demands:
         if not isinstance(d, ResourceDemand):
             return None
         need = d.need
         if need <= 0:
             continue
-        if d.share is not None or d.groups is not None or d.reusable or d.sockets is not None:
+        if d.groups is not None or d.reusable:
             return None
+        if d.share is not None:
+            shared.append(d)
         capacity, available, required = d.capacity, d.available, d.required.bits
         among: Iterable[int] = available if fitting is None else fitting
         fitting = [
@@ -116,6 +119,9 @@ def one_numa_node(
     if fitting is None:
         return None
     fitting = [i for i in fitting if i >= 0 and machine >> i & 1]
+    # Demands with a common list have a common width: one NUMA node has to hold them all.
+    if len(shared) > 1 and not any(all(d.capacity[i] >= d.need for d in shared) for i in fitting):
+        return None
     if not fitting:
         return None
     if len(fitting) == 1:

@@ -340,7 +340,10 @@ class CheckpointStore:
         except CheckpointError as error:
             problems.append(f"{error}; {_MEMORY}")
         parsed = self._read(problems)
+        so_far = len(problems)
         loaded = _loaded(parsed, problems)
+        # Whatever is left out below must not be lost with the old file.
+        self._keep_aside |= len(problems) > so_far
         self._entries = {key: msgspec.Raw(parsed.entries[key]) for key in loaded.entries}
         self._meta = msgspec.Raw(parsed.meta) if parsed.meta and loaded.meta else msgspec.UNSET
         if self._lock_fd >= 0:

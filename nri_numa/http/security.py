@@ -1,0 +1,114 @@
+"""Who may ask: bearer token, certificate, and the Host header."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+from typing import TYPE_CHECKING
+
+from nri_numa.config.values import is_loopback
+from nri_numa.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
+
+
+class TokenFile:
+    """The bearer token, read again when its file changes.
+
+    Raises:
+        ConfigError: when the file cannot be read or is empty at the start.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._token = b""
+        problem = self._read()
+        if problem:
+            raise ConfigError("configuration", [f"http.tokenFile: {problem}"])
+
+    def admits(self, authorization: bytes) -> bool:
+        """Say whether an Authorization header carries the token.
+
+        When the file became unreadable the last token stays in force.
+        """
+        self._read()
+        scheme, _, given = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token)
+
+    def _read(self) -> str:
+        try:
+            info = os.stat(self._path)
+            seen = (info.st_mtime_ns, info.st_size, info.st_ino)
+            if seen == self._seen:
+                return ""
+            with open(self._path, "rb") as file:
+                token = file.read(4096).strip()
+        except OSError as error:
+            return f"{self._path} cannot be read: {error.strerror or error}"
+        if len(token) < 16:
+            return f"{self._path} holds fewer than 16 characters, expected a token"
+        self._seen, self._token = seen, token
+        return ""
+
+
+class Certificate:
+    """The server's certificate, loaded again when its files change.
+
+    Raises:
+        ConfigError: when the files are no certificate and key.
+    """
+
+    def __init__(self, cert: str, key: str) -> None:
+        import ssl
+
+        self._files = (cert, key)
+        self.context: ssl.SSLContext = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._seen: tuple[int, ...] = ()
+        try:
+            self._load()
+        except OSError as error:
+            raise ConfigError(
+                "configuration",
+                [f"http.tlsCert: {cert} and {key} are no certificate and key: {error}"],
+            ) from error
+
+    def refresh(self) -> str:
+        """Load changed files for the next connections; says what went wrong, if anything did."""
+        try:
+            self._load()
+        except OSError as error:  # a rotation half done, say: the old pair stays in force
+            return f"{self._files[0]}: {error}"
+        return ""
+
+    def _load(self) -> None:
+        seen = tuple(os.stat(path).st_mtime_ns for path in self._files)
+        if seen != self._seen:
+            self.context.load_cert_chain(*self._files)
+            self._seen = seen
+
+
+def host_is_expected(header: bytes, configured: str) -> bool:
+    """Guard a loopback listener against names that somebody else's DNS points at it.
+
+    A web page can make a browser send requests to 127.0.0.1 under the page's own name (DNS
+    rebinding); such a request carries that name in its Host header. Addresses and ``localhost``
+    cannot be rebound.
+    """
+    if not is_loopback(configured):
+        return True
+    host = header.decode("latin-1").strip().lower()
+    if host.startswith("["):
+        host = host[1:].partition("]")[0]
+    elif host.count(":") <= 1:
+        host = host.partition(":")[0]
+    if host in ("", "localhost", configured.lower()):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""What the HTTP server needs to know of the agent, as one structural type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from nri_numa.http.documents import (
+    Assignment,
+    Explanation,
+    NodeUse,
+    NUMAInfo,
+    Readiness,
+    Refusal,
+    Status,
+    TopologyDocument,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The assignments at one moment.
+
+    Attributes:
+        head: the node.
+        containers: made one by one, so that a long list never holds the event loop; it must stay
+            valid while the state moves on.
+    """
+
+    head: NodeUse
+    containers: Iterator[Assignment]
+
+
+class AgentView(Protocol):
+    """Read-only; every method answers from memory, at once."""
+
+    def status(self) -> Status:
+        """The agent itself."""
+        ...
+
+    def readiness(self) -> Readiness:
+        """Whether containers are being placed."""
+        ...
+
+    def topology(self) -> TopologyDocument:
+        """The machine."""
+        ...
+
+    def topology_key(self) -> object:
+        """Changes when the machine does; for caching."""
+        ...
+
+    def numa_info(self) -> NUMAInfo:
+        """The machine in the short form of ``/v2/system/numa/info``."""
+        ...
+
+    def listing(self) -> Listing:
+        """Every container and what it has."""
+        ...
+
+    def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
+        """What is known about a pod's containers; empty when nothing is."""
+        ...
+
+    def refusals(self) -> list[Refusal]:
+        """The latest refusals, newest first."""
+        ...
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after every change; returns what ends that."""
+        ...

@@ -23,6 +23,7 @@ two connections (4 MiB each), 64 open calls each way, and the slices of one Sync
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -113,7 +114,7 @@ EventT = TypeVar("EventT")
 RequestT = TypeVar("RequestT", bound=Message)
 
 
-class _Session(Generic[EventT]):
+class _Session(ABC, Generic[EventT]):
     """What both roles share: the trunk, the phase, and the one place where errors turn remote."""
 
     _serves: int
@@ -181,10 +182,8 @@ class _Session(Generic[EventT]):
                 while (call := self._server.next_call()) is not None:
                     if (event := self._serve(call)) is not None:
                         return event
-            elif self._ready == self._calls:
-                while (reply := self._client.next_reply()) is not None:
-                    if (answer := self._answered(reply)) is not None:
-                        return answer
+            elif self._ready == self._calls and (reply := self._client.next_reply()) is not None:
+                return self._answered(reply)
             self._ready = None
             chunk = self._trunk.next_chunk()
             if chunk is None:
@@ -196,11 +195,15 @@ class _Session(Generic[EventT]):
                 self._client.receive_data(data)
             # Any other connection: dropped, as the Go multiplexer does.
 
+    @abstractmethod
     def _serve(self, call: ttrpc.Call) -> EventT | None:
-        raise NotImplementedError
+        """Turn a call into an event, or answer it here and return None."""
+        ...
 
-    def _answered(self, reply: ttrpc.Reply) -> EventT | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _answered(self, reply: ttrpc.Reply) -> EventT:
+        """Turn the answer to a call of ours into an event."""
+        ...
 
     def _parse(
         self, call: ttrpc.Call, service: str, methods: Mapping[str, type[RequestT]]
@@ -264,13 +267,16 @@ class PluginSession(_Session[ev.PluginEvent]):
         """Whether some slices of a Synchronize have arrived, but not the last one."""
         return self._slices > 0
 
-    def register(self, name: str, index: str, *, nri_version: str = NRI_VERSION) -> None:
+    def register(
+        self, name: str, index: str, *, nri_version: str = NRI_VERSION, timeout: float = 0.0
+    ) -> None:
         """Send RegisterPlugin; once for each connection.
 
         Args:
             name: without the index, e.g. ``nri-numa``.
             index: two digits; plugins are asked in ascending order.
             nri_version: what we claim to speak; runtimes only log it.
+            timeout: seconds, told to the runtime; 0 tells none.
 
         Raises:
             LocalProtocolError: registered already, or the name or index cannot be accepted.
@@ -284,7 +290,10 @@ class PluginSession(_Session[ev.PluginEvent]):
             plugin_name=name, plugin_idx=index, NRI_version=nri_version
         )
         self._registration = self._client.call(
-            RUNTIME_SERVICE, "RegisterPlugin", request.SerializeToString()
+            RUNTIME_SERVICE,
+            "RegisterPlugin",
+            request.SerializeToString(),
+            timeout_nano=int(timeout * 1e9),
         )
         self._step(Step.REGISTER)
 
@@ -337,7 +346,7 @@ class PluginSession(_Session[ev.PluginEvent]):
             self._synchronize = None
             self._step(Step.SYNCHRONIZE_ANSWERED)
 
-    def _answered(self, reply: ttrpc.Reply) -> ev.PluginEvent | None:
+    def _answered(self, reply: ttrpc.Reply) -> ev.PluginEvent:
         if reply.stream == self._registration:
             self._registration = None
             if reply.status is not None:

@@ -43,6 +43,14 @@ class Event(enum.IntEnum):
         """The mask with this event alone."""
         return 1 << (self.value - 1)
 
+    @property
+    def method(self) -> str:
+        """The name of the method, ``RunPodSandbox``; used in logs whatever the runtime's style."""
+        return _METHOD_NAMES[self]
+
+
+_METHOD_NAMES: Final = {event: event.name.title().replace("_", "") for event in Event}
+
 
 EVENTS_OF_0_2: Final = 0x07FF
 """What every runtime knows: the eleven events of NRI 0.2."""

@@ -1,0 +1,117 @@
+"""Whatever a peer sends, a session makes events or says RemoteProtocolError, and stays small."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from nri_numa.errors import RemoteProtocolError
+from nri_numa.protocol import events as ev
+from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.protocol.phases import Phase
+from nri_numa.protocol.session import PluginSession, RuntimeSession
+from tests.support import peer_bytes
+
+
+def plugin() -> PluginSession:
+    session = PluginSession()
+    session.register("numapin", "10")
+    return session
+
+
+def answer(session: Any, event: Any) -> None:
+    """Answer the way a plugin or a runtime would, so that the phases move on."""
+    if isinstance(event, ev.ConfigureRequested):
+        session.reply(event.stream, pb.ConfigureResponse(events=1))
+    elif not isinstance(
+        event, ev.Registered | ev.RegistrationRefused | ev.UpdateContainersAnswered | ev.Answered
+    ):
+        session.reply(event.stream)
+
+
+def digest(event: Any) -> str:
+    """Describe an event fully; protobuf messages print their content."""
+    return repr(event)
+
+
+def feed(session: Any, packets: list[bytes]) -> tuple[list[str], str, bytes]:
+    """Return (events, how it ended, bytes sent) of a session fed with packets."""
+    seen: list[str] = []
+    try:
+        for packet in packets:
+            session.receive_data(packet)
+            while (event := session.next_event()) is not None:
+                seen.append(digest(event))
+                answer(session, event)
+    except RemoteProtocolError as error:
+        return seen, str(error), session.data_to_send()
+    return seen, "", session.data_to_send()
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), length=st.integers(0, 30), runtime=st.booleans())
+@example(seed=0, length=30, runtime=False)
+def test_how_the_socket_cuts_a_stream_changes_nothing(
+    seed: int, length: int, runtime: bool
+) -> None:
+    """The same events, the same answers and the same end, packet by packet or all at once."""
+    make = RuntimeSession if runtime else plugin
+    rng = random.Random(seed)
+    data = peer_bytes.conversation(rng, length)
+    whole = feed(make(), [data])
+    assert feed(make(), peer_bytes.cuts(rng, data)) == whole
+    assert feed(make(), [data[start : start + 1] for start in range(len(data))][:3000]) == (
+        whole if len(data) <= 3000 else feed(make(), [data[:3000]])
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=400), runtime=st.booleans())
+def test_noise_makes_events_or_the_remote_error_and_nothing_else(
+    data: bytes, runtime: bool
+) -> None:
+    session: Any = RuntimeSession() if runtime else plugin()
+    _, ended, _ = feed(session, [data])
+    assert (session.phase is Phase.DEAD) == bool(ended)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), flips=st.integers(1, 8))
+def test_damaged_bits_in_a_real_conversation_do_no_more_harm(seed: int, flips: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray(peer_bytes.conversation(rng, 12))
+    for _ in range(flips):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    session = plugin()
+    _, ended, _ = feed(session, peer_bytes.cuts(rng, bytes(data)))
+    assert (session.phase is Phase.DEAD) == bool(ended)
+
+
+def test_a_dead_session_keeps_no_more_than_one_message_of_each_connection() -> None:
+    """A frame that announces four megabytes and never comes holds only what came."""
+    import tracemalloc
+
+    session = plugin()
+    body = b"\0\0\0\1\0\x40\0\x0a" + b"\0\x40\0\0\0\0\0\1\1\0"
+    tracemalloc.start()
+    try:
+        session.receive_data(body)
+        for _ in range(32):
+            session.receive_data(b"x" * 100_000)
+            assert session.next_event() is None
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 8 << 20
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_generator_of_streams_reaches_interesting_places(seed: int) -> None:
+    """A guard for the tests above: their input is not all refused at the first byte."""
+    rng = random.Random(seed)
+    counts = [len(feed(plugin(), [peer_bytes.conversation(rng, 20)])[0]) for _ in range(40)]
+    assert max(counts) >= 8

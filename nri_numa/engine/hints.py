@@ -70,8 +70,8 @@ class ResourceDemand:
             they have one preferred width, as the memory types of the kubelet do.
         nothing_is_no_wish: when no mask suits, answer *no wish* instead of *impossible*. The
             kubelet's memory manager does, and fails at allocation.
-        unit: for texts: ``bytes``, ``millicpu``, or empty for a plain number; None derives it from
-            the resource's name.
+        unit: for texts: ``bytes``, ``cpus``, ``millicpu``, or empty for a plain number; None is
+            ``bytes`` for memory and huge pages and a plain number for the rest.
     """
 
     resource: str

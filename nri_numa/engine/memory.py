@@ -1,7 +1,7 @@
 """Memory of NUMA nodes: what is left, what a grant is booked on, and what to do when it is short.
 
-Every quantity is bytes by NUMA node, one mapping for each memory *type*: ``memory`` and one for each
-huge page size. Two ways of accounting live here:
+Every quantity is bytes by NUMA node, one mapping for each memory *type*: ``memory`` and one for
+each huge page size. Two ways of accounting live here:
 
 * ours: a NUMA node has what is allocatable less what is bound to it, and never more than the kernel
   says is free or reclaimable there, because containers that are not bound use memory too;

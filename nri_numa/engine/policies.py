@@ -18,25 +18,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from nri_numa.engine.devices import FilteredDevices, filter_devices_by_affinity
 from nri_numa.engine.families import families_of
+from nri_numa.engine.hint_reasons import (
+    Candidate,
+    Problem,
+    ResourceSummary,
+    reason,
+    runners_up,
+    summarize,
+)
 from nri_numa.engine.hints import Demand
 from nri_numa.engine.merge import EXACT_UPTO, STEP_LIMIT, merge, one_numa_node, single_mask
 from nri_numa.engine.search import Distances, Order, Steps
 from nri_numa.engine.workload import Policy
 from nri_numa.topology.cpuset import NUMASet
 
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What was asked, kept so that a result can be explained later."""
-
-    demands: tuple[Demand, ...]
-    numa_ids: NUMASet
-    policy: Policy
-    distance: Callable[[int, int], int]
-    prefer_closest: bool
-    rank: Mapping[int, int] | None
+__all__ = ["Alignment", "FilteredDevices", "align", "filter_devices_by_affinity"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,8 @@ class Alignment:
         preferred: no wider than an empty machine would have required, for every resource.
         exact: False when a search on a large machine stopped early and this is the best it found.
         steps: NUMA nodes tried, a measure of the work.
-        problem: the inputs.
+        problem: the inputs. What explains the outcome is worked out from them when asked for, so
+            a decision costs nothing for explanations that nobody reads.
     """
 
     admitted: bool
@@ -59,6 +60,21 @@ class Alignment:
     exact: bool
     steps: int
     problem: Problem
+
+    @cached_property
+    def reason(self) -> str:
+        """Why it came out so, in one sentence without a full stop."""
+        return reason(self.problem, self.affinity, self.preferred)
+
+    @cached_property
+    def resources(self) -> tuple[ResourceSummary, ...]:
+        """What each resource asked and which NUMA masks suit it, in the order of the demands."""
+        return summarize(self.problem)
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The best masks that lost, best first, with what separated them from the winner."""
+        return tuple(runners_up(self.problem, self.affinity, self.preferred))
 
 
 def align(
@@ -94,6 +110,8 @@ def align(
         distance=distance,
         prefer_closest=prefer_closest,
         rank=rank,
+        exact_upto=exact_upto,
+        step_limit=step_limit,
     )
     if policy is Policy.NONE:
         return Alignment(

@@ -12,7 +12,7 @@ that runs out of them says so and returns the best it has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
 
@@ -182,7 +182,7 @@ class Cover:
 
     within: int
     required: int
-    sums: list[tuple[Weights, int]] = field(default_factory=list)
+    sums: Sequence[tuple[Weights, int]] = ()
     accept: Callable[[int], bool] | None = None
 
     @property

@@ -15,7 +15,6 @@ Whether CPUs and NUMA nodes exist, are online and free is not asked here but in
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,15 +22,13 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
 
+from nri_numa.engine.load import parse_load
 from nri_numa.engine.settings import Rule, Settings
 from nri_numa.engine.workload import (
-    HIGH,
-    LOW,
     SMT,
     Bind,
     Container,
     CPUMode,
-    Load,
     OnFailure,
     PodSandbox,
     Policy,
@@ -90,47 +87,6 @@ _CPU_MODES: Final = {m.value: m for m in CPUMode}
 _SMTS: Final = {m.value: m for m in SMT}
 _ON_FAILURES: Final = {m.value: m for m in OnFailure}
 
-_WINDOW = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})", re.ASCII)
-_DAY: Final = 24 * 60
-
-
-def parse_load(text: str) -> Load:
-    """Read ``high``, ``low``, or peak hours such as ``09:00-18:00`` or ``22:00-06:00,12:00-13:00``.
-
-    Several windows stand between commas; a window that ends before it starts goes over midnight.
-
-    Raises:
-        ValueError: with what was expected, as the end of a sentence that starts *expected*.
-    """
-    if text == "high":
-        return HIGH
-    if text == "low":
-        return LOW
-    spans: list[tuple[int, int]] = []
-    for item in text.split(","):
-        match = _WINDOW.fullmatch(item)
-        if match is None:
-            raise ValueError("high, low or peak hours such as 09:00-18:00")
-        h1, m1, h2, m2 = map(int, match.groups())
-        start, end = 60 * h1 + m1, 60 * h2 + m2
-        if max(m1, m2) > 59 or start >= _DAY or end > _DAY:
-            raise ValueError("hours 00:00 to 24:00 and minutes 00 to 59 in the peak hours")
-        if start == end:
-            raise ValueError("peak hours that last at least a minute; all day is high")
-        if start < end:
-            spans.append((start, end))
-        else:
-            spans.append((start, _DAY))
-            if end:
-                spans.append((0, end))
-    busy: list[tuple[int, int]] = []
-    for start, end in sorted(spans):  # by start, then end
-        if busy and start <= busy[-1][1]:
-            busy[-1] = (busy[-1][0], max(end, busy[-1][1]))
-        else:
-            busy.append((start, end))
-    return Load(tuple(busy))
-
 
 def _check_cpus(value: str) -> str | None:
     return _check_list(CPUSet, value, "a list of CPUs in the kernel's format such as 0-3,8")
@@ -155,8 +111,11 @@ def _check_list(kind: type[CPUSet | NUMASet], value: str, expected: str) -> str 
 def _check_load(value: str) -> str | None:
     try:
         parse_load(value)
-    except ValueError as error:
-        return str(error)
+    except ValueError:
+        return (
+            "high, low, or daily peak hours between 00:00 and 24:00 such as 09:00-18:00, "
+            "several separated by commas"
+        )
     return None
 
 

@@ -29,6 +29,12 @@ steps = st.tuples(
 )
 
 
+def state_directory() -> tempfile.TemporaryDirectory[str]:
+    """Use a tmpfs where there is one, like /run: syncing costs nothing there."""
+    shm = "/dev/shm"
+    return tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None)
+
+
 def open_store(directory: str) -> CheckpointStore:
     return CheckpointStore(
         directory, identity={"version": "1", "machine": "m", "boot": "b"}, clock=lambda: 0.0
@@ -71,7 +77,7 @@ def written(directory: str, history: list[Step]) -> tuple[bytes, list[tuple[int,
 @settings(deadline=None)
 @given(st.lists(steps, max_size=8))
 def test_what_is_recorded_is_what_is_loaded(history: list[Step]) -> None:
-    with tempfile.TemporaryDirectory() as directory:
+    with state_directory() as directory:
         _, held = written(directory, history)
         loaded = reloaded(directory)
         assert (loaded.entries, loaded.meta, loaded.problems) == (*held[-1][1], [])
@@ -81,7 +87,7 @@ def test_what_is_recorded_is_what_is_loaded(history: list[Step]) -> None:
 @given(st.lists(steps, max_size=4))
 @example([({"a": {"cpus": "0-1"}}, {"serial": 1}), ({"b": {"cpus": "2"}, "a": None}, None)])
 def test_truncation_at_any_byte_never_loses_an_intact_earlier_record(history: list[Step]) -> None:
-    with tempfile.TemporaryDirectory() as directory:
+    with state_directory() as directory:
         data, held = written(directory, history)
         file = Path(directory, "checkpoint")
         for length in range(len(data) + 1):
@@ -105,7 +111,7 @@ def test_truncation_at_any_byte_never_loses_an_intact_earlier_record(history: li
 def test_a_flipped_byte_costs_at_most_its_own_line(
     history: list[Step], where: int, mask: int, inserted: bytes
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory:
+    with state_directory() as directory:
         data, _ = written(directory, history)
         where %= len(data)
         spoilt = data[:where] + bytes([data[where] ^ mask]) + inserted + data[where + 1 :]
@@ -131,7 +137,7 @@ def test_a_flipped_byte_costs_at_most_its_own_line(
 @settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_no_bytes_at_all_make_loading_fail(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as directory:
+    with state_directory() as directory:
         Path(directory, "checkpoint").write_bytes(data)
         loaded = reloaded(directory)
         assert loaded.entries == {}
@@ -184,7 +190,7 @@ def test_killed_at_any_system_call_the_state_is_that_before_or_after(share: floa
     ]
     calls = 0
     while True:
-        with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        with state_directory() as directory, pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "os", dying := DyingOS(calls, share))
             store = open_store(directory)
             state: State = ({}, {})

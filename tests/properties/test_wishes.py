@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.engine.demand import BadDemand, Demand, demand
+from nri_numa.engine.load import parse_load
 from nri_numa.engine.settings import Settings
-from nri_numa.engine.wishes import KEYS, BadWish, check_level, check_value, parse_load, resolve
+from nri_numa.engine.wishes import KEYS, BadWish, check_level, check_value, resolve
 from nri_numa.engine.workload import (
     Container,
     Load,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
 from nri_numa.engine.hints import Demand, DeviceDemand, FixedHints, Hint, ResourceDemand
+from nri_numa.engine.policies import align
 from nri_numa.engine.workload import Device, DeviceRequest, Policy
 from nri_numa.topology.cpuset import NUMASet
+from tests.support.oracles import Verdict, hints_of, walk
 
 
 @dataclass(frozen=True)
 class Case:
+    """One merge problem; the fields are the arguments of `align`."""
+
     demands: tuple[Demand, ...]
     numa_ids: NUMASet
     policy: Policy
@@ -22,6 +25,35 @@ class Case:
 
     def distance(self, i: int, j: int) -> int:
         return self.distances[i, j]
+
+    def aligned(self, **options: int) -> Verdict:
+        """What the engine says, in the oracle's terms."""
+        alignment = align(
+            self.demands,
+            numa_ids=self.numa_ids,
+            policy=self.policy,
+            distance=self.distance,
+            prefer_closest=self.prefer_closest,
+            rank=self.rank,
+            **options,
+        )
+        assert alignment.exact
+        affinity = alignment.affinity
+        return Verdict(
+            alignment.admitted,
+            None if affinity is None else frozenset(affinity),
+            alignment.preferred,
+        )
+
+    def walked(self) -> Verdict:
+        """What the oracle says."""
+        return walk(
+            hints_of(self.demands, self.numa_ids),
+            self.numa_ids,
+            self.policy,
+            self.distance if self.prefer_closest else None,
+            self.rank,
+        )
 
 
 POLICIES = (Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
@@ -140,7 +172,7 @@ def _fixed(random: Random, name: str, nodes: list[int]) -> FixedHints:
 
 def distances(random: Random, nodes: list[int]) -> dict[tuple[int, int], int]:
     kind = random.random()
-    found = {}
+    found: dict[tuple[int, int], int] = {}
     for a in nodes:
         for b in nodes:
             if kind < 0.3:
@@ -198,6 +230,3 @@ def additive_case(random: Random, sizes: tuple[int, ...]) -> Case:
         prefer_closest=random.random() < 0.5,
         rank=None,
     )
-
-
-Distance = Callable[[int, int], int]

@@ -24,6 +24,8 @@ PRODUCT_LIMIT = 20_000
 
 @dataclass(frozen=True)
 class Verdict:
+    """The outcome of a merge under a policy."""
+
     admitted: bool
     affinity: Mask | None
     preferred: bool
@@ -43,12 +45,8 @@ def _quantity_hints(demands: Sequence[ResourceDemand], numa_ids: Sequence[int]) 
     least = len(nodes)
     found: list[Mask] = []
     for mask in masks_of(nodes):
-        if any(sum(max(d.capacity[i], 0) for i in mask) < d.need for d in demands):
-            capacious = False
-        else:
-            capacious = True
+        if all(sum(max(d.capacity[i], 0) for i in mask) >= d.need for d in demands):
             least = min(least, len(mask))
-        del capacious  # feasibility looks at what is free, never at the total
         if any(not set(d.required) <= mask for d in demands):
             continue
         bound = False

@@ -1,0 +1,92 @@
+"""The merge equals the kubelet's walk over the product of all hints.
+
+``NRI_NUMA_ORACLE_CASES`` sets how many random problems are compared (for the long run: 120000).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from nri_numa.engine.policies import align
+from nri_numa.engine.workload import Policy
+from tests.support.merge_cases import POLICIES, Case, additive_case, random_case
+from tests.support.oracles import hints_of, walk
+
+CASES = int(os.environ.get("NRI_NUMA_ORACLE_CASES", "2400"))
+CHUNKS = 12
+
+
+def _check(case: Case, seed: int, **options: int) -> None:
+    want = case.walked()
+    got = case.aligned(**options)
+    assert got == want, f"seed {seed}: {case}"
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_kind_of_demand_merges_as_the_walk_does(chunk: int) -> None:
+    size = CASES // CHUNKS
+    for seed in range(chunk * size, (chunk + 1) * size):
+        _check(random_case(Random(seed)), seed)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_the_search_for_large_machines_gives_the_same_on_small_ones(chunk: int) -> None:
+    """With the count over all masks switched off and steps enough, nothing changes."""
+    size = CASES // CHUNKS // 2
+    start = 10_000_000 + chunk * size
+    for seed in range(start, start + size):
+        _check(random_case(Random(seed)), seed, exact_upto=0, step_limit=1_000_000)
+
+
+@pytest.mark.parametrize("exact_upto", [10, 0], ids=["counted", "searched"])
+def test_six_to_eight_numa_nodes_merge_as_the_walk_does(exact_upto: int) -> None:
+    for seed in range(20_000_000, 20_000_000 + max(CASES // 40, 30)):
+        case = additive_case(Random(seed), (6, 7, 8))
+        _check(case, seed, exact_upto=exact_upto, step_limit=1_000_000)
+
+
+def test_the_order_of_demands_does_not_matter() -> None:
+    for seed in range(30_000_000, 30_000_000 + CASES // 4):
+        random = Random(seed)
+        case = random_case(random)
+        other = replace(case, demands=tuple(random.sample(case.demands, len(case.demands))))
+        for exact_upto in (10, 0):
+            assert case.aligned(exact_upto=exact_upto) == other.aligned(exact_upto=exact_upto), seed
+
+
+def test_the_fold_of_the_oracle_equals_its_product() -> None:
+    """The oracle's own shortcut for large products is not taken on trust."""
+    compared = 0
+    for seed in range(40_000_000, 40_000_000 + CASES // 4):
+        case = random_case(Random(seed), sizes=(1, 2, 3))
+        lists = hints_of(case.demands, case.numa_ids)
+        for policy in POLICIES:
+            arguments = (lists, case.numa_ids, policy, case.distance, case.rank)
+            if len(lists) <= 4:
+                compared += 1
+                assert walk(*arguments, by="product") == walk(*arguments, by="fold"), seed
+    assert compared
+
+
+def test_admission_is_monotone_in_the_policy() -> None:
+    """What restricted admits best-effort places equally; what it refuses was not preferred."""
+    for seed in range(50_000_000, 50_000_000 + CASES // 4):
+        case = random_case(Random(seed))
+        easy, strict = (
+            align(
+                case.demands,
+                numa_ids=case.numa_ids,
+                policy=policy,
+                distance=case.distance,
+                prefer_closest=case.prefer_closest,
+                rank=case.rank,
+            )
+            for policy in (Policy.BEST_EFFORT, Policy.RESTRICTED)
+        )
+        assert easy.admitted
+        assert easy.affinity == strict.affinity
+        assert strict.admitted == strict.preferred == easy.preferred

@@ -51,7 +51,12 @@ def discover(root: Path | str) -> Topology:
     Raises:
         TopologyError: when no CPU can be found there; odd machines are not errors.
     """
-    return _Discovery(open_tree(root)).topology()
+    return discover_tree(open_tree(root))
+
+
+def discover_tree(tree: Tree) -> Topology:
+    """Read the machine from files that are open already; see `discover`."""
+    return _Discovery(tree).topology()
 
 
 def read_online(root: Path | str) -> CPUSet:
@@ -253,7 +258,7 @@ class _Discovery:
         row = [int(w) for w in words if w.isascii() and w.isdigit() and len(w) <= 3]
         if len(row) == len(words) == count and all(_LOCAL <= d <= _DISTANCE_LIMIT for d in row):
             return row
-        found = "no distances" if not words else f"the distances {text!r}"
+        found = f"the distances {text[:60]!r}" if text else "no distances"
         self._warn(
             f"NUMA node {numa_id} tells {found}, not {count} numbers from 10 to 255; "
             f"{_LOCAL} to itself and {_REMOTE} to others are assumed"
@@ -346,11 +351,10 @@ class _Discovery:
                 claimed = CPUSet.from_bits(claimed.bits & ~done)
             done |= claimed.bits
             siblings_of[i] = claimed
-            socket = self._tree.read(f"{directory}/physical_package_id")
-            package[i] = int(socket) if socket is not None and socket.isdigit() else -1
-            if package[i] < 0:  # -1 is the kernel's own word for "not known"
-                package[i] = 0
+            socket = self._number(f"{directory}/physical_package_id")
+            if socket is None:  # or -1, the kernel's own word for "not known"
                 unplaced.append(i)
+            package[i] = socket or 0
             if len({owner.get(c) for c in claimed}) > 1:
                 torn.append(i)
         if untold:
@@ -390,7 +394,7 @@ class _Discovery:
         if self._tree.exists(f"{CPU_DIR}/cpu{first}/cpu_capacity"):
             # Arm: 1024 is the fastest core at its highest frequency. Single bins differ by a few
             # percent between equal cores; another micro-architecture has three quarters or less.
-            capacity = {i: self._number(f"{CPU_DIR}/cpu{i}/cpu_capacity") for i in siblings_of}
+            capacity = {i: self._number(f"{CPU_DIR}/cpu{i}/cpu_capacity") or 0 for i in siblings_of}
             slow = {i for i, c in capacity.items() if 0 < c <= max(capacity.values()) * 3 // 4}
         else:
             # x86 without the performance counters' files: efficient cores have one thread and a
@@ -407,8 +411,10 @@ class _Discovery:
         return {i: CoreKind.EFFICIENT if i in slow else CoreKind.PERFORMANCE for i in siblings_of}
 
     def _speed(self, i: int) -> int:
-        return self._number(f"{CPU_DIR}/cpu{i}/acpi_cppc/highest_perf") or self._number(
-            f"{CPU_DIR}/cpu{i}/cpufreq/cpuinfo_max_freq"
+        return (
+            self._number(f"{CPU_DIR}/cpu{i}/acpi_cppc/highest_perf")
+            or self._number(f"{CPU_DIR}/cpu{i}/cpufreq/cpuinfo_max_freq")
+            or 0
         )
 
     def _l3_groups(self, online: CPUSet) -> tuple[dict[int, L3Group], dict[int, int]]:
@@ -482,9 +488,10 @@ class _Discovery:
             return None
         return CPUSet.from_bits(int(digits, 16))
 
-    def _number(self, name: str) -> int:
+    def _number(self, name: str) -> int | None:
+        """Read a number that is not negative; None when there is something else or nothing."""
         text = self._tree.read(name)
-        return int(text) if text is not None and re.fullmatch("[0-9]{1,12}", text) else 0
+        return int(text) if text is not None and re.fullmatch("[0-9]{1,12}", text) else None
 
 
 def _numbered(pattern: re.Pattern[str], names: Iterable[str], kind: type[_AnySet]) -> _AnySet:

@@ -39,8 +39,8 @@ from nri_numa.engine.search import Cover, Distances, Order, Steps, best_mask
 EXACT_UPTO = 10
 """Up to this many NUMA nodes a merge is the kubelet's without exception."""
 
-STEP_LIMIT = 4000
-"""Steps of one merge on a larger machine; at 2 to 5 µs each a merge stays within milliseconds."""
+STEP_LIMIT = 2000
+"""Steps of one merge on a larger machine; at 2 to 10 µs each the worst merge takes milliseconds."""
 
 # Alternatives kept while explicit masks of several lists are combined; beyond, the merge is
 # reported as not exact. Real lists have a handful.

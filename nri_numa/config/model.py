@@ -19,7 +19,7 @@ from nri_numa.engine.workload import QoSClass, Strategy
 API_VERSION: Final = "nri-numa/v1"
 KIND: Final = "AgentConfig"
 
-_ACRONYMS = {"cpus": "CPUs", "numa": "NUMA", "l3": "L3"}
+_ACRONYMS = {"cpus": "CPUs", "numa": "NUMA", "l3": "L3", "uid": "UID"}
 
 
 def camel_case(name: str) -> str:

@@ -231,6 +231,8 @@ class HTTPServer:
         except h11.RemoteProtocolError as error:
             bad = APIError(error.error_status_hint, "BadRequest", f"not HTTP: {error}")
             response = bad.response()
+        except (OSError, EOFError, TimeoutError):
+            raise
         except Exception:
             log.exception("http request failed", path=request.path if request else "")
             response = APIError(500, "Internal", "a mistake of ours; see the log").response()

@@ -1,0 +1,83 @@
+"""The API without sockets: pieces, caching, and what a client may send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from nri_numa.http.api import API, APIError, Request, Response, parse_target
+from nri_numa.metrics import Metrics
+from tests.support.http_view import FakeView, assignment
+
+
+async def _none() -> AsyncIterator[bytes]:
+    yield b""
+
+
+def api(view: FakeView) -> API:
+    return API(view, Metrics("0"), _none)
+
+
+def ask(server: API, target: str) -> Response:
+    path, segments, query = parse_target(target.encode())
+    answer = server.respond(Request("GET", path, segments, query))
+    assert isinstance(answer, Response)
+    return answer
+
+
+async def pieces(response: Response) -> list[bytes]:
+    assert not isinstance(response.body, bytes)
+    return [piece async for piece in response.body]
+
+
+def test_a_long_list_comes_in_short_pieces() -> None:
+    """The loop gets its turn after at most 50 containers, however many there are."""
+    view = FakeView([assignment(n) for n in range(1000)])
+    made = asyncio.run(pieces(ask(api(view), "/v1/assignments")))
+    assert max(piece.count(b'"podUID"') for piece in made) == 50
+    assert len(json.loads(b"".join(made))["containers"]) == 1000
+
+
+def test_a_narrowed_long_list_gives_the_loop_its_turn_too() -> None:
+    view = FakeView([assignment(n) for n in range(1000)])
+    made = asyncio.run(pieces(ask(api(view), "/v1/assignments?pod=pod-999")))
+    assert len(made) > 20
+    assert len(json.loads(b"".join(made))["containers"]) == 1
+
+
+def test_a_change_in_the_middle_of_an_answer_does_not_mix_two_states() -> None:
+    """The serial in the head is the one that the cached list is kept under."""
+    view = FakeView([assignment(n) for n in range(200)])
+    server = api(view)
+
+    async def interrupted() -> bytes:
+        body = b""
+        async for piece in ask(server, "/v1/assignments").body:  # type: ignore[union-attr]
+            body += piece
+            view.changed()
+        return body
+
+    first = json.loads(asyncio.run(interrupted()))
+    assert (first["serial"], len(first["containers"])) == (7, 200)
+    view.containers.clear()
+    again = json.loads(b"".join(asyncio.run(pieces(ask(server, "/v1/assignments")))))
+    assert again["containers"] == []
+
+
+@pytest.mark.parametrize("target", [b"*", b"nothing", b"/%zz%ff", b"/?a=%ff", b"/" + b"a" * 9999])
+def test_targets_that_no_client_of_ours_sends_are_refused(target: bytes) -> None:
+    with pytest.raises(APIError):
+        parse_target(target)
+
+
+def test_routes_are_named_by_pattern() -> None:
+    """A metric label must not grow with what clients make up."""
+    server = api(FakeView())
+    named = {
+        server.route_of(Request("GET", path, tuple(path.split("/")[1:])))
+        for path in ("/v1/explain/a/b", "/v1/explain/c/d", "/x", "/y/z", "/metrics")
+    }
+    assert named == {"/v1/explain/{namespace}/{pod}", "other", "/metrics"}

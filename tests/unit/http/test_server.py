@@ -1,0 +1,424 @@
+"""The HTTP server over a real loopback socket, with a made-up agent behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from nri_numa.config import HTTP
+from nri_numa.errors import ConfigError
+from nri_numa.http import server as server_module
+from nri_numa.http.server import HTTPServer
+from nri_numa.metrics import Metrics
+from tests.support.http_view import (
+    HOSTILE,
+    FakeView,
+    assignment,
+    connected,
+    exchange,
+    get,
+    read_reply,
+)
+
+
+@asynccontextmanager
+async def serving(
+    view: FakeView | None = None, **section: object
+) -> AsyncIterator[tuple[HTTPServer, tuple[str, int]]]:
+    config = HTTP(**{"address": "127.0.0.1:0", **section})  # type: ignore[arg-type]
+    server = HTTPServer(config, view or FakeView(), Metrics("0.1.0"), version="0.1.0")
+    assert await server.start()
+    assert server.address is not None
+    try:
+        yield server, server.address
+    finally:
+        await server.stop()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await test()
+
+    asyncio.run(limited())
+
+
+def test_numa_info_has_exactly_the_documented_form() -> None:
+    """Clients of that form compare texts: no field more, no field less, the same order."""
+
+    async def test() -> None:
+        async with serving() as (_, address):
+            reply = await get(address, "/v2/system/numa/info")
+            assert reply.status == 200
+            assert reply.body == (
+                b'{"code":200,"message":"OK","data":{"nodenums":2,"cpulist":["0,2,4","1,3,5"],'
+                b'"memsize":["67257405440","67614638080"]}}'
+            )
+
+    run(test)
+
+
+@pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 100, 1000])
+def test_a_list_made_in_pieces_is_one_document(count: int) -> None:
+    """Whatever the number of containers, the pieces join to valid JSON with all of them."""
+
+    async def test() -> None:
+        view = FakeView([assignment(n) for n in range(count)])
+        async with serving(view) as (_, address):
+            for _ in range(2):  # made, and from the cache
+                reply = await get(address, "/v1/assignments")
+                assert [c["pod"] for c in reply.json["containers"]] == [
+                    f"pod-{n}" for n in range(count)
+                ]
+                assert reply.json["serial"] == 7
+                assert reply.json["numaNodes"][0]["memoryBytes"] == 1 << 34
+
+    run(test)
+
+
+def test_the_list_follows_the_state() -> None:
+    """A cached list is not told once the state moved on."""
+
+    async def test() -> None:
+        view = FakeView()
+        async with serving(view) as (_, address):
+            assert len((await get(address, "/v1/assignments")).json["containers"]) == 2
+            view.containers.append(assignment(3))
+            view.changed()
+            assert len((await get(address, "/v1/assignments")).json["containers"]) == 3
+
+    run(test)
+
+
+def test_the_list_can_be_narrowed() -> None:
+    async def test() -> None:
+        view = FakeView([assignment(n) for n in range(120)])
+        async with serving(view) as (_, address):
+            reply = await get(address, "/v1/assignments?namespace=shop&pod=pod-111")
+            assert [c["pod"] for c in reply.json["containers"]] == ["pod-111"]
+            reply = await get(address, "/v1/assignments?namespace=nowhere")
+            assert reply.json["containers"] == []
+
+    run(test)
+
+
+def test_readiness_follows_the_link_and_health_does_not() -> None:
+    """A node whose runtime is away must not have its agent killed for it."""
+
+    async def test() -> None:
+        view = FakeView(ready=False)
+        async with serving(view) as (_, address):
+            assert (await get(address, "/healthz")).status == 200
+            reply = await get(address, "/readyz")
+            assert (reply.status, reply.json["reason"]) == (503, "not synchronized")
+            view.ready = True
+            assert (await get(address, "/readyz")).status == 200
+
+    run(test)
+
+
+def test_metrics_come_whole_and_count_the_scrape() -> None:
+    async def test() -> None:
+        async with serving() as (_, address):
+            await get(address, "/metrics")
+            reply = await get(address, "/metrics")
+            text = reply.body.decode()
+            assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+            assert 'nri_numa_http_requests_total{code="200",route="/metrics"} 2.0' in text
+            assert "nri_numa_http_up 1.0" in text
+
+    run(test)
+
+
+def test_explain_knows_pods_and_containers_and_says_what_it_does_not_know() -> None:
+    async def test() -> None:
+        async with serving() as (_, address):
+            reply = await get(address, "/v1/explain/shop/pod-1")
+            assert reply.json["explanations"][0]["steps"] == ["looked", "found"]
+            reply = await get(address, "/v1/explain/shop/pod-1/server")
+            assert reply.json["explanations"][0]["assignment"]["cpus"] == "0-3"
+            reply = await get(address, "/v1/explain/shop/pod-1/other")
+            assert reply.status == 404
+            assert "container 'other' of pod shop/pod-1" in reply.json["error"]["message"]
+
+    run(test)
+
+
+def test_hostile_names_travel_as_json_text() -> None:
+    async def test() -> None:
+        async with serving() as (_, address):
+            reply = await get(address, "/v1/refusals")
+            assert reply.json["refusals"][0]["container"] == HOSTILE
+            assert b"\x1b" not in reply.body
+            assert reply.headers["x-content-type-options"] == "nosniff"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "reason"),
+    [
+        (b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n", 421, "MisdirectedRequest"),
+        (b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n", 404, "NotFound"),
+        (b"GET /v1/explain//pod HTTP/1.1\r\nHost: localhost\r\n\r\n", 404, "NotFound"),
+        (b"GET /../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", 404, "NotFound"),
+        (b"GET /v1/status?x=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "BadRequest"),
+        (b"GET /v1/explain/%ff/pod HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "BadRequest"),
+        (b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "BadRequest"),
+        (b"GET http://evil/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "BadRequest"),
+        (b"DELETE /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n", 405, "MethodNotAllowed"),
+        (b"CONNECT a:1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "BadRequest"),
+        (b"GET /v1/status HTTP/1.1\r\n\r\n", 400, "BadRequest"),
+        (b"\x16\x03\x01\x02\x00garbage\r\n\r\n", 400, "BadRequest"),
+        (
+            b"POST /v1/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"
+            + b"x" * 9999,
+            413,
+            "BodyTooLarge",
+        ),
+        (
+            b"POST /v1/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+            b"Expect: 100-continue\r\n\r\n",
+            413,
+            "BodyTooLarge",
+        ),
+        (
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 60000 + b"\r\n\r\n",
+            431,
+            "BadRequest",
+        ),
+    ],
+)
+def test_bad_requests_get_an_error_document(raw: bytes, status: int, reason: str) -> None:
+    """Whatever comes in, the answer is an error in our form and the server goes on."""
+
+    async def test() -> None:
+        async with serving() as (_, address):
+            reply = await exchange(address, raw)
+            assert (reply.status, reply.json["error"]["reason"]) == (status, reason)
+            assert reply.json["error"]["message"]
+            assert (await get(address, "/healthz")).status == 200
+
+    run(test)
+
+
+def test_a_mistake_of_ours_is_a_500_and_not_the_end() -> None:
+    async def test() -> None:
+        async with serving(FakeView(broken=True)) as (_, address):
+            reply = await get(address, "/v2/system/numa/info")
+            assert (reply.status, reply.json["error"]["reason"]) == (500, "Internal")
+            assert "a bug" not in reply.json["error"]["message"]
+            assert (await get(address, "/healthz")).status == 200
+
+    run(test)
+
+
+def test_head_answers_without_a_body_and_the_connection_stays() -> None:
+    async def test() -> None:
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            for path in (b"/v1/status", b"/v1/assignments", b"/v1/events", b"/healthz"):
+                writer.write(b"HEAD " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert (await read_reply(reader, head=True)).status == 200
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await read_reply(reader)).body == b"ok\n"
+
+    run(test)
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    async def test() -> None:
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            two = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            writer.write(one + two + one)
+            bodies = [(await read_reply(reader)).body for _ in range(3)]
+            assert bodies == [b"ok\n", b'{"ready":true,"reason":""}\n', b"ok\n"]
+
+    run(test)
+
+
+def test_the_token_guards_everything_but_the_probes(tmp_path: Path) -> None:
+    """And a changed token file counts from the next request on."""
+
+    async def test() -> None:
+        token = tmp_path / "token"
+        token.write_text("0123456789abcdef\n")
+        async with serving(token_file=str(token)) as (_, address):
+            assert (await get(address, "/healthz")).status == 200
+            assert (await get(address, "/readyz")).status == 200
+            for path in ("/metrics", "/v1/assignments", "/v1/events", "/nowhere"):
+                reply = await get(address, path)
+                assert (reply.status, reply.json["error"]["reason"]) == (401, "Unauthorized")
+                assert reply.headers["www-authenticate"].startswith("Bearer")
+            ok = {"Authorization": "Bearer 0123456789abcdef"}
+            assert (await get(address, "/v1/status", **ok)).status == 200
+            wrong = {"Authorization": "Bearer 0123456789abcdeX"}
+            assert (await get(address, "/v1/status", **wrong)).status == 401
+            token.write_text("fedcba9876543210-new\n")
+            assert (await get(address, "/v1/status", **ok)).status == 401
+            new = {"Authorization": "bearer fedcba9876543210-new"}
+            assert (await get(address, "/v1/status", **new)).status == 200
+            token.unlink()  # a rotation half done keeps the last token
+            assert (await get(address, "/v1/status", **new)).status == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize("content", [None, "", "   \n", "short"])
+def test_an_unusable_token_file_is_a_configuration_error(
+    tmp_path: Path, content: str | None
+) -> None:
+    token = tmp_path / "token"
+    if content is not None:
+        token.write_text(content)
+    with pytest.raises(ConfigError, match=r"http\.tokenFile"):
+        HTTPServer(
+            HTTP(address="127.0.0.1:0", token_file=str(token)),
+            FakeView(),
+            Metrics("0"),
+            version="0",
+        )
+
+
+def test_an_unusable_certificate_is_a_configuration_error(tmp_path: Path) -> None:
+    cert = tmp_path / "cert.pem"
+    cert.write_text("nonsense")
+    with pytest.raises(ConfigError, match=r"http\.tlsCert"):
+        HTTPServer(
+            HTTP(address="127.0.0.1:0", tls_cert=str(cert), tls_key=str(cert)),
+            FakeView(),
+            Metrics("0"),
+            version="0",
+        )
+
+
+def test_a_taken_port_is_said_and_taken_over_when_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers are placed without HTTP meanwhile, so this must not be an exception."""
+
+    async def test() -> None:
+        monkeypatch.setattr(server_module, "RETRY", 0.01)
+        blocker = socket.socket()
+        blocker.bind(("127.0.0.1", 0))
+        blocker.listen()
+        port = blocker.getsockname()[1]
+        metrics = Metrics("0")
+        server = HTTPServer(HTTP(address=f"127.0.0.1:{port}"), FakeView(), metrics, version="0")
+        task = asyncio.create_task(server.run())
+        while not server.problem:
+            await asyncio.sleep(0)
+        assert "another program has it" in server.problem
+        assert "nri_numa_http_up 0.0" in metrics.text()
+        blocker.close()
+        while server.address is None:
+            await asyncio.sleep(0.01)
+        assert server.problem == ""
+        assert (await get(server.address, "/healthz")).status == 200
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert "nri_numa_http_up 0.0" in metrics.text()
+
+    run(test)
+
+
+def test_events_tell_where_we_are_and_every_change_and_end_cleanly() -> None:
+    """While nobody listens the agent has no listener of ours either."""
+
+    async def test() -> None:
+        view = FakeView()
+        async with serving(view) as (_, address):
+            assert view.listeners == []
+            async with connected(address) as (reader, writer):
+                writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert b"text/event-stream" in head
+
+                async def state() -> dict[str, object]:
+                    while not (line := await reader.readline()).startswith(b"data: "):
+                        pass
+                    return dict(json.loads(line.removeprefix(b"data: ")))
+
+                assert await state() == {"serial": 7, "version": "0.1.0", "ready": True}
+                assert len(view.listeners) == 1
+                view.changed()
+                view.changed()
+                assert (await state())["serial"] == 9
+                writer.close()
+                while view.listeners:
+                    view.changed()
+                    await asyncio.sleep(0.01)
+
+    run(test)
+
+
+def test_idle_streams_get_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them a proxy would cut the line and the page would call the link lost."""
+
+    async def test() -> None:
+        monkeypatch.setattr(server_module, "HEARTBEAT", 0.01)
+        monkeypatch.setattr(server_module, "SETTLE", 0.0)
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b": still here")
+            await reader.readuntil(b": still here")
+
+    run(test)
+
+
+def test_too_many_streams_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(server_module, "MAX_STREAMS", 1)
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"event: state")
+            reply = await get(address, "/v1/events")
+            assert (reply.status, reply.json["error"]["reason"]) == (503, "Busy")
+
+    run(test)
+
+
+def test_too_many_connections_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await read_reply(reader)
+            reply = await exchange(address, b"")
+            assert reply.status == 503
+
+    run(test)
+
+
+def test_a_client_that_never_finishes_its_request_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(server_module, "IDLE_TIMEOUT", 0.02)
+        monkeypatch.setattr(server_module, "REQUEST_TIMEOUT", 0.02)
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            writer.write(b"GET /hea")
+            assert await reader.read() == b""
+
+    run(test)
+
+
+def test_loopback_refuses_names_that_dns_could_point_at_it() -> None:
+    """A web page elsewhere must not read the node's pods through its visitor's browser."""
+
+    async def test() -> None:
+        async with serving() as (_, address):
+            for host, status in (
+                ("localhost:9891", 200),
+                ("127.0.0.1", 200),
+                ("[::1]:9891", 200),
+                ("evil.example", 421),
+                ("127.0.0.1.evil.example:9891", 421),
+            ):
+                assert (await get(address, "/v1/status", Host=host)).status == status, host
+
+    run(test)

@@ -17,7 +17,7 @@ from nri_numa.errors import AgentError, ConfigError
 DEFAULT_CONFIG = "/etc/nri-numa/agent.yaml"
 WIDTH = 80
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Failure(click.ClickException):
@@ -63,7 +63,7 @@ def describe(error: ConfigError) -> str:
     return "\n".join([head, *(f"  {harmless(problem)}" for problem in error.problems)])
 
 
-def config_option(function: _Function) -> _Function:
+def config_option(function: Function) -> Function:
     """``--config FILE``."""
     return click.option(
         "--config",
@@ -75,7 +75,7 @@ def config_option(function: _Function) -> _Function:
     )(function)
 
 
-def output_option(*forms: str) -> Callable[[_Function], _Function]:
+def output_option(*forms: str) -> Callable[[Function], Function]:
     """``-o table|json|yaml``."""
     forms = forms or ("table", "json", "yaml")
     return click.option(
@@ -88,7 +88,7 @@ def output_option(*forms: str) -> Callable[[_Function], _Function]:
     )
 
 
-def sysfs_option(function: _Function) -> _Function:
+def sysfs_option(function: Function) -> Function:
     """``--sysfs-root DIR``."""
     return click.option(
         "--sysfs-root",

@@ -98,7 +98,7 @@ def start(given: str | None, flags: dict[str, object]) -> int:
     from nri_numa import daemon
 
     try:
-        return asyncio.run(daemon.run(config, reload=load))
+        return asyncio.run(daemon.run(config, load=load))
     except ConfigError:
         with friendly():
             raise

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 
-from nri_numa.engine.cpu_index import AllocatorIndex, Unit
+from nri_numa.engine.cpu_index import NOWHERE, AllocatorIndex, Unit
 
 # Up to this many combinations of NUMA nodes are all compared (C(12, 6) is 924). Beyond, one
 # candidate set grows around each NUMA node: 64 nodes cost 64 sets instead of 10^18.
@@ -162,15 +162,17 @@ def _choose_numa_nodes(
     index = places.index
     fits = [p for p, count in room.items() if count >= n]
     if fits:
-        # One NUMA node. Order: most of the container's own CPUs; closest to them; fewest L3
-        # groups; not breaking a wholly free NUMA node (unless all of it is used); most used;
-        # most used socket; position, that is NUMA node id.
-        def one(p: int) -> tuple[int, int, int, bool, int, int, int]:
+        # One NUMA node. Order: most of the container's own CPUs; closest to them; a NUMA node
+        # rather than CPUs without one, which have no memory of their own; fewest L3 groups; not
+        # breaking a wholly free NUMA node (unless all of it is used); most used; most used
+        # socket; position, that is NUMA node id.
+        def one(p: int) -> tuple[int, int, bool, int, bool, int, int, int]:
             unit = index.numa[p]
             free = (places.free & unit.bits).bit_count()
             return (
                 -(places.own & unit.bits).bit_count(),
                 sum(index.distances[q][p] for q in near),
+                unit.id == NOWHERE,
                 _l3_groups_needed(places, p, n),
                 free == unit.bits.bit_count() and free != n * places.weight,
                 free,
@@ -277,7 +279,7 @@ def _inside_numa_node(places: Places, p: int, candidates: int, n: int) -> int:
     if len(groups) == 1 or not places.align_l3 or candidates.bit_count() == n:
         return places.fill(candidates, n)
     chosen = 0
-    while n:
+    while True:
         live = [
             (g, count) for g in groups if (count := (candidates & ~chosen & g.bits).bit_count())
         ]
@@ -293,7 +295,6 @@ def _inside_numa_node(places: Places, p: int, candidates: int, n: int) -> int:
         )
         chosen |= candidates & group.bits
         n -= count
-    return chosen
 
 
 def _l3_key(places: Places, group: Unit, n: int) -> tuple[bool, int, int]:

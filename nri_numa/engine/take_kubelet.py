@@ -124,10 +124,9 @@ class _Packer:
             self._take_if_free(core.bits, size)
 
     def single_cpus(self) -> None:
-        for core in cores_in_order(self.index, self.free):
-            self.take(lowest(core.bits & self.free, self.needed))
-            if not self.needed:
-                return
+        cores = cores_in_order(self.index, self.free)
+        while self.needed:
+            self.take(lowest(next(cores).bits & self.free, self.needed))
 
     def _take_if_free(self, bits: int, average: int) -> None:
         here = bits & self.free

@@ -15,6 +15,7 @@ survive, the death of the kernel, no container survives either. See docs/adr/000
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -473,11 +474,10 @@ class CheckpointStore:
             self.error = StateDirectoryBusy(self.directory, int(text) if text.isdigit() else None)
             raise self.error from error
         self._lock_fd = fd
-        try:
+        # On a full disk the lock holds all the same, only its owner's number is missing.
+        with contextlib.suppress(OSError):
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        except OSError:
-            pass  # a full disk: the lock holds all the same, only its owner's number is missing
 
     def _vanished(self, *, by_name: bool = False) -> bool:
         """Say whether what we write to is still the file that the next start will read."""
@@ -585,19 +585,14 @@ class CheckpointStore:
         return [f"the old checkpoint is kept as {aside}"]
 
     def _sync_directory(self) -> None:
-        try:
+        # Where this fails the file is in place; only its survival of a power cut is not certain.
+        with contextlib.suppress(OSError):
             fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return  # the file is in place; only its survival of a power cut is not certain
-        try:
-            os.fsync(fd)
-        except OSError:
-            pass
-        finally:
-            os.close(fd)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
 
 def _short(value: str | None) -> str:
-    if value is None:
-        return "not told"
-    return repr(value) if len(value) <= 60 else f"{value[:60]!r}…"
+    return "not told" if value is None else f"{value[:60]!r}" + "…" * (len(value) > 60)

@@ -209,6 +209,10 @@ class PluginPeer:
         """``NN-name``, as in logs and conflict texts."""
         return f"{self.index}-{self.name}"
 
+    def is_open(self) -> bool:
+        """Whether the connection is neither closed nor about to be."""
+        return not (self.connection.is_closing() or self.connection.ended.done())
+
     def subscribes(self, event: Event) -> bool:
         """Tell whether the plugin wants this event."""
         return bool(self.mask & event.bit)
@@ -273,7 +277,7 @@ class PluginPeer:
         faults = self._faults
         if delay := faults.delays.get(method, 0.0):
             await asyncio.sleep(delay)
-        if self.connection.is_closing() or self.connection.ended.done():
+        if not self.is_open():
             raise PluginLost("the connection is closed")
         if faults.unknown_fields:
             request = PLUGIN_METHODS[method].FromString(

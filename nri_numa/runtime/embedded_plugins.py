@@ -75,7 +75,7 @@ class PluginRegistry:
 
     def active(self) -> list[PluginPeer]:
         """Return the active plugins in the order they are asked, without those that left."""
-        self._plugins = [peer for peer in self._plugins if not peer.connection.ended.done()]
+        self._plugins = [peer for peer in self._plugins if peer.is_open()]
         return self._plugins
 
     def subscribed(self, event: Event) -> list[PluginPeer]:
@@ -150,7 +150,9 @@ class PluginRegistry:
         try:
             await self._configure(peer, registration, config)
             async with self._lock:
-                await self._synchronize(peer)
+                # NRI before 0.7, which tells no timeouts, never synchronises what it launched.
+                if not peer.launched or self._profile.tells_timeouts:
+                    await self._synchronize(peer)
                 self._plugins.append(peer)
                 # By index as text; equal indices by name, so that tests see one order.
                 self._plugins.sort(key=lambda each: (each.index, each.name))
@@ -226,7 +228,7 @@ class PluginRegistry:
                 for update in event.request.update
                 if self._world.apply(update) is not None and not update.ignore_failure
             ]
-        if peer.connection.is_closing() or peer.connection.ended.done():
+        if not peer.is_open():
             return
         if failed and not self._profile.update_failures_as_list:
             peer.refuse(event.stream, UPDATE_FAILED)

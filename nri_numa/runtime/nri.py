@@ -291,7 +291,7 @@ class NRILink:
         """Tell whether the runtime closed because it did not know an event we asked for."""
         return (
             self._mask & ~EVENTS_OF_0_2 != 0
-            and ending.error is None
+            and (ending.error is None or isinstance(ending.error, OSError))  # closed or reset
             and asyncio.get_running_loop().time() - self._mask_sent < MASK_REFUSED_SECONDS
         )
 

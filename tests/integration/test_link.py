@@ -1,0 +1,425 @@
+"""The link over a real unix socket, against the embedded runtime in all its versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.runtime.embedded import (
+    CONTAINERD_1_7,
+    CONTAINERD_2_1,
+    CONTAINERD_2_4,
+    CRI_O_1_35,
+    ContainerState,
+    CRIError,
+    EmbeddedRuntime,
+    Faults,
+    RuntimeProfile,
+)
+from nri_numa.runtime.nri import LinkState, RequestRefused
+from tests.support.link_bed import became_active, eventually, link_to, running
+from tests.support.recording_plugin import RecordingPlugin, adjustment, pin, update
+
+pytestmark = pytest.mark.asyncio
+
+PROFILES = {
+    "containerd-1.7": CONTAINERD_1_7,
+    "containerd-2.1": CONTAINERD_2_1,
+    "containerd-2.4": CONTAINERD_2_4,
+    "cri-o-1.35": CRI_O_1_35,
+}
+
+
+def pinned(cpus: str, mems: str = "") -> Any:
+    return lambda _request: pb.CreateContainerResponse(adjust=adjustment(cpus, mems))
+
+
+def web() -> pb.PodSandbox:
+    return pb.PodSandbox(name="web", namespace="default")
+
+
+async def whole_life(runtime: EmbeddedRuntime) -> None:
+    """Take one pod with one container through everything that can happen to it."""
+    pod = await runtime.run_pod(web())
+    app = await runtime.create_container(pod.id, pb.Container(name="app"))
+    assert (app.cpus, app.mems) == ("2-3", "0")
+    await runtime.start_container(app.id)
+    await runtime.update_container(app.id, pin("1"))
+    assert (app.cpus, app.mems) == ("1", "0")
+    await runtime.update_pod(pod.id, pin("0-1"))
+    await runtime.exit_container(app.id)
+    await runtime.stop_container(app.id)
+    await runtime.stop_pod(pod.id)
+    await runtime.remove_container(app.id)
+    await runtime.remove_pod(pod.id)
+
+
+LIFE = [
+    "Configure",
+    "Synchronize",
+    "RunPodSandbox web",
+    "CreateContainer app",
+    "UpdateContainer app",
+    "PostUpdateContainer 1",
+    "UpdatePodSandbox web",
+    "StopContainer app",
+    "StopPodSandbox web",
+    "RemoveContainer app",
+    "RemovePodSandbox web",
+]
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES.keys())
+async def test_a_life_looks_the_same_on_every_runtime(
+    tmp_path: Path, profile: RuntimeProfile
+) -> None:
+    """StateChange or one method for each event: the handler cannot tell, but for new events."""
+    plugin = RecordingPlugin(create_container=pinned("2-3", "0"))
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path, profile=profile) as runtime, running(link_to(path, plugin)):
+        await runtime.wait_for_plugin()
+        await whole_life(runtime)
+        methods = {call.method for call in runtime.calls}
+    old = profile in (CONTAINERD_1_7, CONTAINERD_2_1)
+    assert plugin.log == [entry for entry in LIFE if not (old and "UpdatePod" in entry)]
+    assert ("StateChange" in methods) is not profile.per_event
+    assert plugin.answered == [entry.split()[0] for entry in plugin.log]
+    assert plugin.info is not None
+    assert plugin.info.version == profile.version
+    assert [state for state, _ in plugin.states] == [
+        LinkState.REGISTERING,
+        LinkState.CONFIGURED,
+        LinkState.ACTIVE,
+        LinkState.STOPPED,
+    ]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        Faults(configure_first=True),
+        Faults(bogus_replies=True),
+        Faults(empty_slices=300),
+        Faults(unknown_fields=True),
+        Faults(metadata={}),
+        Faults(metadata={"traceparent": "00-0", "containerd-namespace-ttrpc": "k8s.io"}),
+        Faults(negative_timeout=True),
+        Faults(even_stream=True),
+        Faults(unknown_connection=True),
+        Faults(split=1),
+        Faults(split=1, configure_first=True, unknown_fields=True, unknown_connection=True),
+        Faults(split=7),
+        Faults(delays={"CreateContainer": 0.02, "Synchronize": 0.02}),
+    ],
+    ids=lambda faults: ",".join(
+        name for name in faults.__slots__ if getattr(faults, name) != getattr(Faults(), name)
+    ),
+)
+async def test_oddities_of_a_runtime_change_nothing(tmp_path: Path, faults: Faults) -> None:
+    plugin = RecordingPlugin(create_container=pinned("2-3", "0"))
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path, faults=faults) as runtime, running(link_to(path, plugin)):
+        await runtime.wait_for_plugin()
+        await whole_life(runtime)
+    assert plugin.log == LIFE
+
+
+@pytest.mark.parametrize("slice_objects", [1, 3, 1000])
+async def test_a_picture_in_slices_is_one_picture(tmp_path: Path, slice_objects: int) -> None:
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path, slice_objects=slice_objects) as runtime:
+        for _ in range(3):
+            pod = await runtime.run_pod(web())
+            for name in ("a", "b", "c"):
+                await runtime.create_container(pod.id, pb.Container(name=name))
+        async with running(link_to(path, plugin)):
+            await runtime.wait_for_plugin()
+        assert plugin.pods.keys() == runtime.pods.keys()
+        assert plugin.containers.keys() == runtime.containers.keys()
+    assert plugin.log == ["Configure", "Synchronize"]
+
+
+async def test_a_picture_above_four_megabytes_is_sliced_by_itself(tmp_path: Path) -> None:
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime:
+        pod = await runtime.run_pod(web())
+        for number in range(30):
+            big = pb.Container(name=f"c{number}", env=["X=" + "x" * 200_000])
+            await runtime.create_container(pod.id, big)
+        async with running(link_to(path, plugin)):
+            await runtime.wait_for_plugin()
+        assert len(plugin.containers) == 30
+        assert sum(call.method == "Synchronize" for call in runtime.calls) > 1
+
+
+async def test_updates_ride_on_replies(tmp_path: Path) -> None:
+    """Creation, stop, synchronisation and the update itself can all change other containers."""
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path, cpus="0-7", mems="0-1") as runtime:
+        pod = await runtime.run_pod(web())
+        first = await runtime.create_container(pod.id, pb.Container(name="first"))
+        await runtime.start_container(first.id)
+        plugin.hooks["synchronize"] = lambda _pods, _containers: [
+            update(first.id, "0-6"),
+            update("no such container", "1"),
+            update(first.id, "", "9"),  # impossible; must not fail the exchange
+        ]
+        async with running(link_to(path, plugin)):
+            await runtime.wait_for_plugin()
+            assert (first.cpus, first.mems) == ("0-6", "0-1")
+            plugin.hooks["create_container"] = lambda _request: pb.CreateContainerResponse(
+                adjust=adjustment("4-7", "1"), update=[update(first.id, "0-3", "0")]
+            )
+            second = await runtime.create_container(pod.id, pb.Container(name="second"))
+            assert (second.cpus, second.mems) == ("4-7", "1")
+            assert (first.cpus, first.mems) == ("0-3", "0")
+            plugin.hooks["update_container"] = lambda request: pb.UpdateContainerResponse(
+                update=[update(request.container.id, "5"), update(first.id, "0-4")]
+            )
+            await runtime.start_container(second.id)
+            await runtime.update_container(second.id, pin("0-7"))
+            assert (second.cpus, first.cpus) == ("5", "0-4")
+            plugin.hooks["stop_container"] = lambda _request: pb.StopContainerResponse(
+                update=[update(first.id, "0-7", "0-1")]
+            )
+            await runtime.exit_container(second.id)
+            assert (first.cpus, first.mems) == ("0-7", "0-1")
+
+
+async def test_a_refusal_fails_the_operation_with_exactly_its_words(tmp_path: Path) -> None:
+    text = "pod default/web, container app: numacpu «9»: CPU 9 is not on this machine, expected 0-3"
+
+    def refuse(*_: object) -> Any:
+        raise RequestRefused(text)
+
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
+        await runtime.wait_for_plugin()
+        pod = await runtime.run_pod(web())
+        app = await runtime.create_container(pod.id, pb.Container(name="app"))
+        await runtime.start_container(app.id)
+        plugin.hooks = dict.fromkeys(("create_container", "update_container"), refuse)
+        with pytest.raises(CRIError) as creation:
+            await runtime.create_container(pod.id, pb.Container(name="other"))
+        assert str(creation.value) == (
+            f"failed to get NRI adjustment for container: rpc error: code = Unknown desc = {text}"
+        )
+        with pytest.raises(CRIError, match=r"NRI container update failed: .*CPU 9 is not"):
+            await runtime.update_container(app.id, pin("1"))
+        assert app.cpus == "0-3"
+        # Every plugin hears that the container does not exist, by an id without a name.
+        assert plugin.log[-3:] == ["StopContainer ", "RemoveContainer ", "UpdateContainer app"]
+        plugin.hooks = dict.fromkeys(("stop_container", "remove_container"), refuse)
+        await runtime.remove_container(app.id)
+        assert runtime.plugins == ("10-numapin",)
+        plugin.hooks = {"run_pod": refuse}
+        with pytest.raises(CRIError, match="failed to run sandbox"):
+            await runtime.run_pod(web())
+        assert plugin.log[-2:] == ["StopPodSandbox web", "RemovePodSandbox web"]
+        plugin.hooks = {"update_pod": refuse}
+        with pytest.raises(CRIError, match="failed to update sandbox"):
+            await runtime.update_pod(pod.id, pin("1"))
+
+
+async def test_a_bug_in_a_handler_is_answered_as_its_hook_decides(tmp_path: Path) -> None:
+    def bug(*_: object) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    def fail_closed(_name: str, error: Exception) -> Any:
+        raise RequestRefused(f"internal error: {error}")
+
+    plugin = RecordingPlugin(create_container=bug)
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
+        await runtime.wait_for_plugin()
+        pod = await runtime.run_pod(web())
+        app = await runtime.create_container(pod.id, pb.Container(name="app"))
+        assert app.cpus == "0-3"  # fail open: created without a word of ours
+        assert [(name, str(error)) for name, error in plugin.errors] == [
+            ("CreateContainer", "a bug")
+        ]
+        plugin.hooks["internal_error"] = fail_closed
+        with pytest.raises(CRIError, match="internal error: a bug"):
+            await runtime.create_container(pod.id, pb.Container(name="other"))
+        plugin.hooks["internal_error"] = lambda _name, _error: pb.CreateContainerResponse(
+            adjust=adjustment("1")
+        )
+        fallback = await runtime.create_container(pod.id, pb.Container(name="third"))
+        assert fallback.cpus == "1"
+        plugin.hooks["internal_error"] = bug
+        plugin.hooks["replied"] = bug
+        plugin.hooks["link_changed"] = bug
+        assert (await runtime.create_container(pod.id, pb.Container())).cpus == "0-3"
+        assert runtime.plugins == ("10-numapin",)
+
+
+async def test_a_bug_while_configuring_never_asks_for_every_event(tmp_path: Path) -> None:
+    def bug(*_: object) -> Any:
+        raise ZeroDivisionError
+
+    plugin = RecordingPlugin(configured=bug, synchronize=bug)
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
+        await runtime.wait_for_plugin()
+        await runtime.run_pod(web())
+        assert {call.method for call in runtime.calls} == {
+            "Configure",
+            "Synchronize",
+            "RunPodSandbox",
+        }
+    assert [name for name, _ in plugin.errors] == ["Configure", "Synchronize"]
+
+
+async def test_an_answer_too_large_for_the_wire_becomes_an_empty_one(tmp_path: Path) -> None:
+    huge = pb.CreateContainerResponse()
+    huge.adjust.annotations["k"] = "x" * (5 << 20)
+    plugin = RecordingPlugin(create_container=lambda _request: huge)
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
+        await runtime.wait_for_plugin()
+        pod = await runtime.run_pod(web())
+        await runtime.create_container(pod.id, pb.Container(name="app"))
+        assert runtime.plugins == ("10-numapin",)
+
+
+@pytest.mark.parametrize("size", [4000, 4100, 100_000, 3_900_000])
+async def test_answers_of_every_size_arrive(tmp_path: Path, size: int) -> None:
+    """Below and above the 4096 bytes of the first frame, up to the limit of one message."""
+    large = pb.CreateContainerResponse(adjust=adjustment("1"))
+    large.adjust.annotations["k"] = "x" * size
+    plugin = RecordingPlugin(create_container=lambda _request: large)
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
+        await runtime.wait_for_plugin()
+        pod = await runtime.run_pod(web())
+        app = await runtime.create_container(pod.id, pb.Container(name="app"))
+        assert len(app.message.annotations["k"]) == size
+
+
+async def test_events_for_ids_nobody_knows_are_passed_on(tmp_path: Path) -> None:
+    """A pod is gone before its container: the events come with an id and nothing else."""
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime:
+        pod = await runtime.run_pod(web())
+        app = await runtime.create_container(pod.id, pb.Container(name="app"))
+        await runtime.start_container(app.id)
+        async with running(link_to(path, plugin)):
+            await runtime.wait_for_plugin()
+            await runtime.stop_pod(pod.id)
+            assert app.state is ContainerState.EXITED
+            never = pb.Container(id="gone", pod_sandbox_id="gone too")
+            await runtime._stop_event(pb.PodSandbox(id="gone too"), never)
+            await runtime.remove_pod(pod.id)
+    assert plugin.log[2:] == [
+        "StopContainer app",
+        "StopPodSandbox web",
+        "StopContainer ",
+        "RemoveContainer app",
+        "RemovePodSandbox web",
+    ]
+
+
+# --- losing the link ------------------------------------------------------------------------------
+
+
+async def test_a_lost_link_is_dialled_again_and_the_picture_replayed(tmp_path: Path) -> None:
+    plugin = RecordingPlugin(create_container=pinned("2-3"))
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
+        await runtime.wait_for_plugin()
+        pod = await runtime.run_pod(web())
+        app = await runtime.create_container(pod.id, pb.Container(name="app"))
+        await runtime.disconnect_plugins()
+        gap = await runtime.create_container(pod.id, pb.Container(name="gap"))
+        await eventually(lambda: became_active(plugin, 2))
+        assert plugin.containers.keys() == {app.id, gap.id}
+        assert plugin.containers[app.id].linux.resources.cpu.cpus == "2-3"
+        assert plugin.containers[gap.id].linux.resources.cpu.cpus == ""
+        assert (LinkState.DISCONNECTED, "the peer closed the connection") in plugin.states
+
+
+async def test_a_restarted_runtime_is_found_again(tmp_path: Path) -> None:
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    runtime = EmbeddedRuntime(path)
+    await runtime.start()
+    # The pause is far longer than the test: the new socket itself must end it.
+    link = link_to(path, plugin, delays=lambda: iter([3600.0, 3600.0]))
+    async with running(link):
+        await runtime.wait_for_plugin()
+        pod = await runtime.run_pod(web())
+        await runtime.stop()
+        await eventually(lambda: link.state is LinkState.DISCONNECTED)
+        await runtime.start()
+        await runtime.wait_for_plugin()
+        assert list(plugin.pods) == [pod.id]
+    await runtime.stop()
+
+
+async def test_the_socket_may_appear_later(tmp_path: Path) -> None:
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with running(link_to(path, plugin)):
+        await eventually(lambda: bool(plugin.states))
+        assert plugin.states[0] == (LinkState.DISCONNECTED, f"{path}: No such file or directory")
+        async with EmbeddedRuntime(path) as runtime:
+            await runtime.wait_for_plugin()
+    # The same failure again and again is told once.
+    assert [state for state, _ in plugin.states].count(LinkState.DISCONNECTED) <= 2
+
+
+@pytest.mark.parametrize(
+    "method", ["Configure", "Synchronize", "CreateContainer", "RunPodSandbox", "StopContainer"]
+)
+async def test_a_runtime_that_dies_in_the_middle_of_a_message(tmp_path: Path, method: str) -> None:
+    plugin = RecordingPlugin(create_container=pinned("2-3"))
+    path = str(tmp_path / "nri.sock")
+    faults = Faults(drop_in=method)
+    async with EmbeddedRuntime(path, faults=faults) as runtime, running(link_to(path, plugin)):
+        await runtime.wait_for_plugin()
+        pod = await runtime.run_pod(web())
+        app = await runtime.create_container(pod.id, pb.Container(name="app"))
+        await runtime.exit_container(app.id)
+        await eventually(lambda: not faults.drop_in)
+        await runtime.wait_for_plugin()
+        again = await runtime.create_container(pod.id, pb.Container(name="again"))
+        assert again.cpus == "2-3"
+        assert any("dropped on purpose" in reason for reason in runtime.closed)
+
+
+async def test_a_mask_the_runtime_does_not_know_is_reduced_the_next_time(tmp_path: Path) -> None:
+    """A build whose version promises more events than it has."""
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    odd = RuntimeProfile(version="v2.2.0", nri_version="", events=0x07FF, per_event=False)
+    async with EmbeddedRuntime(path, profile=odd) as runtime, running(link_to(path, plugin)):
+        await runtime.wait_for_plugin()
+        assert any("invalid plugin events" in reason for reason in runtime.closed)
+        await runtime.run_pod(web())
+    assert plugin.log == ["Configure", "Configure", "Synchronize", "RunPodSandbox web"]
+
+
+async def test_two_plugins_share_a_container_field_by_field(tmp_path: Path) -> None:
+    one = RecordingPlugin(create_container=pinned("2-3"))
+    two = RecordingPlugin(create_container=pinned("", "1"))
+    path = str(tmp_path / "nri.sock")
+    async with (
+        EmbeddedRuntime(path, mems="0-1") as runtime,
+        running(link_to(path, one)),
+        running(link_to(path, two)),
+    ):
+        await runtime.wait_for_plugin(2)
+        pod = await runtime.run_pod(web())
+        app = await runtime.create_container(pod.id, pb.Container(name="app"))
+        assert (app.cpus, app.mems) == ("2-3", "1")
+        two.hooks["create_container"] = pinned("2-3", "1")
+        with pytest.raises(CRIError, match="both tried to set CPUSetCPUs"):
+            await runtime.create_container(pod.id, pb.Container(name="both"))

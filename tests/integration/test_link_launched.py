@@ -1,0 +1,77 @@
+"""A plugin the runtime launched: an inherited descriptor, drop-in configuration, no second life."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from nri_numa.errors import ConfigError
+from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.runtime.embedded import CONTAINERD_1_7, CONTAINERD_2_1, EmbeddedRuntime
+from nri_numa.runtime.nri import LinkState, NRILink, preinstalled_from_environment
+from tests.support.link_bed import eventually
+from tests.support.recording_plugin import RecordingPlugin, adjustment
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_launched_plugin_serves_its_descriptor_and_ends_with_it(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    os.set_inheritable(theirs.fileno(), True)
+    environ = {
+        "NRI_PLUGIN_SOCKET": str(theirs.detach()),
+        "NRI_PLUGIN_NAME": "numapin",
+        "NRI_PLUGIN_IDX": "15",
+    }
+    launched = preinstalled_from_environment(environ)
+    assert launched is not None
+    assert environ == {}
+    assert not os.get_inheritable(launched.descriptor)
+
+    plugin = RecordingPlugin(
+        create_container=lambda _request: pb.CreateContainerResponse(adjust=adjustment("2"))
+    )
+    link = NRILink(plugin, name=launched.name, index=launched.index, descriptor=launched.descriptor)
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path, profile=CONTAINERD_2_1) as runtime:
+        serving = asyncio.create_task(link.run())
+        await runtime.adopt(ours, name="numapin", index="15", config="mode: pack\n")
+        await runtime.wait_for_plugin()
+        assert runtime.plugins == ("15-numapin",)
+        pod = await runtime.run_pod(pb.PodSandbox(name="web"))
+        assert (await runtime.create_container(pod.id, pb.Container(name="a"))).cpus == "2"
+    await asyncio.wait_for(serving, 10)
+    assert plugin.info is not None
+    assert plugin.info.config == "mode: pack\n"
+    assert plugin.states[-1] == (LinkState.STOPPED, "")
+
+
+async def test_an_old_runtime_that_never_synchronises_what_it_launched(tmp_path: Path) -> None:
+    """Active at once, and no empty picture is made up: there may be containers already."""
+    ours, theirs = socket.socketpair()
+    plugin = RecordingPlugin()
+    link = NRILink(plugin, name="numapin", index="10", descriptor=theirs.detach())
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path, profile=CONTAINERD_1_7) as runtime:
+        serving = asyncio.create_task(link.run())
+        await runtime.adopt(ours, name="numapin", index="10")
+        await eventually(lambda: link.state is LinkState.ACTIVE)
+        await runtime.wait_for_plugin()
+        await runtime.run_pod(pb.PodSandbox(name="web"))
+    await asyncio.wait_for(serving, 10)
+    assert plugin.log == ["Configure", "RunPodSandbox web"]
+
+
+async def test_a_descriptor_that_is_no_socket_is_named() -> None:
+    reading, writing = os.pipe()
+    try:
+        link = NRILink(RecordingPlugin(), name="numapin", index="10", descriptor=reading)
+        with pytest.raises(ConfigError, match=f"descriptor {reading} is no socket"):
+            await link.run()
+    finally:
+        os.close(reading)
+        os.close(writing)

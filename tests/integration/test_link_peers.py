@@ -1,0 +1,502 @@
+"""The link against peers that behave in ways no embedded runtime would, and the reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_numa.protocol import events as ev
+from nri_numa.protocol import mux, ttrpc
+from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.protocol.pb import ttrpc_pb2
+from nri_numa.protocol.session import PluginSession
+from nri_numa.protocol.versions import EVENTS_OF_0_2, EVENTS_OF_0_10
+from nri_numa.runtime.embedded import CONTAINERD_1_7, CRIError, EmbeddedRuntime
+from nri_numa.runtime.nri import LinkState, RegistrationRefused, RequestRefused
+from tests.support.link_bed import (
+    RawRuntime,
+    became_active,
+    eventually,
+    link_to,
+    raw_runtime,
+    running,
+)
+from tests.support.recording_plugin import RecordingPlugin, adjustment
+from tests.support.wire import request_frame
+
+pytestmark = pytest.mark.asyncio
+
+
+async def proper(runtime: RawRuntime) -> None:
+    """Be a good runtime until the other side hangs up."""
+    await runtime.register()
+    await runtime.configure()
+    await runtime.synchronize()
+    while True:
+        await runtime.next_event()
+
+
+# --- the runtime misbehaves ----------------------------------------------------------------------
+
+OVERSIZED_FRAME = struct.pack(">II", 1, 0x7FFFFFFF)
+OVERSIZED_MESSAGE = mux.encode_frames(1, struct.pack(">IIBB", 0x7FFFFFFF, 1, 1, 0))
+DATA_FOR_A_RESPONSE = mux.encode_frames(2, ttrpc.encode_message(1, 3, b""))
+OUT_OF_TURN = request_frame(1, "CreateContainer")
+NOISE = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("wire", "detail"),
+    [
+        (OVERSIZED_FRAME, "a frame of 2147483647 bytes"),
+        (OVERSIZED_MESSAGE, "a message of 2147483647 bytes"),
+        (DATA_FOR_A_RESPONSE, "answered by a message of type 3"),
+        (OUT_OF_TURN, "an event is illegal while registering"),
+        (NOISE, "a frame of"),
+    ],
+    ids=["frame", "message", "data", "out-of-turn", "noise"],
+)
+async def test_a_broken_protocol_is_reported_and_the_runtime_dialled_again(
+    tmp_path: Path, wire: bytes, detail: str
+) -> None:
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        if number > 1:
+            await proper(runtime)
+        await runtime.send(wire)
+        assert await runtime.reader.read() != b"", "the registration, and then the end"
+
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with raw_runtime(path, serve), running(link_to(path, plugin)):
+        await eventually(lambda: became_active(plugin))
+    assert plugin.states[1][0] is LinkState.DISCONNECTED
+    assert plugin.states[1][1].startswith("the peer broke the protocol: ")
+    assert detail in plugin.states[1][1]
+
+
+@pytest.mark.parametrize("step", ["connect", "register", "configure", "synchronize", "active"])
+async def test_a_runtime_that_hangs_up_at_any_step_is_dialled_again(
+    tmp_path: Path, step: str
+) -> None:
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        if number > 1:
+            await proper(runtime)
+        if step == "connect":
+            return
+        await runtime.register()
+        if step == "register":
+            return
+        await runtime.configure()
+        if step == "configure":
+            return
+        await runtime.synchronize()
+        if step == "synchronize":
+            return
+        runtime.session.request("CreateContainer", pb.CreateContainerRequest())
+        await runtime.send()
+
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with raw_runtime(path, serve), running(link_to(path, plugin)):
+        times = 2 if step in ("synchronize", "active") else 1
+        await eventually(lambda: became_active(plugin, times))
+
+
+async def test_half_a_message_and_silence_is_waited_for(tmp_path: Path) -> None:
+    """No timeout of ours after Configure: a long container stop may delay Synchronize."""
+    ready = asyncio.Event()
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        await runtime.register()
+        await runtime.configure()
+        runtime.session.request("Synchronize", pb.SynchronizeRequest())
+        data = runtime.session.data_to_send()
+        await runtime.send(data[:20])
+        await ready.wait()
+        await runtime.send(data[20:])
+        await runtime.next_event()
+
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    link = link_to(path, plugin)
+    async with raw_runtime(path, serve), running(link):
+        await eventually(lambda: link.state is LinkState.CONFIGURED)
+        ready.set()
+        await eventually(lambda: became_active(plugin))
+
+
+async def test_a_runtime_that_never_answers_the_registration_is_left(tmp_path: Path) -> None:
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        if number > 1:
+            await proper(runtime)
+        await runtime.reader.read()
+
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    link = link_to(path, plugin, registration_wait=0.02)
+    async with raw_runtime(path, serve), running(link):
+        await eventually(lambda: became_active(plugin))
+    assert (
+        LinkState.DISCONNECTED,
+        "no answer to the registration within 0.02 s",
+    ) in plugin.states
+
+
+async def test_a_refused_registration_is_fatal_when_it_would_repeat_for_ever(
+    tmp_path: Path,
+) -> None:
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        event = await runtime.next_event()
+        assert isinstance(event, ev.RegisterRequested)
+        words = "invalid plugin index: 10" if number == 2 else "out of memory"
+        runtime.session.refuse(event.stream, words)
+        await runtime.send()
+        await runtime.reader.read()
+
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with raw_runtime(path, serve):
+        with pytest.raises(RegistrationRefused, match="10-numapin: invalid plugin index: 10"):
+            await asyncio.wait_for(link_to(path, plugin).run(), 10)
+    assert plugin.states[1] == (
+        LinkState.DISCONNECTED,
+        "registration refused: out of memory (code 2)",
+    )
+    assert plugin.states[-1] == (LinkState.STOPPED, "")
+
+
+async def test_a_configuration_the_handler_refuses_is_fatal(tmp_path: Path) -> None:
+    def refuse(*_: object) -> Any:
+        raise RequestRefused("the drop-in file: unknown key 'cpu'")
+
+    plugin = RecordingPlugin(configured=refuse)
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime:
+        with pytest.raises(RegistrationRefused, match="unknown key 'cpu'"):
+            await asyncio.wait_for(link_to(path, plugin).run(), 10)
+        assert runtime.plugins == ()
+
+
+async def test_events_nobody_ever_has_are_fatal(tmp_path: Path) -> None:
+    """Asking for nothing the runtime knows would become a mask of zero: everything."""
+    path = str(tmp_path / "nri.sock")
+    link = link_to(path, RecordingPlugin(), events=EVENTS_OF_0_10 & ~EVENTS_OF_0_2)
+    async with EmbeddedRuntime(path, profile=CONTAINERD_1_7):
+        with pytest.raises(RegistrationRefused, match="none of the events"):
+            await asyncio.wait_for(link.run(), 10)
+
+
+async def test_a_synchronisation_the_handler_refuses_is_tried_again(tmp_path: Path) -> None:
+    def refuse_once(*_: object) -> list[pb.ContainerUpdate]:
+        if plugin.log.count("Synchronize") == 1:
+            raise RequestRefused("not yet")
+        return []
+
+    plugin = RecordingPlugin(synchronize=refuse_once)
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path), running(link_to(path, plugin)):
+        await eventually(lambda: became_active(plugin))
+    assert any("not yet" in detail for _, detail in plugin.states)
+
+
+async def test_a_synchronisation_that_took_too_long_is_not_trusted(tmp_path: Path) -> None:
+    """Runtimes before NRI 0.7 keep such a connection open and never use it."""
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        await runtime.register()
+        await runtime.configure(pb.ConfigureRequest(request_timeout=20 if number == 1 else 0))
+        await runtime.synchronize()
+        while True:
+            await runtime.next_event()
+
+    def slow_once(*_: object) -> list[pb.ContainerUpdate]:
+        if plugin.log.count("Synchronize") == 1:
+            time.sleep(0.03)
+        return []
+
+    plugin = RecordingPlugin(synchronize=slow_once)
+    path = str(tmp_path / "nri.sock")
+    async with raw_runtime(path, serve), running(link_to(path, plugin)):
+        await eventually(lambda: became_active(plugin))
+    assert any(
+        detail.startswith("synchronisation took") and detail.endswith("the runtime waits 0.02 s")
+        for _, detail in plugin.states
+    )
+
+
+async def test_events_that_were_not_asked_for_are_answered_and_do_nothing(tmp_path: Path) -> None:
+    answers: list[ev.RuntimeEvent] = []
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        await runtime.register()
+        await runtime.configure()
+        await runtime.synchronize()
+        for method, request in (
+            ("PostCreateContainer", pb.PostCreateContainerRequest()),
+            ("StartContainer", pb.StartContainerRequest()),
+            ("PostStartContainer", pb.PostStartContainerRequest()),
+            ("PostUpdatePodSandbox", pb.PostUpdatePodSandboxRequest()),
+            ("ValidateContainerAdjustment", pb.ValidateContainerAdjustmentRequest()),
+            ("Shutdown", pb.Empty()),
+        ):
+            runtime.session.request(method, request)
+            await runtime.send()
+            answers.append(await runtime.next_event())
+        await runtime.reader.read()
+
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with raw_runtime(path, serve), running(link_to(path, plugin)):
+        await eventually(lambda: len(answers) == 6)
+    assert all(
+        isinstance(answer, ev.Answered) and answer.status is None and answer.payload == b""
+        for answer in answers
+    )
+    assert plugin.log == ["Configure", "Synchronize"]
+
+
+async def test_a_flood_of_slices_leaves_memory_flat(tmp_path: Path) -> None:
+    """Ten thousand empty slices, as livelocked runtimes send them, and not one kept."""
+    done = asyncio.Event()
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        await runtime.register()
+        await runtime.configure()
+        flood = [request_frame(3 + 2 * n, "Synchronize", b"\x18\x01") for n in range(10_000)]
+        answers = 0
+
+        async def count_answers() -> None:
+            nonlocal answers
+            while answers < 10_000 * 22 - 100:
+                answers += len(await runtime.reader.read(1 << 16))
+
+        counting = asyncio.create_task(count_answers())
+        for start in range(0, len(flood), 100):
+            await runtime.send(b"".join(flood[start : start + 100]))
+        await counting
+        done.set()
+        await runtime.reader.read()
+
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with raw_runtime(path, serve), running(link_to(path, plugin)):
+        tracemalloc.start()
+        try:
+            await asyncio.wait_for(done.wait(), 30)
+            held = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+    assert held < 8 << 20
+
+
+async def test_a_runtime_that_does_not_read_its_answers_is_not_served_for_ever(
+    tmp_path: Path,
+) -> None:
+    """Answers pile up on our side only as far as the limit; then requests are left unread."""
+    total, size = 400, 200_000
+    stalled = asyncio.Event()
+    resume = asyncio.Event()
+    answered = 0
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        nonlocal answered
+        await runtime.register()
+        await runtime.configure()
+        await runtime.synchronize()
+        sock = runtime.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        runtime.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        for number in range(total):
+            runtime.writer.write(request_frame(5 + 2 * number, "CreateContainer"))
+        stalled.set()
+        await resume.wait()
+        runtime.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        received = 0
+        while received < total * size:
+            received += len(await runtime.reader.read(1 << 20))
+        answered = received
+        await runtime.reader.read()
+
+    response = pb.CreateContainerResponse(adjust=adjustment("1"))
+    response.adjust.annotations["k"] = "x" * size
+    plugin = RecordingPlugin(create_container=lambda _request: response)
+    path = str(tmp_path / "nri.sock")
+    link = link_to(path, plugin)
+    async with raw_runtime(path, serve), running(link):
+        await asyncio.wait_for(stalled.wait(), 10)
+        served = -1
+        while served != len(plugin.log):  # until nothing moves any more
+            served = len(plugin.log)
+            await asyncio.sleep(0.05)
+        assert len(plugin.log) - 2 < total
+        resume.set()
+        await eventually(lambda: answered >= total * size)
+        assert len(plugin.log) - 2 == total
+
+
+# --- the plugin misbehaves -----------------------------------------------------------------------
+
+
+class RawPlugin:
+    """A plugin written by hand.
+
+    Attributes:
+        session: the protocol state of its connection.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.session = PluginSession()
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes = b"") -> None:
+        self.writer.write(self.session.data_to_send() + data)
+        await self.writer.drain()
+
+    async def next_event(self) -> Any:
+        while (event := self.session.next_event()) is None:
+            data = await self.reader.read(1 << 16)
+            if not data:
+                raise EOFError
+            self.session.receive_data(data)
+        return event
+
+    async def activate(self, *, mask: int = 0x0008) -> None:
+        self.session.register("raw", "20")
+        await self.send()
+        while True:
+            event = await self.next_event()
+            if isinstance(event, ev.ConfigureRequested):
+                self.session.reply(event.stream, pb.ConfigureResponse(events=mask))
+                await self.send()
+            elif isinstance(event, ev.SynchronizeRequested):
+                self.session.reply(event.stream)
+                await self.send()
+                return
+
+
+@asynccontextmanager
+async def raw_plugin(path: str) -> AsyncIterator[RawPlugin]:
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        yield RawPlugin(reader, writer)
+    finally:
+        writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+async def create(runtime: EmbeddedRuntime) -> str:
+    """Create a container; returns its CPUs."""
+    pod = await runtime.run_pod(pb.PodSandbox(name="web"))
+    return (await runtime.create_container(pod.id, pb.Container(name="app"))).cpus
+
+
+async def test_a_plugin_that_never_answers_is_dropped_and_the_container_made_without_it(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "nri.sock")
+    async with (
+        EmbeddedRuntime(path, request_timeout=0.05) as runtime,
+        raw_plugin(path) as plugin,
+    ):
+        await plugin.activate()
+        await runtime.wait_for_plugin()
+        assert await create(runtime) == "0-3"
+        assert runtime.plugins == ()
+        await eventually(lambda: len(runtime.closed) == 1)
+        assert "no answer to CreateContainer" in runtime.closed[0]
+
+
+async def test_a_plugin_that_answers_with_data_is_dropped(tmp_path: Path) -> None:
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime, raw_plugin(path) as plugin:
+        await plugin.activate()
+        await runtime.wait_for_plugin()
+        creating = asyncio.create_task(create(runtime))
+        event = await plugin.next_event()
+        await plugin.send(mux.encode_frames(1, ttrpc.encode_message(event.stream, 3, b"")))
+        assert await creating == "0-3"
+        assert any("type 3" in reason for reason in runtime.closed)
+
+
+async def test_an_unreadable_answer_fails_the_creation_and_keeps_the_plugin(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime, raw_plugin(path) as plugin:
+        await plugin.activate()
+        await runtime.wait_for_plugin()
+        creating = asyncio.create_task(create(runtime))
+        event = await plugin.next_event()
+        body = ttrpc_pb2.Response(payload=b"\xff").SerializeToString()
+        await plugin.send(mux.encode_frames(1, ttrpc.encode_message(event.stream, 2, body)))
+        with pytest.raises(CRIError, match="unreadable response"):
+            await creating
+        assert runtime.plugins == ("20-raw",)
+
+
+@pytest.mark.parametrize("mask", [0x4000, -1])
+async def test_an_event_mask_nobody_knows_is_refused(tmp_path: Path, mask: int) -> None:
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime, raw_plugin(path) as plugin:
+        with pytest.raises(EOFError):
+            await plugin.activate(mask=mask)
+        assert any("invalid plugin events" in reason for reason in runtime.closed)
+
+
+async def test_a_silent_connection_is_closed_after_the_registration_timeout(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "nri.sock")
+    async with (
+        EmbeddedRuntime(path, registration_timeout=0.02) as runtime,
+        raw_plugin(path) as plugin,
+    ):
+        assert await plugin.reader.read() == b""
+        assert list(runtime.closed) == ["-: no registration"]
+
+
+async def test_a_bad_index_is_refused_and_the_socket_left_open(tmp_path: Path) -> None:
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path) as runtime, raw_plugin(path) as plugin:
+        plugin.session.register("raw", "20")
+        good = plugin.session.data_to_send()
+        await plugin.send(good.replace(b"\x12\x0220", b"\x12\x022x"))
+        refused = await plugin.next_event()
+        assert isinstance(refused, ev.RegistrationRefused)
+        assert "invalid plugin" in refused.status.message
+        assert list(runtime.closed) == []
+
+
+async def test_a_plugin_that_does_not_echo_a_slice_is_dropped(tmp_path: Path) -> None:
+    path = str(tmp_path / "nri.sock")
+    async with EmbeddedRuntime(path, slice_objects=1) as runtime:
+        for _ in range(2):
+            await create(runtime)
+        reader, writer = await asyncio.open_unix_connection(path)
+        session = PluginSession()
+        session.register("raw", "20")
+        writer.write(session.data_to_send())
+        # By hand, since a session of ours would not forget to echo.
+        mask = ttrpc.encode_message(1, 2, b"\x12\x02\x10\x08")
+        for method, answer in (
+            (b"Configure", mask),
+            (b"Synchronize", ttrpc.encode_message(3, 2, b"")),
+        ):
+            received = b""
+            while method not in received:
+                received += await reader.read(1 << 16)
+            writer.write(mux.encode_frames(1, answer))
+        while await reader.read(1 << 16):
+            pass
+        writer.transport.abort()
+        assert any("split sync requests" in reason for reason in runtime.closed)

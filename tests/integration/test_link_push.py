@@ -1,0 +1,288 @@
+"""Updates nobody asked for: the right way for each runtime, one at a time, never from a handler."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_numa.errors import LocalProtocolError
+from nri_numa.protocol import events as ev
+from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.protocol.versions import EVENTS_OF_0_2, PushPath
+from nri_numa.runtime.embedded import (
+    CONTAINERD_1_7,
+    CONTAINERD_2_1,
+    CONTAINERD_2_4,
+    CRI_O_1_35,
+    EmbeddedContainer,
+    EmbeddedRuntime,
+    RuntimeProfile,
+)
+from nri_numa.runtime.nri import NRILink
+from tests.support.link_bed import (
+    RawRuntime,
+    became_active,
+    eventually,
+    link_to,
+    raw_runtime,
+    running,
+)
+from tests.support.recording_plugin import RecordingPlugin, update
+
+pytestmark = pytest.mark.asyncio
+
+OLD_CONTAINERD = RuntimeProfile(
+    version="1.7.13",
+    nri_version="",
+    tells_timeouts=False,
+    events=EVENTS_OF_0_2,
+    per_event=False,
+)
+
+
+async def started(runtime: EmbeddedRuntime) -> EmbeddedContainer:
+    """Return a running container."""
+    pod = await runtime.run_pod(pb.PodSandbox(name="web"))
+    container = await runtime.create_container(pod.id, pb.Container(name="app"))
+    await runtime.start_container(container.id)
+    return container
+
+
+@pytest.mark.parametrize(
+    ("profile", "path"),
+    [
+        (CONTAINERD_2_4, PushPath.UPDATE_CONTAINERS),
+        (CONTAINERD_2_1, PushPath.ONE_SHOT),
+        (CONTAINERD_1_7, PushPath.ONE_SHOT),
+        (CRI_O_1_35, PushPath.ONE_SHOT),
+    ],
+    ids=["containerd-2.4", "containerd-2.1", "containerd-1.7", "cri-o-1.35"],
+)
+async def test_a_push_arrives_by_the_way_that_is_safe(
+    tmp_path: Path, profile: RuntimeProfile, path: PushPath
+) -> None:
+    """Plain UpdateContainers may hang the runtime before NRI 0.12.1 (containerd#13733)."""
+    plugin = RecordingPlugin()
+    socket_path = str(tmp_path / "nri.sock")
+    link = link_to(socket_path, plugin)
+    async with EmbeddedRuntime(socket_path, profile=profile) as runtime, running(link):
+        await runtime.wait_for_plugin()
+        container = await started(runtime)
+        log = list(plugin.log)
+        result = await link.push([update(container.id, "1-2", "0")])
+        assert (result.ok, result.path, result.detail) == (True, path, "")
+        assert (container.cpus, container.mems) == ("1-2", "0")
+        # The main connection notices nothing, and the second one is gone.
+        assert plugin.log == log
+        await eventually(lambda: runtime.plugins == ("10-numapin",))
+        used = {call.plugin for call in runtime.calls}
+        assert ("10-numapin-push" in used) is (path is PushPath.ONE_SHOT)
+
+
+async def test_nothing_is_pushed_where_no_way_is_safe(tmp_path: Path) -> None:
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    link = link_to(path, plugin)
+    async with EmbeddedRuntime(path, profile=OLD_CONTAINERD) as runtime, running(link):
+        await runtime.wait_for_plugin()
+        container = await started(runtime)
+        result = await link.push([update(container.id, "1")])
+        assert (result.ok, result.path) == (False, PushPath.NONE)
+        assert "no way to push is safe" in result.detail
+        assert container.cpus == "0-3"
+
+
+async def test_a_push_from_inside_a_handler_is_refused_here(tmp_path: Path) -> None:
+    """The runtime would wait for the handler, and the handler for the runtime."""
+    caught: list[BaseException] = []
+
+    def push(_request: object) -> pb.CreateContainerResponse:
+        try:
+            coroutine = link.push([])
+        except LocalProtocolError as error:
+            caught.append(error)
+        else:
+            coroutine.close()
+        return pb.CreateContainerResponse()
+
+    plugin = RecordingPlugin(create_container=push)
+    path = str(tmp_path / "nri.sock")
+    link = link_to(path, plugin)
+    async with EmbeddedRuntime(path) as runtime, running(link):
+        await runtime.wait_for_plugin()
+        await started(runtime)
+        assert len(caught) == 1
+        assert (await link.push([])).ok
+
+
+async def test_a_push_without_a_link_is_reported_and_not_raised(tmp_path: Path) -> None:
+    link = link_to(str(tmp_path / "nri.sock"), RecordingPlugin())
+    result = await link.push([update("c", "1")])
+    assert (result.ok, result.path, result.detail) == (
+        False,
+        PushPath.NONE,
+        "the link is disconnected",
+    )
+
+
+async def test_failures_the_runtime_reports_are_handed_on(tmp_path: Path) -> None:
+    path = str(tmp_path / "nri.sock")
+    for as_list in (False, True):
+        plugin = RecordingPlugin()
+        link = link_to(path, plugin)
+        profile = RuntimeProfile(update_failures_as_list=as_list)
+        async with EmbeddedRuntime(path, profile=profile) as runtime, running(link):
+            await runtime.wait_for_plugin()
+            good, bad = await started(runtime), await started(runtime)
+            result = await link.push([update(bad.id, "99"), update(good.id, "1")])
+            assert (good.cpus, bad.cpus) == ("1", "0-3")  # the others are still applied
+            assert result.ok is as_list
+            if as_list:
+                assert [failed.container_id for failed in result.failed] == [bad.id]
+            else:
+                assert result.detail == "NRI update of some containers failed (code 2)"
+
+
+async def test_pushes_wait_for_each_other_and_for_their_interval(tmp_path: Path) -> None:
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    link = link_to(path, plugin, push_interval=0.03)
+    async with EmbeddedRuntime(path) as runtime, running(link):
+        await runtime.wait_for_plugin()
+        container = await started(runtime)
+        begun = asyncio.get_running_loop().time()
+        results = await asyncio.gather(
+            *(link.push([update(container.id, cpus)]) for cpus in ("0", "1", "2"))
+        )
+        assert all(result.ok for result in results)
+        assert container.cpus == "2"  # in the order they were called
+        assert asyncio.get_running_loop().time() - begun >= 0.06
+
+
+async def test_a_storm_of_events_and_pushes_ends_well(tmp_path: Path) -> None:
+    """On an emulated containerd 2.1: creations go on while the second registrations come."""
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    link = link_to(path, plugin)
+    async with EmbeddedRuntime(path, profile=CONTAINERD_2_1) as runtime, running(link):
+        await runtime.wait_for_plugin()
+        target = await started(runtime)
+
+        async def create(number: int) -> None:
+            container = await runtime.create_container(
+                target.pod_id, pb.Container(name=f"c{number}")
+            )
+            await runtime.remove_container(container.id)
+
+        creating = asyncio.gather(*(create(number) for number in range(50)))
+        results = await asyncio.gather(
+            *(link.push([update(target.id, str(n % 4))]) for n in range(5))
+        )
+        await creating
+        assert [result.ok for result in results] == [True] * 5
+        assert target.cpus == "0"
+        assert plugin.log.count("Configure") == 1
+        assert sum(entry.startswith("CreateContainer c") for entry in plugin.log) == 50
+
+
+def describe(minor: int) -> pb.ConfigureRequest:
+    return pb.ConfigureRequest(
+        runtime_name="containerd",
+        runtime_version="v2.4.0",
+        NRI_version=f"v0.12.{minor}",
+        request_timeout=2000,
+    )
+
+
+async def push_once(link: NRILink, plugin: RecordingPlugin) -> Any:
+    async with running(link):
+        await eventually(lambda: became_active(plugin))
+        return await link.push([update("c", "1")])
+
+
+async def test_a_runtime_that_never_answers_a_push_costs_one_timeout(tmp_path: Path) -> None:
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        await runtime.register()
+        await runtime.configure(describe(2))
+        await runtime.synchronize()
+        await runtime.reader.read()
+
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with raw_runtime(path, serve):
+        result = await push_once(link_to(path, plugin, push_timeout=0.02), plugin)
+    assert (result.ok, result.detail) == (False, "no answer within 0.02 s")
+
+
+async def test_a_link_that_breaks_during_a_push_ends_it(tmp_path: Path) -> None:
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        await runtime.register()
+        await runtime.configure(describe(2))
+        await runtime.synchronize()
+        event = await runtime.next_event()
+        assert isinstance(event, ev.UpdateContainersRequested)
+
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with raw_runtime(path, serve):
+        result = await push_once(link_to(path, plugin), plugin)
+    assert (result.ok, result.detail) == (False, "the link broke before the answer came")
+
+
+@pytest.mark.parametrize(
+    ("fault", "detail"),
+    [
+        ("refuse", "the second registration was refused: invalid plugin (code 2)"),
+        ("hang up", "the second connection ended: "),
+        ("silence", "the runtime did not synchronise the second registration within 0.2 s"),
+        ("event first", ""),
+        ("gone", "No such file or directory"),
+    ],
+)
+async def test_what_can_happen_to_a_second_registration(
+    tmp_path: Path, fault: str, detail: str
+) -> None:
+    path = str(tmp_path / "nri.sock")
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        if number == 1:
+            await runtime.register()
+            await runtime.configure(describe(0))
+            await runtime.synchronize()
+            if fault == "gone":
+                Path(path).unlink()
+            await runtime.reader.read()
+        elif fault == "refuse":
+            event = await runtime.next_event()
+            assert isinstance(event, ev.RegisterRequested)
+            runtime.session.refuse(event.stream, "invalid plugin")
+            await runtime.send()
+            await runtime.reader.read()
+        elif fault == "silence":
+            await runtime.reader.read()
+            await runtime.reader.read()
+        elif fault == "event first":
+            await runtime.register()
+            assert await runtime.configure(describe(0)) == 0x0004
+            runtime.session.request("RemovePodSandbox", pb.RemovePodSandboxRequest())
+            await runtime.send()
+            await runtime.next_event()
+            runtime.session.request("Synchronize", pb.SynchronizeRequest())
+            await runtime.send()
+            answer = await runtime.next_event()
+            assert isinstance(answer, ev.Answered)
+            (sent,) = pb.SynchronizeResponse.FromString(answer.payload).update
+            assert (sent.container_id, sent.ignore_failure) == ("c", True)
+            await runtime.reader.read()
+
+    plugin = RecordingPlugin()
+    async with raw_runtime(path, serve):
+        link = link_to(path, plugin, push_timeout=0.2 if fault == "silence" else 10.0)
+        result = await push_once(link, plugin)
+    assert result.path is PushPath.ONE_SHOT
+    assert result.ok is (fault == "event first")
+    assert detail in result.detail
+    assert bool(detail) is bool(result.detail)

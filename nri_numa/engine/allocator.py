@@ -178,7 +178,8 @@ class _Take:
             partners(request.load, request.loads) if request.smt is SMT.PAIR else Partners()
         )
         inside = self._inside()
-        self.regions = (inside,) if request.strict else (inside, ix.all & ~inside)
+        elsewhere = 0 if request.strict else ix.all & ~inside
+        self.regions = (inside, elsewhere) if elsewhere else (inside,)
         self.room = self.free & (inside if request.strict else ix.all)
 
     def _inside(self) -> int:
@@ -266,7 +267,7 @@ class _Take:
 
     def _threads_of_cores(self) -> None:
         for region in self.regions:
-            for zone in self._narrowest_first(region):
+            for zone in self._narrowest_first(region) if self.needed else ():
                 for isolation in (self.good_isolation | self.prefer, self.ix.all):
                     while self.needed and (candidates := self._next(zone & isolation)):
                         n = min(self.needed, candidates.bit_count())
@@ -293,7 +294,14 @@ class _Take:
         """
         ix, zone = self.ix, self.free & region & self.good_isolation
         best = self._next(zone)
-        if self.kubelet or self.prefer or self.request.smt is SMT.ISOLATE or not best:
+        if (
+            self.kubelet
+            or self.prefer
+            or self.request.smt is SMT.ISOLATE
+            or not best
+            # The usual case: one NUMA node has enough of the best kind.
+            or (not self.held and self._fits_one_numa_node(best))
+        ):
             yield region
             return
         cores = ix.touched(zone) & ~ix.touched(self.taken)
@@ -308,6 +316,9 @@ class _Take:
             yield region & ~inside
         else:
             yield region
+
+    def _fits_one_numa_node(self, candidates: int) -> bool:
+        return any((candidates & u.bits).bit_count() >= self.needed for u in self.ix.numa)
 
     def _numa_nodes_for(self, candidates: int) -> int:
         """Positions of the NUMA nodes that would give all that is missing; 0 when none can."""

@@ -29,7 +29,7 @@ def parse_load(text: str) -> Load:
         return LOW
     busy: list[tuple[int, int]] = []
     for item in text.split(","):
-        start, end = _interval(item.strip(), text)
+        start, end = _interval(item, text)
         if start < end:
             busy.append((start, end))
         else:

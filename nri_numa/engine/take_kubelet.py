@@ -22,11 +22,11 @@ MOST_NUMA_NODES = 8
 def cores_in_order(index: AllocatorIndex, free: int) -> Iterator[Unit]:
     """Cores with something free, in the nested order: most used units first, then by id."""
     if _numa_first(index):
-        for s in _sockets(index, free):
-            yield from _sorted(index.socket_cores[s], free)
+        units = [index.socket_cores[s] for s in _sockets(index, free)]
     else:
-        for p in _numa_nodes(index, free):
-            yield from _sorted(index.numa_cores[p], free)
+        units = [index.numa_cores[p] for p in _numa_nodes(index, free)]
+    for cores in units:
+        yield from _sorted(cores, free)
 
 
 def take_packed(index: AllocatorIndex, free: int, n: int, *, align_l3: bool = False) -> int:

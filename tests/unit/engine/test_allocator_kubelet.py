@@ -206,6 +206,7 @@ def test_half_a_core_inside_the_affinity_does_not_break_a_core_outside() -> None
     topology = machines.dual_adjacent()
     chosen = take(topology, 4, smt=SMT.FULL_CORE, affinity=NUMASet([1]), without="9-13")
     assert chosen == "0-1,14-15"
+    assert take(topology, 2, smt=SMT.FULL_CORE, affinity=NUMASet([1])) == "8-9"
 
 
 def test_cores_are_judged_by_the_machines_average() -> None:

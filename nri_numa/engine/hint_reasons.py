@@ -9,15 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from nri_numa.engine.counting import hints_by_index, reachable_masks, result_class, spread_masks
 from nri_numa.engine.families import Family, families_of
 from nri_numa.engine.hints import Demand, DeviceDemand, FixedHints, Hint, ResourceDemand
-from nri_numa.engine.merge import (
-    hints_by_index,
-    preferred_mask,
-    reachable_masks,
-    result_class,
-    spread_masks,
-)
+from nri_numa.engine.merge import preferred_mask
 from nri_numa.engine.search import Distances, Order, Steps, best_mask
 from nri_numa.engine.workload import Policy
 from nri_numa.topology.cpuset import NUMASet
@@ -190,8 +185,10 @@ def _free_text(numa_nodes: Sequence[NodeAmount], unit: str) -> str:
     return "; ".join(parts)
 
 
-def _some_masks(family: Family, problem: Problem, order: Order) -> tuple[list[int], int | None]:
-    """Some masks of a family, narrowest first, and how many there are."""
+def _some_masks(
+    family: Family, problem: Problem, order: Order
+) -> tuple[list[int], int, int | None]:
+    """Some masks of a family, narrowest first; the least width; and how many there are."""
     if problem.small:
         masks = spread_masks(problem.numa_ids.bits)
         found = [
@@ -201,7 +198,7 @@ def _some_masks(family: Family, problem: Problem, order: Order) -> tuple[list[in
         ]
         # Order: width, then the tie-break.
         found.sort(key=lambda m: (m.bit_count(), order.key(m)))
-        return found[:SAMPLES], len(found)
+        return found[:SAMPLES], found[0].bit_count(), len(found)
     steps = problem.steps()
     width = family.narrowest(steps)
     found = [m for m in family.explicit() if m.bit_count() == width and family.contains(m)]
@@ -211,7 +208,7 @@ def _some_masks(family: Family, problem: Problem, order: Order) -> tuple[list[in
         if mask is not None and mask not in found:
             found.append(mask)
     found.sort(key=order.key)
-    return found[:SAMPLES], None
+    return found[:SAMPLES], width, None
 
 
 def summarize(problem: Problem) -> tuple[ResourceSummary, ...]:
@@ -231,13 +228,13 @@ def summarize(problem: Problem) -> tuple[ResourceSummary, ...]:
             numa_nodes=amounts,
         )
         if family.nil is None:
-            masks, count = _some_masks(family, problem, order)
+            masks, width, count = _some_masks(family, problem, order)
             hints = [Hint(NUMASet.from_bits(m), family.prefers(m)) for m in masks]
             summary = replace(
                 summary,
                 wish=Wish.MASKS,
                 preferred_width=family.width,
-                narrowest_width=min(m.bit_count() for m in masks),
+                narrowest_width=width,
                 hints=tuple(hints),
                 hint_count=count,
             )

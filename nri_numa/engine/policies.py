@@ -64,7 +64,10 @@ class Alignment:
     @cached_property
     def reason(self) -> str:
         """Why it came out so, in one sentence without a full stop."""
-        return reason(self.problem, self.affinity, self.preferred)
+        text = reason(self.problem, self.affinity, self.preferred)
+        if self.exact:
+            return text
+        return f"{text} (the best found in {self.steps} steps; a better one may exist)"
 
     @cached_property
     def resources(self) -> tuple[ResourceSummary, ...]:

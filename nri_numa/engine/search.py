@@ -169,6 +169,18 @@ class Distances:
         return total
 
 
+def closeness(mask: int, order: Order, distances: Distances | None) -> tuple[int, tuple[int, ...]]:
+    """Order of masks of one width: distance, then tie-break."""
+    return (0 if distances is None else distances.total(mask), order.key(mask))
+
+
+def pick(masks: Sequence[int], order: Order, distances: Distances | None) -> int:
+    """The best of some masks of one width."""
+    if len(masks) == 1:
+        return masks[0]
+    return min(masks, key=lambda m: closeness(m, order, distances))
+
+
 @dataclass(slots=True)
 class Cover:
     """What a mask must have.

@@ -105,6 +105,7 @@ class _Sink:
     def __init__(self) -> None:
         self.render: Callable[[Event], str] = render_logfmt
         self.write: Callable[[str, str], None] = _stderr_writer(sys.stderr, journal=False)
+        self.close: Callable[[], None] = _nothing
         self.loop: _Scheduler | None = None
         self.queue: deque[Event] = deque()
 
@@ -191,15 +192,16 @@ def setup(
     """
     _sink.flush()
     set_level(level)
-    if file:
-        opened = open(file, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # kept open
-        _sink.write = _stderr_writer(opened, journal=False)
+    opened = open(file, "a", encoding="utf-8") if file else None  # noqa: SIM115  # kept open
+    _sink.close()
+    if opened is not None:
+        _sink.write, _sink.close = _stderr_writer(opened, journal=False), opened.close
         journal = False
     elif stream is None and _is_null(sys.stderr) and os.path.exists(_JOURNAL_SOCKET):
-        _sink.write = _journal_writer(_JOURNAL_SOCKET)
+        _sink.write, _sink.close = _journal_writer(_JOURNAL_SOCKET)
         journal = True
     else:
-        target = stream or sys.stderr
+        target, _sink.close = stream or sys.stderr, _nothing
         journal = _is_journal(target)
         _sink.write = _stderr_writer(target, journal=journal)
     if format == "json":
@@ -233,7 +235,11 @@ def _write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def _journal_writer(path: str) -> Callable[[str, str], None]:
+def _nothing() -> None:
+    """Nothing to close."""
+
+
+def _journal_writer(path: str) -> tuple[Callable[[str, str], None], Callable[[], None]]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     sock.setblocking(False)
 
@@ -242,7 +248,7 @@ def _journal_writer(path: str) -> Callable[[str, str], None]:
         fields = f"MESSAGE={line}\nPRIORITY={_PRIORITY[level]}\nSYSLOG_IDENTIFIER=nri-numa\n"
         sock.sendto(fields.encode(), path)
 
-    return write
+    return write, sock.close
 
 
 def _is_null(stream: TextIO) -> bool:

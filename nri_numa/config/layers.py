@@ -351,8 +351,14 @@ def merge_text(
 
 def effective(config: AgentConfig) -> Document:
     """The whole configuration as a document, defaults included."""
-    document: Document = msgspec.to_builtins(config, str_keys=True)
-    return document
+    return dict(_lists(msgspec.to_builtins(config, str_keys=True)))
+
+
+def _lists(value: Any) -> Any:
+    """Lists for tuples, which neither YAML nor JSON know."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def changes(old: AgentConfig, new: AgentConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:

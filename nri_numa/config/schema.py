@@ -37,12 +37,17 @@ def schema() -> dict[str, Any]:
         definitions["AgentConfig"]["properties"][name]["propertyNames"] = {
             "pattern": "^[0-9]{1,4}$"
         }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "urn:nri-numa:v1:AgentConfig",
-        "title": "nri-numa AgentConfig",
-        **made,
-    }
+    document: dict[str, Any] = json.loads(  # as a reader of the file sees it: lists, no tuples
+        json.dumps(
+            {
+                "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "$id": "urn:nri-numa:v1:AgentConfig",
+                "title": "nri-numa AgentConfig",
+                **made,
+            }
+        )
+    )
+    return document
 
 
 def structural_problems(document: Mapping[str, Any]) -> tuple[list[str], AgentConfig | None]:
@@ -50,7 +55,7 @@ def structural_problems(document: Mapping[str, Any]) -> tuple[list[str], AgentCo
     from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator(schema())
-    found: list[tuple[tuple[str, ...], str]] = []
+    found: list[str] = []
     rest = copy.deepcopy(dict(document))
     errors = sorted(
         validator.iter_errors(document), key=lambda e: [str(p) for p in e.absolute_path]
@@ -58,15 +63,16 @@ def structural_problems(document: Mapping[str, Any]) -> tuple[list[str], AgentCo
     for error in errors:
         path = list(error.absolute_path)
         for where, message in _explain(error):
-            found.append((tuple(map(str, where)), f"{dotted(where)}: {message}"))
+            found.append(f"{dotted(where)}: {message}")
             _remove(rest, [*path, where[-1]] if len(where) > len(path) else path)
     try:
         config = msgspec.convert(rest, AgentConfig, strict=True, str_keys=True)
     except msgspec.ValidationError as error:
         config = None
         if not found:  # the two must not disagree, but an operator needs a reason in any case
-            found.append(((), f"{error}"))
-    return [message for _, message in found], config
+            message, _, at = str(error).partition(" - at `$.")
+            found.append(f"{at.rstrip('`') or 'document'}: {message}")
+    return found, config
 
 
 def dotted(path: list[Any]) -> str:
@@ -97,9 +103,6 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
                 yield [*path, key], f"unknown key{hint}"
     elif "propertyNames" in error.absolute_schema_path:
         yield [*path, value], "expected the number of a NUMA node as key"
-    elif rule == "required":
-        missing = [name for name in error.validator_value if name not in value]
-        yield path, f"misses {', '.join(missing)}"
     elif rule in ("enum", "const"):
         allowed = error.validator_value if rule == "enum" else [error.validator_value]
         near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=1)

@@ -1,5 +1,7 @@
 """Reads YAML as people mean it: the core schema of YAML 1.2, and no key twice.
 
+Infinity and *not a number* are no settings of anything, so ``.inf`` and ``.nan`` stay texts.
+
 PyYAML follows YAML 1.1, where ``on`` is true, ``010`` is eight and ``10:30`` is 630, and keeps the
 last of two equal keys without a word. Each of these turns a typing slip into another setting.
 """
@@ -15,9 +17,10 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NULL = re.compile(r"~|null|Null|NULL|")
 _MAX_INT_DIGITS = 18
+MAX_DEPTH = 64
 
 
 class YAMLProblem(ValueError):
@@ -36,8 +39,7 @@ def _int(loader: Any, node: Any) -> int | str:
 
 
 def _float(loader: Any, node: Any) -> float:
-    text = loader.construct_scalar(node)
-    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+    return float(loader.construct_scalar(node))
 
 
 def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
@@ -74,6 +76,7 @@ def parse(text: str) -> Any:
         YAMLProblem: when it is not YAML, has a key twice, or holds several documents.
     """
     try:
+        _limit_depth(text)
         return yaml.load(text, Loader=_Loader)  # noqa: S506  # derived from the safe loader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -81,5 +84,15 @@ def parse(text: str) -> Any:
         raise YAMLProblem(f"{where}{error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise YAMLProblem(" ".join(str(error).split())) from error
-    except RecursionError as error:
-        raise YAMLProblem("is nested too deeply") from error
+
+
+def _limit_depth(text: str) -> None:
+    """Refuse what would run libyaml's composer, which calls itself, out of its stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Base):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise YAMLProblem(f"is nested more than {MAX_DEPTH} levels deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1

@@ -55,6 +55,7 @@ def admit(
     container: Container,
     reading: Reading | None = None,
     now: float = 0.0,
+    held: CPUSet = NO_CPUS,
 ) -> Decision:
     """Decide about one container that is being created.
 
@@ -68,6 +69,7 @@ def admit(
         container: the container.
         reading: what the kernel has left, when known.
         now: Unix time in seconds, recorded with the allocation.
+        held: CPUs that a running stranger has; it keeps those of them it can own.
 
     Returns:
         `Admitted` with the new state, or `Refused` with the reason. Raises only for bugs.
@@ -96,7 +98,9 @@ def admit(
             placed = Failed(reason=asked.reason, message=asked.message, rule=asked.expected)
         else:
             wanted = asked
-            placed = place(machine, state, pod, container, wishes, asked, reading)
+            if len(held) > asked.exclusive_cpus:
+                held = NO_CPUS
+            placed = place(machine, state, pod, container, wishes, asked, reading, held)
         if isinstance(placed, Failed) and ladder(wishes) is OnFailure.UNPINNED:
             placed = replace(
                 _unbound(container, wishes),

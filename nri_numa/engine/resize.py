@@ -104,9 +104,8 @@ def _resize_unbound(
     taken = wanted & (state.owned | state.idle)
     if taken:
         pool = state.pool(machine.topology, machine.settings)
-        cpus = wanted - taken if wanted - taken else pool
-        own = ContainerUpdate(container_id=allocation.container_id, cpus=str(cpus))
-        step = f"CPUs {taken} belong to others: {cpus} instead of {asked.cpus}"
+        own = ContainerUpdate(container_id=allocation.container_id, cpus=str(pool))
+        step = f"CPUs {taken} belong to others: {pool} instead of {asked.cpus}"
         return Resized(state=state, own=own, trace=replace(trace, steps=(step,)))
     foreign = replace(
         allocation,

@@ -23,7 +23,7 @@ from nri_numa.engine.state import (
     effective_cpus,
 )
 from nri_numa.engine.workload import Container, PodSandbox, Policy
-from nri_numa.topology.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.topology.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 
 
 def resync(
@@ -63,7 +63,8 @@ def resync(
     decisions: list[Decision] = []
     for container in sorted(strangers, key=lambda c: (by_pod[c.pod_id].full_name, c.name, c.id)):
         pod = by_pod[container.pod_id]
-        decision = admit(machine, state, pod, container, reading, now)
+        held = _ownable(machine, state, container)
+        decision = admit(machine, state, pod, container, reading, now, held)
         decisions.append(decision)
         if isinstance(decision, Refused):
             problems.append(f"started while we were away and stays unpinned: {decision.message}")
@@ -181,6 +182,16 @@ def _from_annotation(text: str, pod: PodSandbox, container: Container) -> Alloca
         reason=reason,
         quota=0 if resources.cpu_quota == NO_QUOTA and owned else None,
     )
+
+
+def _ownable(machine: Machine, state: NodeState, container: Container) -> CPUSet:
+    """CPUs a running stranger has, if it could own all of them."""
+    try:
+        cpus = CPUSet.parse(container.resources.cpus)
+    except ListFormatError:
+        return NO_CPUS
+    free = state.pool(machine.topology, machine.settings) - machine.settings.reserved_cpus
+    return cpus if cpus <= free - state.listed_cpus() else NO_CPUS
 
 
 def _unpinned(pod: PodSandbox, container: Container, refused: Refused, now: float) -> Allocation:

@@ -1,0 +1,236 @@
+"""Random lives of pods on several machines: invariants hold after every step.
+
+Create, refuse, stop, stop twice, resize, foreign cpusets, crashes of the agent at either side of a
+write, runtime restarts, gap containers, CPUs going away; at the end every CPU is back.
+"""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from nri_numa.engine.decision import Refused
+from nri_numa.engine.settings import CPUOrder, Settings
+from nri_numa.engine.workload import QoSClass, Resources, Strategy
+from nri_numa.topology.cpuset import CPUSet
+from tests.support import machines
+from tests.support.world import PREFIX, World, container, pod, resources
+
+MACHINES = [
+    machines.single_smt,
+    machines.single_no_smt,
+    machines.dual_smt,
+    machines.dual_alternating,
+    machines.snc_smt,
+    machines.snc_asymmetric,
+]
+
+annotations = st.fixed_dictionaries(
+    {},
+    optional={
+        "policy": st.sampled_from(["none", "best-effort", "restricted", "single-numa-node"]),
+        "scope": st.sampled_from(["container", "pod"]),
+        "cpus": st.sampled_from(["shared", "exclusive"]),
+        "smt": st.sampled_from(["any", "spread", "full-core", "isolate", "pair"]),
+        "bind": st.sampled_from(["cpu", "cpu+mem"]),
+        "on-failure": st.sampled_from(["reject", "widen", "unpinned"]),
+        "load": st.sampled_from(["high", "low", "09:00-18:00"]),
+    },
+)
+lists = st.fixed_dictionaries(
+    {"numacpu": st.sampled_from(["0", "1", "2-3", "1,3", "5", "0-40", "x"])},
+    optional={
+        "numamem": st.sampled_from(["0", "1", "0-1", "9"]),
+        "cpus": st.sampled_from(["shared", "exclusive"]),
+    },
+)
+sizes = st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 7.0, 20.0])
+memories = st.sampled_from([0.0, 0.5, 1.0, 5.0, 15.0, 200.0])
+
+
+class Lives(RuleBasedStateMachine):
+    """One node, its runtime, and everything that can happen to them."""
+
+    world: World
+
+    @initialize(
+        machine=st.sampled_from(MACHINES),
+        strategy=st.sampled_from(list(Strategy)),
+        order=st.sampled_from(list(CPUOrder)),
+        reserved=st.sampled_from(["", "0", "0-1"]),
+        strict=st.booleans(),
+        kubelet=st.booleans(),
+    )
+    def start(
+        self, machine: object, strategy: Strategy, order: CPUOrder, reserved: str, strict: bool,
+        kubelet: bool,
+    ) -> None:  # fmt: skip
+        assert callable(machine)
+        self.world = World(
+            machine(),
+            Settings(
+                strategy=strategy,
+                cpu_order=order,
+                reserved_cpus=CPUSet.parse(reserved),
+                strict_reserved=strict,
+                kubelet_ties=kubelet,
+                kubelet_memory=kubelet,
+            ),
+        )
+        self.world.synchronize()
+        self.number = 0
+
+    @rule(
+        wishes=annotations | lists,
+        cpus=sizes,
+        memory=memories,
+        qos=st.sampled_from(list(QoSClass)),
+        same_pod=st.booleans(),
+        again=st.booleans(),
+    )
+    def create(
+        self, wishes: dict[str, str], cpus: float, memory: float, qos: QoSClass, same_pod: bool,
+        again: bool,
+    ) -> None:  # fmt: skip
+        self.create_one(wishes, cpus, memory, qos, same_pod=same_pod, again=again)
+
+    def create_one(
+        self, wishes: dict[str, str], cpus: float, memory: float, qos: QoSClass, *,
+        same_pod: bool, again: bool,
+    ) -> None:  # fmt: skip
+        self.number += 1
+        if same_pod and self.world.pods:
+            of = sorted(self.world.pods.values(), key=lambda p: p.id)[-1]
+        else:
+            of = pod(f"p{self.number}", wishes, qos=qos)
+        name = "app" if again else f"c{self.number}"
+        # A container of the same name runs only once at a time.
+        for other in [c for c in self.world.live.values() if (c.pod_id, c.name) == (of.id, name)]:
+            self.world.stop(other.id)
+        made = container(of, name, resources(cpus, memory), id=f"id{self.number}")
+        before = self.world.agent.state
+        answer = self.world.create(of, made)
+        if isinstance(answer, Refused):
+            after = self.world.agent.state
+            assert after.allocations.keys() == before.allocations.keys()
+            assert of.name in answer.message
+            assert made.name in answer.message
+            assert "\n" not in answer.message
+
+    @precondition(lambda self: self.world.live)
+    @rule(pick=st.integers(0, 50), twice=st.booleans())
+    def stop(self, pick: int, twice: bool) -> None:
+        ids = sorted(self.world.live)
+        container_id = ids[pick % len(ids)]
+        self.world.stop(container_id)
+        if twice:
+            assert self.world.stop(container_id) == ()
+
+    @precondition(lambda self: self.world.live)
+    @rule(pick=st.integers(0, 50), cpus=sizes, memory=memories)
+    def resize(self, pick: int, cpus: float, memory: float) -> None:
+        ids = sorted(self.world.live)
+        container_id = ids[pick % len(ids)]
+        before = self.world.has(container_id), self.world.agent.state.allocations[container_id]
+        refused = self.world.update(container_id, resources(cpus, memory))
+        if refused is not None:
+            assert self.world.has(container_id) == before[0]
+            assert self.world.agent.state.allocations[container_id] == before[1]
+
+    @precondition(lambda self: self.world.live)
+    @rule(pick=st.integers(0, 50), cpus=st.sampled_from(["0", "0-1", "2", "0-3"]))
+    def somebody_sets_a_cpuset(self, pick: int, cpus: str) -> None:
+        ids = sorted(self.world.live)
+        assert self.world.update(ids[pick % len(ids)], Resources(cpus=cpus)) is None
+
+    @rule(reconnect_only=st.booleans())
+    def agent_dies_and_comes_back(self, reconnect_only: bool) -> None:
+        before = {i: self.world.has(i) for i in self.world.live}
+        if not reconnect_only:
+            self.world.boot()
+        self.world.synchronize()
+        assert {i: self.world.has(i) for i in self.world.live} == before, "a container moved"
+
+    @rule(wishes=annotations, cpus=sizes)
+    def agent_dies_before_the_answer(self, wishes: dict[str, str], cpus: float) -> None:
+        """It has persisted a grant; the runtime goes on without us and creates it unpinned."""
+        self.number += 1
+        of = pod(f"p{self.number}", wishes)
+        made = container(of, "app", resources(cpus), id=f"id{self.number}")
+        self.world.pods[of.id] = of
+        self.world.agent.create_container(of, made)
+        self.world.live[made.id] = made
+        self.world.boot()
+        self.world.synchronize()
+
+    @rule(wishes=annotations, cpus=sizes, memory=memories)
+    def container_starts_in_a_gap(self, wishes: dict[str, str], cpus: float, memory: float) -> None:
+        self.number += 1
+        of = pod(f"p{self.number}", wishes)
+        self.world.pods[of.id] = of
+        made = container(of, "app", resources(cpus, memory), id=f"id{self.number}")
+        self.world.live[made.id] = made
+        self.world.synchronize()
+
+    @precondition(lambda self: self.world.live)
+    @rule(pick=st.integers(0, 50))
+    def container_ends_in_a_gap(self, pick: int) -> None:
+        ids = sorted(self.world.live)
+        del self.world.live[ids[pick % len(ids)]]
+        self.world.boot()
+        self.world.synchronize()
+
+    @rule()
+    def checkpoint_is_lost(self) -> None:
+        """What the containers carry is enough to adopt them where they are."""
+        before = {
+            i: self.world.has(i)
+            for i, a in self.world.agent.state.allocations.items()
+            if a.cpus and self.carries(i, a.kind.value)
+        }
+        self.world.store.documents.clear()
+        self.world.boot()
+        self.world.synchronize()
+        assert {i: self.world.has(i) for i in before} == before, "a container moved"
+
+    def carries(self, container_id: str, kind: str) -> bool:
+        """Whether the container says itself what it has; one found in a gap does not."""
+        text = self.world.live[container_id].annotations.get(PREFIX + "assigned")
+        return text is not None and json.loads(text)["kind"] == kind
+
+    @rule(wishes=annotations, cpus=sizes)
+    def disk_is_full_for_a_while(self, wishes: dict[str, str], cpus: float) -> None:
+        self.world.store.full = True
+        self.create_one(wishes, cpus, 0.0, QoSClass.GUARANTEED, same_pod=False, again=False)
+        self.world.store.full = False
+        self.world.agent.flush_store()
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for container_id in sorted(self.world.live):
+            self.world.stop(container_id)
+        for of in list(self.world.pods.values()):
+            self.world.remove_pod(of)
+        state = self.world.agent.state
+        assert not state.owned
+        assert not state.idle
+        assert not state.charges
+        assert not state.allocations
+        assert not state.pods
+        settings = self.world.settings
+        everything = self.world.topology.allowed
+        strict = settings.reserved_cpus if settings.strict_reserved else CPUSet()
+        assert state.pool(self.world.topology, settings) == everything - strict
+
+
+TestLives = Lives.TestCase
+TestLives.settings = hypothesis_settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -46,6 +46,8 @@ def preinstalled_from_environment(environ: MutableMapping[str, str]) -> Preinsta
         problems.append(f"NRI_PLUGIN_NAME, NRI_PLUGIN_IDX: {problem}")
     descriptor = -1
     try:
+        if not (text.isascii() and text.isdigit()):
+            raise ValueError("not a decimal number")
         descriptor = int(text)
         os.set_inheritable(descriptor, False)
     except (ValueError, OverflowError, OSError) as error:

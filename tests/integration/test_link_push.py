@@ -21,7 +21,7 @@ from nri_numa.runtime.embedded import (
     EmbeddedRuntime,
     RuntimeProfile,
 )
-from nri_numa.runtime.nri import NRILink
+from nri_numa.runtime.nri import LinkState, NRILink
 from tests.support.link_bed import (
     RawRuntime,
     became_active,
@@ -252,8 +252,6 @@ async def test_what_can_happen_to_a_second_registration(
             await runtime.register()
             await runtime.configure(describe(0))
             await runtime.synchronize()
-            if fault == "gone":
-                Path(path).unlink()
             await runtime.reader.read()
         elif fault == "refuse":
             event = await runtime.next_event()
@@ -278,7 +276,11 @@ async def test_what_can_happen_to_a_second_registration(
             assert (sent.container_id, sent.ignore_failure) == ("c", True)
             await runtime.reader.read()
 
-    plugin = RecordingPlugin()
+    def active(state: LinkState) -> None:
+        if fault == "gone" and state is LinkState.ACTIVE:
+            Path(path).unlink()
+
+    plugin = RecordingPlugin(link_changed=active)
     async with raw_runtime(path, serve):
         link = link_to(path, plugin, push_timeout=0.2 if fault == "silence" else 10.0)
         result = await push_once(link, plugin)

@@ -41,9 +41,10 @@ def test_the_descriptor_and_the_variables_do_not_reach_children() -> None:
         "three",
         "-1",
         "1.5",
+        " 3",
         "99999",
         "99999999999999999999999",
-        "\N{ARABIC-INDIC DIGIT THREE}9999",
+        "\N{ARABIC-INDIC DIGIT THREE}",
     ],
 )
 def test_a_descriptor_that_is_none_is_named_with_its_value(text: str) -> None:

@@ -32,7 +32,7 @@ async def test_a_bug_while_handling_an_event_ends_this_connection_and_not_the_lo
 async def test_the_first_reason_for_closing_is_kept_and_later_data_ignored() -> None:
     seen: list[ev.RuntimeEvent] = []
     ours, theirs = socket.socketpair()
-    connection = SessionTransport(RuntimeSession(), seen.append)
+    connection: SessionTransport[ev.RuntimeEvent] = SessionTransport(RuntimeSession(), seen.append)
     await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
     with theirs:
         connection.close("because")
@@ -65,7 +65,7 @@ async def test_what_a_peer_never_read_is_given_up_on_closing() -> None:
     """Otherwise a stuck runtime would keep the plugin from ever reconnecting."""
     ours, theirs = socket.socketpair()
     session = RuntimeSession()
-    connection = SessionTransport(session, lambda _event: None)
+    connection: SessionTransport[ev.RuntimeEvent] = SessionTransport(session, lambda _event: None)
     await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
     with theirs:
         session._trunk.write(2, b"x" * (3 << 20))

@@ -83,7 +83,7 @@ def next_threads(smt: SMT, threads: Threads, zone: int) -> int:
     index = threads.index
     cores = index.touched(zone)
     if smt is SMT.ISOLATE:
-        cores &= index.whole(threads.free) & ~index.touched(threads.own)
+        cores &= index.whole(threads.free)
     elif threads.own:
         cores = _best(cores, index.by_count(threads.own))
     preferred = cores & index.touched(zone & threads.prefer)

@@ -138,6 +138,12 @@ def test_a_used_numa_node_is_filled_before_a_whole_one_is_broken() -> None:
     assert str(take(topology, 7, without="8-9").cpus) == "0-6"
 
 
+def test_of_used_numa_nodes_the_most_used_one() -> None:
+    topology = machines.dual_adjacent()
+    assert str(take(topology, 2, without="0-1,8-11").cpus) == "12-13"
+    assert str(take(topology, 2, without="0-3,8-9").cpus) == "4-5"
+
+
 def test_a_whole_numa_node_is_taken_when_the_request_is_just_that() -> None:
     topology = _uneven()
     # NUMA node 0 has 4 CPUs, all free; node 1 has 8, one is used. Four fit exactly into node 0.
@@ -160,6 +166,23 @@ def test_several_numa_nodes_of_one_socket() -> None:
     assert sorted(per_node(topology, taken.cpus)) == [0, 4, 8, 8]
 
 
+def test_one_socket_where_distances_say_nothing() -> None:
+    flat = [[10 if i == j else 20 for j in range(4)] for i in range(4)]
+    topology = synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, distances=flat)
+    without = str(topology.numa_nodes[0].cpus)
+    assert per_node(topology, take(topology, 12, without=without).cpus) == [0, 0, 8, 4]
+
+
+def test_several_numa_nodes_leave_whole_ones_whole() -> None:
+    # NUMA nodes of 8, 4 and 8 CPUs; two of the last are used.
+    topology = synthetic(
+        sockets=1, numa_per_socket=3, cores_per_numa=8, threads=1, offline=cpus("12-15")
+    )
+    assert per_node(topology, take(topology, 11, without="16-17").cpus) == [8, 0, 3]
+    # All of two whole ones, when that is just what is needed.
+    assert per_node(topology, take(topology, 12, without="16-17").cpus) == [8, 4, 0]
+
+
 def test_the_closest_numa_nodes_go_together() -> None:
     far = [[10, 30, 20, 30], [30, 10, 30, 20], [20, 30, 10, 30], [30, 20, 30, 10]]
     topology = synthetic(sockets=4, numa_per_socket=1, cores_per_numa=2, distances=far)
@@ -179,7 +202,8 @@ def test_growing_stays_close() -> None:
 
 def test_growing_goes_where_most_of_the_container_is() -> None:
     topology = machines.dual_adjacent()
-    assert per_node(topology, take(topology, 4, held="0,8,10").cpus) == [1, 3]
+    taken = take(topology, 4, held="0,8,10", without="2-5")  # although node 0 is more used
+    assert per_node(topology, taken.cpus) == [1, 3]
 
 
 def test_align_by_socket_prefers_one_socket_to_fewer_numa_nodes() -> None:
@@ -198,6 +222,8 @@ def test_align_by_socket_prefers_one_socket_to_fewer_numa_nodes() -> None:
     by_socket = Settings(align_by_socket=True)
     taken = take(three, 4, without=without, settings=by_socket)
     assert per_node(three, taken.cpus) == [1, 1, 2, 0, 0, 0]
+    taken = take(three, 3, without=without, settings=by_socket)
+    assert per_node(three, taken.cpus) == [0, 0, 0, 2, 0, 1]  # the socket with less room
     # No socket has five: several it is.
     assert len(take(three, 5, without=without, settings=by_socket).cpus) == 5
 
@@ -289,7 +315,22 @@ def test_a_numa_node_is_passed_by_when_its_l3_groups_are_too_full() -> None:
 def test_growing_stays_in_the_l3_group() -> None:
     topology = machines.chiplets()
     assert str(take(topology, 4, held="8,40").cpus) == "8-9,40-41"
-    assert {topology.cpus[i].l3 for i in take(topology, 10, held="8,40").cpus} >= {8}
+    assert str(take(topology, 4, held="8,40", without="0-1,32-33").cpus) == "8-9,40-41"
+    assert cpus("8-11,40-43") <= take(topology, 10, held="8,40").cpus
+
+
+def test_a_whole_l3_group_is_taken_when_the_request_is_just_that() -> None:
+    # L3 groups of 4 (0-3) and 8 CPUs (8-15).
+    topology = synthetic(
+        sockets=1,
+        numa_per_socket=1,
+        cores_per_numa=16,
+        cores_per_l3=8,
+        threads=1,
+        offline=cpus("4-7"),
+    )
+    assert str(take(topology, 4, without="8").cpus) == "0-3"
+    assert str(take(topology, 3, without="8").cpus) == "9-11"
 
 
 def test_no_l3_groups_told() -> None:
@@ -317,6 +358,17 @@ def test_of_old_cpus_those_that_are_free() -> None:
     topology = machines.dual_adjacent()
     assert str(take(topology, 2, prefer="12-13", without="12").cpus) == "8,13"
     assert str(take(topology, 4, prefer="12-13").cpus) == "8-9,12-13"
+
+
+def test_old_cpus_that_are_not_all_free_do_not_crowd_a_core() -> None:
+    taken = take(machines.dual_adjacent(), 2, prefer="4-5,12", without="12", smt=SMT.SPREAD)
+    assert str(taken.cpus) == "0,4"
+
+
+def test_old_cpus_count_more_than_avoiding_isolated_ones() -> None:
+    for smt in (SMT.SPREAD, SMT.ANY, SMT.FULL_CORE):
+        taken = take(machines.isolated_cpus(), 6, prefer="2,10", smt=smt)
+        assert 2 in taken.cpus
 
 
 def test_old_cpus_say_nothing_when_the_container_holds_others() -> None:

@@ -117,6 +117,7 @@ def test_any_takes_what_fits_best(count: int, others: str, expected: str) -> Non
 
 def test_any_completes_its_own_core_when_it_grows() -> None:
     assert str(take(_dual(), 2, SMT.ANY, held="2", others="1").cpus) == "2,10"
+    assert str(take(_dual(), 3, SMT.ANY, held="2").cpus) == "0,2,10"
 
 
 def test_any_with_four_threads_per_core() -> None:
@@ -199,6 +200,14 @@ def test_spread_shares_cores_rather_than_collect_free_ones_from_all_numa_nodes()
     )
     # Free cores of one NUMA node suffice: no sharing, although node 0 is the more used one.
     assert str(take(topology, 3, SMT.SPREAD, others="0,1,4").cpus) == "5-7"
+
+
+def test_spread_takes_free_cores_of_as_many_numa_nodes_before_closer_half_used_ones() -> None:
+    near = [[10, 30, 12, 30], [30, 10, 30, 30], [12, 30, 10, 30], [30, 30, 30, 10]]
+    topology = synthetic(sockets=4, numa_per_socket=1, cores_per_numa=4, distances=near)
+    # Free cores: two of node 0, two of node 1. Node 2 has three half-used ones, node 3 nothing.
+    others = "2-3,18-19,6-7,22-23,8-11,27,12-15,28-31"
+    assert str(take(topology, 4, SMT.SPREAD, others=others).cpus) == "0-1,4-5"
 
 
 def test_spread_grows_to_other_cores() -> None:
@@ -330,6 +339,7 @@ def test_full_core_on_cores_with_offline_siblings() -> None:
 def test_full_core_grows_by_completing_its_core_first() -> None:
     assert str(take(_dual(), 4, SMT.FULL_CORE, held="5,6,14").cpus) == "5-6,13-14"
     assert str(take(_dual(), 4, SMT.FULL_CORE, held="6,14").cpus) == "4,6,12,14"
+    assert str(take(_dual(), 6, SMT.FULL_CORE, held="5-6").cpus) == "4-6,12-14"
 
 
 def test_full_core_shrinks_to_whole_cores_or_not_at_all() -> None:
@@ -380,6 +390,11 @@ def test_pair_when_no_core_is_free(load: Load, expected: str, note: str) -> None
     chosen = take(topology, 1, SMT.PAIR, others="0-3", load=load, loads={0: HIGH, 2: HIGH, 3: HIGH})
     assert str(chosen.cpus) == expected
     assert chosen.notes[-1] == note
+
+
+def test_pair_never_busy_neighbours_before_unknown_ones() -> None:
+    chosen = take(machines.single_smt(), 1, SMT.PAIR, others="0-3", load=LOW, loads={1: LOW})
+    assert str(chosen.cpus) == "5"
 
 
 def test_pair_names_the_same_hours_and_the_never_busy() -> None:

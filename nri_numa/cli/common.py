@@ -113,20 +113,26 @@ def harmless(text: str) -> str:
 
 
 def emit(document: object, output: str) -> None:
-    """Write a document as JSON or YAML."""
+    """Write a document as JSON or YAML.
+
+    Letters of all scripts are written as they are, unless there is something among them that a
+    terminal would act upon.
+    """
+    text = _serialize(document, output, plain=False)
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    if not encoding.lower().startswith("utf") or not text.replace("\n", "").isprintable():
+        text = _serialize(document, output, plain=True)
+    click.echo(text, nl=False)
+
+
+def _serialize(document: object, output: str, *, plain: bool) -> str:
     if output == "json":
         import json
 
-        click.echo(json.dumps(document, indent=2, ensure_ascii=not _unicode_terminal()))
-    else:
-        import yaml
+        return json.dumps(document, indent=2, ensure_ascii=plain) + "\n"
+    import yaml
 
-        text = yaml.safe_dump(document, sort_keys=False, allow_unicode=_unicode_terminal())
-        click.echo(text, nl=False)
-
-
-def _unicode_terminal() -> bool:
-    return (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=not plain))
 
 
 def terminal_width() -> int:

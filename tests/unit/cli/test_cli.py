@@ -1,0 +1,351 @@
+"""The command line as a user meets it: help, slips, exit codes, output that fits."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from nri_numa import cli as package
+from nri_numa.cli import cli
+from tests.support import machines
+from tests.support.http_view import HOSTILE
+
+SUBCOMMANDS = [name for name in package.COMMANDS if package._installed(package.COMMANDS[name][0])]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("NRI_NUMA_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr("nri_numa.cli.common.DEFAULT_CONFIG", str(tmp_path / "none.yaml"))
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+# --- help and slips -----------------------------------------------------------------------------
+
+
+def test_help_lists_every_installed_command_within_80_columns() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    for name in SUBCOMMANDS:
+        assert f"\n  {name} " in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    assert "Exit codes:" in result.output
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    """And none of them is a door with nothing behind it."""
+    result = invoke(name, "--help")
+    assert result.exit_code == 0, result.output
+    assert len(result.output) > 150
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["toplogy"], "Did you mean topology?"),
+        (["stats"], "Did you mean status?"),
+        (["run", "--nri-sokcet", "x"], "--nri-socket"),
+        (["topology", "-o", "jsn"], "'json'"),
+        (["frobnicate"], "There is no command 'frobnicate'."),
+    ],
+)
+def test_typing_slips_get_a_suggestion_and_exit_code_2(arguments: list[str], hint: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert hint in result.output
+
+
+def test_help_and_run_load_no_more_than_they_need() -> None:
+    """Registering with the runtime within 400 ms begins with not importing the world."""
+    code = (
+        "import sys\nfrom nri_numa.cli import cli\n"
+        "cli(['--help'], standalone_mode=False)\nprint(sorted(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for module in ("yaml", "asyncio", "structlog", "prometheus_client", "nri_numa.config"):
+        assert f"'{module}'" not in done.stdout
+    code = "import sys\nimport nri_numa.daemon\nprint(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for module in ("aiohttp", "grpc", "h11", "jsonschema", "rich", "nri_numa.http.server"):
+        assert f"'{module}'" not in done.stdout
+
+
+def test_completion_scripts_are_printed_for_every_shell() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_NRI_NUMA_COMPLETE" in invoke("completion", shell).output
+    assert invoke("completion", "csh").exit_code == 2
+
+
+def test_the_program_completes_its_commands() -> None:
+    environment = {
+        **os.environ,
+        "_NRI_NUMA_COMPLETE": "bash_complete",
+        "COMP_WORDS": "nri-numa top",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from nri_numa.cli import main; main()"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "plain,topology\n"
+
+
+def test_the_version_is_told() -> None:
+    assert invoke("--version").output.startswith("nri-numa ")
+
+
+# --- topology and capture -----------------------------------------------------------------------
+
+
+def test_topology_reads_another_machine_in_every_form(tmp_path: Path) -> None:
+    root = str(machines.write_sysfs(tmp_path, machines.dual_smt()))
+    table = invoke("topology", "--sysfs-root", root)
+    assert table.exit_code == 0, table.output
+    assert "2 NUMA nodes" in table.output
+    as_json = json.loads(invoke("topology", "--sysfs-root", root, "-o", "json").output)
+    as_yaml = yaml.safe_load(invoke("topology", "--sysfs-root", root, "-o", "yaml").output)
+    assert as_json == as_yaml
+    assert as_json["counts"]["numaNodes"] == 2
+
+
+def test_a_directory_without_a_machine_is_exit_code_3(tmp_path: Path) -> None:
+    result = invoke("topology", "--sysfs-root", str(tmp_path))
+    assert result.exit_code == 3
+    assert str(tmp_path) in result.output
+
+
+def test_capture_packs_what_topology_can_read_again(tmp_path: Path) -> None:
+    root = str(machines.write_sysfs(tmp_path / "machine", machines.dual_smt()))
+    target = str(tmp_path / "machine.tar.gz")
+    packed = invoke("capture", target, "--sysfs-root", root)
+    assert packed.exit_code == 0, packed.output
+    direct = invoke("topology", "--sysfs-root", root, "-o", "json").output
+    assert invoke("topology", "--sysfs-root", target, "-o", "json").output == direct
+    denied = invoke("capture", str(tmp_path / "absent" / "x.tar.gz"), "--sysfs-root", root)
+    assert denied.exit_code == 1
+    assert "cannot write" in denied.output
+
+
+# --- run ----------------------------------------------------------------------------------------
+
+
+def test_run_lists_every_mistake_and_exits_with_2(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("htpp: {}\nstrategy: packed\n")
+    result = invoke("run", "--config", str(path), "--http", "nowhere", "--plugin-index", "x")
+    assert result.exit_code == 2
+    assert "4 mistakes" in result.output
+    for part in ("htpp", "strategy", "http.address", "runtime.pluginIndex", "(from command line)"):
+        assert part in result.output
+
+
+def test_run_with_an_unwritable_log_file_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text(f"log: {{file: {tmp_path}/absent/log}}\n")
+    result = invoke("run", "--config", str(path))
+    assert result.exit_code == 2
+    assert "No such file" in result.output
+
+
+# --- check --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Iterator[Path]:
+    """A configuration for which everything is in order, with a runtime that listens."""
+    root = machines.write_sysfs(tmp_path / "machine", machines.dual_smt())
+    cgroup = tmp_path / "cgroup"
+    cgroup.mkdir()
+    (cgroup / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    path = tmp_path / "nri.sock"
+    with socket.socket(socket.AF_UNIX) as runtime:
+        runtime.bind(str(path))
+        runtime.listen()
+        config = tmp_path / "agent.yaml"
+        config.write_text(
+            f"runtime: {{nriSocket: {path}}}\nstateDir: {tmp_path}/state\n"
+            f"sysfsRoot: {root}\ncgroupRoot: {cgroup}\nkubeletRoot: {tmp_path}/kubelet\n"
+            "http: {address: '127.0.0.1:1'}\n"
+        )
+        yield config
+
+
+def test_check_of_a_sound_machine_is_0_and_shows_what_is_in_effect(sound: Path) -> None:
+    result = invoke("check", "--config", str(sound))
+    assert result.exit_code == 0, result.output
+    assert "FAIL" not in result.output
+    assert "ok    NRI: " in result.output
+    effective = yaml.safe_load(result.output.partition("flags):\n")[2])
+    assert effective["strategy"] == "spread"
+    assert max(map(len, result.output.partition("Effective")[0].splitlines())) <= 80
+
+
+def test_check_in_json_has_every_finding_with_its_remedy(sound: Path) -> None:
+    (sound.parent / "nri.sock").unlink()
+    result = invoke("check", "--config", str(sound), "-o", "json")
+    assert result.exit_code == 1
+    document = json.loads(result.output)
+    assert document["ready"] is False
+    failed = [f for f in document["findings"] if f["level"] == "fail"]
+    assert [f["subject"] for f in failed] == ["NRI"]
+    assert "--fix-containerd" in failed[0]["remedy"]
+    assert document["config"]["strategy"] == "spread"
+
+
+def test_check_of_a_configuration_with_mistakes_is_2(sound: Path) -> None:
+    sound.write_text(sound.read_text() + "reservedCPUs: 999\n")
+    result = invoke("check", "--config", str(sound))
+    assert result.exit_code == 2
+    assert "reservedCPUs: this machine has no CPU 999" in " ".join(result.output.split())
+    sound.write_text("htpp: 1\noversale: 0\n")
+    result = invoke("check", "--config", str(sound), "-o", "json")
+    assert result.exit_code == 2
+    assert len(json.loads(result.output)["findings"]) == 2
+
+
+def test_write_needs_fix_containerd() -> None:
+    assert invoke("check", "--write").exit_code == 2
+
+
+# --- talking to an agent ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def agent() -> Iterator[tuple[str, object]]:
+    """A served view in a thread of its own; its address and the view."""
+    import asyncio
+
+    from nri_numa.config import HTTP
+    from nri_numa.http.server import HTTPServer
+    from nri_numa.metrics import Metrics
+    from tests.support.http_view import FakeView
+
+    view = FakeView()
+    started = threading.Event()
+    box: dict[str, object] = {}
+
+    async def serve() -> None:
+        server = HTTPServer(HTTP(address="127.0.0.1:0"), view, Metrics("0"), version="0.1.0")
+        assert await server.start()
+        box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
+        assert server.address is not None
+        box["address"] = f"{server.address[0]}:{server.address[1]}"
+        started.set()
+        await box["stop"].wait()  # type: ignore[attr-defined]
+        await server.stop()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(10)
+    yield str(box["address"]), view
+    box["loop"].call_soon_threadsafe(box["stop"].set)  # type: ignore[attr-defined]
+    thread.join()
+
+
+def test_status_shows_nodes_containers_and_refusals_within_80_columns(
+    agent: tuple[str, object],
+) -> None:
+    result = invoke("status", "--api", agent[0])
+    assert result.exit_code == 0, result.output
+    assert "nri-numa 0.1.0: ready, link to containerd v2.1.9 active" in result.output
+    assert "NotEnoughCPUs" in result.output
+    assert "pod-1" in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_status_is_1_when_the_agent_is_not_ready(agent: tuple[str, object]) -> None:
+    agent[1].ready = False  # type: ignore[attr-defined]
+    result = invoke("status", "--api", agent[0])
+    assert result.exit_code == 1
+    assert "NOT READY" in result.output
+
+
+def test_status_in_json_and_yaml_is_the_same_document(agent: tuple[str, object]) -> None:
+    as_json = json.loads(invoke("status", "--api", agent[0], "-o", "json").output)
+    as_yaml = yaml.safe_load(invoke("status", "--api", agent[0], "-o", "yaml").output)
+    assert as_json == as_yaml
+    assert as_json["containers"][0]["cpus"] == "0-3"
+    assert as_json["refusals"][0]["container"] == HOSTILE
+
+
+def test_status_can_be_narrowed(agent: tuple[str, object]) -> None:
+    result = invoke("status", "--api", agent[0], "-n", "infra", "-o", "json")
+    assert [c["namespace"] for c in json.loads(result.output)["containers"]] == ["infra"]
+
+
+def test_hostile_names_do_not_reach_the_terminal(agent: tuple[str, object]) -> None:
+    for arguments in (["status"], ["explain", "shop/pod-1"], ["status", "-o", "yaml"]):
+        output = invoke(*arguments, "--api", agent[0]).output
+        assert "\x1b" not in output
+        assert all(line.isprintable() for line in output.splitlines())
+
+
+def test_explain_shows_the_steps(agent: tuple[str, object]) -> None:
+    result = invoke("explain", "shop/pod-1", "--api", agent[0])
+    assert result.exit_code == 0, result.output
+    assert "because emptiest NUMA node" in result.output
+    assert "- looked" in result.output
+    result = invoke("explain", "pod-1", "server", "-n", "shop", "--api", agent[0], "-o", "json")
+    assert json.loads(result.output)["explanations"][0]["container"] == "server"
+
+
+def test_explain_of_an_unknown_pod_suggests_known_ones(agent: tuple[str, object]) -> None:
+    result = invoke("explain", "pod-1", "--api", agent[0])
+    assert result.exit_code == 1
+    assert "Did you mean shop/pod-1?" in result.output
+    assert invoke("explain", "/", "--api", agent[0]).exit_code == 2
+
+
+@pytest.mark.parametrize("command", [["status"], ["explain", "a/b"]])
+def test_an_agent_that_is_not_there_is_exit_code_3_with_advice(command: list[str]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    result = invoke(*command, "--api", address)
+    assert result.exit_code == 3
+    assert "no answer from" in result.output
+    assert "Is the agent running" in result.output
+
+
+def test_http_off_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NRI_NUMA_HTTP", "off")
+    result = invoke("status")
+    assert (result.exit_code, "http.address is off" in result.output) == (3, True)
+
+
+def test_the_address_comes_from_the_configuration(
+    agent: tuple[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NRI_NUMA_HTTP_ADDRESS", agent[0])
+    assert invoke("status").exit_code == 0
+
+
+def test_checkpoint_of_nothing_is_exit_code_3(tmp_path: Path) -> None:
+    assert invoke("checkpoint", "--state-dir", str(tmp_path)).exit_code == 3
+
+
+def test_a_file_that_is_no_checkpoint_is_exit_code_1(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_text("garbage")
+    result = invoke("checkpoint", str(path))
+    assert result.exit_code == 1
+    assert "is no checkpoint" in result.output

@@ -142,6 +142,8 @@ def test_of_used_numa_nodes_the_most_used_one() -> None:
     topology = machines.dual_adjacent()
     assert str(take(topology, 2, without="0-1,8-11").cpus) == "12-13"
     assert str(take(topology, 2, without="0-3,8-9").cpus) == "4-5"
+    # Of one socket, too.
+    assert str(take(machines.snc_smt(), 2, without="0,4-5,8,12").cpus) == "6,22"
 
 
 def test_a_whole_numa_node_is_taken_when_the_request_is_just_that() -> None:

@@ -28,7 +28,9 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
         if name.startswith("NRI_NUMA_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr("nri_numa.cli.common.DEFAULT_CONFIG", str(tmp_path / "none.yaml"))
+    empty = tmp_path / "empty.yaml"
+    empty.touch()
+    monkeypatch.setenv("NRI_NUMA_CONFIG", str(empty))
 
 
 def invoke(*arguments: str) -> Result:

@@ -9,7 +9,17 @@ import pytest
 
 from nri_numa.topology.cpuset import CPUSet
 from nri_numa.topology.synthetic import synthetic
-from tests.support.cri import CRI, CRIError, QoS, Resources, Seen, allowed, burstable, guaranteed
+from tests.support.cri import (
+    CRI,
+    CRIError,
+    QoS,
+    Resources,
+    Seen,
+    allowed,
+    burstable,
+    guaranteed,
+    poll,
+)
 from tests.support.machines import write_sysfs
 from tests.support.plugin_process import PluginProcess, StartPlugin
 
@@ -69,9 +79,19 @@ def test_the_decision_can_be_read_back(cri: CRI, plugin: PluginProcess) -> None:
     assert assigned["reason"]
     cri.first_line(container)
     assert cri.logs(container)[0].endswith("numa_cpus=1-2 numa_mems=0")
-    assert container.id in json.dumps(plugin.json("/v1/assignments"))
     decided = [record for record in plugin.records() if record.get("container") == "main"]
     assert any(record.get("pod") == "default/read-back" for record in decided)
+
+
+def test_the_api_tells_the_same(cri: CRI, plugin: PluginProcess) -> None:
+    pod = cri.run_pod("api", annotations=asks(numacpu="1-2"))
+    container = cri.run(pod)
+    poll(lambda: plugin.responsive() or None, "HTTP served")
+    assert plugin.get("/readyz")[0] == 200
+    assert container.id in json.dumps(plugin.json("/v1/assignments"))
+    info = plugin.json("/v2/system/numa/info")
+    assert (info["code"], info["data"]["nodenums"]) == (200, 1)
+    assert plugin.get("/metrics")[1].count("nri_numa_") > 5
 
 
 @pytest.mark.parametrize(
@@ -100,7 +120,9 @@ def test_a_bad_value_fails_the_creation_with_our_words(
     # The next one is served, and nothing of the refused one is remembered.
     fine = cri.run(cri.run_pod("fine", annotations=asks(numacpu="1")))
     assert cri.first_line(fine).cpus == "1"
-    assert "refused" not in json.dumps(plugin.json("/v1/assignments"))
+    remembered = plugin.checkpoint.read_text()
+    assert "fine" in remembered
+    assert "refused" not in remembered
 
 
 def test_a_fraction_cannot_be_exclusive(cri: CRI, plugin: PluginProcess) -> None:

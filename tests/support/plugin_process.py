@@ -73,6 +73,7 @@ class PluginProcess:
         self._environment = dict(environment or {})
         self._python = python
         self._port = 0
+        self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     # -- life ------------------------------------------------------------------------------
@@ -108,6 +109,11 @@ class PluginProcess:
             f"--sysfs-root={self._sysfs_root}",
             *self._arguments,
         ]
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file of what was meant."""
+        return self.state_directory / "checkpoint"
 
     @property
     def pid(self) -> int:
@@ -149,6 +155,7 @@ class PluginProcess:
         # A port for each start: the last one's connections may still linger.
         self._port = free_port()
         with self.log_file.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 self.command,
                 env=plugin_environment(self._environment),
@@ -162,10 +169,13 @@ class PluginProcess:
             self.wait_ready(timeout_s=timeout_s)
 
     def ready(self) -> bool:
-        """Whether ``/readyz`` says so."""
-        with contextlib.suppress(OSError):
-            return self.get("/readyz")[0] == 200
-        return False
+        """Whether it says that it is connected and synchronised: the last word in its log."""
+        states = [
+            record.get("state")
+            for record in self.records(since=self._log_start)
+            if record.get("msg") == "link"
+        ]
+        return self.running and states[-1:] == ["active"]
 
     def wait_ready(self, *, ready: bool = True, timeout_s: float = 30.0) -> None:
         """Wait until the plugin is connected and synchronised (or is not, any more)."""
@@ -234,14 +244,21 @@ class PluginProcess:
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of an HTTP request."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self._port}{path}")
+        url = f"http://127.0.0.1:{self._port}{path}"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=5) as answer:
+            with opener.open(url, timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
+
+    def responsive(self) -> bool:
+        """Whether the HTTP server answers at all."""
+        try:
+            return self.get("/healthz")[0] == 200
+        except OSError:
+            return False
 
     def json(self, path: str) -> Any:
         """The JSON document at a path."""
@@ -259,16 +276,16 @@ class PluginProcess:
                 total += float(value)
         return total
 
-    def log(self) -> str:
-        """Everything it wrote so far."""
+    def log(self, since: int = 0) -> str:
+        """Everything it wrote so far, or from a byte of its log file on."""
         with contextlib.suppress(FileNotFoundError):
-            return self.log_file.read_text(encoding="utf-8", errors="replace")
+            return self.log_file.read_bytes()[since:].decode(errors="replace")
         return ""
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self, since: int = 0) -> list[dict[str, Any]]:
         """Its log lines as documents; lines of another form are left out."""
         found = []
-        for line in self.log().splitlines():
+        for line in self.log(since).splitlines():
             with contextlib.suppress(ValueError):
                 record = json.loads(line)
                 if isinstance(record, dict):

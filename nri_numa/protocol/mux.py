@@ -32,8 +32,9 @@ RUNTIME_CONNECTION: Final = 2
 HEADER_LENGTH: Final = 8
 FIRST_FRAME_LIMIT: Final = 4096
 
-MAX_FRAME_PAYLOAD: Final = (4 << 20) + 10 + 4096
-"""The largest ttrpc message is 4 MiB and a header of ten bytes; one more read buffer is slack."""
+MAX_FRAME_PAYLOAD: Final = (16 << 20) + 10 + 4096
+"""The largest payload that any release of NRI writes (16 MiB up to 0.6.1, 4 MiB since), a ttrpc
+header, and one read buffer of slack."""
 
 MAX_UNREAD: Final = 8 << 20
 """Bytes that may wait for `Trunk.next_chunk`; a reader that drains never comes near."""

@@ -17,8 +17,8 @@ here. Calls that a caller can correct (an answer too large, a stream that is not
 session alive.
 
 Memory. Besides the bytes just fed a session holds at most one unfinished message for each of the
-two connections (4 MiB each), 64 open calls each way, and the slices of one Synchronize
-(`SessionLimits`).
+two connections (4 MiB; 16 MiB for requests to a plugin), 64 open calls each way, and the slices of
+one Synchronize (`SessionLimits`).
 """
 
 from __future__ import annotations
@@ -119,10 +119,11 @@ class _Session(ABC, Generic[EventT]):
 
     _serves: int
     _calls: int
+    _max_request = ttrpc.MAX_BODY
 
     def __init__(self) -> None:
         self._trunk = Trunk()
-        self._server = ttrpc.Server(self._trunk, self._serves)
+        self._server = ttrpc.Server(self._trunk, self._serves, max_body=self._max_request)
         self._client = ttrpc.Client(self._trunk, self._calls)
         self._phase = Phase.CONNECTED
         self._ready: int | None = None  # connection whose reader may hold whole messages
@@ -243,6 +244,7 @@ class PluginSession(_Session[ev.PluginEvent]):
 
     _serves = PLUGIN_CONNECTION
     _calls = RUNTIME_CONNECTION
+    _max_request = ttrpc.MAX_REQUEST_TO_PLUGIN
 
     def __init__(self, *, limits: SessionLimits | None = None) -> None:
         """Make a session that has not registered yet.

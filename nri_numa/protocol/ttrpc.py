@@ -31,7 +31,11 @@ from nri_numa.protocol.pb import ttrpc_pb2
 HEADER_LENGTH: Final = 10
 
 MAX_BODY: Final = 4 << 20
-"""Of one message, by PROTOCOL.md."""
+"""Of one message, by PROTOCOL.md; never exceeded when sending."""
+
+MAX_REQUEST_TO_PLUGIN: Final = 16 << 20
+"""Of one request a plugin takes. ttrpc before 1.2.6 does not check what it sends, and NRI before
+0.7 cannot slice, so containerd up to 1.7.25 describes a large node in one message above 4 MiB."""
 
 MAX_UNANSWERED: Final = 64
 """Calls one peer may have open; an NRI runtime has one event and a few validations."""
@@ -128,14 +132,15 @@ def encode_message(stream: int, message_type: int, body: bytes) -> bytes:
 class MessageReader:
     """Cuts the byte stream of one logical connection into messages.
 
-    Holds at most one unfinished message (`MAX_BODY` and its header) besides the chunk just fed.
+    Holds at most one unfinished message (`max_body` and its header) besides the chunk just fed.
     """
 
-    __slots__ = ("_buffer", "_start")
+    __slots__ = ("_buffer", "_max_body", "_start")
 
-    def __init__(self) -> None:
+    def __init__(self, max_body: int = MAX_BODY) -> None:
         self._buffer: bytes | bytearray = _EMPTY
         self._start = 0
+        self._max_body = max_body
 
     def receive_data(self, chunk: bytes) -> None:
         """Take a piece of payload from the multiplexer."""
@@ -153,15 +158,16 @@ class MessageReader:
         """Return (stream id, type, body) of the next message; None when bytes are needed.
 
         Raises:
-            LocalProtocolError: a message announces more than `MAX_BODY` bytes.
+            LocalProtocolError: a message announces more than `max_body` bytes.
         """
         body = self._start + HEADER_LENGTH
         if body > len(self._buffer):
             return None
         length, stream, message_type, _flags = _HEADER.unpack_from(self._buffer, self._start)
-        if length > MAX_BODY:
+        if length > self._max_body:
             raise LocalProtocolError(
-                f"a message of {length} bytes on stream {stream}; at most {MAX_BODY} are allowed"
+                f"a message of {length} bytes on stream {stream};"
+                f" at most {self._max_body} are allowed"
             )
         end = body + length
         if end > len(self._buffer):
@@ -175,10 +181,10 @@ class Server:
 
     __slots__ = ("_connection", "_last_stream", "_reader", "_trunk", "_unanswered")
 
-    def __init__(self, trunk: Trunk, connection: int) -> None:
+    def __init__(self, trunk: Trunk, connection: int, *, max_body: int = MAX_BODY) -> None:
         self._trunk = trunk
         self._connection = connection
-        self._reader = MessageReader()
+        self._reader = MessageReader(max_body)
         self._last_stream = 0
         self._unanswered: set[int] = set()
 

@@ -96,7 +96,7 @@ def test_a_dead_session_keeps_no_more_than_one_message_of_each_connection() -> N
     import tracemalloc
 
     session = plugin()
-    body = b"\0\0\0\1\0\x40\0\x0a" + b"\0\x40\0\0\0\0\0\1\1\0"
+    body = b"\0\0\0\1\0\x40\0\x0a" + b"\0\x40\0\0\0\0\0\1\1\0"  # 4 MiB each
     tracemalloc.start()
     try:
         session.receive_data(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -671,3 +672,31 @@ def test_large_requests_and_answers_arrive_whole(size: int) -> None:
 
     answered = pair.ask("CreateContainer", request, answer)
     assert pb.CreateContainerResponse.FromString(answered.payload) == response
+
+
+def test_a_plugin_takes_the_oversized_picture_of_an_old_runtime_and_a_runtime_nothing_like_it() -> (
+    None
+):
+    """Containerd up to 1.7.25 sends a large node in one message above the 4 MiB of ttrpc."""
+    pods = [pb.PodSandbox(id=str(number), name="x" * 100_000) for number in range(60)]
+    body = ttrpc_pb2.Request(
+        service="nri.pkg.api.v1alpha1.Plugin",
+        method="Synchronize",
+        payload=pb.SynchronizeRequest(pods=pods).SerializeToString(),
+    ).SerializeToString()
+    assert len(body) > ttrpc.MAX_BODY
+    message = struct.pack(">IIBB", len(body), 3, 1, 0) + body
+    plugin = SessionPair().configured().plugin
+    wire = mux.encode_frames(mux.PLUGIN_CONNECTION, message)
+    seen: list[Any] = []
+    for start in range(0, len(wire), 1 << 18):
+        plugin.receive_data(wire[start : start + (1 << 18)])
+        seen += drain(plugin)
+    (event,) = seen
+    assert isinstance(event, ev.SynchronizeRequested)
+    assert len(event.pods) == 60
+
+    runtime = SessionPair().active().runtime
+    runtime.receive_data(mux.encode_frames(mux.RUNTIME_CONNECTION, message[:10]))
+    with pytest.raises(RemoteProtocolError, match="at most 4194304 are allowed"):
+        runtime.next_event()

@@ -1,0 +1,240 @@
+"""The machine check: each finding on a machine made for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nri_numa import check
+from nri_numa.check import Finding, Level
+from nri_numa.config import HTTP, AgentConfig, Runtime
+
+
+def only(findings: object) -> Finding:
+    (one,) = list(findings)  # type: ignore[call-overload]
+    assert isinstance(one, Finding)
+    assert bool(one.remedy) == (one.level is not Level.OK)
+    return one
+
+
+# --- cgroups ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "level", "part"),
+    [
+        ({"cgroup.controllers": "cpuset cpu memory"}, Level.OK, "cgroup v2 with cpuset"),
+        ({"cgroup.controllers": "cpu memory"}, Level.FAIL, "without the controller cpuset"),
+        ({"cgroup.controllers": ""}, Level.FAIL, "cpuset, memory"),
+        ({"cpuset/x": "", "memory/x": ""}, Level.OK, "cgroup v1"),
+        ({"cpuset/x": ""}, Level.FAIL, "cgroup v1 without the controller memory"),
+        ({}, Level.FAIL, "no cgroup controllers"),
+    ],
+)
+def test_cgroup_controllers(tmp_path: Path, files: dict[str, str], level: Level, part: str) -> None:
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    found = only(check.cgroups(tmp_path, tmp_path))
+    assert (found.level, part in found.message) == (level, True), found
+
+
+def test_a_kernel_without_controllers_is_told_apart_from_a_missing_mount(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    cgroups = tmp_path / "proc" / "cgroups"
+    cgroups.write_text("#subsys_name\thierarchy\ncpuset\t0\t1\t1\nmemory\t0\t1\t1\n")
+    assert "Mount" in only(check.cgroups(tmp_path / "x", tmp_path)).remedy
+    cgroups.write_text("#subsys_name\thierarchy\ncpu\t0\t1\t1\nmemory\t0\t1\t1\n")
+    assert "lacks cpuset" in only(check.cgroups(tmp_path / "x", tmp_path)).remedy
+
+
+def test_a_pod_cgroup_without_cpuset_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset memory")
+    (tmp_path / "kubepods.slice").mkdir()
+    (tmp_path / "kubepods.slice" / "cgroup.controllers").write_text("memory")
+    levels = [f.level for f in check.cgroups(tmp_path)]
+    assert levels == [Level.OK, Level.WARN]
+
+
+# --- the runtime --------------------------------------------------------------------------------
+
+
+def runtime(path: Path, root: Path) -> Finding:
+    return only(check.runtime(AgentConfig(runtime=Runtime(nri_socket=str(path))), root))
+
+
+def test_a_socket_that_answers_is_fine_and_one_that_does_not_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "nri.sock"
+    assert "there is no socket" in runtime(path, tmp_path).message
+    path.touch()
+    assert "is no socket" in runtime(path, tmp_path).message
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        assert "does not answer" in runtime(path, tmp_path).message
+        server.listen()
+        assert runtime(path, tmp_path).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (None, "there is no socket"),
+        ("version = 2\n", "off by default"),
+        ("version = 3\n", "there is no socket"),
+        ("version = 2\n[plugins.'io.containerd.nri.v1.nri']\ndisable = true\n", "disables it"),
+        ('version = 3\n[plugins."io.containerd.nri.v1.nri"]\ndisable = true\n', "disables it"),
+        (
+            "version = 3\n[plugins.'io.containerd.nri.v1.nri']\ndisable_connections = true\n",
+            "disable_connections",
+        ),
+        ("version = [", "not valid TOML"),
+        ("plugins = 3\n", "off by default"),
+    ],
+)
+def test_a_missing_socket_is_traced_to_containerds_configuration(
+    tmp_path: Path, text: str | None, part: str
+) -> None:
+    if text is not None:
+        (tmp_path / "etc" / "containerd").mkdir(parents=True)
+        (tmp_path / "etc" / "containerd" / "config.toml").write_text(text)
+    found = runtime(tmp_path / "nri.sock", tmp_path)
+    assert (found.level, part in found.message) == (Level.FAIL, True), found
+
+
+# --- the kubelet --------------------------------------------------------------------------------
+
+
+def test_no_kubelet_is_fine(tmp_path: Path) -> None:
+    assert only(check.kubelet(tmp_path / "absent")).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("files", "levels"),
+    [
+        ({}, [Level.OK]),
+        ({"config.yaml": "cpuManagerPolicy: none\n"}, [Level.OK]),
+        ({"config.yaml": "cpuManagerPolicy: static\n"}, [Level.WARN]),
+        (
+            {"config.yaml": "cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n"},
+            [Level.WARN, Level.WARN],
+        ),
+        # The state file is what the kubelet really runs with.
+        (
+            {
+                "config.yaml": "cpuManagerPolicy: static\n",
+                "cpu_manager_state": '{"policyName":"none"}',
+            },
+            [Level.OK],
+        ),
+        ({"cpu_manager_state": '{"policyName":"static"}'}, [Level.WARN]),
+        ({"memory_manager_state": '{"policyName":"Static"}'}, [Level.WARN]),
+        ({"cpu_manager_state": "garbage", "config.yaml": "{"}, [Level.OK]),
+        ({"cpu_manager_state": "[]", "config.yaml": "[]"}, [Level.OK]),
+    ],
+)
+def test_what_the_kubelet_pins_itself_is_a_warning(
+    tmp_path: Path, files: dict[str, str], levels: list[Level]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert [f.level for f in check.kubelet(tmp_path)] == levels
+
+
+# --- our own needs ------------------------------------------------------------------------------
+
+
+def test_the_state_directory_is_there_or_can_be_made(tmp_path: Path) -> None:
+    assert only(check.state_directory(tmp_path)).message.endswith("can be written")
+    assert only(check.state_directory(tmp_path / "a" / "b")).message.endswith("will be made")
+    file = tmp_path / "file"
+    file.touch()
+    assert only(check.state_directory(file / "x")).level is Level.FAIL
+
+
+def http(**section: object) -> list[Finding]:
+    return list(check.http(AgentConfig(http=HTTP(**section))))  # type: ignore[arg-type]
+
+
+def test_the_address_is_free_or_taken() -> None:
+    assert [f.message for f in http(address="off")] == ["off"]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        assert http(address=address)[0].message.endswith("is free")
+        other.listen()
+        check_timeout = check._TIMEOUT
+        try:
+            check._TIMEOUT = 0.05
+            (found,) = http(address=address)
+        finally:
+            check._TIMEOUT = check_timeout
+        assert (found.level, "another program" in found.message) == (Level.FAIL, True)
+
+
+def test_the_token_file_is_looked_at(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    levels = [f.level for f in http(address="127.0.0.1:1", token_file=str(token))]
+    assert levels == [Level.FAIL, Level.OK]
+    token.write_text("0123456789abcdef")
+    token.chmod(0o644)
+    levels = [f.level for f in http(address="127.0.0.1:1", token_file=str(token))]
+    assert levels == [Level.WARN, Level.OK]
+    token.chmod(0o600)
+    assert [f.level for f in http(address="127.0.0.1:1", token_file=str(token))] == [Level.OK]
+
+
+def certificate(directory: Path, *options: str) -> dict[str, str]:
+    """A self-signed certificate and its key."""
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*command, *options], check=True, capture_output=True)
+    return {"tls_cert": str(cert), "tls_key": str(key)}
+
+
+def test_the_certificate_is_looked_at(tmp_path: Path) -> None:
+    files = certificate(tmp_path, "-days", "90")
+    assert [f.level for f in http(address="127.0.0.1:1", **files)] == [Level.OK]
+    soon = certificate(tmp_path, "-days", "3")
+    (found, _) = http(address="127.0.0.1:1", **soon)
+    assert (found.level, "expires in" in found.message) == (Level.WARN, True)
+    Path(files["tls_cert"]).write_text("nonsense")
+    (found, _) = http(address="127.0.0.1:1", **files)
+    assert (found.level, "no certificate and key" in found.message) == (Level.FAIL, True)
+
+
+def test_numa_balancing_is_mentioned(tmp_path: Path) -> None:
+    assert list(check.balancing(tmp_path)) == []
+    path = tmp_path / "proc" / "sys" / "kernel"
+    path.mkdir(parents=True)
+    (path / "numa_balancing").write_text("1\n")
+    assert "numa_balancing=0" in only(check.balancing(tmp_path)).message
+
+
+def test_the_gravest_finding_decides() -> None:
+    ok = Finding(subject="a", level=Level.OK, message="")
+    warn = Finding(subject="a", level=Level.WARN, message="", remedy="x")
+    fail = Finding(subject="a", level=Level.FAIL, message="", remedy="x")
+    assert check.worst([]) is Level.OK
+    assert check.worst([ok, warn]) is Level.WARN
+    assert check.worst([warn, fail, ok]) is Level.FAIL
+
+
+def test_a_machine_that_cannot_be_read_does_not_end_the_check(tmp_path: Path) -> None:
+    config = AgentConfig(sysfs_root=str(tmp_path), cgroup_root=str(tmp_path))
+    found = {f.subject: f.level for f in check.examine(config, tmp_path)}
+    assert found["machine"] is Level.FAIL
+    assert {"NRI", "cgroups", "kubelet", "state", "http"} <= set(found)
+
+
+def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert only(check.privileges()).level is Level.WARN
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert only(check.privileges()).level is Level.OK

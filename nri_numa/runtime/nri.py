@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
-import structlog
 from google.protobuf.message import Message
 
 from nri_numa.errors import ConfigError, LocalProtocolError
+from nri_numa.logs import get_logger
 from nri_numa.protocol import events as ev
 from nri_numa.protocol.pb import nri_pb2 as pb
 from nri_numa.protocol.session import PluginSession, SessionLimits
@@ -63,7 +63,8 @@ __all__ = [
     "preinstalled_from_environment",
 ]
 
-logger = structlog.get_logger("nri")
+# Changes of the link and failed pushes are told to whoever runs the link, who logs them.
+logger = get_logger("nri")
 
 DEFAULT_SOCKET: Final = "/var/run/nri/nri.sock"
 DEFAULT_REQUEST_TIMEOUT: Final = 2.0
@@ -319,9 +320,10 @@ class NRILink:
                 self._synchronize(event)
             case ev.ConfigureRequested():
                 self._configure(event)
-            case ev.ValidateRequested(stream) | ev.ShutdownRequested(stream):
-                # Not subscribed to the first; the second is followed by the end of the socket.
-                self._answer(stream, type(event).__name__.removesuffix("Requested"), _nothing)
+            case ev.ValidateRequested(stream):  # never subscribed to; empty accepts
+                self._answer(stream, Event.VALIDATE_CONTAINER_ADJUSTMENT.method, _nothing)
+            case ev.ShutdownRequested(stream):  # followed by the end of the socket
+                self._answer(stream, "Shutdown", _nothing)
             case ev.UpdateContainersAnswered():
                 future = self._updates.pop(event.stream, None)
                 if future is not None and not future.done():
@@ -479,7 +481,6 @@ class NRILink:
             return  # the same failure again: said once
         self._told = (state, detail)
         self._state = state
-        logger.info("link", state=state.value, detail=detail)
         try:
             self._handler.link_changed(state, detail)
         except Exception:
@@ -519,12 +520,9 @@ class NRILink:
                         )
                 finally:
                     self._last_push = loop.time()
-        result = PushResult(
+        return PushResult(
             ok=not detail, path=path, detail=detail, failed=failed, seconds=loop.time() - called
         )
-        if not result.ok:
-            logger.warning("push failed", path=path.value, detail=detail, updates=len(updates))
-        return result
 
     async def _update_containers(
         self, updates: Sequence[pb.ContainerUpdate]

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
-import structlog
-
 from nri_numa.errors import RemoteProtocolError
+from nri_numa.logs import get_logger
 
-logger = structlog.get_logger("nri")
+logger = get_logger("nri")
 
 WRITE_HIGH_WATER: Final = 1 << 20
 """Bytes the peer has not read yet; above this we stop reading requests, so memory stays flat."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nri_numa.protocol import events as ev
 from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.protocol.session import PluginSession
+from nri_numa.protocol.versions import PLUGIN_EVENTS, Event
+from nri_numa.runtime import nri
 from nri_numa.runtime.embedded import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
@@ -20,6 +29,7 @@ from nri_numa.runtime.embedded import (
     RuntimeProfile,
 )
 from nri_numa.runtime.nri import LinkState, RequestRefused
+from nri_numa.runtime.transport import SessionTransport
 from tests.support.link_bed import became_active, eventually, link_to, running
 from tests.support.recording_plugin import RecordingPlugin, adjustment, pin, update
 
@@ -423,3 +433,131 @@ async def test_two_plugins_share_a_container_field_by_field(tmp_path: Path) -> N
         two.hooks["create_container"] = pinned("2-3", "1")
         with pytest.raises(CRIError, match="both tried to set CPUSetCPUs"):
             await runtime.create_container(pod.id, pb.Container(name="both"))
+
+
+async def test_a_link_that_held_starts_its_pauses_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that breaks again at once waits longer and longer; a stable one does not."""
+    made: list[int] = []
+
+    def delays() -> Iterator[float]:
+        made.append(0)
+        return itertools.repeat(0.01)
+
+    for stable, sequences in ((3600.0, 1), (0.0, 3)):
+        monkeypatch.setattr(nri, "STABLE_SECONDS", stable)
+        made.clear()
+        plugin = RecordingPlugin()
+        path = str(tmp_path / f"{stable}.sock")
+        async with (
+            EmbeddedRuntime(path) as runtime,
+            running(link_to(path, plugin, delays=delays)),
+        ):
+            for times in (1, 2, 3):
+                await runtime.wait_for_plugin()
+                await eventually(partial(became_active, plugin, times))
+                if times < 3:
+                    await runtime.disconnect_plugins()
+        assert len(made) == sequences
+
+
+async def test_a_start_that_a_plugin_refuses_stops_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event a pinning plugin never asks for, but a runtime must be able to send."""
+    path = str(tmp_path / "nri.sock")
+    plugin = RecordingPlugin()
+    link = link_to(path, plugin, events=PLUGIN_EVENTS | Event.START_CONTAINER.bit)
+    async with EmbeddedRuntime(path) as runtime, running(link):
+        await runtime.wait_for_plugin()
+        pod = await runtime.run_pod(web())
+        app = await runtime.create_container(pod.id, pb.Container(name="app"))
+
+        def refuse(*_: object) -> Any:
+            raise RequestRefused("not now")
+
+        monkeypatch.setattr(link, "_container_event", refuse)
+        with pytest.raises(CRIError, match=r"failed to start container: .*not now"):
+            await runtime.start_container(app.id)
+        assert app.state is ContainerState.EXITED
+        assert plugin.log[-1] == "StopContainer app"
+
+
+async def test_a_lost_plugin_does_not_hold_up_any_operation(tmp_path: Path) -> None:
+    """Every operation goes on when the answer never comes."""
+    path = str(tmp_path / "nri.sock")
+    faults = Faults()
+    plugin = RecordingPlugin()
+    async with EmbeddedRuntime(path, faults=faults) as runtime:
+        async with running(link_to(path, plugin)):
+
+            async def lose(method: str) -> None:
+                await runtime.wait_for_plugin()
+                faults.drop_in = method
+
+            await lose("RunPodSandbox")
+            pod = await runtime.run_pod(web())
+            await lose("CreateContainer")
+            app = await runtime.create_container(pod.id, pb.Container(name="app"))
+            await runtime.start_container(app.id)
+            await lose("UpdateContainer")
+            await runtime.update_container(app.id, pin("1"))
+            assert app.cpus == "1"
+            await lose("UpdatePodSandbox")
+            await runtime.update_pod(pod.id, pin("1"))
+            await lose("StopContainer")
+            await runtime.exit_container(app.id)
+            await lose("RemovePodSandbox")
+            await runtime.remove_pod(pod.id)
+            await runtime.wait_for_plugin()
+        assert len([reason for reason in runtime.closed if "on purpose" in reason]) == 6
+
+
+async def test_an_old_style_plugin_makes_the_runtime_fall_back_for_good(tmp_path: Path) -> None:
+    """Code 12 once, and StateChange for all nine events from then on."""
+    path = str(tmp_path / "nri.sock")
+    plugin = RecordingPlugin()
+    async with EmbeddedRuntime(path) as runtime, raw_old_plugin(path) as seen:
+        await runtime.wait_for_plugin()
+        pod = await runtime.run_pod(web())
+        await runtime.remove_pod(pod.id)
+        methods = [call.method for call in runtime.calls if call.plugin == "20-old"]
+    assert methods == [
+        "Configure",
+        "Synchronize",
+        "RunPodSandbox",
+        "StateChange",
+        "StateChange",
+        "StateChange",
+    ]
+    assert seen == ["RunPodSandbox", "StateChange", "StateChange", "StateChange"]
+    assert plugin.log == []
+
+
+@asynccontextmanager
+async def raw_old_plugin(path: str) -> AsyncIterator[list[str]]:
+    """Connect a plugin of NRI 0.11: it knows StateChange, but no method for each event."""
+    session = PluginSession()
+    seen: list[str] = []
+
+    def answer(event: ev.PluginEvent) -> None:
+        if isinstance(event, ev.ConfigureRequested):
+            session.reply(event.stream, pb.ConfigureResponse(events=0x7))
+        elif isinstance(event, ev.SynchronizeRequested):
+            session.reply(event.stream)
+        elif isinstance(event, ev.PodEvent) and not seen:
+            seen.append("RunPodSandbox")
+            session.refuse(event.stream, "method RunPodSandbox", 12)
+        elif isinstance(event, ev.PodEvent):
+            seen.append("StateChange")
+            session.reply(event.stream)
+
+    connection: SessionTransport[ev.PluginEvent] = SessionTransport(session, answer)
+    await asyncio.get_running_loop().create_unix_connection(lambda: connection, path)
+    session.register("old", "20")
+    connection.flush()
+    try:
+        yield seen
+    finally:
+        await connection.aclose("done")

@@ -14,6 +14,7 @@ from nri_numa.protocol import events as ev
 from nri_numa.protocol.pb import nri_pb2 as pb
 from nri_numa.protocol.phases import Phase
 from nri_numa.protocol.session import PluginSession, RuntimeSession
+from tests.fuzz import fuzz_protocol
 from tests.support import peer_bytes
 
 
@@ -115,3 +116,10 @@ def test_the_generator_of_streams_reaches_interesting_places(seed: int) -> None:
     rng = random.Random(seed)
     counts = [len(feed(plugin(), [peer_bytes.conversation(rng, 20)])[0]) for _ in range(40)]
     assert max(counts) >= 8
+
+
+def test_the_fuzz_harness_runs() -> None:
+    """A short walk, so that the harness does not rot between the long ones."""
+    outcomes = {fuzz_protocol.one(seed) for seed in range(12)}
+    assert outcomes <= {"ok/ok", "ok/remote", "remote/ok", "remote/remote"}
+    assert len(outcomes) > 1

@@ -113,8 +113,8 @@ class LiveView:
         return self._describe(self._agent.machine)
 
     def topology_key(self) -> object:
-        """Changes when the machine does."""
-        return id(self._agent.machine)
+        """Another object when the machine is another one."""
+        return self._agent.machine
 
     def numa_info(self) -> NUMAInfo:
         """The machine in short; CPUs one by one, so that a reader needs no range syntax."""

@@ -188,7 +188,7 @@ class API:
     def _machine(self, request: Request) -> Response:
         _expect_query(request)
         key = self._view.topology_key()
-        if self._topology is None or self._topology[0] != key:
+        if self._topology is None or self._topology[0] is not key:
             self._topology = key, _encoder.encode(self._view.topology()) + b"\n"
         return Response(200, self._topology[1])
 

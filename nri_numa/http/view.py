@@ -48,7 +48,7 @@ class AgentView(Protocol):
         ...
 
     def topology_key(self) -> object:
-        """Changes when the machine does; for caching."""
+        """Another object when the machine is another one; for caching."""
         ...
 
     def numa_info(self) -> NUMAInfo:

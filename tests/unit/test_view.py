@@ -1,0 +1,217 @@
+"""What the outside sees of a real agent: documents and samples agree with its state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from nri_numa.agent import Agent
+from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.settings import Settings
+from nri_numa.engine.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.http.api import API, Request, Response, parse_target
+from nri_numa.http.server import Changes
+from nri_numa.metrics import Metrics
+from nri_numa.topology.cpuset import CPUSet
+from nri_numa.view import LinkFacts, LiveView
+from tests.support import machines
+
+NOW = 1_700_000_100.0
+PREFIX = "numa.kubernetes.io"
+
+
+class Bed:
+    """An agent on a two-node machine, with its view."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.machine = Machine(topology=machines.dual_smt(), settings=settings or Settings())
+        self.metrics = Metrics("0.1.0")
+        self.agent = Agent(self.machine, metrics=self.metrics, store=None, now=lambda: NOW)
+        self.link = LinkFacts(state="active", detail="", active=True, runtime="containerd")
+        self.view = LiveView(
+            self.agent,
+            version="0.1.0",
+            started=NOW - 100,
+            now=lambda: NOW,
+            link=lambda: self.link,
+            reading=lambda: Reading(memory={0: 1 << 20}),
+            describe=lambda machine: {"id": machine.topology.id},
+        )
+        self.metrics.snapshot = self.view.snapshot
+
+    def create(self, name: str, **annotations: str) -> None:
+        pod = PodSandbox(
+            id=f"sandbox-{name}",
+            uid=f"uid-{name}",
+            namespace="shop",
+            name=name,
+            qos=QoSClass.GUARANTEED,
+            annotations={f"{PREFIX}/{key}": value for key, value in annotations.items()},
+        )
+        container = Container(
+            id=f"id-{name}",
+            pod_id=pod.id,
+            name="server",
+            resources=Resources(
+                cpu_quota=200_000, cpu_period=100_000, cpu_shares=2048, memory_limit=1 << 28
+            ),
+        )
+        self.agent.create_container(pod, container)
+
+
+@pytest.fixture
+def bed() -> Bed:
+    made = Bed()
+    made.agent.synchronized = True
+    made.create("own", policy="restricted", cpus="exclusive")
+    made.create("plain")
+    made.create("greedy", numacpu="9999")
+    return made
+
+
+def test_every_container_is_listed_with_what_it_really_has(bed: Bed) -> None:
+    listing = bed.view.listing()
+    containers = {one.pod: one for one in listing.containers}
+    assert set(containers) == {"own", "plain"}
+    own = containers["own"]
+    assert (own.kind, own.policy, own.memory_bytes) == ("exclusive", "restricted", 1 << 28)
+    cpus = CPUSet.parse(own.cpus)
+    assert len(cpus) == 2
+    shared = CPUSet.parse(listing.head.shared_pool)
+    assert cpus.isdisjoint(shared)
+    assert cpus | shared == bed.machine.topology.allowed
+    assert CPUSet.parse(containers["plain"].cpus) == shared
+
+
+def test_numa_nodes_add_up(bed: Bed) -> None:
+    head = bed.view.listing().head
+    nodes = head.numa_nodes
+    for node in nodes:
+        parts = [CPUSet.parse(p) for p in (node.exclusive, node.idle, node.shared)]
+        assert parts[0] | parts[1] | parts[2] == CPUSet.parse(node.cpus)
+        assert node.cpu_allocated_milli + node.cpu_available_milli == node.cpu_capacity_milli
+    assert sum(node.cpu_allocated_milli for node in nodes) == 2000
+    # The kernel has less left on NUMA node 0 than the accounting would promise.
+    assert nodes[0].memory_available_bytes == 1 << 20
+
+
+def test_a_listing_stays_what_it_was_while_the_agent_goes_on(bed: Bed) -> None:
+    """It is made piece by piece; a container that stops meanwhile must not tear it."""
+    listing = bed.view.listing()
+    bed.agent.stop_container("id-own")
+    assert {one.pod for one in listing.containers} == {"own", "plain"}
+    assert {one.pod for one in bed.view.listing().containers} == {"plain"}
+
+
+def test_explanations_cover_the_placed_and_the_refused(bed: Bed) -> None:
+    (own,) = bed.view.explain("shop", "own", None)
+    assert own.outcome == "admitted"
+    assert own.assignment is not None
+    assert own.summary == own.assignment.reason != ""
+    (greedy,) = bed.view.explain("shop", "greedy", "server")
+    assert greedy.outcome == "refused"
+    assert greedy.refusal is not None
+    assert "9999" in greedy.summary
+    assert bed.view.explain("shop", "own", "other") == []
+    assert bed.view.explain("other", "own", None) == []
+
+
+def test_a_container_that_was_refused_and_then_placed_is_explained_once(bed: Bed) -> None:
+    bed.create("own2", numacpu="9999")
+    bed.create("own2")
+    (one,) = bed.view.explain("shop", "own2", None)
+    assert one.outcome == "admitted"
+
+
+def test_refusals_are_newest_first(bed: Bed) -> None:
+    bed.create("later", numacpu="9998")
+    assert [r.pod for r in bed.view.refusals()] == ["later", "greedy"]
+
+
+def test_readiness_needs_the_link_and_the_runtimes_word(bed: Bed) -> None:
+    assert bed.view.readiness().ready
+    bed.link = replace(bed.link, state="disconnected", active=False, detail="dialled 3 times")
+    readiness = bed.view.readiness()
+    assert (readiness.ready, readiness.reason) == (
+        False,
+        "the link to the runtime is disconnected: dialled 3 times",
+    )
+    assert not bed.view.status().ready
+    bed.link = replace(bed.link, active=True)
+    bed.agent.synchronized = False
+    assert not bed.view.readiness().ready
+
+
+def test_numa_info_names_cpus_one_by_one() -> None:
+    info = Bed().view.numa_info()
+    topology = machines.dual_smt()
+    assert info.data.nodenums == len(topology.numa_nodes)
+    for cpus, memory, (_, node) in zip(
+        info.data.cpulist, info.data.memsize, sorted(topology.numa_nodes.items()), strict=True
+    ):
+        assert "-" not in cpus
+        assert CPUSet.parse(cpus) == node.cpus
+        assert int(memory) == node.memory_bytes
+
+
+def test_a_scrape_tells_the_same_as_the_list(bed: Bed) -> None:
+    text = bed.metrics.text()
+    assert 'nri_numa_containers{kind="exclusive"} 1\n' in text
+    assert 'nri_numa_containers{kind="shared"} 0\n' in text
+    assert 'pod="own",container="server",kind="exclusive",policy="restricted"' in text
+    pool = len(CPUSet.parse(bed.view.listing().head.shared_pool))
+    assert f"nri_numa_shared_pool_cpus {pool}\n" in text
+
+
+def test_every_online_cpu_of_a_node_is_in_one_state() -> None:
+    """So that a dashboard can stack them, reserved or not."""
+    for strict in (False, True):
+        made = Bed(Settings(reserved_cpus=CPUSet([0, 1]), strict_reserved=strict))
+        made.create("own", policy="restricted", cpus="exclusive", smt="isolate")
+        for sample in made.view.snapshot().numa_nodes:
+            node = made.machine.topology.numa_nodes[sample.numa_node]
+            assert (
+                sample.exclusive_cpus + sample.idle_cpus + sample.shared_cpus + sample.reserved_cpus
+            ) == len(node.cpus)
+
+
+def test_changes_are_told_until_the_listener_leaves(bed: Bed) -> None:
+    seen: list[int] = []
+    end = bed.view.subscribe(lambda: seen.append(bed.agent.state.serial))
+    bed.create("one")
+    assert seen
+    end()
+    count = len(seen)
+    bed.create("two")
+    assert len(seen) == count
+
+
+async def _whole(answer: Response) -> bytes:
+    if isinstance(answer.body, bytes):
+        return answer.body
+    return b"".join([piece async for piece in answer.body])
+
+
+def test_the_api_serves_a_real_agent(bed: Bed) -> None:
+    """Documents encode, and what the topology's key guards follows the machine."""
+    api = API(bed.view, bed.metrics, Changes(bed.view).stream)
+
+    def ask(target: str) -> Any:
+        path, segments, query = parse_target(target.encode())
+        answer = api.respond(Request("GET", path, segments, query))
+        assert isinstance(answer, Response)
+        return json.loads(asyncio.run(_whole(answer)))
+
+    assert ask("/v1/status")["containers"]["exclusive"] == 1
+    assert len(ask("/v1/assignments")["containers"]) == 2
+    assert ask("/v1/explain/shop/own")["explanations"][0]["assignment"]["podUID"] == "uid-own"
+    assert ask("/v1/topology")["id"] == bed.machine.topology.id
+    other = replace(bed.machine, topology=machines.one_cpu())
+    bed.agent.retopology(other)
+    assert ask("/v1/topology")["id"] == other.topology.id
+    assert msgspec.to_builtins(bed.view.numa_info())["code"] == 200

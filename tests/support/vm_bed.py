@@ -222,8 +222,11 @@ class Run:
         """
         self._make_directory()
         left = list(self.cases)
-        with _one_machine_at_a_time(), tempfile.TemporaryDirectory(prefix="nri-vm-") as control:
-            for result in self._results(Path(control) / "qmp"):
+        with (
+            _one_machine_at_a_time() as lock,
+            tempfile.TemporaryDirectory(prefix="nri-vm-") as control,
+        ):
+            for result in self._results(Path(control) / "qmp", lock):
                 left = [case for case in left if case != result.case]
                 yield result
         for case in left:
@@ -265,14 +268,14 @@ class Run:
                 "free some space or make the directory writable",
             ) from error
 
-    def _results(self, control: Path) -> Iterator[Result]:
-        process = self._boot(control)
+    def _results(self, control: Path, lock: int) -> Iterator[Result]:
+        process = self._boot(control, lock)
         try:
             yield from self._follow(process, control)
         finally:
             _end_group(process)
 
-    def _boot(self, control: Path) -> subprocess.Popen[bytes]:
+    def _boot(self, control: Path, lock: int) -> subprocess.Popen[bytes]:
         arguments = virtme_arguments(
             self.machine,
             kernel=self._parts.kernel.image,
@@ -300,6 +303,8 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=writer.stdin,
                 stderr=writer.stdin,
+                # A machine that outlives us (we were killed) keeps the next one waiting.
+                pass_fds=(lock,),
                 # One group, so that QEMU ends with it; not ours, which gets the Ctrl-C.
                 start_new_session=True,
             )
@@ -416,8 +421,12 @@ def _group_alive(group: int) -> bool:
 
 
 @contextlib.contextmanager
-def _one_machine_at_a_time() -> Iterator[None]:
-    """Emulation takes all the cores there are: two machines at once only run into limits."""
+def _one_machine_at_a_time() -> Iterator[int]:
+    """Emulation takes all the cores there are: two machines at once only run into limits.
+
+    Yields:
+        The descriptor that holds the lock.
+    """
     try:
         cache_dir().mkdir(parents=True, exist_ok=True)
         handle = (cache_dir() / "vm.lock").open("w")
@@ -428,4 +437,4 @@ def _one_machine_at_a_time() -> Iterator[None]:
         ) from error
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield handle.fileno()

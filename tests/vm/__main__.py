@@ -7,6 +7,7 @@ message says what to do about it), 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import textwrap
 import time
@@ -112,6 +113,8 @@ def _run(machines: dict[str, Machine], options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parser().parse_args(arguments)
+    # Whoever stops us wants the machine to end, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         machines = load_machines(MACHINES)
         if options.command == "list":

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import shutil
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from tests.support.containerd import Binaries, Containerd, find_binaries
-from tests.support.cri import Container, Pod, Resources, guaranteed, poll
+from tests.support.cri import Container, CRIError, Pod, Resources, guaranteed, poll
 from tests.support.images import FIRST_LINE_COMMAND
 from tests.support.vm_machine import Machine, format_list, load_machines, parse_list
 from tests.support.vm_records import (
@@ -34,7 +35,7 @@ from tests.support.vm_records import (
     Writer,
 )
 from tests.vm import words
-from tests.vm.plugin import Plugin
+from tests.vm.plugin import GuestPlugin
 from tests.vm.registry import Case, SkipCase, all_cases
 
 MACHINES = Path(__file__).parent / "machines"
@@ -98,10 +99,62 @@ class Guest:
         )
         # On the host's disk at once: it must survive this guest.
         self.containerd.log_file = shared / "containerd.log"
-        self.plugin = Plugin(
-            socket=self.containerd.nri_socket, directory=_BED / "plugin", log=shared / "plugin.log"
+        self.plugin = GuestPlugin(
+            _BED / "plugin", self.containerd.nri_socket, shared / "plugin.log"
         )
         self._asked = 0
+
+    # -- the machine as it is now ------------------------------------------------------------
+
+    @property
+    def online(self) -> frozenset[int]:
+        """CPUs that run programs now."""
+        return words.online_cpus()
+
+    @property
+    def memory_nodes(self) -> frozenset[int]:
+        """NUMA nodes with memory."""
+        return frozenset(i for i, node in enumerate(self.machine.numa) if node.memory_mib)
+
+    def cpus_of(self, numa_node: int) -> frozenset[int]:
+        """Online CPUs of a NUMA node."""
+        return words.numa_cpus(numa_node)
+
+    def cpu_nodes(self) -> list[int]:
+        """NUMA nodes that have an online CPU and memory, sorted."""
+        return [i for i in sorted(self.memory_nodes) if self.cpus_of(i)]
+
+    def nodes_of(self, cpus: frozenset[int]) -> frozenset[int]:
+        """NUMA nodes of some CPUs."""
+        return frozenset(self.machine.numa_node_of(cpu) for cpu in cpus)
+
+    def largest_node(self) -> int:
+        """Online CPUs of the NUMA node that has the most."""
+        return max(len(self.cpus_of(i)) for i in self.cpu_nodes())
+
+    def narrowest_and_closest(self, nodes: frozenset[int], cpus: int) -> None:
+        """Insist that no other set of NUMA nodes with so many CPUs is narrower or closer.
+
+        Close means the mean distance over all pairs, each direction and each node to itself
+        counted once (KEP-3545, "prefer-closest-numa-nodes").
+        """
+
+        def mean(group: Iterable[int]) -> float:
+            members = sorted(group)
+            row = [self.machine.distances[i][j] for i in members for j in members]
+            return sum(row) / len(row)
+
+        rivals = [
+            rival
+            for size in range(1, len(nodes) + 1)
+            for rival in itertools.combinations(self.cpu_nodes(), size)
+            if sum(len(self.cpus_of(i)) for i in rival) >= cpus
+        ]
+        best = min((len(rival), mean(rival), rival) for rival in rivals)
+        assert (len(nodes), mean(nodes)) == best[:2], (
+            f"NUMA nodes {format_list(nodes)} with mean distance {mean(nodes):g}, "
+            f"but {best[2]} have {best[1]:g}"
+        )
 
     # -- pods ------------------------------------------------------------------------------
 
@@ -209,6 +262,64 @@ class Guest:
             assert now.mems == mems, f"{report}, expected mems={format_list(mems)}"
         return now
 
+    def refused(
+        self, name: str, annotations: Mapping[str, str], *, cpus: float = 1, memory_mib: int = 64
+    ) -> str:
+        """Insist that a pod's container is not created; returns the words of the refusal."""
+        pod = self.sandbox(name, annotations)
+        try:
+            self.containerd.cri.create(pod, "main", resources=guaranteed(cpus, memory_mib * _MIB))
+        except CRIError as error:
+            self.notes.append(f"{name} refused: {error.message}")
+            return error.message
+        raise AssertionError(f"{name} was created although {dict(annotations)} cannot be met")
+
+    @staticmethod
+    def mentions(message: str, *parts: str) -> None:
+        """Insist that a refusal says all of this."""
+        missing = [part for part in parts if part not in message]
+        assert not missing, f"{missing} not in {message!r}"
+
+    def now(
+        self,
+        container: Container,
+        *,
+        cpus: frozenset[int] | None = None,
+        mems: frozenset[int] | None = None,
+    ) -> None:
+        """Insist on what a running container may use at this moment."""
+        found = words.allowed(self.pid(container))
+        expected = words.Allowed(
+            cpus=found.cpus if cpus is None else cpus, mems=found.mems if mems is None else mems
+        )
+        assert found == expected, f"{container.pod.name}: {found}, expected {expected}"
+
+    def settles(
+        self,
+        container: Container,
+        *,
+        cpus: frozenset[int],
+        mems: frozenset[int] | None = None,
+        timeout_s: float = 45.0,
+    ) -> None:
+        """Wait until a running container may use exactly this."""
+        pid = self.pid(container)
+        found = words.allowed(pid)
+
+        def look() -> bool | None:
+            nonlocal found
+            found = words.allowed(pid)
+            return (found.cpus == cpus and (mems is None or found.mems == mems)) or None
+
+        try:
+            poll(look, "", timeout_s=timeout_s, every_s=0.2)
+        except TimeoutError:
+            raise AssertionError(
+                f"{container.pod.name}: cpus={format_list(found.cpus)} "
+                f"mems={format_list(found.mems)} after {timeout_s:g} s, expected "
+                f"cpus={format_list(cpus)} mems={'any' if mems is None else format_list(mems)}"
+            ) from None
+
     # -- the machine -----------------------------------------------------------------------
 
     def qemu(self, command: str, **arguments: object) -> None:
@@ -315,7 +426,7 @@ def main(arguments: Sequence[str]) -> int:
         _say(f"{case.name} {result.outcome.value}")
         records.write(result)
     with contextlib.suppress(Exception):
-        guest.plugin.stop()
+        guest.plugin.terminate(60)
     records.write(End())
     return 0
 

@@ -1,1 +1,130 @@
-"""."""
+"""Where the pages really are: numa_maps, and the memory controller's cpuset at its limit."""
+
+from __future__ import annotations
+
+from tests.support.cri import Container, Resources, poll
+from tests.support.vm_machine import Machine
+from tests.vm import words
+from tests.vm.cases.explicit import several_memory_nodes
+from tests.vm.guest import Guest
+from tests.vm.registry import case, skip
+
+_MIB = 1024 * 1024
+_TOUCHED_MIB = 64
+
+
+def touch(mib: int) -> tuple[str, ...]:
+    """A command that touches memory and then stays: dd fills its buffer and waits to write it."""
+    return (
+        "/bin/sh",
+        "-c",
+        f"echo ready; dd if=/dev/zero bs={mib}M count=1 2>/dev/null | sleep 1000000",
+    )
+
+
+def _toucher(guest: Guest, container: Container, mib: int) -> int:
+    """The process that holds the memory, once it has touched all of it."""
+
+    def look() -> int | None:
+        for pid in words.cgroup_pids(guest.pid(container)):
+            try:
+                if sum(words.anonymous_memory(pid).values()) >= mib * _MIB:
+                    return pid
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        return None
+
+    return poll(look, f"{mib} MiB touched in {container.pod.name}", timeout_s=90, every_s=0.5)
+
+
+def _pages(guest: Guest, container: Container) -> dict[int, int]:
+    found = words.anonymous_memory(_toucher(guest, container, _TOUCHED_MIB))
+    text = ", ".join(f"node {i}: {size // _MIB} MiB" for i, size in sorted(found.items()))
+    guest.notes.append(f"{container.pod.name}: {text}")
+    return found
+
+
+@case()
+def memory_is_local(guest: Guest) -> None:
+    """All of 64 MiB that a `single-numa-node` container touches lies on its own NUMA node."""
+    container = guest.pod(
+        "local", {"policy": "single-numa-node"}, memory_mib=128, command=touch(_TOUCHED_MIB)
+    )
+    seen = words.allowed(guest.pid(container))
+    (numa_node,) = guest.nodes_of(seen.cpus)
+    assert seen.mems == {numa_node}
+    assert set(_pages(guest, container)) == {numa_node}
+
+
+@case(applies=several_memory_nodes)
+def memory_follows_the_list(guest: Guest) -> None:
+    """`numamem` puts every page there, on each memory node of the machine, near the CPUs or far."""
+    cpu = str(min(guest.online))
+    for numa_node in sorted(guest.memory_nodes):
+        container = guest.pod(
+            f"pages-{numa_node}",
+            {"numacpu": cpu, "numamem": str(numa_node)},
+            memory_mib=128,
+            command=touch(_TOUCHED_MIB),
+        )
+        assert set(_pages(guest, container)) == {numa_node}
+        guest.containerd.cri.remove_pod(container.pod)
+
+
+def _small_node(machine: Machine) -> int | None:
+    """A NUMA node other than the first whose memory can be used up without hurting the guest."""
+    nodes = [i for i, node in enumerate(machine.numa) if i and 0 < node.memory_mib <= 1024]
+    return min(nodes, key=lambda i: (machine.numa[i].memory_mib, i), default=None)
+
+
+@case(applies=lambda machine: _small_node(machine) is not None)
+def memory_limit_is_the_node(guest: Guest) -> None:
+    """A container cannot take more than its NUMA node has, though its neighbours have room."""
+    numa_node = _small_node(guest.machine)
+    assert numa_node is not None
+    wanted = words.numa_memory(numa_node) // _MIB + 32
+    room = sum(
+        words.numa_memory(i, "MemFree") // _MIB for i in guest.memory_nodes if i != numa_node
+    )
+    if room < wanted:
+        skip(f"only {room} MiB free on the other NUMA nodes, {wanted} MiB needed")
+    cpu = str(min(guest.online))
+    container = guest.pod(
+        "glutton",
+        {"numacpu": cpu, "numamem": str(numa_node)},
+        # No memory limit: what stops it is the cpuset. The score makes it the first victim.
+        resources=Resources(shares=102, oom_score_adj=1000),
+        command=("/bin/dd", "if=/dev/zero", "of=/dev/null", f"bs={wanted}M", "count=1"),
+    )
+    poll(
+        lambda: None if guest.containerd.cri.running(container) else True,
+        "end of the glutton",
+        timeout_s=120,
+        every_s=0.5,
+    )
+    status = guest.containerd.cri.status(container).status
+    guest.notes.append(f"touching {wanted} MiB on node {numa_node}: exit code {status.exit_code}")
+    assert status.exit_code == 137, "killed by SIGKILL"
+    # The same program without a pin gets its memory: the node was the limit, not the machine.
+    free = guest.pod(
+        "free",
+        resources=Resources(shares=102, oom_score_adj=1000),
+        command=("/bin/dd", "if=/dev/zero", "of=/dev/null", f"bs={wanted}M", "count=1"),
+    )
+    poll(
+        lambda: None if guest.containerd.cri.running(free) else True,
+        "end of the unpinned program",
+        timeout_s=120,
+        every_s=0.5,
+    )
+    assert guest.containerd.cri.status(free).status.exit_code == 0
+
+
+@case(applies=lambda machine: any(not node.cpus for node in machine.numa))
+def memory_only_node_is_not_for_everybody(guest: Guest) -> None:
+    """A computed assignment takes no memory from a NUMA node without CPUs unless configured."""
+    without = {i for i, node in enumerate(guest.machine.numa) if not node.cpus}
+    for count in range(len(guest.cpu_nodes()) + 1):
+        asks = {"policy": "best-effort", "cpus": "exclusive"}
+        seen = guest.pinned(guest.pod(f"computed-{count}", asks, cpus=1))
+        assert not seen.mems & without

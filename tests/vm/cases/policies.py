@@ -1,1 +1,154 @@
-"""."""
+"""The Topology Manager's policies and exclusive CPUs, admitted and refused."""
+
+from __future__ import annotations
+
+from tests.support.vm_machine import Machine
+from tests.vm.guest import Guest
+from tests.vm.registry import case, skip
+
+
+def several_cpu_nodes(machine: Machine) -> bool:
+    """Whether CPUs are on more than one NUMA node."""
+    return sum(1 for node in machine.numa if node.cpus & machine.online) > 1
+
+
+def smt(machine: Machine) -> bool:
+    """Whether cores have two threads."""
+    return machine.threads > 1
+
+
+def _own(policy: str) -> dict[str, str]:
+    return {"policy": policy, "cpus": "exclusive"}
+
+
+def _shared(policy: str) -> dict[str, str]:
+    return {"policy": policy, "cpus": "shared"}
+
+
+def _fragment(guest: Guest) -> None:
+    """Take one CPU of each NUMA node, so that no node is whole any more."""
+    for numa_node in guest.cpu_nodes():
+        cpu = str(max(guest.cpus_of(numa_node)))
+        guest.pod(f"splinter-{numa_node}", {"numacpu": cpu, "cpus": "exclusive"})
+
+
+@case()
+def single_numa_node_admitted(guest: Guest) -> None:
+    """`single-numa-node` binds a shared container to the CPUs and the memory of one NUMA node."""
+    seen = guest.pinned(guest.pod("single", _shared("single-numa-node"), cpus=1))
+    (numa_node,) = guest.nodes_of(seen.cpus)
+    assert seen.mems == {numa_node}
+    assert seen.cpus == guest.cpus_of(numa_node), "shared: all CPUs of the NUMA node"
+
+
+@case(applies=several_cpu_nodes)
+def single_numa_node_refused(guest: Guest) -> None:
+    """`single-numa-node` refuses more CPUs than any NUMA node has, and says who asked for what."""
+    wanted = guest.largest_node() + 1
+    message = guest.refused("too-wide", _own("single-numa-node"), cpus=wanted)
+    guest.mentions(message, "default/too-wide", "single-numa-node")
+
+
+@case()
+def single_numa_node_exclusive(guest: Guest) -> None:
+    """`single-numa-node` with exclusive CPUs: all from one NUMA node, memory beside them."""
+    wanted = 2
+    seen = guest.pinned(guest.pod("own", _own("single-numa-node"), cpus=wanted))
+    assert len(seen.cpus) == wanted
+    assert guest.nodes_of(seen.cpus) == seen.mems
+
+
+@case(applies=several_cpu_nodes)
+def restricted_admitted(guest: Guest) -> None:
+    """`restricted` admits a request that needs two NUMA nodes on any day, and takes close ones."""
+    wanted = guest.largest_node() + 1
+    if wanted >= len(guest.online):
+        skip("the machine is too small")
+    seen = guest.pinned(guest.pod("wide", _own("restricted"), cpus=wanted))
+    assert len(seen.cpus) == wanted
+    nodes = guest.nodes_of(seen.cpus)
+    assert nodes == seen.mems
+    guest.narrowest_and_closest(nodes, wanted)
+
+
+@case(applies=several_cpu_nodes)
+def restricted_refused(guest: Guest) -> None:
+    """`restricted` refuses a request that would fit into one NUMA node if it were not taken."""
+    _fragment(guest)
+    wanted = guest.largest_node()
+    message = guest.refused("late", _own("restricted"), cpus=wanted)
+    guest.mentions(message, "default/late", "restricted")
+
+
+@case(applies=several_cpu_nodes)
+def best_effort_widens(guest: Guest) -> None:
+    """`best-effort` takes a second NUMA node where `restricted` refuses."""
+    _fragment(guest)
+    wanted = guest.largest_node()
+    seen = guest.pinned(guest.pod("late", _own("best-effort"), cpus=wanted))
+    assert len(seen.cpus) == wanted
+    nodes = guest.nodes_of(seen.cpus)
+    assert len(nodes) > 1
+    assert nodes == seen.mems
+
+
+@case()
+def best_effort_admitted(guest: Guest) -> None:
+    """`best-effort` keeps to one NUMA node where one will do."""
+    seen = guest.pinned(guest.pod("small", _shared("best-effort"), cpus=1))
+    assert len(guest.nodes_of(seen.cpus)) == 1
+    assert guest.nodes_of(seen.cpus) == seen.mems
+
+
+@case()
+def exclusive_leaves_the_shared(guest: Guest) -> None:
+    """Exclusive CPUs leave a running shared container at once and come back with the stop."""
+    shared = guest.pod("shared")
+    guest.pinned(shared, cpus=guest.online)
+    owner = guest.pod("owner", {"cpus": "exclusive"}, cpus=2)
+    own = guest.pinned(owner).cpus
+    assert len(own) == 2
+    guest.now(shared, cpus=guest.online - own)
+    late = guest.pod("late")
+    guest.pinned(late, cpus=guest.online - own)
+    message = guest.refused("thief", {"numacpu": str(min(own))})
+    guest.mentions(message, "default/thief", "default/owner/main")
+    guest.containerd.cri.stop(owner)
+    guest.settles(shared, cpus=guest.online)
+    guest.settles(late, cpus=guest.online)
+
+
+@case(applies=smt)
+def exclusive_spreads_over_cores(guest: Guest) -> None:
+    """By default an owner gets no two threads of one core while whole cores are free."""
+    own = guest.pinned(guest.pod("spread", {"cpus": "exclusive"}, cpus=2)).cpus
+    assert len({guest.machine.siblings(cpu) for cpu in own}) == 2
+
+
+@case(applies=smt)
+def full_cores(guest: Guest) -> None:
+    """`smt: full-core` gives both threads of each core and refuses an odd number."""
+    asks = {"cpus": "exclusive", "smt": "full-core"}
+    own = guest.pinned(guest.pod("cores", asks, cpus=2)).cpus
+    assert own == guest.machine.siblings(min(own))
+    message = guest.refused("odd", asks, cpus=1)
+    guest.mentions(message, "default/odd", "full-core")
+
+
+@case(applies=smt)
+def isolated_cores(guest: Guest) -> None:
+    """`smt: isolate` gives one thread per core, and nobody gets the other one."""
+    shared = guest.pod("shared")
+    own = guest.pinned(guest.pod("alone", {"cpus": "exclusive", "smt": "isolate"}, cpus=2)).cpus
+    cores = {guest.machine.siblings(cpu) for cpu in own}
+    assert len(cores) == 2
+    guest.now(shared, cpus=guest.online - frozenset().union(*cores))
+
+
+@case()
+def refusal_leaves_nothing(guest: Guest) -> None:
+    """After a refusal the same CPUs can be had by the next pod."""
+    guest.refused("greedy", {"cpus": "exclusive"}, cpus=len(guest.online))
+    wanted = len(guest.online) - 1
+    own = guest.pinned(guest.pod("modest", {"cpus": "exclusive"}, cpus=wanted)).cpus
+    assert len(own) == wanted

@@ -230,7 +230,7 @@ class Agent:
                 updates.append(
                     ContainerUpdate(container_id=container_id, cpus=str(has), ignore_failure=True)
                 )
-        self._changed()
+        self.notify()
         if self.observe:
             return ()
         self._remember(updates)
@@ -292,7 +292,7 @@ class Agent:
         self._report(step_violations(before, after, self.machine.topology, self.machine.settings))
         self._persist(before, after, touched)
         self.state = after
-        self._changed()
+        self.notify()
 
     def _persist(self, before: NodeState, after: NodeState, touched: Mapping[str, str]) -> None:
         if self._store is None:
@@ -346,7 +346,8 @@ class Agent:
         self._traces.pop(container_id, None)
         self._pending.pop(container_id, None)
 
-    def _changed(self) -> None:
+    def notify(self) -> None:
+        """Tell listeners that something they show changed."""
         for listener in self._listeners:
             listener()
 
@@ -397,7 +398,7 @@ class Agent:
             message=decision.message,
             observed=self.observe,
         )
-        self._changed()
+        self.notify()
 
     def _synchronized(self, outcome: Resynced) -> None:
         for decision in outcome.decisions:

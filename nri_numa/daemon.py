@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from nri_numa import __version__, logs, statedoc
 from nri_numa import config as configuration
@@ -32,6 +33,10 @@ from nri_numa.runtime.preinstalled import preinstalled_from_environment
 from nri_numa.topology.model import MemoryReading, Topology
 from nri_numa.topology.sysfs import discover, read_memory, read_online
 
+if TYPE_CHECKING:
+    from nri_numa.http.server import HTTPServer
+    from nri_numa.view import LinkFacts, LiveView
+
 log = logs.get_logger("daemon")
 
 TICK = 1.0
@@ -41,6 +46,10 @@ HOTPLUG_EVERY = 5
 """Rounds of housekeeping between two looks at memory and at the online CPUs."""
 PENDING_WAIT = 2
 """Rounds an update waits for a reply to ride on before it is pushed by itself."""
+HTTP_WAIT = 2.0
+"""Seconds the HTTP server waits for the link: containers first, but a busy runtime may keep us
+waiting for a minute, and somebody will want to know why."""
+HTTP_RETRY = 10.0
 
 EXIT_OK, EXIT_FAILED, EXIT_UNAVAILABLE = 0, 1, 3
 
@@ -72,6 +81,7 @@ class Daemon:
         self.started = time.time()
         self._ready = False
         self._stop = asyncio.Event()
+        self._link_settled = asyncio.Event()
         self._reading: Reading | None = None
         self._pending_rounds = 0
 
@@ -150,6 +160,8 @@ class Daemon:
             asyncio.create_task(self._housekeeping(), name="housekeeping"),
             asyncio.create_task(self._measure_lag(), name="lag"),
         ]
+        if configuration.split_address(self.config.http.address) is not None:
+            others.append(asyncio.create_task(self._serve_http(), name="http"))
         stop = asyncio.create_task(self._stop.wait(), name="stop")
         # Start-up made the objects that live for ever; the collector need not visit them again.
         gc.collect()
@@ -179,6 +191,50 @@ class Daemon:
                 raise error
             log.info("the runtime that launched us closed the link")
         return EXIT_OK
+
+    async def _serve_http(self) -> None:
+        """Serve the API until cancelled; whatever goes wrong here, containers are placed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._link_settled.wait(), HTTP_WAIT)
+        # In a thread, because importing takes tens of milliseconds and requests may come in.
+        server_type, view_type, describe = await asyncio.to_thread(_import_http)
+        gc.freeze()
+        view = view_type(
+            self.agent,
+            version=__version__,
+            started=self.started,
+            now=time.time,
+            link=self.link_facts,
+            reading=lambda: self._reading,
+            describe=lambda m: describe(m.topology, reserved=m.settings.reserved_cpus),
+        )
+        self.metrics.snapshot = view.snapshot
+        told = ""
+        while True:
+            try:
+                await server_type(self.config.http, view, self.metrics, version=__version__).run()
+            except ConfigError as error:
+                problem = "; ".join(error.problems)
+                if problem != told:  # said once, not every ten seconds
+                    log.error("no http: containers are placed as usual", problem=problem)
+                told = problem
+            except Exception:
+                self.metrics.internal_errors.inc()
+                log.exception("http failed")
+            await asyncio.sleep(HTTP_RETRY)
+
+    def link_facts(self) -> LinkFacts:
+        """The link at this moment, for the view."""
+        from nri_numa.view import LinkFacts
+
+        state, detail = self.link_state
+        return LinkFacts(
+            state=state.value,
+            detail=detail,
+            active=state is LinkState.ACTIVE,
+            runtime=self.runtime.name if self.runtime is not None else "",
+            runtime_version=self.runtime.version if self.runtime is not None else "",
+        )
 
     async def _housekeeping(self) -> None:
         round_number = 0
@@ -289,6 +345,9 @@ class Daemon:
         if state in (LinkState.REGISTERING, LinkState.STOPPED):
             level = log.info
         level("link", state=state.value, detail=detail)
+        if state not in (LinkState.REGISTERING, LinkState.CONFIGURED):
+            self._link_settled.set()
+        self.agent.notify()
         if state is LinkState.ACTIVE or (state is LinkState.DISCONNECTED and not self._ready):
             # Without the runtime there is nothing to wait for at start: dialling goes on for ever,
             # and systemd would kill a service that never gets ready.
@@ -328,6 +387,14 @@ class Daemon:
             Machine(topology=self.agent.machine.topology, settings=configuration.settings(new))
         )
         log.info("configuration reloaded", changed=", ".join(live))
+
+
+def _import_http() -> tuple[type[HTTPServer], type[LiveView], Callable[..., dict[str, Any]]]:
+    from nri_numa.cli.topology_view import topology_document
+    from nri_numa.http.server import HTTPServer
+    from nri_numa.view import LiveView
+
+    return HTTPServer, LiveView, topology_document
 
 
 def as_reading(memory: MemoryReading) -> Reading:

@@ -37,6 +37,7 @@ from nri_numa.engine.placement import (
     spread_charges,
 )
 from nri_numa.engine.policies import Alignment, align
+from nri_numa.engine.settings import CPUOrder
 from nri_numa.engine.state import Former, Kind, NodeState, PodRecord
 from nri_numa.engine.workload import (
     SMT,
@@ -91,15 +92,23 @@ def place_computed(
         held: CPUs it has already and must keep (a resize in place).
     """
     record = state.pods.get(pod.uid)
-    books = _books(machine, state, demand, wishes, reading)
+    if (
+        machine.settings.cpu_order is CPUOrder.KUBELET
+        and wishes.smt is SMT.SPREAD
+        and "smt" not in wishes.given
+    ):
+        # Nobody asked to avoid siblings, and the kubelet's order does not.
+        wishes = replace(wishes, smt=SMT.ANY)
+    together = demand
+    if wishes.scope is Scope.POD and (record is None or record.affinity is None):
+        together = pod_demand(pod, demand)
+    books = _books(machine, state, together, wishes, reading)
     who = f"pod {pod.full_name}, container {container.name}"
     if policy is Policy.NONE:
         affinity, alignment, steps = None, None, ["no policy: any NUMA node will do"]
         preferred = True
     else:
-        found = _aligned(
-            machine, state, pod, container, wishes, demand, books, policy, record, held
-        )
+        found = _aligned(machine, pod, container, wishes, together, books, policy, record, held)
         if isinstance(found, Failed):
             return found
         affinity, preferred, alignment, steps = found
@@ -322,7 +331,6 @@ _Aligned = tuple[NUMASet | None, bool, Alignment | None, list[str]]
 
 def _aligned(
     machine: Machine,
-    state: NodeState,
     pod: PodSandbox,
     container: Container,
     wishes: Wishes,
@@ -333,15 +341,13 @@ def _aligned(
     held: CPUSet,
 ) -> _Aligned | Failed:
     """Ask the policy for NUMA nodes, once for each pod under scope ``pod``."""
-    if wishes.scope is Scope.POD:
-        if record is not None and record.affinity is not None:
-            return (
-                record.affinity,
-                record.affinity_preferred,
-                None,
-                [f"scope pod: the pod was placed on NUMA node {record.affinity}"],
-            )
-        demand = pod_demand(pod, demand)
+    if wishes.scope is Scope.POD and record is not None and record.affinity is not None:
+        return (
+            record.affinity,
+            record.affinity_preferred,
+            None,
+            [f"scope pod: the pod was placed on NUMA node {record.affinity}"],
+        )
     demands = _demands(machine, pod, container, demand, books, wishes, held)
     alignment = align(
         demands,

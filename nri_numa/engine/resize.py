@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nri_numa.engine.allocator import give_back
+from nri_numa.engine.allocator import Taken, TakeRequest, take_cpus
 from nri_numa.engine.answers import NO_QUOTA, ContainerUpdate
 from nri_numa.engine.decide import ladder, new_allocation, place, pool_updates
 from nri_numa.engine.decision import Machine, Reading, Refused, Resized, Trace
@@ -27,7 +27,7 @@ from nri_numa.engine.workload import (
     Resources,
     Wishes,
 )
-from nri_numa.topology.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.topology.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 
 
 def resize(
@@ -180,18 +180,28 @@ def _placed(
     if allocation.kind is Kind.EXCLUSIVE and wanted.exclusive_cpus > count:
         return place(machine, rest, pod, container, wishes, wanted, reading, held=allocation.cpus)
     if allocation.kind is Kind.EXCLUSIVE and wanted.exclusive_cpus:
-        keep = allocation.cpus
-        if wanted.exclusive_cpus < count:
-            keep = give_back(
-                machine.topology,
-                keep,
-                wanted.exclusive_cpus,
-                smt=wishes.smt,
-                tables=machine.index,
+        taken = take_cpus(
+            machine.topology,
+            TakeRequest(
+                count=wanted.exclusive_cpus,
+                available=NO_CPUS,
+                held=allocation.cpus,
+                smt=allocation.smt,
+                load=allocation.load,
+                busy=rest.owned | rest.idle,
+                settings=machine.settings,
+            ),
+            machine.index,
+        )
+        if not isinstance(taken, Taken):
+            return Failed(
+                reason="SMTAlignmentError",
+                message=f"pod {pod.full_name}, container {container.name}: {taken}",
+                rule="smt: full-core gives whole cores only",
             )
-        return _stay(machine, rest, wishes, wanted, allocation, reading, keep)
+        return _stay(machine, rest, wishes, wanted, allocation, reading, taken.cpus, taken.idle)
     if allocation.kind is Kind.SHARED and not wanted.exclusive_cpus:
-        return _stay(machine, rest, wishes, wanted, allocation, reading, allocation.cpus)
+        return _stay(machine, rest, wishes, wanted, allocation, reading, NO_CPUS, NO_CPUS)
     # From shared to whole CPUs of its own or back: decided anew, on the same NUMA nodes if it can.
     return place(machine, rest, pod, container, wishes, wanted, reading)
 
@@ -204,6 +214,7 @@ def _stay(
     allocation: Allocation,
     reading: Reading | None,
     cpus: CPUSet,
+    idle: CPUSet,
 ) -> Placed | Failed:
     """Keep the NUMA nodes (and the CPUs ``cpus``) and book the new size there."""
     topology = machine.topology
@@ -257,9 +268,6 @@ def _stay(
         hugepages,
         {size: machine.hugepages_left(size, rest, reading) for size in hugepages},
     )
-    idle = allocation.idle
-    if cpus and idle:
-        idle = idle & (topology.siblings_of(cpus) - cpus)
     what = f"{len(cpus)} own CPUs" if cpus else "shared CPUs"
     return Placed(
         kind=allocation.kind,

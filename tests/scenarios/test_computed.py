@@ -1,0 +1,420 @@
+"""Computed assignments: policies, strategies, accounting, siblings, the degrade ladder."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa.engine.decision import Reading
+from nri_numa.engine.settings import Rule, Settings
+from nri_numa.engine.state import Kind
+from nri_numa.engine.workload import Device, DeviceRequest, QoSClass, Strategy
+from nri_numa.topology.cpuset import CPUSet, NUMASet
+from nri_numa.topology.synthetic import synthetic
+from tests.support import machines
+from tests.support.world import GIB, World, container, pod, resources
+
+GUARANTEED, BURSTABLE = QoSClass.GUARANTEED, QoSClass.BURSTABLE
+SINGLE = {"policy": "single-numa-node"}
+
+
+def put(
+    world: World,
+    name: str,
+    annotations: dict[str, str],
+    cpus: float = 0,
+    memory: float = 0,
+    qos: QoSClass = GUARANTEED,
+) -> tuple[str, str]:
+    """Place one pod with one container."""
+    of = pod(name, annotations, qos=qos)
+    return world.place(of, container(of, wants=resources(cpus, memory)))
+
+
+def test_nothing_asked_nothing_touched() -> None:
+    world = World(machines.snc_smt())
+    assert put(world, "a", {}, 2, 1) == ("", "")
+
+
+def test_bind_none_wins_over_a_rule() -> None:
+    world = World(machines.snc_smt(), Settings(rules=(Rule(values=SINGLE),)))
+    assert put(world, "a", {"bind": "none"}, 2, 1) == ("", "")
+    assert put(world, "b", {}, 2, 1)[1] == "0"
+
+
+def test_guaranteed_whole_cpus_with_a_policy_are_exclusive_one_thread_of_a_core_each() -> None:
+    world = World(machines.dual_smt())
+    cpus, mems = put(world, "a", SINGLE, 4, 1)
+    owned = CPUSet.parse(cpus)
+    assert len(owned) == 4
+    assert mems == "0"
+    topology = world.topology
+    assert len({topology.cpus[i].core for i in owned}) == 4, "two threads of one core"
+
+
+def test_a_fraction_shares_and_gets_the_nodes_pool() -> None:
+    world = World(machines.dual_smt())
+    assert put(world, "a", SINGLE, 1.5, 1) == ("0-15,32-47", "0")
+
+
+def test_bind_cpu_leaves_memory_alone() -> None:
+    world = World(machines.dual_smt())
+    assert put(world, "a", {**SINGLE, "bind": "cpu"}, 1.5, 100) == ("0-15,32-47", "")
+
+
+def test_bind_alone_is_a_mild_computed_pin() -> None:
+    world = World(machines.dual_smt())
+    assert put(world, "a", {"bind": "cpu+mem"}, 1.5, 1, BURSTABLE) == ("0-15,32-47", "0")
+
+
+def test_spread_takes_the_node_with_most_cpu_left() -> None:
+    world = World(machines.dual_smt())
+    assert put(world, "a", {"policy": "best-effort", "bind": "cpu"}, 3.5)[0] == "0-15,32-47"
+    assert put(world, "b", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "16-31,48-63"
+    assert put(world, "c", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "16-31,48-63"
+    assert put(world, "d", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "16-31,48-63"
+    assert put(world, "e", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "0-15,32-47"
+
+
+def test_spread_with_memory_takes_most_memory_among_those_whose_cpu_suffices() -> None:
+    world = World(machines.dual_smt())  # 64 GiB, 32 CPUs on each
+    put(world, "cpu", {"policy": "best-effort", "bind": "cpu"}, 31.5)  # NUMA node 0
+    put(world, "mem", {"policy": "best-effort"}, 0.5, 40, BURSTABLE)  # NUMA node 1
+    assert world.has("mem-app")[1] == "1" or world.has("mem-app")[1] == "0"
+    first = world.has("mem-app")[1]
+    other = "1" if first == "0" else "0"
+    # Most memory is on the other NUMA node, and it is taken as long as its CPU suffices.
+    assert put(world, "small", {"policy": "best-effort"}, 0.2, 1, BURSTABLE)[1] == other
+    # With more CPU than NUMA node 0 has left, only NUMA node 1 will do.
+    assert put(world, "big", {"policy": "best-effort"}, 2.5, 1, BURSTABLE)[1] == "1"
+
+
+def test_pack_takes_the_fullest_that_fits() -> None:
+    world = World(machines.dual_smt(), Settings(strategy=Strategy.PACK))
+    assert put(world, "a", SINGLE, 2, 8)[1] == "0"
+    assert put(world, "b", SINGLE, 2, 8)[1] == "0"
+    assert put(world, "c", SINGLE, 29, 8)[1] == "1"
+
+
+def test_kubelet_ties_fill_the_lowest_node_first() -> None:
+    world = World(machines.dual_smt(), Settings(kubelet_ties=True))
+    assert [put(world, n, SINGLE, 2, 1)[1] for n in "abc"] == ["0", "0", "0"]
+
+
+def test_single_numa_node_refuses_what_needs_two_and_says_what_there_was() -> None:
+    world = World(machines.dual_smt())
+    of = pod("big", SINGLE)
+    refused = world.refuse(of, container(of, wants=resources(33, 1)))
+    assert refused.reason == "TopologyAffinityError"
+    for words in ("default/big", "app", "33 exclusive CPUs", "NUMA node 0: 32", "NUMA node 1: 32"):
+        assert words in refused.message
+
+
+def test_restricted_admits_what_an_empty_machine_would_split_and_no_more() -> None:
+    world = World(machines.dual_smt())
+    cpus, mems = put(world, "two", {"policy": "restricted"}, 40, 100)
+    assert len(CPUSet.parse(cpus)) == 40
+    assert mems == "0-1"
+    of = pod("small", {"policy": "restricted"})
+    refused = world.refuse(of, container(of, wants=resources(14, 1)))
+    assert refused.reason == "TopologyAffinityError"
+
+
+def test_best_effort_admits_wider_and_says_so() -> None:
+    world = World(machines.dual_smt())
+    put(world, "a", SINGLE, 20, 1)
+    put(world, "b", SINGLE, 20, 1)
+    cpus, _ = put(world, "c", {"policy": "best-effort"}, 16, 1)
+    assert len(CPUSet.parse(cpus)) == 16
+    allocation = world.agent.state.allocations["c-app"]
+    assert not allocation.preferred
+    assert "wider than ideal" in allocation.reason
+
+
+@pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
+def test_widen_takes_the_narrowest_that_works(policy: str) -> None:
+    world = World(machines.dual_smt())
+    put(world, "a", SINGLE, 20, 1)
+    put(world, "b", SINGLE, 20, 1)
+    cpus, _ = put(world, "c", {"policy": policy, "on-failure": "widen"}, 16, 1)
+    assert len(CPUSet.parse(cpus)) == 16
+    allocation = world.agent.state.allocations["c-app"]
+    assert not allocation.preferred
+    assert allocation.policy == policy
+
+
+def test_widen_still_refuses_what_the_machine_does_not_have() -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", {"policy": "restricted", "on-failure": "widen"})
+    assert world.refuse(of, container(of, wants=resources(65, 1)))
+
+
+def test_unpinned_starts_untouched() -> None:
+    world = World(machines.dual_smt())
+    assert put(world, "a", {**SINGLE, "on-failure": "unpinned"}, 65, 1) == ("", "")
+    assert "TopologyAffinityError" in world.agent.state.allocations["a-app"].reason
+
+
+def test_exclusive_without_a_policy_takes_cpus_anywhere() -> None:
+    world = World(machines.dual_smt())
+    cpus, _ = put(world, "a", {"cpus": "exclusive"}, 40, 1, BURSTABLE)
+    assert len(CPUSet.parse(cpus)) == 40
+
+
+def test_a_fraction_of_own_cpus_is_refused_with_that_reason() -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", {"cpus": "exclusive"})
+    refused = world.refuse(of, container(of, wants=resources(1.5)))
+    assert "1500m" in refused.message
+    assert "whole" in refused.message
+
+
+def test_more_own_cpus_than_free_is_refused() -> None:
+    world = World(machines.single_no_smt())
+    of = pod("a", {"cpus": "exclusive"})
+    refused = world.refuse(of, container(of, wants=resources(5)))
+    assert refused.reason == "NotEnoughCPUs"
+    refused = world.refuse(of, container(of, wants=resources(4)))
+    assert refused.reason == "SharedPoolEmpty"
+
+
+def test_full_core_refuses_what_is_no_multiple_of_the_threads() -> None:
+    world = World(machines.single_smt())
+    of = pod("a", {"cpus": "exclusive", "smt": "full-core"})
+    refused = world.refuse(of, container(of, wants=resources(3)))
+    assert refused.reason == "SMTAlignmentError"
+    assert "3 exclusive CPUs" in refused.message
+    cpus = CPUSet.parse(put(world, "b", {"cpus": "exclusive", "smt": "full-core"}, 4)[0])
+    assert world.topology.siblings_of(cpus) == cpus
+
+
+def test_full_core_with_a_policy_looks_for_whole_cores() -> None:
+    world = World(machines.dual_smt())
+    put(world, "half", {"cpus": "exclusive", "smt": "spread"}, 16)  # a thread of each core of one
+    cpus = CPUSet.parse(put(world, "full", {**SINGLE, "smt": "full-core"}, 8, 1)[0])
+    assert world.topology.siblings_of(cpus) == cpus
+
+
+def test_isolate_keeps_siblings_idle_and_out_of_every_pool() -> None:
+    world = World(machines.single_smt())
+    put(world, "plain", {}, qos=BURSTABLE)
+    cpus = CPUSet.parse(put(world, "a", {"cpus": "exclusive", "smt": "isolate"}, 2)[0])
+    siblings = world.topology.siblings_of(cpus)
+    assert len(siblings) == 4
+    assert world.cpus("plain-app") == world.topology.online - siblings
+    of = pod("b", {"numacpu": str(siblings - cpus)})
+    assert world.refuse(of).reason == "CPUOwned"
+    world.stop("a-app")
+    assert world.cpus("plain-app") == world.topology.online
+
+
+def test_pair_puts_low_beside_high() -> None:
+    world = World(machines.single_smt())
+    pair = {"cpus": "exclusive", "smt": "pair"}
+    high = CPUSet.parse(put(world, "high", {**pair, "load": "high"}, 1)[0])
+    low = CPUSet.parse(put(world, "low", {**pair, "load": "low"}, 1)[0])
+    assert low | high == world.topology.siblings_of(high)
+    other = CPUSet.parse(put(world, "other", {**pair, "load": "high"}, 1)[0])
+    assert other.isdisjoint(world.topology.siblings_of(high))
+
+
+def test_drained_nodes_get_nothing_new() -> None:
+    world = World(machines.dual_smt(), Settings(capacity_factor={0: 0.0}))
+    assert put(world, "a", SINGLE, 2, 1)[1] == "1"
+    assert put(world, "b", SINGLE, 1.5, 1)[1] == "1"
+
+
+def test_oversale_admits_more_shared_cpus_than_there_are() -> None:
+    tight, wide = World(machines.dual_smt()), World(machines.dual_smt(), Settings(oversale=2.0))
+    of = pod("a", SINGLE, qos=BURSTABLE)
+    made = container(of, wants=resources(40.5, 1))
+    assert tight.refuse(of, made).reason == "TopologyAffinityError"
+    assert wide.place(of, made)[1] == "0"
+
+
+def test_shared_requests_leave_less_for_owners() -> None:
+    world = World(machines.dual_smt(), Settings(strategy=Strategy.PACK))
+    put(world, "shared", SINGLE, 30.5, 1, BURSTABLE)  # NUMA node 0
+    assert put(world, "own", SINGLE, 2, 1)[1] == "1"
+
+
+def test_owners_never_take_the_last_cpu_of_a_nodes_shared_containers() -> None:
+    world = World(machines.dual_no_smt(), Settings(strategy=Strategy.PACK))
+    put(world, "shared", SINGLE, 0, 1, BURSTABLE)
+    of = pod("own", SINGLE)
+    assert world.place(of, container(of, wants=resources(8, 1)))[1] == "1"
+    assert world.cpus("shared-app") == CPUSet(range(8))
+
+
+def test_memory_counts_what_is_bound_and_what_the_kernel_has() -> None:
+    world = World(machines.dual_smt(), reading=Reading(memory={0: 8 * GIB, 1: 60 * GIB}))
+    assert put(world, "a", SINGLE, 1.5, 16)[1] == "1"
+    of = pod("b", SINGLE)
+    refused = world.refuse(of, container(of, wants=resources(1.5, 50)))
+    assert "NUMA node 0: 30.5 CPUs" in refused.message or "8.0 GiB" in refused.message
+
+
+def test_a_pin_that_cannot_hold_the_memory_is_widened() -> None:
+    world = World(machines.snc_smt())
+    _, mems = put(world, "a", {"policy": "best-effort"}, 1.5, 20, BURSTABLE)
+    assert len(NUMASet.parse(mems)) == 2
+    _, mems = put(world, "b", {"policy": "best-effort"}, 1.5, 500, BURSTABLE)
+    assert mems == "0-3"
+    assert not world.agent.state.allocations["b-app"].preferred
+
+
+def test_hugepages_decide_the_node() -> None:
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, hugepages={2 << 20: 512 << 20}
+    )
+    world = World(
+        topology,
+        reading=Reading(hugepages={0: {2 << 20: 0}, 1: {2 << 20: 512 << 20}}),
+    )
+    of = pod("a", SINGLE)
+    made = container(of, wants=resources(1.5, 1, hugepages={2 << 20: 256 << 20}))
+    assert world.place(of, made)[1] == "1"
+    again = pod("b", SINGLE)
+    refused = world.refuse(
+        again, container(again, wants=resources(1.5, 1, hugepages={2 << 20: 300 << 20}))
+    )
+    assert "huge pages" in refused.message
+
+
+def test_a_huge_page_size_that_does_not_exist_is_refused() -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", SINGLE)
+    refused = world.refuse(of, container(of, wants=resources(1.5, 1, hugepages={1 << 30: 1 << 30})))
+    assert "1.0 GiB in huge pages of 1.0 GiB" in refused.message
+
+
+def test_devices_pull_cpus_and_memory_to_their_node() -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", SINGLE)
+    devices = (Device(id="gpu0", numa_nodes=frozenset({1})), Device(id="gpu1"))
+    made = container(of, wants=resources(2, 1))
+    from dataclasses import replace
+
+    made = replace(made, devices=(DeviceRequest(resource="x.y/gpu", count=1, devices=devices),))
+    assert world.place(of, made)[1] == "1"
+
+
+def test_memory_tiers_are_used_only_when_let_in() -> None:
+    topology = synthetic(
+        sockets=1, numa_per_socket=1, cores_per_numa=4, memory_gib=4, memory_only_gib=[64]
+    )
+    closed = World(topology)
+    of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
+    made = container(of, wants=resources(1.5, 32))
+    assert closed.place(of, made)[1] == "0"
+    tier = topology.memory_nodes - topology.cpu_nodes
+    opened = World(topology, Settings(memory_only_nodes=tier))
+    assert NUMASet.parse(opened.place(of, made)[1]) >= tier
+
+
+def test_cpu_only_nodes_get_the_nearest_memory() -> None:
+    from dataclasses import replace
+
+    topology = machines.snc_smt()
+    nodes = dict(topology.numa_nodes)
+    nodes[1] = replace(nodes[1], memory_bytes=0)
+    bare = replace(topology, numa_nodes=nodes)
+    world = World(bare, Settings(capacity_factor={0: 0, 2: 0, 3: 0}))
+    assert put(world, "a", SINGLE, 1.5, 0)[1] == "0"  # distance 12 beats 21
+
+
+def test_pod_scope_puts_all_containers_on_one_choice() -> None:
+    world = World(machines.dual_smt(), Settings(strategy=Strategy.PACK))
+    put(world, "filler", SINGLE, 20, 1)  # 12 CPUs stay on NUMA node 0
+    of = pod("a", {**SINGLE, "scope": "pod"}, total=resources(16, 2))
+    first = world.place(of, container(of, "one", resources(8, 1)))
+    second = world.place(of, container(of, "two", resources(8, 1)))
+    assert first[1] == second[1] == "1"
+    container_scope = pod("b", SINGLE, total=resources(16, 2))
+    assert world.place(container_scope, container(container_scope, "one", resources(8, 1)))
+
+
+def test_pod_scope_refuses_a_pod_that_does_not_fit_together() -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", {**SINGLE, "scope": "pod"}, total=resources(40, 2))
+    refused = world.refuse(of, container(of, "one", resources(8, 1)))
+    assert "all its containers together need 40" in refused.message
+
+
+def test_pod_totals_without_quota_count_by_shares() -> None:
+    from nri_numa.engine.workload import Resources
+
+    world = World(machines.dual_smt())
+    total = Resources(cpu_shares=40 * 1024, hugepages={2 << 20: 1 << 30})
+    of = pod("a", {**SINGLE, "scope": "pod"}, qos=BURSTABLE, total=total)
+    refused = world.refuse(of, container(of, "one", resources(0.5)))
+    assert "40 CPUs" in refused.message
+
+
+def test_align_by_socket_prefers_nodes_of_one_socket() -> None:
+    world = World(machines.snc_smt(), Settings(align_by_socket=True))
+    _, mems = put(world, "a", {"policy": "restricted"}, 10, 20)
+    assert mems in ("0-1", "2-3")
+
+
+def test_the_kubelets_memory_rules_account_guaranteed_pods_only() -> None:
+    world = World(machines.snc_smt(), Settings(kubelet_memory=True))
+    of = pod("a", SINGLE, qos=BURSTABLE)
+    # 17 GiB fit no NUMA node; the kubelet does not look at Burstable memory at all.
+    assert world.create(of, container(of, wants=resources(1.5, 17)))
+    guaranteed = pod("b", SINGLE)
+    world.create(guaranteed, container(guaranteed, wants=resources(2, 17)))
+    allocation = world.agent.state.allocations.get("b-app")
+    assert allocation is None or len(allocation.mems) > 1
+
+
+def test_somebody_elses_cpuset_is_left_alone() -> None:
+    from dataclasses import replace
+
+    world = World(machines.single_no_smt())
+    of = pod("k", {})
+    made = container(of, wants=resources(1))
+    made = replace(made, resources=replace(made.resources, cpus="2"))
+    assert world.place(of, made) == ("2", "")
+    assert world.agent.state.allocations["k-app"].kind is Kind.FOREIGN
+    put(world, "x", {"cpus": "exclusive"}, 1)
+    assert world.has("k-app") == ("2", "")
+
+
+def test_the_assigned_annotation_and_environment_tell_the_container() -> None:
+    import json
+
+    from nri_numa.agent import Answer
+
+    world = World(machines.dual_smt())
+    of = pod("a", SINGLE)
+    answer = world.create(of, container(of, wants=resources(2, 1)))
+    assert isinstance(answer, Answer)
+    cpus, mems = world.has("a-app")
+    assert answer.adjustment.env == {"NUMA_CPUS": cpus, "NUMA_MEMS": mems}
+    document = json.loads(answer.adjustment.annotations["numa.kubernetes.io/assigned"])
+    assert document["cpus"] == cpus
+    assert document["mems"] == mems
+    assert document["policy"] == "single-numa-node"
+    assert document["reason"]
+
+
+def test_the_quota_is_lifted_for_owners_only() -> None:
+    world = World(machines.dual_smt())
+    put(world, "own", SINGLE, 2, 1)
+    put(world, "shared", SINGLE, 1.5, 1)
+    assert world.live["own-app"].resources.cpu_quota == -1
+    assert world.live["shared-app"].resources.cpu_quota == 150_000
+    kept = World(machines.dual_smt(), Settings(lift_quota=False))
+    put(kept, "own", SINGLE, 2, 1)
+    assert kept.live["own-app"].resources.cpu_quota == 200_000
+
+
+def test_observe_decides_and_changes_nothing() -> None:
+    world = World(machines.dual_smt(), observe=True)
+    assert put(world, "a", SINGLE, 2, 1) == ("", "")
+    assert world.agent.state.allocations["a-app"].kind is Kind.EXCLUSIVE
+    of = pod("b", {"numacpu": "99"})
+    assert world.place(of) == ("", "")
+    assert world.agent.refusals[-1].reason == "UnknownCPU"
+    assert world.stop("a-app") == ()
+    assert world.synchronize() == ()

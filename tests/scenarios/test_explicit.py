@@ -1,0 +1,171 @@
+"""Explicit lists: taken as they are, or refused with a sentence that says everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa.engine.decision import Reading
+from nri_numa.engine.settings import Settings
+from nri_numa.engine.state import Kind
+from nri_numa.engine.workload import QoSClass
+from nri_numa.topology.cpuset import CPUSet, NUMASet
+from nri_numa.topology.synthetic import synthetic
+from tests.support import machines
+from tests.support.world import GIB, World, container, pod, resources
+
+
+def test_cpus_and_memory_are_written_as_listed() -> None:
+    world = World(machines.snc_smt())
+    assert world.place(pod("a", {"numacpu": "1,23", "numamem": "1"})) == ("1,23", "1")
+
+
+def test_cpus_only_leaves_memory_alone() -> None:
+    world = World(machines.snc_smt())
+    assert world.place(pod("a", {"numacpu": "0-3"})) == ("0-3", "")
+
+
+def test_memory_only_leaves_cpus_alone() -> None:
+    world = World(machines.snc_smt())
+    assert world.place(pod("a", {"numamem": "2-3"})) == ("", "2-3")
+
+
+def test_memory_only_still_stays_off_owned_cpus() -> None:
+    world = World(machines.single_smt())
+    world.place(pod("m", {"numamem": "0"}))
+    world.place(pod("x", {"cpus": "exclusive"}), container(pod("x"), wants=resources(2)))
+    assert world.cpus("m-app").isdisjoint(world.cpus("x-app"))
+    assert world.has("m-app")[1] == "0"
+
+
+def test_the_containers_own_key_beats_the_pods() -> None:
+    world = World(machines.snc_smt())
+    of = pod("a", {"numacpu": "0-3", "numacpu.db": "4-5", "numamem.db": "1"})
+    assert world.place(of, container(of, "web")) == ("0-3", "")
+    assert world.place(of, container(of, "db")) == ("4-5", "1")
+
+
+def test_two_containers_may_list_the_same_cpus() -> None:
+    world = World(machines.snc_smt())
+    world.place(pod("a", {"numacpu": "1-2"}))
+    assert world.place(pod("b", {"numacpu": "2-3"})) == ("2-3", "")
+
+
+def test_listed_and_exclusive_belongs_to_nobody_else() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("plain", {}, qos=QoSClass.BEST_EFFORT))
+    of = pod("a", {"numacpu": "1-2", "cpus": "exclusive"})
+    assert world.place(of, container(of, wants=resources(2))) == ("1-2", "")
+    assert world.has("plain-app")[0] == "0,3"
+    refused = world.refuse(pod("b", {"numacpu": "2"}))
+    assert refused.reason == "CPUOwned"
+    assert "default/a/app" in refused.message
+    world.stop("a-app")
+    assert world.has("plain-app")[0] == "0-3"
+
+
+def test_exclusive_grants_avoid_listed_cpus() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("a", {"numacpu": "0-1"}))
+    of = pod("b", {"cpus": "exclusive"})
+    cpus, _ = world.place(of, container(of, wants=resources(1)))
+    assert cpus in ("2", "3")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "reason", "words"),
+    [
+        ({"numacpu": "64"}, "UnknownCPU", ("CPU 64 does not exist", "0-31")),
+        ({"numacpu": "0,31-33"}, "UnknownCPU", ("CPU 32-33 does not exist",)),
+        ({"numamem": "4"}, "UnknownNUMANode", ("NUMA node 4 does not exist", "0-3")),
+        ({"numacpu": "0", "numamem": "0,7"}, "UnknownNUMANode", ("NUMA node 7",)),
+        ({"numacpu": "0-31", "cpus": "exclusive"}, "SharedPoolEmpty", ("no CPU for other",)),
+    ],
+)
+def test_what_does_not_exist_is_refused(
+    annotations: dict[str, str], reason: str, words: tuple[str, ...]
+) -> None:
+    world = World(machines.snc_smt())
+    refused = world.refuse(pod("bad", annotations))
+    assert refused.reason == reason
+    for word in ("default/bad", "app", *annotations.values(), "expected", *words):
+        if word != "exclusive":
+            assert word in refused.message
+    assert not world.agent.state.allocations
+
+
+def test_an_offline_cpu_is_refused_as_offline() -> None:
+    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, offline=CPUSet([5])))
+    refused = world.refuse(pod("a", {"numacpu": "4-5"}))
+    assert refused.reason == "CPUOffline"
+    assert "CPU 5 is offline" in refused.message
+    assert "0-4,6-7" in refused.message
+
+
+def test_a_cpu_outside_our_own_cpuset_is_refused() -> None:
+    world = World(
+        synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, allowed=CPUSet(range(4)))
+    )
+    refused = world.refuse(pod("a", {"numacpu": "3-4"}))
+    assert refused.reason == "CPUNotAllowed"
+    assert "CPU 4" in refused.message
+    assert "0-3" in refused.message
+
+
+def test_strictly_reserved_cpus_are_refused_and_ordinary_reserved_ones_are_not() -> None:
+    topology = machines.single_no_smt()
+    lenient = World(topology, Settings(reserved_cpus=CPUSet([0])))
+    assert lenient.place(pod("a", {"numacpu": "0"})) == ("0", "")
+    refused = lenient.refuse(pod("x", {"numacpu": "0", "cpus": "exclusive"}))
+    assert refused.reason == "CPUReserved"
+    strict = World(topology, Settings(reserved_cpus=CPUSet([0]), strict_reserved=True))
+    refused = strict.refuse(pod("a", {"numacpu": "0-1"}))
+    assert refused.reason == "CPUReserved"
+    assert "1-3" in refused.message
+
+
+def test_exclusive_lists_may_not_overlap_other_lists() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("a", {"numacpu": "1"}))
+    refused = world.refuse(pod("b", {"numacpu": "1-2", "cpus": "exclusive"}))
+    assert refused.reason == "CPUListed"
+    assert "default/a/app" in refused.message
+
+
+def test_a_node_without_memory_is_refused() -> None:
+    topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=2, memory_gib=0)
+    world = World(topology)
+    refused = world.refuse(pod("a", {"numamem": "0"}))
+    assert refused.reason == "NUMANodeWithoutMemory"
+
+
+def test_a_memory_limit_that_does_not_fit_is_refused_instead_of_left_to_the_oom_killer() -> None:
+    world = World(machines.snc_smt())  # 16 GiB on each NUMA node
+    of = pod("a", {"numacpu": "0", "numamem": "0"})
+    refused = world.refuse(of, container(of, wants=resources(1, 17)))
+    assert refused.reason == "NotEnoughMemory"
+    assert "17.0 GiB" in refused.message
+    assert "NUMA node 0: 16.0 GiB" in refused.message
+
+
+def test_memory_that_the_kernel_does_not_have_counts_as_gone() -> None:
+    world = World(machines.snc_smt(), reading=Reading(memory={0: GIB}))
+    of = pod("a", {"numamem": "0"})
+    assert world.refuse(of, container(of, wants=resources(1, 2))).reason == "NotEnoughMemory"
+
+
+def test_unpinned_starts_untouched_when_the_list_is_no_good() -> None:
+    world = World(machines.snc_smt())
+    assert world.place(pod("a", {"numacpu": "99", "on-failure": "unpinned"})) == ("", "")
+    allocation = world.agent.state.allocations["a-app"]
+    assert allocation.kind is Kind.UNBOUND
+    assert not allocation.preferred
+    assert "UnknownCPU" in allocation.reason
+
+
+def test_lists_on_a_memory_tier_are_taken_even_when_computed_pins_may_not_use_it() -> None:
+    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, memory_only_gib=[8])
+    world = World(topology)
+    tier = str(topology.memory_nodes - topology.cpu_nodes)
+    of = pod("a", {"numamem": tier})
+    assert world.place(of, container(of, wants=resources(1, 4)))[1] == tier
+    assert NUMASet.parse(tier)

@@ -64,10 +64,9 @@ def distance(i: int, j: int) -> int:
 def measure(n: int, demands: list[Demand]) -> tuple[list[float], Alignment]:
     rank = {i: n - i for i in range(n)}
     numa_ids = NUMASet(range(n))
-    times: list[float] = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        result = align(
+
+    def merge() -> Alignment:
+        return align(
             demands,
             numa_ids=numa_ids,
             policy=Policy.BEST_EFFORT,
@@ -75,8 +74,13 @@ def measure(n: int, demands: list[Demand]) -> tuple[list[float], Alignment]:
             prefer_closest=True,
             rank=rank,
         )
+
+    times: list[float] = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        merge()
         times.append((time.perf_counter() - start) * 1e6)
-    return sorted(times), result
+    return sorted(times), merge()
 
 
 def main() -> int:

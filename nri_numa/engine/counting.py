@@ -26,9 +26,7 @@ def spread_masks(machine: int) -> list[int]:
 
 
 def hints_by_index(family: Family, masks: Sequence[int]) -> list[int]:
-    """For each subset 1 when it is a hint of the family, else 0."""
-    if family.nil is not None:
-        return [0] * (len(masks) - 1) + [1]
+    """For each subset 1 when it is a hint of the family, else 0; hints without mask are all."""
     if not family.plain or family.listed is not None:
         found = [1 if family.contains(m) else 0 for m in masks]
         if family.nil_too is not None:

@@ -203,7 +203,7 @@ def _some_masks(
     width = family.narrowest(steps)
     found = [m for m in family.explicit() if m.bit_count() == width and family.contains(m)]
     cover = family.cover()
-    if family.additive and width >= family.least:
+    if family.additive:
         mask = best_mask(cover, width, order, None, steps.share())
         if mask is not None and mask not in found:
             found.append(mask)
@@ -326,7 +326,9 @@ def why_not_preferred(problem: Problem) -> str:
     if not single and len(set(widths.values())) > 1:
         told = ", ".join(f"{r} fits on {nodes_text(w)}" for r, w in widths.items())
         return f"the resources need different numbers of NUMA nodes: {told}"
-    told = "; ".join(f"{s.resource} on {_where(s, f, problem, order)}" for s, f in wishing)
+    told = "; ".join(
+        f"{s.resource} on {_where(s, f, problem, order)}" for s, f in wishing if not f.nil_too
+    )
     return f"each resource fits, but not all on the same NUMA nodes: {told}"
 
 
@@ -343,11 +345,9 @@ def _not_one(summary: ResourceSummary) -> str:
 def _where(summary: ResourceSummary, family: Family, problem: Problem, order: Order) -> str:
     """Where one resource could go by itself."""
     if family.width == 1 or problem.policy is Policy.SINGLE_NUMA_NODE:
-        ones = NUMASet(i for i in order.nodes if family.prefers(1 << i))
-        if ones:
-            return _named(ones)
+        return _named(NUMASet(i for i in order.nodes if family.prefers(1 << i)))
     preferred = [h.affinity for h in summary.hints if h.preferred and h.affinity is not None]
-    return " or ".join(_named(a) for a in preferred) or "none"
+    return " or ".join(_named(a) for a in preferred)
 
 
 def runners_up(problem: Problem, affinity: NUMASet | None, preferred: bool) -> list[Candidate]:

@@ -266,10 +266,9 @@ def _best_hint(family: Family, order: Order, steps: Steps) -> tuple[int, bool] |
     if not width:
         return None
     masks = [m for m in family.explicit() if m.bit_count() == width and family.contains(m)]
-    if width >= family.least:
-        found = best_mask(family.cover(), width, order, None, steps)
-        if found is not None:
-            masks.append(found)
+    found = best_mask(family.cover(), width, order, None, steps)
+    if found is not None:
+        masks.append(found)
     return min(masks), False
 
 

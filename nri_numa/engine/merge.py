@@ -87,22 +87,23 @@ def one_numa_node(
         fitting = [
             i
             for i in among
-            if available.get(i, 0) >= need and i in capacity and not required & ~(1 << i)
+            if available.get(i, 0) >= need
+            and i in capacity
+            and i >= 0
+            and machine >> i & 1
+            and not required & ~(1 << i)
         ]
         if not fitting:
             return None
         for i, amount in capacity.items():
-            if amount >= need and machine >> i & 1:
+            if amount >= need and i >= 0 and machine >> i & 1:
                 break
         else:
             return None
     if fitting is None:
         return None
-    fitting = [i for i in fitting if i >= 0 and machine >> i & 1]
     # Demands with a common list have a common width: one NUMA node has to hold them all.
     if len(shared) > 1 and not any(all(d.capacity[i] >= d.need for d in shared) for i in fitting):
-        return None
-    if not fitting:
         return None
     if len(fitting) == 1:
         return 1 << fitting[0]

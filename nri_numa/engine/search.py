@@ -231,9 +231,7 @@ class Cover:
         return least
 
     def accepts(self, mask: int) -> bool:
-        """Say whether a mask within ``within`` has everything."""
-        if self.required & ~mask:
-            return False
+        """Say whether a mask between ``required`` and ``within`` has everything."""
         for weights, need in self.sums:
             if sum(w for i, w in weights.items() if mask >> i & 1) < need:
                 return False
@@ -246,12 +244,10 @@ def greedy_mask(cover: Cover, order: Order | None, width: int | None = None) -> 
     Args:
         cover: what is needed.
         order: tells equally useful NUMA nodes apart; by number when None.
-        width: give up beyond this width and fill up to it.
+        width: the width to end at, at least that of what is required; None for any.
     """
     nodes = list(_members(cover.within)) if order is None else order.within(cover.within)
     mask = cover.required
-    if mask & ~cover.within:
-        return None
     limit = len(nodes) if width is None else width
     lacking = [
         need - sum(w for i, w in weights.items() if mask >> i & 1) for weights, need in cover.sums
@@ -259,8 +255,6 @@ def greedy_mask(cover: Cover, order: Order | None, width: int | None = None) -> 
     left = [i for i in nodes if not mask >> i & 1]
     while True:
         size = mask.bit_count()
-        if size > limit:
-            return None
         if mask and (width is None or size == width) and cover.accepts(mask):
             return mask
         if size == limit or not left:

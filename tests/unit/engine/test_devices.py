@@ -10,7 +10,7 @@ from nri_numa.topology.cpuset import NO_NUMA_NODES, NUMASet
 
 
 def classes(
-    affinity: NUMASet | None, taken: str = "", **devices: tuple[int, ...]
+    affinity: NUMASet | None, taken: str = "", /, **devices: tuple[int, ...]
 ) -> tuple[str, str, str]:
     request = DeviceRequest(
         resource="example.com/nic",
@@ -38,7 +38,7 @@ def test_a_device_on_several_numa_nodes_is_aligned_when_one_is_inside() -> None:
 def test_it_does_not_depend_on_how_many_devices_a_numa_node_has(affinity: NUMASet) -> None:
     for extra in range(5):
         others = {f"x{k}": (k % 2 * 3,) for k in range(extra)}
-        assert "a" in classes(affinity, **{"a": (0, 1), **others})[0]
+        assert "a" in classes(affinity, "", a=(0, 1), **others)[0]
 
 
 def test_numa_nodes_with_few_devices_are_emptied_first() -> None:
@@ -62,8 +62,8 @@ def test_no_inside_means_nothing_aligned() -> None:
 
 
 def test_devices_in_use_are_left_out() -> None:
-    assert classes(NUMASet([0]), taken="ac", a=(0,), b=(0,), c=()) == ("b", "", "")
+    assert classes(NUMASet([0]), "ac", a=(0,), b=(0,), c=()) == ("b", "", "")
 
 
 def test_nothing_free_is_three_empty_classes() -> None:
-    assert classes(NUMASet([0]), taken="a", a=(0,)) == ("", "", "")
+    assert classes(NUMASet([0]), "a", a=(0,)) == ("", "", "")

@@ -96,9 +96,12 @@ class TestWidening:
         assert self.widen({0}, 5, {0: 1, 1: 9}, set()) is None
 
     def test_huge_pages_are_looked_at_together(self) -> None:
-        pages = ((2, {2: 2}), (0, {}))
+        pages: tuple[tuple[int, Amounts], ...] = ((2, {2: 2}), (0, {}))
         assert self.widen({0}, 5, {0: 1, 1: 9, 2: 9}, also=pages) == "0,2"
         assert self.widen({0}, 1, {0: 1, 1: 9, 2: 9}, also=((1, {}),)) is None
+
+    def test_needs_met_on_different_numa_nodes_take_both(self) -> None:
+        assert self.widen({0}, 2, {1: 2, 2: 0, 3: 0}, {1, 2, 3}, also=((2, {2: 2}),)) == "0-2"
 
     def test_many_numa_nodes_take_bounded_work(self) -> None:
         left = {i: 1 + i % 7 for i in range(64)}
@@ -188,6 +191,11 @@ class TestKubeletRules:
         assert self.mask(self.grant(books, {1}, memory=12)) == "0-1"
         refused = self.mask(self.grant(books, {3}, memory=12))
         assert refused == "NUMA node 3 has too little memory, and no wider set that holds it fits"
+
+    def test_wide_masks_are_made_of_free_numa_nodes(self) -> None:
+        books = MemoryBooks(capacity={"memory": {0: 20, 1: 5, 2: 5, 3: 5}})
+        books = self.granted(books, "a", {0}, 10)
+        assert self.mask(self.grant(books, memory=12)) == "1-3"
 
     def test_groups_never_overlap(self) -> None:
         books = self.granted(self.BOOKS, "a", {0, 1}, 12)

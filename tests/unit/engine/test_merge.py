@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from random import Random
 
@@ -12,6 +13,7 @@ from nri_numa.engine.merge import STEP_LIMIT
 from nri_numa.engine.policies import Alignment, align
 from nri_numa.engine.workload import Device, DeviceRequest, Policy
 from nri_numa.topology.cpuset import NUMASet
+from tests.support.oracles import hints_of, walk
 
 BEST_EFFORT, RESTRICTED = Policy.BEST_EFFORT, Policy.RESTRICTED
 
@@ -141,7 +143,7 @@ class TestTies:
         assert result(place(4, two, rank={3: 0})) == ("0,3", True)
 
     def test_the_order_of_demands_does_not_matter(self) -> None:
-        demands = [
+        demands: list[Demand] = [
             quantity("cpu", 6, [4] * 5, [2, 1, 4, 3, 2]),
             quantity("memory", 3, [2] * 5, [1, 2, 0, 1, 2]),
             fixed("gpu", "1", "2-3", "4"),
@@ -173,6 +175,13 @@ class TestLargeMachines:
         for closest in (True, False):
             merged = place(12, cpu, memory, closest=closest)
             assert (result(merged), merged.exact) == (("0", False), True)
+
+    def test_a_deal_that_does_not_work_out_is_tried_otherwise(self) -> None:
+        """Cheapest first is only a guess; other ways to deal are tried before giving in."""
+        cpu = quantity("cpu", 7, [9] * 4, [4, 2, 3, 3])
+        memory = quantity("memory", 7, [9] * 4, [1, 3, 2, 4])
+        for exact_upto in (10, 0):
+            assert result(place(4, cpu, memory, exact_upto=exact_upto)) == ("0-1", False)
 
     def test_what_is_held_is_part_of_it(self) -> None:
         cpu = quantity("cpu", 8, [4] * 16, required=NUMASet([9]))
@@ -237,17 +246,49 @@ class TestLargeMachines:
         assert not merged.exact
         assert merged.affinity
 
-    def test_a_width_that_named_masks_forbid_is_passed_over(self) -> None:
-        """Memory of several NUMA nodes starts at two free ones; the CPUs alone would take one."""
+    @pytest.mark.parametrize("need", [3, 11])
+    def test_a_single_numa_node_beats_many_free_ones(self, need: int) -> None:
+        """The narrowest mask is node 0 alone; the free nodes only do three or eleven at a time."""
         memory = ResourceDemand(
             resource="memory",
-            need=1,
-            capacity=dict.fromkeys(range(12), 4),
-            available=dict.fromkeys(range(12), 1),
-            groups={i: NUMASet([i, (i + 1) % 12]) for i in range(12)},
+            need=need,
+            capacity={i: 11 if i == 0 else 1 for i in range(12)},
+            available={i: 11 if i == 0 else 1 for i in range(12)},
+            groups={},
+            assigned=NUMASet([0]),
         )
-        merged = place(12, memory)
-        assert result(merged) == ("0-1", False)
+        merged = place(12, memory, FixedHints("gpu", ()))
+        assert (result(merged), merged.exact) == (("0", False), True)
+
+
+class TestOddNumbers:
+    """More free than an empty machine has, NUMA nodes that do not exist: the definition decides."""
+
+    def both(self, *demands: Demand) -> tuple[str, bool]:
+        numa_ids = NUMASet([0, 1])
+        verdict = walk(hints_of(demands, numa_ids), numa_ids, BEST_EFFORT, far)
+        found = result(place(2, *demands))
+        assert found == (str(NUMASet(verdict.affinity or ())), verdict.preferred)
+        return found
+
+    def test_more_free_than_there_is(self) -> None:
+        assert self.both(quantity("cpu", 2, [1, 1], [2, 2])) == ("0-1", True)
+        assert self.both(quantity("cpu", 3, [1, 1], [3, 2])) == ("0-1", True)
+
+    def test_types_that_no_empty_numa_node_holds_together(self) -> None:
+        memory = replace(quantity("memory", 4, [4, 1], [4, 4]), share="m")
+        pages = replace(quantity("pages", 4, [1, 4], [4, 4]), share="m")
+        assert self.both(memory, pages) == ("0-1", True)
+
+    def test_numa_nodes_that_do_not_exist_are_not_looked_at(self) -> None:
+        cpu = ResourceDemand(
+            resource="cpu", need=2, capacity={9: 4, -1: 4}, available={9: 4, -1: 4}
+        )
+        assert result(place(2, cpu)) == ("0-1", False)
+        cpu = replace(cpu, capacity={9: 4, 1: 4}, available={9: 4, 1: 2})
+        assert result(place(2, cpu)) == ("1", True)
+        cpu = replace(cpu, capacity={1: 4, 9: 4}, available={9: 4})
+        assert result(place(2, cpu)) == ("0-1", False)
 
 
 def adversarial(seed: int) -> list[Demand]:

@@ -257,6 +257,16 @@ class TestReasons:
                 "gpu: has its place already: {0}✗",
             ),
             (
+                SINGLE,
+                [
+                    cpu(4, (4, 4), (0, 4)),
+                    FixedHints("gpu", (Hint(None, True), Hint(NUMASet([0, 1]), True))),
+                    memory(2, (1, 4), (4, 4)),
+                ],
+                "each resource fits, but not all on the same NUMA nodes: cpu on NUMA node 0; "
+                "memory on NUMA node 1",
+            ),
+            (
                 RESTRICTED,
                 [FixedHints("gpu", (Hint(NUMASet([0]), True),)), cpu(2, (0, 2), (2, 2))],
                 "each resource fits, but not all on the same NUMA nodes: gpu on NUMA node 0; cpu "

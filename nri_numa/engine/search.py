@@ -260,15 +260,20 @@ def greedy_mask(cover: Cover, order: Order | None, width: int | None = None) -> 
         if size == limit or not left:
             return None
         # Order: largest gain first, gain being the part of each lack that the NUMA node fills;
-        # then the given order (max keeps the first).
-        best = max(
-            left,
-            key=lambda i: sum(
-                min(weights.get(i, 0), lack) * _SCALE // lack
-                for (weights, _), lack in zip(cover.sums, lacking, strict=True)
-                if lack > 0
-            ),
-        )
+        # then the given order.
+        active = [
+            (weights, lack)
+            for (weights, _), lack in zip(cover.sums, lacking, strict=True)
+            if lack > 0
+        ]
+        best, most = left[0], -1
+        for i in left:
+            gain = 0
+            for weights, lack in active:
+                weight = weights.get(i, 0)
+                gain += (weight if weight < lack else lack) * _SCALE // lack
+            if gain > most:
+                best, most = i, gain
         left.remove(best)
         mask |= 1 << best
         lacking = [

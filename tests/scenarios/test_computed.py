@@ -115,7 +115,7 @@ def test_restricted_admits_what_an_empty_machine_would_split_and_no_more() -> No
     assert len(CPUSet.parse(cpus)) == 40
     assert mems == "0-1"
     of = pod("small", {"policy": "restricted"})
-    refused = world.refuse(of, container(of, wants=resources(14, 1)))
+    refused = world.refuse(of, container(of, wants=resources(25, 1)))
     assert refused.reason == "TopologyAffinityError"
 
 

@@ -1,0 +1,598 @@
+"""Grants, returns, resizes, restarts: what happens to a container after it was placed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.agent import Answer
+from nri_numa.engine import decide
+from nri_numa.engine.answers import ContainerUpdate
+from nri_numa.engine.decision import Machine, Refused
+from nri_numa.engine.resync import difference
+from nri_numa.engine.settings import Settings
+from nri_numa.engine.state import (
+    Allocation,
+    Charge,
+    Kind,
+    NodeState,
+    PodRecord,
+    build,
+    effective_cpus,
+    group_cpus,
+    step_violations,
+    violations,
+)
+from nri_numa.engine.workload import QoSClass, Resources
+from nri_numa.topology.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.topology.synthetic import synthetic
+from tests.support import machines
+from tests.support.world import PREFIX, World, container, pod, resources
+
+SINGLE = {"policy": "single-numa-node"}
+OWN = {"cpus": "exclusive"}
+
+
+def grown(world: World, name: str, annotations: dict[str, str], cpus: float, memory: float = 1):
+    """Place one pod with one container and return the pod."""
+    of = pod(name, annotations)
+    world.place(of, container(of, wants=resources(cpus, memory)))
+    return of
+
+
+def test_a_grant_shrinks_the_pool_in_the_same_reply_and_a_stop_returns_it() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("plain"))
+    of = pod("own", OWN)
+    answer = world.create(of, container(of, wants=resources(2)))
+    assert isinstance(answer, Answer)
+    owned = world.cpus("own-app")
+    assert answer.updates == (
+        ContainerUpdate(
+            container_id="plain-app", cpus=str(world.topology.online - owned), ignore_failure=True
+        ),
+    )
+    assert world.stop("own-app") == (
+        ContainerUpdate(container_id="plain-app", cpus="0-3", ignore_failure=True),
+    )
+
+
+def test_only_containers_whose_set_changes_are_updated() -> None:
+    world = World(machines.dual_no_smt())
+    of = pod("zero", {**SINGLE, "bind": "cpu"}, qos=QoSClass.BURSTABLE)
+    world.place(of, container(of, wants=resources(1.5)))
+    of = pod("one", {**SINGLE, "bind": "cpu"}, qos=QoSClass.BURSTABLE)
+    world.place(of, container(of, wants=resources(0.5)))
+    assert world.cpus("zero-app").isdisjoint(world.cpus("one-app"))
+    of = pod("own", OWN | {"policy": "single-numa-node"})
+    answer = world.create(of, container(of, wants=resources(2)))
+    assert isinstance(answer, Answer)
+    assert len(answer.updates) == 1
+
+
+def test_a_container_created_while_cpus_are_owned_starts_in_the_smaller_pool() -> None:
+    world = World(machines.single_no_smt())
+    grown(world, "own", OWN, 2)
+    assert world.place(pod("late"))[0] == str(world.topology.online - world.cpus("own-app"))
+
+
+def test_a_restarted_container_gets_its_cpus_back() -> None:
+    world = World(machines.dual_smt())
+    first, second = pod("a", SINGLE), pod("b", SINGLE)
+    before = world.place(first, container(first, wants=resources(4), id="a1"))
+    world.place(second, container(second, wants=resources(4)))
+    world.stop("a1")
+    assert world.place(first, container(first, wants=resources(4), id="a2")) == before
+
+
+def test_app_containers_reuse_the_cpus_of_the_pods_init_container() -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", SINGLE)
+    before = world.place(of, container(of, "init", resources(4), id="i"))
+    world.stop("i")
+    assert world.place(of, container(of, "app", resources(4))) == before
+
+
+def test_a_failed_start_leaves_nothing_behind() -> None:
+    """Containerd reports no stop for it until it is removed; the next attempt takes its place."""
+    world = World(machines.single_no_smt())
+    of = pod("a", OWN)
+    before = world.place(of, container(of, wants=resources(2), id="first"))
+    assert world.place(of, container(of, wants=resources(2), id="second")) == before
+    assert set(world.agent.state.allocations) == {"second"}
+    assert world.store.documents.keys() >= {"c/second"}
+    assert "c/first" not in world.store.documents
+
+
+def test_the_same_create_twice_is_one_grant() -> None:
+    world = World(machines.single_no_smt())
+    of = pod("a", OWN)
+    made = container(of, wants=resources(2))
+    assert world.place(of, made) == world.place(of, made)
+    assert len(world.agent.state.owned) == 2
+
+
+def test_removing_a_pod_frees_what_was_never_reported_stopped() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("plain"))
+    of = grown(world, "own", OWN, 2)
+    world.live.pop("own-app")
+    world.remove_pod(of)
+    world.remove_pod(of)
+    assert not world.agent.state.owned
+    # RemovePodSandbox carries no updates; they wait for the next reply or a push.
+    assert world.agent.has_pending
+    world.apply(world.agent.take_pending())
+    assert world.has("plain-app")[0] == "0-3"
+
+
+def test_waiting_updates_ride_on_the_next_reply() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("plain"))
+    of = grown(world, "own", OWN, 2)
+    world.live.pop("own-app")
+    world.remove_pod(of)
+    world.place(pod("next"))
+    assert world.has("plain-app")[0] == "0-3"
+    assert not world.agent.has_pending
+
+
+def test_updates_that_could_not_be_pushed_come_back_unless_newer_ones_wait() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("plain"))
+    old = ContainerUpdate(container_id="plain-app", cpus="0")
+    gone = ContainerUpdate(container_id="gone", cpus="0")
+    world.agent.put_back([old, gone])
+    assert world.agent.take_pending() == (old,)
+
+
+# --- resize -----------------------------------------------------------------------------------
+
+
+def test_growing_keeps_what_it_has_and_adds() -> None:
+    world = World(machines.dual_smt())
+    grown(world, "a", SINGLE, 2)
+    before = world.cpus("a-app")
+    assert world.update("a-app", resources(4, 1)) is None
+    after = world.cpus("a-app")
+    assert before < after
+    assert len(after) == 4
+    assert len(world.topology.numa_of(after)) == 1
+    assert world.live["a-app"].resources.cpu_quota == -1
+
+
+def test_shrinking_keeps_a_part_of_what_it_has() -> None:
+    world = World(machines.dual_smt())
+    world.place(pod("plain"))
+    grown(world, "a", SINGLE, 4)
+    before = world.cpus("a-app")
+    assert world.update("a-app", resources(2, 1)) is None
+    after = world.cpus("a-app")
+    assert after < before
+    assert len(after) == 2
+    assert world.cpus("plain-app") == world.topology.online - after
+
+
+def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    world = World(machines.dual_smt())
+    grown(world, "a", SINGLE, 2)
+    before = world.has("a-app"), world.agent.state
+    refused = world.update("a-app", resources(33, 1))
+    assert isinstance(refused, Refused)
+    assert "resize refused" in refused.message
+    assert (world.has("a-app"), world.agent.state) == before
+
+
+def test_a_resize_that_does_not_fit_keeps_the_pin_under_widen() -> None:
+    world = World(machines.dual_smt())
+    grown(world, "a", {**SINGLE, "on-failure": "unpinned"}, 2)
+    before = world.has("a-app")
+    assert world.update("a-app", resources(65, 1)) is None
+    assert world.has("a-app") == before
+
+
+def test_an_odd_shrink_of_whole_cores_is_refused() -> None:
+    world = World(machines.dual_smt())
+    grown(world, "a", {**SINGLE, "smt": "full-core"}, 4)
+    refused = world.update("a-app", resources(3, 1))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "SMTAlignmentError"
+
+
+def test_a_fraction_refuses_the_resize_of_an_owner() -> None:
+    world = World(machines.dual_smt())
+    grown(world, "a", OWN, 2)
+    refused = world.update("a-app", resources(1.5, 1))
+    assert isinstance(refused, Refused)
+    assert "1500m" in refused.message
+
+
+def test_an_automatic_owner_that_gets_a_fraction_goes_to_the_shared_pool_with_its_quota() -> None:
+    world = World(machines.dual_smt())
+    grown(world, "a", SINGLE, 2)
+    assert world.update("a-app", resources(1.5, 1)) is None
+    assert world.agent.state.allocations["a-app"].kind is Kind.SHARED
+    assert not world.agent.state.owned
+    assert world.live["a-app"].resources.cpu_quota == 150_000
+    world.check()
+
+
+def test_a_shared_container_resizes_in_place_and_never_leaves_its_node() -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", SINGLE, qos=QoSClass.BURSTABLE)
+    world.place(of, container(of, wants=resources(1.5, 1)))
+    before = world.has("a-app")
+    assert world.update("a-app", resources(3.5, 2)) is None
+    assert world.has("a-app") == before
+    charge = world.agent.state.charge(int(before[1]))
+    assert charge.cpu_milli == 3500
+    refused = world.update("a-app", resources(33.5, 2))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "NotEnoughCPUs"
+    refused = world.update("a-app", resources(3.5, 65))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "NotEnoughMemory"
+
+
+def test_best_effort_memory_is_widened_when_it_grows() -> None:
+    world = World(machines.snc_smt())
+    of = pod("a", {"policy": "best-effort"}, qos=QoSClass.BURSTABLE)
+    world.place(of, container(of, wants=resources(1.5, 10)))
+    assert world.update("a-app", resources(40.5, 20)) is None
+    mems = NUMASet.parse(world.has("a-app")[1])
+    assert len(mems) == 2
+    assert not world.agent.state.allocations["a-app"].preferred
+    world.check()
+    # More than the machine has: it keeps what it has.
+    assert world.update("a-app", resources(1.5, 900)) is None
+    assert NUMASet.parse(world.has("a-app")[1]) == mems
+
+
+def test_a_cpuset_from_outside_does_not_move_a_pin() -> None:
+    world = World(machines.dual_smt())
+    grown(world, "a", SINGLE, 2)
+    before = world.has("a-app")
+    assert world.update("a-app", Resources(cpus="5-9", mems="0-1")) is None
+    assert world.has("a-app") == before
+    assert world.update("a-app", Resources(cpus=before[0], mems=before[1])) is None
+    assert world.update("a-app", Resources(cpus="x", mems="y")) is None
+    assert world.has("a-app") == before
+
+
+def test_an_unbound_container_may_be_pinned_from_outside_but_not_onto_owned_cpus() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("plain"))
+    world.place(pod("other"))
+    grown(world, "own", OWN, 2)
+    owned = str(world.cpus("own-app"))
+    world.update("plain-app", Resources(cpus=owned))
+    assert world.cpus("plain-app").isdisjoint(CPUSet.parse(owned))
+    free = str(CPUSet([max(world.topology.online - CPUSet.parse(owned))]))
+    world.update("other-app", Resources(cpus=free))
+    assert world.agent.state.allocations["other-app"].kind is Kind.FOREIGN
+    assert world.has("other-app")[0] == free
+    world.stop("own-app")
+    assert world.has("other-app")[0] == free
+    assert world.update("other-app", resources(1)) is None
+
+
+def test_an_unreadable_cpuset_from_outside_is_left_to_the_runtime() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("plain"))
+    assert world.update("plain-app", Resources(cpus="3-1")) is None
+    assert world.agent.state.allocations["plain-app"].kind is Kind.UNBOUND
+
+
+def test_a_size_change_of_an_unbound_container_is_none_of_our_business() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("plain"))
+    serial = world.agent.state.serial
+    assert world.update("plain-app", resources(2, 1)) is None
+    assert world.agent.state.serial == serial
+
+
+def test_an_explicit_pin_books_its_new_size_and_refuses_what_does_not_fit() -> None:
+    world = World(machines.snc_smt())
+    of = pod("a", {"numacpu": "0-1", "numamem": "0"}, qos=QoSClass.BURSTABLE)
+    world.place(of, container(of, wants=resources(1, 1)))
+    assert world.update("a-app", resources(2, 4)) is None
+    assert world.agent.state.charge(0).memory == 4 << 30
+    assert isinstance(world.update("a-app", resources(2, 40)), Refused)
+    assert world.has("a-app") == ("0-1", "0")
+
+
+def test_a_rule_that_became_unreadable_does_not_break_what_runs() -> None:
+    world = World(machines.dual_smt())
+    of = grown(world, "a", SINGLE, 2)
+    before = world.has("a-app")
+    world.pods[of.id] = replace(of, annotations={PREFIX + "policy": "nonsense"})
+    assert world.update("a-app", resources(4, 1)) is None
+    assert world.has("a-app") == before
+
+
+def test_update_of_an_unknown_container_is_let_through() -> None:
+    world = World(machines.dual_smt())
+    of = pod("a")
+    outcome = world.agent.update_container(of, container(of), resources(1))
+    assert not isinstance(outcome, Refused)
+    assert outcome.own is None
+
+
+# --- resync -----------------------------------------------------------------------------------
+
+
+def test_a_restart_moves_nothing_and_sends_nothing() -> None:
+    world = World(machines.dual_smt())
+    world.place(pod("plain"))
+    grown(world, "own", SINGLE, 4)
+    world.place(pod("list", {"numacpu": "63", "numamem": "1"}))
+    before = {i: world.has(i) for i in world.live}
+    world.boot()
+    assert world.synchronize() == ()
+    assert {i: world.has(i) for i in world.live} == before
+
+
+def test_what_started_while_we_were_away_is_pinned_and_counted() -> None:
+    world = World(machines.dual_smt())
+    of = pod("gap", SINGLE)
+    world.pods[of.id] = of
+    world.live["gap-app"] = container(of, wants=resources(2, 1))
+    plain = pod("plain")
+    world.pods[plain.id] = plain
+    world.live["plain-app"] = container(plain)
+    world.synchronize()
+    assert len(world.cpus("gap-app")) == 2
+    value = world.metrics.registry.get_sample_value("nri_numa_gap_containers_total")
+    assert value == 1
+    world.check()
+
+
+def test_a_gap_container_that_would_be_refused_runs_on_unpinned() -> None:
+    world = World(machines.dual_smt())
+    of = pod("gap", SINGLE)
+    world.pods[of.id] = of
+    world.live["gap-app"] = container(of, wants=resources(40, 1))
+    assert world.synchronize() == ()
+    allocation = world.agent.state.allocations["gap-app"]
+    assert allocation.kind is Kind.UNBOUND
+    assert "TopologyAffinityError" in allocation.reason
+    world.check()
+
+
+def test_a_pin_that_was_lost_is_written_again() -> None:
+    world = World(machines.dual_smt())
+    grown(world, "own", SINGLE, 2)
+    before = world.has("own-app")
+    made = world.live["own-app"]
+    world.live["own-app"] = replace(
+        made, resources=replace(made.resources, cpus="0-63", mems="", cpu_quota=200_000)
+    )
+    (update,) = world.synchronize()
+    assert update.cpu_quota == -1
+    assert world.has("own-app") == before
+
+
+def test_a_container_whose_pod_is_unknown_is_no_containers_of_ours() -> None:
+    world = World(machines.dual_smt())
+    of = pod("ghost", SINGLE)
+    world.live["ghost-app"] = container(of, wants=resources(2))
+    assert world.synchronize() == ()
+    assert not world.agent.state.allocations
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"kind":"other"}', '{"kind":"exclusive","mems":"x"}', "null", '{"kind":3}'],
+)
+def test_a_damaged_annotation_is_decided_anew(text: str) -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", SINGLE)
+    made = container(of, wants=resources(2, 1))
+    world.pods[of.id] = of
+    world.live[made.id] = replace(made, annotations={PREFIX + "assigned": text})
+    world.synchronize()
+    assert len(world.cpus("a-app")) == 2
+
+
+def test_annotations_of_a_kind_without_its_parts_are_not_believed() -> None:
+    for kind in ("exclusive", "shared"):
+        world = World(machines.dual_smt())
+        of = pod("a", SINGLE)
+        text = (
+            f'{{"cpus":"","mems":"","policy":"none","kind":"{kind}","numa":"","preferred":true,'
+            '"reason":""}'
+        )
+        world.pods[of.id] = of
+        made = container(of, wants=resources(2, 1))
+        world.live["a-app"] = replace(made, annotations={PREFIX + "assigned": text})
+        world.synchronize()
+        assert world.agent.state.allocations["a-app"].reason
+
+
+def test_two_that_claim_one_cpu_are_told_apart() -> None:
+    topology = machines.single_no_smt()
+    world = World(topology)
+    grown(world, "a", OWN, 2)
+    taken = world.has("a-app")[0]
+    of = pod("b", OWN)
+    world.pods[of.id] = of
+    made = container(of, wants=resources(1))
+    annotation = world.live["a-app"].annotations
+    world.live["b-app"] = replace(
+        made, annotations=annotation, resources=replace(made.resources, cpus=taken)
+    )
+    world.synchronize()
+    assert world.has("a-app")[0] == taken
+    assert world.cpus("b-app").isdisjoint(CPUSet.parse(taken))
+    world.check()
+
+
+def test_cpus_that_the_machine_lost_are_decided_anew() -> None:
+    world = World(machines.dual_no_smt())
+    grown(world, "own", OWN | {"policy": "single-numa-node"}, 2)
+    world.topology = machines.single_no_smt()
+    world.boot()
+    world.synchronize()
+    assert world.cpus("own-app") <= world.topology.online
+    world.check()
+
+
+# --- CPUs that come and go --------------------------------------------------------------------
+
+
+def test_an_offline_cpu_leaves_the_set_and_comes_back() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("plain"))
+    grown(world, "own", OWN, 2)
+    world.place(pod("list", {"numacpu": "3"}))
+    before = {i: world.has(i) for i in world.live}
+    full = world.topology
+    gone = CPUSet([max(world.cpus("own-app"))])
+    smaller = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1, offline=gone)
+    world.topology = smaller
+    world.apply(world.agent.retopology(Machine(topology=smaller, settings=world.settings)))
+    assert world.cpus("own-app").isdisjoint(gone)
+    world.topology = full
+    world.apply(world.agent.retopology(Machine(topology=full, settings=world.settings)))
+    assert {i: world.has(i) for i in world.live} == before
+
+
+def test_a_container_that_lost_all_its_cpus_falls_back_to_the_pool() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("list", {"numacpu": "3"}))
+    smaller = synthetic(
+        sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1, offline=CPUSet([3])
+    )
+    world.apply(world.agent.retopology(Machine(topology=smaller, settings=world.settings)))
+    assert world.has("list-app")[0] == "0-2"
+
+
+def test_a_group_whose_node_lost_its_cpus_falls_back_to_the_pool() -> None:
+    topology = machines.dual_no_smt()
+    pool = CPUSet(range(8, 16))
+    assert group_cpus(NUMASet([0]).bits, pool, topology) == pool
+    assert group_cpus(NUMASet([1]).bits, pool, topology) == pool
+
+
+# --- disk -------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_counted_once_and_caught_up_later() -> None:
+    world = World(machines.single_no_smt())
+    world.store.full = True
+    of = grown(world, "own", OWN, 2)
+    assert world.agent.store_problem
+    world.stop("own-app")
+    grown(world, "next", OWN, 1)
+    world.store.full = False
+    world.agent.flush_store()
+    assert set(world.store.documents) >= {"c/next-app"}
+    assert "c/own-app" not in world.store.documents
+    assert not world.agent.store_problem
+    world.remove_pod(of)
+    world.boot()
+    assert world.synchronize() == ()
+
+
+# --- the state's own rules --------------------------------------------------------------------
+
+
+def _allocation(name: str, kind: Kind, **fields: object) -> Allocation:
+    base = Allocation(
+        container_id=name,
+        pod_id="s",
+        pod_uid="u",
+        namespace="n",
+        pod="p",
+        container=name,
+        kind=kind,
+    )
+    return replace(base, **fields)  # type: ignore[arg-type]
+
+
+def test_every_invariant_has_a_sentence() -> None:
+    topology = machines.single_no_smt()
+    settings = Settings(reserved_cpus=CPUSet([0]))
+    good = build([_allocation("a", Kind.EXCLUSIVE, cpus=CPUSet([1]), owned=True)])
+    assert violations(good, topology, settings) == []
+    own = {"owned": True}
+    twice = build(
+        [
+            _allocation("a", Kind.EXCLUSIVE, cpus=CPUSet([1, 2]), **own),
+            _allocation("b", Kind.EXCLUSIVE, cpus=CPUSet([2, 3]), **own),
+            _allocation("c", Kind.EXCLUSIVE, **own),
+            _allocation("d", Kind.SHARED),
+            _allocation("e", Kind.FOREIGN, mems=NUMASet([0])),
+            _allocation("f", Kind.EXPLICIT, cpus=CPUSet([1])),
+        ]
+    )
+    text = " / ".join(violations(twice, topology, settings))
+    for words in ("owned twice", "has no CPUs", "no NUMA nodes", "memory nodes", "listed for"):
+        assert words in text
+    wrong = replace(
+        good,
+        allocations={"x": good.allocations["a"], "a": good.allocations["a"]},
+        pods={"u": PodRecord(uid="u", pod_id="s", containers=frozenset({"gone"}))},
+        owned=CPUSet(range(5)),
+        idle=CPUSet([4, 9]),
+        listed={"q": CPUSet([1])},
+        charges={0: Charge(1)},
+        groups={3: {"q": None}},
+    )
+    text = " / ".join(violations(wrong, topology, settings))
+    for words in (
+        "filed under another id",
+        "missing from its pod",
+        "owned CPUs are booked",
+        "idle CPUs are booked",
+        "lists are booked",
+        "charges are booked",
+        "groups are booked",
+        "remembers containers that are gone",
+        "both owned and kept idle",
+        "the shared pool is empty",
+        "do not exist",
+    ):
+        assert words in text, words
+    step = step_violations(NodeState(), replace(good, owned=CPUSet([0])), topology, settings)
+    assert "reserved CPUs 0 were given exclusively" in step
+
+
+def test_a_broken_rule_is_counted_and_never_stops_us() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("plain"))
+    state = world.agent.state
+    world.agent.restore(replace(state, owned=CPUSet(range(4))))
+    world.stop("plain-app")
+    value = world.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
+    assert value
+    assert value >= 1
+
+
+def test_forgetting_what_is_not_there_changes_nothing() -> None:
+    state = NodeState()
+    assert decide.forget_pod(state, "u") is state
+    assert state.without_pod("u") is state
+    machine = Machine(topology=machines.single_no_smt(), settings=Settings())
+    assert decide.release(machine, state, "x").state is state
+
+
+def test_an_unbound_container_that_was_narrowed_is_widened_again() -> None:
+    machine = Machine(topology=machines.single_no_smt(), settings=Settings())
+    allocation = _allocation("a", Kind.UNBOUND)
+    of = pod("p")
+    made = container(of, id="a")
+    narrowed = replace(made, resources=Resources(cpus="0-1"))
+    pool = machine.topology.allowed
+    update = difference(machine, allocation, pool, narrowed)
+    assert update is not None
+    assert update.cpus == "0-3"
+    assert difference(machine, allocation, pool, made) is None
+    foreign = replace(allocation, kind=Kind.FOREIGN)
+    assert difference(machine, foreign, pool, narrowed) is None
+    assert effective_cpus(foreign, pool, machine.topology) == NO_CPUS
+    garbled = replace(made, resources=Resources(cpus="zz"))
+    update = difference(machine, allocation, pool, garbled)
+    assert update is not None
+    assert update.cpus == "0-3"

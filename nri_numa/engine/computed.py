@@ -121,6 +121,9 @@ def place_computed(
     if not machine.topology.cpus_of(numa_nodes) & machine.topology.allowed:
         numa_nodes = machine.topology.cpu_nodes
     numa_nodes = numa_nodes & machine.topology.cpu_nodes
+    if not numa_nodes:
+        why = "no NUMA node of this machine has CPUs"
+        return Placed(kind=Kind.UNBOUND, preferred=False, reason=f"not pinned: {why}", steps=(why,))
     return _finish(
         machine, state, who, wishes, demand, policy, books,
         kind=Kind.SHARED, cpus=NO_CPUS, idle=NO_CPUS, numa_nodes=numa_nodes,
@@ -268,6 +271,7 @@ def _demands(
             },
             required=machine.topology.numa_of(held),
             sockets=sockets,
+            unit="cpus",
         )
     else:
         pool = books.pool.bits
@@ -279,6 +283,7 @@ def _demands(
             capacity=machine.cpu_capacity,
             available={i: 0 if i in pool_empty else n for i, n in books.cpu_left.items()},
             sockets=sockets,
+            unit="millicpu",
         )
     demands: list[AnyDemand] = [cpu]
     if wishes.bind is Bind.CPU_MEM:
@@ -378,35 +383,43 @@ def _aligned(
 
 
 def needed_text(demand: Demand, wishes: Wishes) -> str:
-    """What a container needs, in words: ``2 exclusive CPUs, 4.0 GiB memory``."""
-    parts = [
-        f"{demand.exclusive_cpus} exclusive CPUs"
-        if demand.exclusive_cpus
-        else human_milli(demand.cpu_milli)
-    ]
+    """What a container needs, in words: ``2 exclusive CPUs and 4.0 GiB memory``."""
+    parts: list[str] = []
+    if demand.exclusive_cpus:
+        parts.append(_exclusive_text(demand.exclusive_cpus))
+    elif demand.cpu_milli:
+        parts.append(human_milli(demand.cpu_milli))
     if wishes.bind is Bind.CPU_MEM:
         if demand.memory_bytes:
             parts.append(f"{human_bytes(demand.memory_bytes)} memory")
         for size, amount in sorted(demand.hugepages.items()):
             parts.append(f"{human_bytes(amount)} in huge pages of {human_bytes(size)}")
-    return ", ".join(parts)
+    if not parts:
+        return "a place to run"
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _exclusive_text(count: int) -> str:
+    return f"{count} exclusive CPU{'' if count == 1 else 's'}"
 
 
 def _left_text(machine: Machine, demand: Demand, wishes: Wishes, books: _Books) -> str:
+    """What is free of the things needed: ``NUMA node 0: 3 CPUs, 1.0 GiB memory; …``."""
     parts: dict[int, str] = {}
     for i in machine.numa_ids:
+        texts: list[str] = []
         if demand.exclusive_cpus:
             count = min(books.free_by_node.get(i, 0), books.cpu_left.get(i, 0) // 1000)
-            texts = [f"{count} free CPUs"]
-        else:
-            texts = [human_milli(books.cpu_left.get(i, 0))]
+            texts.append(human_milli(count * 1000))
+        elif demand.cpu_milli:
+            texts.append(human_milli(books.cpu_left.get(i, 0)))
         if wishes.bind is Bind.CPU_MEM:
             if demand.memory_bytes:
-                texts.append(human_bytes(books.memory_left.get(i, 0)))
+                texts.append(f"{human_bytes(books.memory_left.get(i, 0))} memory")
             for size in sorted(demand.hugepages):
                 left = books.hugepages_left[size].get(i, 0)
-                texts.append(f"{human_bytes(left)} in {human_bytes(size)} pages")
-        parts[i] = ", ".join(texts)
+                texts.append(f"{human_bytes(left)} in huge pages of {human_bytes(size)}")
+        parts[i] = ", ".join(texts) or human_milli(books.cpu_left.get(i, 0))
     return per_node(parts)
 
 
@@ -428,7 +441,7 @@ def _affinity_message(
     return (
         f"pod {pod.full_name}, container {container.name}: {whose} "
         f"{'need' if wishes.scope is Scope.POD else 'needs'} {needed_text(demand, wishes)} on "
-        f"{limit} (policy {policy}); left are {_left_text(machine, demand, wishes, books)}"
+        f"{limit} (policy {policy}); free: {_left_text(machine, demand, wishes, books)}"
     )
 
 
@@ -473,7 +486,7 @@ def _exclusive(
     if not pool - taken.cpus - taken.idle:
         return Failed(
             reason="SharedPoolEmpty",
-            message=f"{who}: {demand.exclusive_cpus} exclusive CPUs would leave no CPU for other "
+            message=f"{who}: {_exclusive_text(demand.exclusive_cpus)} would leave no CPU for other "
             f"containers; {len(pool)} are in the shared pool and one must stay",
             rule="the shared pool is never empty",
             alignment=alignment,
@@ -539,16 +552,17 @@ def _take_failed(
     if isinstance(failed, SMTAlignmentRefused):
         return Failed(
             reason="SMTAlignmentError",
-            message=f"{who}: {demand.exclusive_cpus} exclusive CPUs with smt: {wishes.smt} cannot "
-            f"be made of whole cores of {failed.threads_per_core} threads; left are {left}",
+            message=f"{who}: {_exclusive_text(demand.exclusive_cpus)} cannot be made of whole "
+            f"cores, which have {human_milli(failed.threads_per_core * 1000)} each "
+            f"(smt: {wishes.smt}); free: {left}",
             rule="smt: full-core gives whole cores only",
             alignment=alignment,
         )
     where = "" if affinity is None else f" on NUMA node {affinity}"
     return Failed(
         reason="NotEnoughCPUs",
-        message=f"{who}: needs {demand.exclusive_cpus} exclusive CPUs{where} with smt: "
-        f"{wishes.smt}; left are {left}",
+        message=f"{who}: needs {_exclusive_text(demand.exclusive_cpus)}{where} "
+        f"(smt: {wishes.smt}); free: {left}",
         rule="exclusive CPUs must be free",
         widenable=affinity is not None,
         alignment=alignment,
@@ -633,7 +647,7 @@ def _no_memory(
     return Failed(
         reason="NotEnoughMemory",
         message=f"{who}: needs {human_bytes(demand.memory_bytes)} memory, and no set of NUMA nodes "
-        f"has it; left are {_left_text(machine, demand, wishes, books)}",
+        f"has it; free: {_left_text(machine, demand, wishes, books)}",
         rule="memory that is pinned must fit",
         alignment=alignment,
     )
@@ -647,8 +661,6 @@ def _milli(machine: Machine, numa_nodes: NUMASet, cpus: CPUSet, demand: Demand) 
             i: 1000 * (machine.topology.numa_nodes[i].cpus.bits & bits).bit_count()
             for i in numa_nodes
         }
-    if not numa_nodes:
-        return {}
     # A shared container may run on any of them: book evenly, the remainder on the lowest ids.
     each, rest = divmod(demand.cpu_milli, len(numa_nodes))
     return {i: each + (1 if n < rest else 0) for n, i in enumerate(numa_nodes)}

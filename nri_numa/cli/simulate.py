@@ -1,0 +1,202 @@
+"""``nri-numa simulate``: what pods would get on a machine."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from nri_numa.cli.common import (
+    Mistake,
+    config_option,
+    config_path,
+    emit,
+    friendly,
+    harmless,
+    output_option,
+    sysfs_option,
+)
+from nri_numa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nri_numa.engine.decision import Machine, Reading
+    from nri_numa.manifests import Manifests
+    from nri_numa.topology.model import Topology
+
+SYNTHETIC = "synthetic:"
+
+EPILOG = """\b
+A machine made up (numa: NUMA nodes per socket; cores, memory: per NUMA node):
+  --machine synthetic:sockets=2,numa=2,cores=8,threads=2,memory=64Gi
+  other keys: hugepages-2Mi=, hugepages-1Gi=, memory-only=64Gi+64Gi, l3-cores=,
+  efficient-cores=, sockets-per-numa=, offline=4+12, isolated=2-3, numbering=
+
+\b
+Exit codes:
+  0  all pods were placed
+  1  one was refused
+  2  mistakes in the manifests, the configuration or the usage
+  3  the machine cannot be read"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("pods", metavar="PODS.yaml...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "--machine",
+    metavar="FILE",
+    help="A captured machine (archive or folder), or one made up, as below.",
+)
+@sysfs_option
+@config_option
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Configuration key, such as strategy=pack.",
+)
+@click.option(
+    "--compare",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Do it a second time with this key, and show both; all --compare keys go together.",
+)
+@click.option("--continue", "keep_going", is_flag=True, help="Go on after a refusal.")
+@click.option(
+    "--live-memory",
+    is_flag=True,
+    help="Count memory that the machine's kernel says is in use, and free huge pages only.",
+)
+@click.option("--verbose", "-v", is_flag=True, help="Say for every container how it came about.")
+@output_option()
+@click.pass_context
+def simulate(
+    ctx: click.Context,
+    pods: tuple[str, ...],
+    machine: str | None,
+    sysfs_root: str | None,
+    config_path: str | None,
+    settings: tuple[str, ...],
+    compare: tuple[str, ...],
+    keep_going: bool,
+    live_memory: bool,
+    verbose: bool,
+    output: str,
+) -> None:
+    """Say where pods would be placed, why, how full that is, and which would be refused.
+
+    PODS.yaml are ordinary manifests: Pod, Deployment, StatefulSet, ReplicaSet, DaemonSet, Job,
+    List; a folder stands for all of its files, - for standard input. Their pods are placed in
+    order on the machine, which starts empty; without --machine it is this one. A later document
+    of the same kind and name is a change: other resources resize in place, other replicas add or
+    remove pods.
+    """
+    from nri_numa.cli import simulate_view as view
+    from nri_numa.manifests import ManifestError, read_files
+    from nri_numa.simulate import plan
+    from nri_numa.simulate import simulate as run
+
+    if machine is not None and sysfs_root is not None:
+        raise click.UsageError("--machine and --sysfs-root name the machine twice; expected one")
+    live = machine is None and sysfs_root is None
+    with friendly():
+        topology, reading, described = _machine(machine or sysfs_root, live_memory=live_memory)
+    # The configuration of this node says nothing about other machines.
+    path = _config_path(config_path, live=live)
+    first = _configured(path, topology, _pairs("--set", settings))
+    second = None
+    if compare:
+        both = {**_pairs("--set", settings), **_pairs("--compare", compare)}
+        second = _configured(path, topology, both)
+    manifests: Manifests
+    try:
+        manifests = read_files(pods)
+        planned = plan(manifests.workloads)
+    except ManifestError as error:
+        raise Mistake(_mistakes(error.problems)) from error
+
+    result = run(first, planned, reading=reading, keep_going=keep_going)
+    other = None
+    if second is not None:
+        other = run(second, planned, reading=reading, keep_going=keep_going)
+    notes = [*manifests.notes, *topology.warnings]
+    if output != "table":
+        emit(view.document(described, result, other, compare, notes), output)
+    elif other is None:
+        click.echo("\n".join(view.story(described, result, notes, verbose=verbose)))
+    else:
+        click.echo("\n".join(view.comparison(described, result, other, compare, notes)))
+    if any(one.first_refused is not None for one in (result, other) if one is not None):
+        ctx.exit(1)
+
+
+def _mistakes(problems: tuple[str, ...]) -> str:
+    count = len(problems)
+    head = f"{count} mistake{'s' if count != 1 else ''} in the manifests"
+    return "\n".join([head, *(f"  {harmless(problem)}" for problem in problems)])
+
+
+def _machine(given: str | None, *, live_memory: bool) -> tuple[Topology, Reading | None, str]:
+    """The machine, what its kernel has left, and what to call it."""
+    from nri_numa.topology.sysfs import discover, read_memory
+
+    if given is not None and given.startswith(SYNTHETIC):
+        from nri_numa.cli.made_up import made_up
+
+        try:
+            return made_up(given.removeprefix(SYNTHETIC)), None, given
+        except ValueError as error:
+            raise click.UsageError(f"--machine {given}: {error}") from error
+    root = given or "/"
+    topology = discover(root)
+    reading = None
+    if live_memory:
+        from nri_numa.engine.decision import Reading
+
+        memory = read_memory(root, topology)
+        reading = Reading(
+            memory={i: n.available_bytes for i, n in memory.numa_nodes.items()},
+            hugepages={i: dict(n.free_hugepages) for i, n in memory.numa_nodes.items()},
+        )
+    return topology, reading, given or "this machine"
+
+
+def _config_path(given: str | None, *, live: bool) -> str | None:
+    return config_path(given) if live else given
+
+
+def _pairs(option: str, texts: Iterable[str]) -> dict[str, object]:
+    """Configuration keys and values, read as the file would be."""
+    from nri_numa.config import yaml_reader
+    from nri_numa.config.layers import leaves
+
+    found: dict[str, object] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"{option} {text}: expected KEY=VALUE, such as strategy=pack")
+        leaf = leaves().get(key)
+        if leaf is None:
+            near = difflib.get_close_matches(key, leaves(), n=2)
+            hint = f", did you mean {' or '.join(near)}?" if near else ""
+            raise click.UsageError(f"{option} {text}: there is no configuration key {key!r}{hint}")
+        try:
+            found[key] = value if isinstance(leaf.default, str) else yaml_reader.parse(value)
+        except yaml_reader.YAMLProblem as problem:
+            raise click.UsageError(f"{option} {text}: {problem}") from problem
+    return found
+
+
+def _configured(path: str | None, topology: Topology, values: Mapping[str, object]) -> Machine:
+    """The machine and how to use it."""
+    from nri_numa import config as configuration
+    from nri_numa.engine.decision import Machine
+
+    with friendly():
+        config = configuration.load(path, {}, values)
+        problems = configuration.problems(config, topology)
+        if problems:
+            raise ConfigError(path or "configuration", problems)
+    return Machine(topology=topology, settings=configuration.settings(config))

@@ -30,8 +30,9 @@ SYNTHETIC = "synthetic:"
 EPILOG = """\b
 A machine made up (numa: NUMA nodes per socket; cores, memory: per NUMA node):
   --machine synthetic:sockets=2,numa=2,cores=8,threads=2,memory=64Gi
-  other keys: hugepages-2Mi=, hugepages-1Gi=, memory-only=64Gi+64Gi, l3-cores=,
-  efficient-cores=, sockets-per-numa=, offline=4+12, isolated=2-3, numbering=
+  other keys: hugepages-2Mi=, hugepages-1Gi=, memory-only=64Gi+64Gi,
+  l3-cores=, efficient-cores=, sockets-per-numa=, offline=4+12, isolated=2-3,
+  numbering=split|adjacent|alternating
 
 \b
 Exit codes:

@@ -1,0 +1,163 @@
+"""Headless Chromium, driven over its DevTools pipe; no driver program, no ports."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+TIMEOUT = 30.0
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, send_to: int, receive_from: int) -> None:
+        self._send_to, self._receive_from = send_to, receive_from
+        self._buffer = b""
+        self._id = 0
+        self._session = ""
+        self.errors: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command and its result."""
+        self._id += 1
+        message = {"id": self._id, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._send_to, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            answer = self._next(deadline)
+            if answer.get("id") == self._id:
+                if "error" in answer:
+                    raise AssertionError(f"{method}: {answer['error']}")
+                return dict(answer["result"])
+            self._event(answer)
+
+    def _next(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._receive_from], [], [], deadline - time.monotonic())
+            if not ready:
+                raise AssertionError("the browser does not answer")
+            data = os.read(self._receive_from, 1 << 20)
+            if not data:
+                raise AssertionError("the browser ended")
+            self._buffer += data
+        raw, _, self._buffer = self._buffer.partition(b"\0")
+        return dict(json.loads(raw))
+
+    def _event(self, event: dict[str, Any]) -> None:
+        parameters = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
+            details = parameters["exceptionDetails"]
+            text = details.get("exception", {}).get("description") or details["text"]
+            self.errors.append(text)
+        elif event.get("method") == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url')}")
+
+    def size(self, width: int, height: int, *, dark: bool = False) -> None:
+        """Make the window this large."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 500,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def open(self, url: str) -> None:
+        """Go somewhere."""
+        self.call("Page.navigate", url=url)
+
+    def run(self, expression: str) -> Any:
+        """The value of an expression in the page."""
+        result = self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
+        if "exceptionDetails" in result:
+            raise AssertionError(result["exceptionDetails"])
+        return result["result"].get("value")
+
+    def wait(self, expression: str) -> Any:
+        """The expression's value once it is true."""
+        deadline = time.monotonic() + TIMEOUT
+        while not (value := self.run(expression)):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"never true: {expression}; errors: {self.errors}")
+            time.sleep(0.02)
+        return value
+
+    def press(self, key: str) -> None:
+        """One key, down and up."""
+        codes = {"Tab": 9, "Enter": 13, "ArrowRight": 39, "ArrowDown": 40, "End": 35, "Home": 36}
+        text = {"Enter": "\r"}.get(key)
+        for kind in ("keyDown", "keyUp"):
+            extra = {"text": text} if text and kind == "keyDown" else {}
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=codes[key],
+                **extra,
+            )
+
+    def type(self, text: str) -> None:
+        """Text into the focused field."""
+        self.call("Input.insertText", text=text)
+
+    def screenshot(self, path: Path) -> None:
+        """The whole page as PNG."""
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(data["data"]))
+
+
+@contextmanager
+def browser(profile: Path) -> Iterator[Page]:
+    """A fresh browser with one tab.
+
+    Args:
+        profile: empty directory for its files.
+    """
+    assert CHROMIUM is not None
+    to_read, to_write = os.pipe()
+    from_read, from_write = os.pipe()
+    command = [CHROMIUM, "--headless=new", "--remote-debugging-pipe", "--no-sandbox"]
+    command += ["--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio"]
+    command += ["--disable-background-networking", "--disable-component-update"]
+    command += [f"--user-data-dir={profile}", "about:blank"]
+    # DevTools wants exactly the descriptors 3 and 4.
+    shell = f'exec "$@" 3<&{to_read} 4>&{from_write}'
+    process = subprocess.Popen(
+        ["bash", "-c", shell, "bash", *command],
+        pass_fds=(to_read, from_write),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(to_read)
+    os.close(from_write)
+    try:
+        yield Page(to_write, from_read)
+    finally:
+        process.terminate()
+        process.wait(10)
+        os.close(to_write)
+        os.close(from_read)

@@ -255,7 +255,7 @@ def _stay(
     milli = {}
     if cpus:
         milli = {i: 1000 * len(topology.numa_nodes[i].cpus & cpus) for i in numa_nodes}
-    elif numa_nodes:
+    else:
         each, odd = divmod(wanted.cpu_milli, len(numa_nodes))
         milli = {i: each + (1 if n < odd else 0) for n, i in enumerate(numa_nodes)}
     hugepages = wanted.hugepages if mems else {}

@@ -222,10 +222,7 @@ def _updates(
     updates: list[ContainerUpdate] = []
     repaired: list[str] = []
     for container_id, allocation in sorted(state.allocations.items()):
-        container = live.get(container_id)
-        if container is None:
-            continue
-        update = difference(machine, allocation, pool, container)
+        update = difference(machine, allocation, pool, live[container_id])
         if update is not None:
             updates.append(update)
             if container_id in adopted:

@@ -418,3 +418,45 @@ def test_observe_decides_and_changes_nothing() -> None:
     assert world.agent.refusals[-1].reason == "UnknownCPU"
     assert world.stop("a-app") == ()
     assert world.synchronize() == ()
+
+
+def test_a_refusal_on_a_large_machine_stays_readable() -> None:
+    world = World(synthetic(sockets=4, numa_per_socket=4, cores_per_numa=2))
+    of = pod("a", SINGLE)
+    refused = world.refuse(of, container(of, wants=resources(400, 1)))
+    assert "and 8 more NUMA nodes" in refused.message
+    assert len(refused.message) < 1000
+
+
+def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_where_cpus_are() -> (
+    None
+):
+    topology = synthetic(
+        sockets=1, numa_per_socket=1, cores_per_numa=2, memory_gib=4, memory_only_gib=[64]
+    )
+    tier = topology.memory_nodes - topology.cpu_nodes
+    world = World(topology, Settings(memory_only_nodes=tier))
+    cpus, mems = put(world, "a", {"policy": "best-effort"}, 40.5, 60, BURSTABLE)
+    assert cpus == "0-3"
+    assert NUMASet.parse(mems) >= tier
+
+
+def test_a_later_container_of_a_pinned_pod_is_refused_when_no_memory_is_left() -> None:
+    world = World(machines.snc_smt())
+    of = pod("a", {**SINGLE, "scope": "pod"}, total=resources(3, 4))
+    world.place(of, container(of, "one", resources(1.5, 2)))
+    refused = world.refuse(of, container(of, "two", resources(1.5, 100)))
+    assert refused.reason == "NotEnoughMemory"
+    assert "100.0 GiB" in refused.message
+
+
+def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> None:
+    from dataclasses import replace
+
+    topology = machines.single_no_smt()
+    nodes = {i: replace(n, cpus=CPUSet()) for i, n in topology.numa_nodes.items()}
+    cpus = {i: replace(c, numa_node=None) for i, c in topology.cpus.items()}
+    world = World(replace(topology, numa_nodes=nodes, cpus=cpus))
+    of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
+    assert world.place(of, container(of, wants=resources(1.5))) == ("", "")
+    world.check()

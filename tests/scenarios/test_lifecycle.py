@@ -337,7 +337,9 @@ def test_what_started_while_we_were_away_is_pinned_and_counted() -> None:
     world = World(machines.dual_smt())
     of = pod("gap", SINGLE)
     world.pods[of.id] = of
-    world.live["gap-app"] = container(of, wants=resources(2, 1))
+    world.live["gap-app"] = replace(
+        container(of), resources=replace(resources(2, 1), cpus="no list")
+    )
     plain = pod("plain")
     world.pods[plain.id] = plain
     world.live["plain-app"] = container(plain)

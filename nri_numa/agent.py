@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from nri_numa import statedoc
+from nri_numa.cgroups import Place
 from nri_numa.engine import decide
 from nri_numa.engine.answers import NO_ADJUSTMENT, ContainerAdjustment, ContainerUpdate
 from nri_numa.engine.decision import (
@@ -82,6 +83,8 @@ class Agent:
         state: the node state; replaced as a whole.
         refusals: the latest refused containers, oldest first.
         synchronized: whether the runtime told what runs at least once.
+        places: where the cgroups of live containers are, by container id.
+        narrowed_at: when the shared pool was last narrower than it is now, as far as we know.
     """
 
     def __init__(
@@ -121,6 +124,8 @@ class Agent:
         self._listeners: list[Callable[[], None]] = []
         self.store_problem = ""
         self._unwritten: dict[str, str] = {}
+        self.places: dict[str, Place] = {}
+        self.narrowed_at: float | None = None
 
     # --- events of the runtime --------------------------------------------------------------------
 
@@ -141,6 +146,7 @@ class Agent:
         ):
             touched.update(dict.fromkeys(record.containers, pod.uid))
         self._swap(decision.state, touched)
+        self.places[container.id] = Place(container.cgroups_path, container.pid)
         self._admitted(decision)
         if self.observe:
             return NOTHING
@@ -167,8 +173,8 @@ class Agent:
             self._note("info", "container resized", **self._fields(allocation))
         if self.observe:
             return Resized(state=outcome.state, own=None, trace=outcome.trace)
-        self._pending.pop(container.id, None)
-        return replace(outcome, updates=self._with_pending(outcome.updates))
+        own = self._own_with_pending(container.id, outcome.own)
+        return replace(outcome, own=own, updates=self._with_pending(outcome.updates))
 
     def stop_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
         """Take back what a container has; unknown ids are ordinary."""
@@ -202,6 +208,7 @@ class Agent:
         for n, uid in enumerate(before.pods.keys() - outcome.state.pods.keys()):
             touched[f"\0{n}"] = uid
         self._swap(outcome.state, touched)
+        self.places = {c.id: Place(c.cgroups_path, c.pid) for c in containers}
         broken = violations(outcome.state, self.machine.topology, self.machine.settings)
         self._report(broken)
         self._synchronized(outcome)
@@ -230,6 +237,9 @@ class Agent:
                 updates.append(
                     ContainerUpdate(container_id=container_id, cpus=str(has), ignore_failure=True)
                 )
+        if before[1] != after[1]:
+            # cgroup v1 takes CPUs that go offline out of every cpuset, and never puts them back.
+            self.narrowed_at = self._now()
         self.notify()
         if self.observe:
             return ()
@@ -252,6 +262,10 @@ class Agent:
     def has_pending(self) -> bool:
         """Whether updates wait for a reply to ride on."""
         return bool(self._pending)
+
+    def is_pending(self, container_id: str) -> bool:
+        """Whether an update of this container waits for a reply to ride on."""
+        return container_id in self._pending
 
     def flush_store(self) -> None:
         """Try again to write what could not be written."""
@@ -280,6 +294,8 @@ class Agent:
         allocation = self.state.allocations.get(container_id)
         self._pending.pop(container_id, None)
         if allocation is None:
+            # Its successor in the pod took its place already.
+            self._forget(container_id)
             return ()
         released = decide.release(self.machine, self.state, container_id)
         self._swap(released.state, {container_id: allocation.pod_uid})
@@ -292,6 +308,8 @@ class Agent:
         self._report(step_violations(before, after, self.machine.topology, self.machine.settings))
         self._persist(before, after, touched)
         self.state = after
+        if before.owned or before.idle:
+            self.narrowed_at = self._now()
         self.notify()
 
     def _persist(self, before: NodeState, after: NodeState, touched: Mapping[str, str]) -> None:
@@ -338,6 +356,18 @@ class Agent:
         self._pending.clear()
         return tuple(merged.values())
 
+    def _own_with_pending(
+        self, container_id: str, own: ContainerUpdate | None
+    ) -> ContainerUpdate | None:
+        """An update that waits for this very container goes out with the answer, or is outdated."""
+        waiting = self._pending.pop(container_id, None)
+        allocation = self.state.allocations.get(container_id)
+        if waiting is None or allocation is None or allocation.kind is Kind.FOREIGN:
+            return own
+        if own is None:
+            return waiting
+        return replace(own, cpus=own.cpus or waiting.cpus, mems=own.mems or waiting.mems)
+
     def _remember(self, updates: Iterable[ContainerUpdate]) -> None:
         if not self.observe:
             self._pending.update((u.container_id, u) for u in updates)
@@ -345,6 +375,7 @@ class Agent:
     def _forget(self, container_id: str) -> None:
         self._traces.pop(container_id, None)
         self._pending.pop(container_id, None)
+        self.places.pop(container_id, None)
 
     def notify(self) -> None:
         """Tell listeners that something they show changed."""

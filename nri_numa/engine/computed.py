@@ -26,7 +26,7 @@ from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.demand import Demand
 from nri_numa.engine.hints import Demand as AnyDemand
 from nri_numa.engine.hints import DeviceDemand, ResourceDemand
-from nri_numa.engine.memory import widen_for_memory
+from nri_numa.engine.memory import Cells, cells, widen_for_memory
 from nri_numa.engine.placement import (
     Failed,
     Placed,
@@ -38,6 +38,7 @@ from nri_numa.engine.placement import (
 )
 from nri_numa.engine.policies import Alignment, align
 from nri_numa.engine.settings import CPUOrder
+from nri_numa.engine.smt import partners
 from nri_numa.engine.state import Former, Kind, NodeState, PodRecord
 from nri_numa.engine.workload import (
     SMT,
@@ -108,7 +109,9 @@ def place_computed(
         affinity, alignment, steps = None, None, ["no policy: any NUMA node will do"]
         preferred = True
     else:
-        found = _aligned(machine, pod, container, wishes, together, books, policy, record, held)
+        found = _aligned(
+            machine, state, pod, container, wishes, together, books, policy, record, held
+        )
         if isinstance(found, Failed):
             return found
         affinity, preferred, alignment, steps = found
@@ -189,13 +192,19 @@ def _count_cores(machine: Machine, free: CPUSet, smt: SMT, free_by_node: dict[in
 
 
 def _rank(
-    machine: Machine, demand: Demand, books: _Books, *, exclusive: bool
+    machine: Machine,
+    state: NodeState,
+    wishes: Wishes,
+    demand: Demand,
+    books: _Books,
+    *,
+    exclusive: bool,
 ) -> dict[int, int] | None:
     """Rank NUMA nodes by strategy: 0 is tried first among equally good ones.
 
-    Order for spread: with memory, NUMA nodes whose CPU suffices before others, then most memory
-    left, most CPU left, lowest id; without memory most CPU left, lowest id. Pack is the reverse in
-    amounts.
+    Order for spread: with memory, NUMA nodes whose CPU suffices before others, then (``smt: pair``)
+    those with enough CPUs beside opposite loads, most memory left, most CPU left, lowest id;
+    without memory the same but for the first and the third. Pack is the reverse in amounts.
     """
     settings = machine.settings
     if settings.kubelet_ties:
@@ -204,19 +213,43 @@ def _rank(
     cpu = books.free_by_node if exclusive else books.cpu_left
     need = demand.exclusive_cpus if exclusive else demand.cpu_milli
     memory = books.memory_left if demand.memory_bytes else {}
+    beside = _beside_opposite(machine, state, wishes, books) if exclusive else {}
     if memory:
         order = sorted(
             machine.numa_ids,
             key=lambda i: (
                 cpu.get(i, 0) < need,
+                beside.get(i, 0) < need if beside else False,
                 sign * memory.get(i, 0),
                 sign * cpu.get(i, 0),
                 i,
             ),
         )
     else:
-        order = sorted(machine.numa_ids, key=lambda i: (sign * cpu.get(i, 0), i))
+        order = sorted(
+            machine.numa_ids,
+            key=lambda i: (
+                beside.get(i, 0) < need if beside else False,
+                sign * cpu.get(i, 0),
+                i,
+            ),
+        )
     return {i: rank for rank, i in enumerate(order)}
+
+
+def _beside_opposite(
+    machine: Machine, state: NodeState, wishes: Wishes, books: _Books
+) -> dict[int, int]:
+    """By NUMA node, free CPUs of cores that run opposite loads only; for ``smt: pair``."""
+    if wishes.smt is not SMT.PAIR:
+        return {}
+    known = partners(wishes.load, _loads(state))
+    index = machine.index
+    cores = index.touched(known.opposite) & ~index.touched(known.same)
+    bits = index.members(cores) & books.free.bits
+    return (
+        {i: (cpus.bits & bits).bit_count() for i, cpus in machine.node_cpus.items()} if bits else {}
+    )
 
 
 def pod_demand(pod: PodSandbox, demand: Demand) -> Demand:
@@ -228,7 +261,8 @@ def pod_demand(pod: PodSandbox, demand: Demand) -> Demand:
     milli = demand.cpu_milli
     if resources.cpu_quota and resources.cpu_period and resources.cpu_quota > 0:
         milli = max(milli, resources.cpu_quota * 1000 // resources.cpu_period)
-    elif resources.cpu_shares and resources.cpu_shares > 2:
+    # The sum of the limits leaves out containers without one; the sum of the requests does not.
+    if resources.cpu_shares and resources.cpu_shares > 2:
         milli = max(milli, -(-resources.cpu_shares * 1000 // 1024))
     exclusive = demand.exclusive_cpus
     if exclusive and pod.qos is QoSClass.GUARANTEED:
@@ -257,6 +291,7 @@ def _demands(
     books: _Books,
     wishes: Wishes,
     held: CPUSet,
+    state: NodeState,
 ) -> list[AnyDemand]:
     """What each resource asks for, CPU first, in a fixed order."""
     sockets = _sockets(machine) if machine.settings.align_by_socket else None
@@ -264,7 +299,7 @@ def _demands(
         cpu = ResourceDemand(
             resource="cpu",
             need=demand.exclusive_cpus,
-            capacity={i: len(cpus) for i, cpus in machine.node_cpus.items()},
+            capacity={i: len(cpus) for i, cpus in machine.node_cpus.items() if cpus},
             available={
                 i: min(books.free_by_node.get(i, 0), books.cpu_left.get(i, 0) // 1000)
                 for i in machine.numa_ids
@@ -280,24 +315,36 @@ def _demands(
             resource="cpu",
             # Something that asks for nothing still has to run somewhere.
             need=max(1, demand.cpu_milli),
-            capacity=machine.cpu_capacity,
+            capacity={i: n for i, n in machine.cpu_capacity.items() if n},
             available={i: 0 if i in pool_empty else n for i, n in books.cpu_left.items()},
             sockets=sockets,
             unit="millicpu",
         )
     demands: list[AnyDemand] = [cpu]
     if wishes.bind is Bind.CPU_MEM:
-        demands += _memory_demands(machine, pod, demand, books)
+        demands += _memory_demands(machine, state, pod, demand, books)
     demands += [DeviceDemand(request=request) for request in container.devices]
     return demands
 
 
 def _memory_demands(
-    machine: Machine, pod: PodSandbox, demand: Demand, books: _Books
+    machine: Machine, state: NodeState, pod: PodSandbox, demand: Demand, books: _Books
 ) -> list[AnyDemand]:
     kubelet = machine.settings.kubelet_memory
     if kubelet and pod.qos is not QoSClass.GUARANTEED:
         return []
+    tied: Cells | None = None
+    if kubelet:
+        tied = cells(
+            machine.numa_ids,
+            (
+                a.mems
+                for a in state.allocations.values()
+                if a.mems and a.qos is QoSClass.GUARANTEED and (a.memory_bytes or a.hugepages)
+            ),
+        )
+    groups = None if tied is None else tied.groups
+    assigned = NO_NUMA_NODES if tied is None else tied.assigned
     found: list[AnyDemand] = []
     if demand.memory_bytes:
         found.append(
@@ -306,6 +353,8 @@ def _memory_demands(
                 need=demand.memory_bytes,
                 capacity=machine.memory_capacity,
                 available=books.memory_left,
+                groups=groups,
+                assigned=assigned,
                 share="memory",
                 nothing_is_no_wish=kubelet,
             )
@@ -320,6 +369,8 @@ def _memory_demands(
                     for i in machine.numa_ids
                 },
                 available=books.hugepages_left[size],
+                groups=groups,
+                assigned=assigned,
                 share="memory",
                 nothing_is_no_wish=kubelet,
             )
@@ -336,6 +387,7 @@ _Aligned = tuple[NUMASet | None, bool, Alignment | None, list[str]]
 
 def _aligned(
     machine: Machine,
+    state: NodeState,
     pod: PodSandbox,
     container: Container,
     wishes: Wishes,
@@ -353,14 +405,14 @@ def _aligned(
             None,
             [f"scope pod: the pod was placed on NUMA node {record.affinity}"],
         )
-    demands = _demands(machine, pod, container, demand, books, wishes, held)
+    demands = _demands(machine, pod, container, demand, books, wishes, held, state)
     alignment = align(
         demands,
         numa_ids=machine.numa_ids,
         policy=policy,
         distance=machine.topology.distance,
         prefer_closest=machine.settings.prefer_closest,
-        rank=_rank(machine, demand, books, exclusive=bool(demand.exclusive_cpus)),
+        rank=_rank(machine, state, wishes, demand, books, exclusive=bool(demand.exclusive_cpus)),
     )
     if not alignment.admitted:
         return Failed(
@@ -594,12 +646,18 @@ def _finish(
         usable = machine.numa_ids & topology.memory_nodes
         base = numa_nodes if affinity is None else affinity | numa_nodes
         mems = memory_nodes_for(topology, base, usable)
-        if (
-            demand.memory_bytes
-            and sum(books.memory_left.get(i, 0) for i in mems) < demand.memory_bytes
+        pages = [(amount, books.hugepages_left[size]) for size, amount in demand.hugepages.items()]
+        if any(
+            sum(left.get(i, 0) for i in mems) < amount
+            for amount, left in ((demand.memory_bytes, books.memory_left), *pages)
         ):
             wider = widen_for_memory(
-                mems, demand.memory_bytes, books.memory_left, topology.distance, usable
+                mems,
+                demand.memory_bytes,
+                books.memory_left,
+                topology.distance,
+                usable,
+                also=pages,
             )
             if wider is None:
                 if policy in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE):

@@ -460,3 +460,23 @@ def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> N
     of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
     assert world.place(of, container(of, wants=resources(1.5))) == ("", "")
     world.check()
+
+
+def test_the_kubelets_groups_of_numa_nodes_never_overlap() -> None:
+    world = World(machines.snc_smt(), Settings(kubelet_memory=True, kubelet_ties=True))
+    two = {"policy": "restricted", "bind": "cpu+mem"}
+    of = pod("pair", two)
+    assert world.place(of, container(of, wants=resources(10, 20)))[1] == "0-1"
+    # Memory is left on NUMA node 1, but it is tied to NUMA node 0 now.
+    one = pod("one", SINGLE)
+    assert world.place(one, container(one, wants=resources(2, 2)))[1] == "2"
+
+
+def test_huge_pages_widen_the_memory_nodes_too() -> None:
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, hugepages={2 << 20: 512 << 20}
+    )
+    world = World(topology)
+    of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
+    made = container(of, wants=resources(1.5, 1, hugepages={2 << 20: 768 << 20}))
+    assert world.place(of, made)[1] == "0-1"

@@ -355,7 +355,9 @@ def qemu_options(machine: Machine) -> list[str]:
 
     No option holds white space or a quote, so that they survive the shell inside virtme-ng.
     """
-    options = ["-cpu", CPU_MODEL]
+    # One thread for all processors: with one for each, QEMU 7.2 now and then goes on executing a
+    # breakpoint that the guest's kernel has patched away again (text_poke), and the machine hangs.
+    options = ["-accel", "tcg,thread=single", "-cpu", CPU_MODEL]
     for i, node in enumerate(machine.numa):
         value = f"node,nodeid={i}"
         if node.cpus:

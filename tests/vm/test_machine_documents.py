@@ -94,6 +94,7 @@ def test_the_command_line_says_all_of_the_machine() -> None:
         + "pci: [{numa_node: 1, device: e1000e}, {numa_node: 1, device: virtio-rng-pci}]\n",
     )
     assert qemu_options(machine) == [
+        *("-accel", "tcg,thread=single"),
         *("-cpu", "Nehalem"),
         *("-object", "memory-backend-ram,id=numa0,size=1024M"),
         *("-numa", "node,nodeid=0,cpus=0-3,memdev=numa0"),

@@ -97,16 +97,21 @@ class CgroupReader:
     Args:
         root: where the cgroup file systems are mounted.
         proc: the proc file system, for containers whose path is not known.
+
+    Attributes:
+        unified: whether cpusets are in a version 2 hierarchy.
     """
 
     def __init__(self, root: str = "/sys/fs/cgroup", *, proc: str = "/proc") -> None:
         self._root = root
         self._proc = proc
+        self.unified = False
+        self.available()
 
-    @functools.cached_property
-    def unified(self) -> bool:
-        """Whether cpusets are in a version 2 hierarchy."""
-        return os.path.exists(os.path.join(self._root, "cgroup.controllers"))
+    def available(self) -> bool:
+        """Whether there are cpusets to read; also looks anew which version they are of."""
+        self.unified = os.path.exists(os.path.join(self._root, "cgroup.controllers"))
+        return os.path.isdir(self.hierarchy)
 
     @property
     def hierarchy(self) -> str:

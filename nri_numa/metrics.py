@@ -181,6 +181,12 @@ class Metrics:
             "drift_fights_total", "Containers given up because somebody keeps rewriting them."
         )
 
+        self._kubelet_static = gauge(
+            "kubelet_static",
+            "Whether a manager of the kubelet pins containers itself, by its static policy.",
+            "manager",
+        )
+
         self.checkpoint_write = histogram(
             "checkpoint_write_seconds", "Time to make the state durable.", WRITE_BUCKETS
         )
@@ -231,6 +237,10 @@ class Metrics:
         self.link_connects.inc()
         self._runtime_info.clear()
         self._runtime_info.labels(runtime, version).set(1)
+
+    def kubelet_static(self, manager: str, pins: bool) -> None:
+        """Record whether the kubelet's ``cpu`` or ``memory`` manager pins containers."""
+        self._kubelet_static.labels(manager).set(pins)
 
     def loop_lag(self, recent: float) -> None:
         """Record the longest gap within the recent window."""

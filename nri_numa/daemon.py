@@ -12,24 +12,29 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nri_numa import __version__, logs, statedoc
+from nri_numa import __version__, hotplug, logs, statedoc
 from nri_numa import config as configuration
 from nri_numa.agent import Agent
+from nri_numa.cgroups import CgroupReader
 from nri_numa.checkpoint import CheckpointStore, StateDirectoryBusy
 from nri_numa.config import AgentConfig, InternalErrorAnswer
+from nri_numa.engine.answers import ContainerUpdate
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.errors import CheckpointError, ConfigError, TopologyError
+from nri_numa.kubelet import KubeletWatch
 from nri_numa.metrics import Metrics
 from nri_numa.notify import Notifier
 from nri_numa.protocol.versions import RuntimeInfo
+from nri_numa.reconcile import Reconciler
 from nri_numa.runtime import convert
 from nri_numa.runtime.adapter import Adapter
 from nri_numa.runtime.handler import LinkState, RegistrationRefused
 from nri_numa.runtime.nri import NRILink
 from nri_numa.runtime.preinstalled import preinstalled_from_environment
+from nri_numa.runtime.push import PushResult
 from nri_numa.topology.model import MemoryReading, Topology
 from nri_numa.topology.sysfs import discover, read_memory, read_online
 
@@ -130,6 +135,13 @@ class Daemon:
             socket_path=config.runtime.nri_socket,
             descriptor=launched.descriptor if launched else None,
         )
+        self.reconciler = Reconciler(
+            self.agent,
+            self.metrics,
+            self._push,
+            reader=CgroupReader(config.cgroup_root),
+            active=lambda: self.link_state[0] is LinkState.ACTIVE,
+        )
         log.info(
             "starting",
             version=__version__,
@@ -159,6 +171,11 @@ class Daemon:
         others = [
             asyncio.create_task(self._housekeeping(), name="housekeeping"),
             asyncio.create_task(self._measure_lag(), name="lag"),
+            asyncio.create_task(self.reconciler.run(lambda: self.config), name="reconcile"),
+            asyncio.create_task(
+                KubeletWatch(self.metrics, self.config.kubelet_root).run(), name="kubelet"
+            ),
+            asyncio.create_task(hotplug.watch(self._look_for_hotplug), name="hotplug"),
         ]
         if configuration.split_address(self.config.http.address) is not None:
             others.append(asyncio.create_task(self._serve_http(), name="http"))
@@ -266,10 +283,13 @@ class Daemon:
             return
         self._pending_rounds = 0
         updates = self.agent.take_pending()
-        result = await self.link.push(convert.updates(updates))
+        result = await self._push(updates)
         if not result.ok:
             log.warning("updates not pushed", count=len(updates), detail=result.detail)
             self.agent.put_back(updates)
+
+    async def _push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+        return await self.link.push(convert.updates(updates))
 
     async def _read_memory(self) -> None:
         try:

@@ -7,7 +7,7 @@ decision or none.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -39,8 +39,12 @@ from nri_numa.engine.workload import Container, PodSandbox, Resources
 from nri_numa.errors import CheckpointError
 from nri_numa.logs import get_logger
 from nri_numa.metrics import Metrics
+from nri_numa.traces import KeptTrace, TraceKeeper, unpack
 
 log = get_logger("agent")
+
+_PACK_AT_ONCE = 50
+"""Traces packed in one go: about a millisecond."""
 
 
 class Store(Protocol):
@@ -61,7 +65,7 @@ class Refusal:
     reason: str
     message: str
     at: float
-    trace: Trace
+    trace: KeptTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class Agent:
         reading: Callable[[], Reading | None] = lambda: None,
         observe: bool = False,
         history: int = 256,
+        later: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
         """Make an agent with an empty state.
 
@@ -107,7 +112,8 @@ class Agent:
             now: Unix time in seconds.
             reading: what the kernel has left; must answer from memory, at once.
             observe: decide and report, but change nothing.
-            history: how many refusals and explanations of strangers are kept.
+            history: how many refusals are kept.
+            later: calls a function when the reply has left; at once if None.
         """
         self.machine = machine
         self.state = NodeState()
@@ -119,7 +125,10 @@ class Agent:
         self._store = store
         self._now = now
         self._reading = reading
-        self._traces: OrderedDict[str, Trace] = OrderedDict()
+        self._keeper = TraceKeeper()
+        self._traces: dict[str, Trace | KeptTrace] = {}
+        self._loose: deque[str] = deque()
+        self._later = later or (lambda function: function())
         self._pending: dict[str, ContainerUpdate] = {}
         self._listeners: list[Callable[[], None]] = []
         self.store_problem = ""
@@ -146,6 +155,9 @@ class Agent:
         ):
             touched.update(dict.fromkeys(record.containers, pod.uid))
         self._swap(decision.state, touched)
+        for container_id in touched:
+            if container_id not in self.state.allocations:
+                self._forget(container_id)
         self.places[container.id] = Place(container.cgroups_path, container.pid)
         self._admitted(decision)
         if self.observe:
@@ -281,7 +293,31 @@ class Agent:
 
     def trace_of(self, container_id: str) -> Trace | None:
         """How the decision about a live container came about; None for an adopted one."""
-        return self._traces.get(container_id)
+        kept, allocation = self._traces.get(container_id), self.state.allocations.get(container_id)
+        if isinstance(kept, KeptTrace) and allocation is not None:
+            return unpack(
+                kept,
+                namespace=allocation.namespace,
+                pod=allocation.pod,
+                container=allocation.container,
+                distance=self.machine.topology.distance,
+            )
+        return kept if isinstance(kept, Trace) else None
+
+    def kept_trace(self, container_id: str) -> KeptTrace | None:
+        """Stands for a trace: the same object as long as the decision is the same."""
+        kept = self._traces.get(container_id)
+        return kept if isinstance(kept, KeptTrace) else None
+
+    def trace_of_refusal(self, refusal: Refusal) -> Trace:
+        """How a refusal came about."""
+        return unpack(
+            refusal.trace,
+            namespace=refusal.namespace,
+            pod=refusal.pod,
+            container=refusal.container,
+            distance=self.machine.topology.distance,
+        )
 
     def cpus_of(self, allocation: Allocation) -> str:
         """Kernel list of the CPUs a container should have; empty when it is left alone."""
@@ -385,7 +421,20 @@ class Agent:
     def _trace(self, allocation: Allocation, trace: Trace) -> None:
         # Containers nobody asked anything for would cost memory for an explanation of one clause.
         if allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN) or not allocation.preferred:
-            self._traces[allocation.container_id] = _slim(trace)
+            self._traces[allocation.container_id] = trace
+            self._loose.append(allocation.container_id)
+            if len(self._loose) == 1:
+                self._later(self._pack)
+
+    def _pack(self) -> None:
+        """Make the traces of the last decisions small; not before the reply has left."""
+        for _ in range(min(len(self._loose), _PACK_AT_ONCE)):
+            container_id = self._loose.popleft()
+            trace = self._traces.get(container_id)
+            if isinstance(trace, Trace):
+                self._traces[container_id] = self._keeper.keep(trace)
+        if self._loose:
+            self._later(self._pack)
 
     def _admitted(self, decision: Admitted) -> None:
         allocation = decision.allocation
@@ -417,7 +466,7 @@ class Agent:
                 reason=decision.reason,
                 message=decision.message,
                 at=self._now(),
-                trace=_slim(trace),
+                trace=self._keeper.keep(trace),
             )
         )
         self._note(
@@ -478,12 +527,3 @@ class Agent:
     def _note(self, level: str, event: str, **fields: object) -> None:
         """Log a line; its text is made when the reply has left (see `nri_numa.logs.defer`)."""
         getattr(log, level)(event, **fields)
-
-
-def _slim(trace: Trace) -> Trace:
-    """Drop labels, annotations and the like, which explanations do not show."""
-    return replace(
-        trace,
-        pod=replace(trace.pod, labels={}, annotations={}),
-        container=replace(trace.container, labels={}, annotations={}),
-    )

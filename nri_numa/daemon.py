@@ -118,6 +118,7 @@ class Daemon:
             reading=lambda: self._reading,
             observe=config.observe,
             history=config.history.refusals,
+            later=lambda function: asyncio.get_running_loop().call_soon(function),
         )
         self.agent.restore(state)
         self.adapter = Adapter(

@@ -6,13 +6,18 @@ piece stays consistent while the agent goes on.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
 
 from nri_numa.agent import Agent
 from nri_numa.agent import Refusal as RefusedContainer
-from nri_numa.engine.decision import Machine, Reading, Trace
+from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.explain import Document, of_allocation, of_refusal
+from nri_numa.engine.explain_text import sentences
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
 from nri_numa.http.documents import (
     Assignment,
@@ -32,6 +37,26 @@ from nri_numa.http.documents import (
 from nri_numa.http.view import Listing
 from nri_numa.metrics import ContainerSample, NUMANodeSample, Snapshot
 from nri_numa.topology.cpuset import CPUSet
+
+_AFRESH: Final = 64
+"""Differences up to which an old order is mended; a larger change is sorted afresh."""
+_DOCUMENTS: Final = 64
+"""Explanations kept ready: a page asks for the same ones again and again."""
+
+Name = tuple[str, str, str, str]
+"""Namespace, pod, container, id: the order an operator reads in, and total."""
+
+_kind = attrgetter("kind")
+
+
+class FullExplanation(Explanation, frozen=True, kw_only=True):
+    """An explanation with the document that its sentences are made from.
+
+    Attributes:
+        details: see `nri_numa.engine.explain`.
+    """
+
+    details: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +105,10 @@ class LiveView:
         self._link = link
         self._reading = reading
         self._describe = describe
+        self._names: list[Name] = []
+        self._named = NodeState()
+        self._counted: tuple[NodeState, dict[str, int]] | None = None
+        self._documents: dict[object, Document] = {}
 
     def status(self) -> Status:
         """The agent itself."""
@@ -90,7 +119,7 @@ class LiveView:
             observe=agent.observe,
             ready=self.readiness().ready,
             serial=agent.state.serial,
-            containers=_kinds(agent.state),
+            containers=self._kinds(agent.state),
             link=Link(
                 state=link.state,
                 detail=link.detail,
@@ -101,12 +130,16 @@ class LiveView:
         )
 
     def readiness(self) -> Readiness:
-        """Whether containers are being placed."""
+        """Whether containers are being placed, and remembered."""
         link = self._link()
-        if link.active and self._agent.synchronized:
-            return Readiness(ready=True, reason="")
-        detail = f": {link.detail}" if link.detail else ""
-        return Readiness(ready=False, reason=f"the link to the runtime is {link.state}{detail}")
+        if not (link.active and self._agent.synchronized):
+            detail = f": {link.detail}" if link.detail else ""
+            reason = f"the link to the runtime is {link.state}{detail}"
+            return Readiness(ready=False, reason=reason)
+        if self._agent.store_problem:
+            reason = f"the state cannot be saved: {self._agent.store_problem}"
+            return Readiness(ready=False, reason=reason)
+        return Readiness(ready=True, reason="")
 
     def topology(self) -> TopologyDocument:
         """The machine."""
@@ -139,37 +172,85 @@ class LiveView:
                 shared_pool=str(pool),
                 numa_nodes=tuple(_nodes(machine, state, pool, self._reading())),
             ),
-            containers=_assignments(machine, state, pool),
+            containers=(
+                _assignment(state.allocations[name[3]], machine, pool)
+                for name in tuple(self._ordered(state))
+            ),
         )
 
     def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
         """What is known about a pod's containers: those that run, and those refused lately."""
         machine, state = self._agent.machine, self._agent.state
         pool = state.pool(machine.topology, machine.settings)
-        found = [
-            self._explained(a, machine, pool)
-            for _, a in sorted(state.allocations.items())
-            if a.namespace == namespace and a.pod == pod and container in (None, a.container)
+        refused: dict[str, RefusedContainer] = {}
+        for one in self._agent.refusals:  # the last one of each counts
+            if (one.namespace, one.pod) == (namespace, pod):
+                refused[one.container] = one
+        names = self._ordered(state)
+        found: list[Explanation] = []
+        for n in range(bisect_left(names, (namespace, pod, container or "", "")), len(names)):
+            if names[n][:2] != (namespace, pod) or container not in (None, names[n][2]):
+                break
+            allocation = state.allocations[names[n][3]]
+            later = refused.pop(allocation.container, None)
+            if later is not None and later.at <= allocation.since:
+                later = None  # it was refused before it was placed
+            found.append(self._explained(allocation, machine, pool, later))
+        found += [
+            self._refused(one) for name, one in sorted(refused.items()) if container in (None, name)
         ]
-        seen = {one.container for one in found}
-        for refused in reversed(self._agent.refusals):
-            named = refused.namespace == namespace and refused.pod == pod
-            if named and container in (None, refused.container) and refused.container not in seen:
-                seen.add(refused.container)
-                found.append(_refused(refused))
         return sorted(found, key=lambda one: one.container)
 
-    def _explained(self, allocation: Allocation, machine: Machine, pool: CPUSet) -> Explanation:
-        trace = self._agent.trace_of(allocation.container_id)
-        return Explanation(
+    def _explained(
+        self,
+        allocation: Allocation,
+        machine: Machine,
+        pool: CPUSet,
+        later: RefusedContainer | None,
+    ) -> Explanation:
+        kept = self._agent.kept_trace(allocation.container_id)
+        document = self._documents.get(kept) if kept is not None else None
+        cpus = str(effective_cpus(allocation, pool, machine.topology))
+        if document is None or document["result"]["cpus"] != cpus:
+            trace = self._agent.trace_of(allocation.container_id)
+            document = of_allocation(allocation, trace, cpus)
+            if kept is not None:
+                self._remember(kept, document)
+        if later is not None:
+            document = {**document, "later": [f"since then refused: {later.message}"]}
+        return FullExplanation(
             namespace=allocation.namespace,
             pod=allocation.pod,
             container=allocation.container,
             outcome="admitted",
             summary=allocation.reason,
-            steps=_steps(trace),
+            steps=tuple(sentences(document)),
             assignment=_assignment(allocation, machine, pool),
+            details=document,
         )
+
+    def _refused(self, refused: RefusedContainer) -> Explanation:
+        document = self._documents.get(refused.trace)
+        if document is None:
+            trace = self._agent.trace_of_refusal(refused)
+            document = of_refusal(trace, refused.reason, refused.message)
+            self._remember(refused.trace, document)
+        return FullExplanation(
+            namespace=refused.namespace,
+            pod=refused.pod,
+            container=refused.container,
+            outcome="refused",
+            summary=refused.message,
+            # The message is the summary already.
+            steps=tuple(sentences(document)[1:]),
+            refusal=_refusal(refused),
+            details=document,
+        )
+
+    def _remember(self, key: object, document: Document) -> None:
+        if len(self._documents) >= _DOCUMENTS:
+            del self._documents[next(iter(self._documents))]
+        self._documents[key] = document
 
     def refusals(self) -> list[Refusal]:
         """The latest refusals, newest first."""
@@ -186,30 +267,44 @@ class LiveView:
         written = self._agent.checkpointed_at
         return Snapshot(
             numa_nodes=tuple(_samples(machine, state, pool, self._reading())),
-            container_kinds=_kinds(state),
+            container_kinds=self._kinds(state),
             containers=_container_samples(state),
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_age=None if written is None else max(0.0, self._now() - written),
         )
 
+    def _kinds(self, state: NodeState) -> dict[str, int]:
+        """Containers by kind; counted once for each state."""
+        if self._counted is None or self._counted[0] is not state:
+            counted = Counter(map(_kind, state.allocations.values()))
+            self._counted = state, {kind.value: counted[kind] for kind in Kind}
+        return self._counted[1]
 
-def _kinds(state: NodeState) -> dict[str, int]:
-    counted = Counter(a.kind.value for a in state.allocations.values())
-    return {kind.value: counted[kind.value] for kind in Kind}
+    def _ordered(self, state: NodeState) -> list[Name]:
+        """Names of all containers, sorted: the order of last time, mended.
+
+        Sorting a thousand names takes a millisecond in which no container can start; comparing the
+        ids takes a hundredth of that, and names do not change.
+        """
+        if state is self._named:
+            return self._names
+        old, new = self._named.allocations, state.allocations
+        changed = old.keys() ^ new.keys()
+        if len(changed) > _AFRESH:
+            self._names = sorted(map(_name, new.values()))
+        else:
+            for container_id in changed:
+                if container_id in new:
+                    insort(self._names, _name(new[container_id]))
+                else:
+                    del self._names[bisect_left(self._names, _name(old[container_id]))]
+        self._named = state
+        return self._names
 
 
-def _steps(trace: Trace | None) -> tuple[str, ...]:
-    return () if trace is None else trace.steps
-
-
-def _assignments(machine: Machine, state: NodeState, pool: CPUSet) -> Iterator[Assignment]:
-    # The order an operator reads in; the id makes it total (a pod may restart a container).
-    ordered = sorted(
-        state.allocations.values(),
-        key=lambda a: (a.namespace, a.pod, a.container, a.container_id),
-    )
-    return (_assignment(a, machine, pool) for a in ordered)
+def _name(a: Allocation) -> Name:
+    return a.namespace, a.pod, a.container, a.container_id
 
 
 def _assignment(a: Allocation, machine: Machine, pool: CPUSet) -> Assignment:
@@ -243,18 +338,6 @@ def _refusal(refused: RefusedContainer) -> Refusal:
         reason=refused.reason,
         message=refused.message,
         at=refused.at,
-    )
-
-
-def _refused(refused: RefusedContainer) -> Explanation:
-    return Explanation(
-        namespace=refused.namespace,
-        pod=refused.pod,
-        container=refused.container,
-        outcome="refused",
-        summary=refused.message,
-        steps=_steps(refused.trace),
-        refusal=_refusal(refused),
     )
 
 
@@ -297,12 +380,14 @@ def _samples(
     cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
     for i, node in sorted(topology.numa_nodes.items()):
         charge = state.charge(i)
+        shared = (node.cpus & pool) - settings.reserved_cpus
         yield NUMANodeSample(
             numa_node=i,
             exclusive_cpus=len(node.cpus & state.owned),
             idle_cpus=len(node.cpus & state.idle),
-            shared_cpus=len((node.cpus & pool) - settings.reserved_cpus),
-            reserved_cpus=len((node.cpus & settings.reserved_cpus) - state.owned - state.idle),
+            shared_cpus=len(shared),
+            # What is left: reserved CPUs, and those that our own cpuset keeps from containers.
+            reserved_cpus=len(node.cpus - state.owned - state.idle - shared),
             allocatable_cpus=cpu_left.get(i, 0) / 1000,
             memory=node.memory_bytes,
             memory_allocated=charge.memory,

@@ -327,6 +327,8 @@ def _lost(document: Document, one: Mapping[str, Any]) -> str:
                     f"it would do as well, but has more left, {told}, and the strategy is to "
                     "fill up one NUMA node before the next"
                 )
+        if winner.isdigit() and loser.isdigit():
+            return "it would do just as well, and the lower number wins"
     return str(one["text"])
 
 

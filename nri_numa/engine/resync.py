@@ -59,11 +59,15 @@ def resync(
     ]
     state = build(kept, records, prior.serial)
     adopted = [a.container_id for a in kept]
+    pool = state.pool(machine.topology, machine.settings)
     gap: list[str] = []
     decisions: list[Decision] = []
     for container in sorted(strangers, key=lambda c: (by_pod[c.pod_id].full_name, c.name, c.id)):
         pod = by_pod[container.pod_id]
         held = _ownable(machine, state, container)
+        if _same(CPUSet, container.resources.cpus, pool):
+            # Nobody else's pin: we narrowed it to the shared pool before the checkpoint was lost.
+            container = replace(container, resources=replace(container.resources, cpus=""))
         decision = admit(machine, state, pod, container, reading, now, held)
         decisions.append(decision)
         if isinstance(decision, Refused):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import ClassVar, Self
 
 # ASCII digits only: str.isdigit() also accepts digits of other scripts, which the kernel does not.
@@ -16,6 +17,37 @@ _ITEM = re.compile(r"([0-9]+)(?:-([0-9]+))?", re.ASCII)
 
 class ListFormatError(ValueError):
     """A text is not in the kernel's list format; the message says where and why."""
+
+
+@lru_cache(maxsize=1024)
+def _text(bits: int) -> str:
+    # A node has few different sets at any time, and says them in every line it writes.
+    parts: list[str] = []
+    base = 0
+    while bits:
+        gap = (bits & -bits).bit_length() - 1
+        bits >>= gap
+        base += gap
+        run = (~bits & (bits + 1)).bit_length() - 1
+        parts.append(str(base) if run == 1 else f"{base}-{base + run - 1}")
+        bits >>= run
+        base += run
+    return ",".join(parts)
+
+
+@lru_cache(maxsize=256)
+def _few_ids(bits: int) -> tuple[int, ...]:
+    return tuple(_ids(bits))
+
+
+def _ids(bits: int) -> Iterator[int]:
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+_new = object.__new__
 
 
 class _IdSet:
@@ -43,7 +75,7 @@ class _IdSet:
     @classmethod
     def from_bits(cls, bits: int) -> Self:
         """Wrap an integer whose bit *i* stands for id *i*."""
-        self = cls.__new__(cls)
+        self = _new(cls)
         self.bits = bits
         return self
 
@@ -79,27 +111,13 @@ class _IdSet:
         return cls.from_bits(bits)
 
     def __str__(self) -> str:
-        parts: list[str] = []
-        bits, base = self.bits, 0
-        while bits:
-            gap = (bits & -bits).bit_length() - 1
-            bits >>= gap
-            base += gap
-            run = (~bits & (bits + 1)).bit_length() - 1
-            parts.append(str(base) if run == 1 else f"{base}-{base + run - 1}")
-            bits >>= run
-            base += run
-        return ",".join(parts)
+        return _text(self.bits)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
     def __iter__(self) -> Iterator[int]:
-        bits = self.bits
-        while bits:
-            low = bits & -bits
-            yield low.bit_length() - 1
-            bits ^= low
+        return _ids(self.bits)
 
     def __len__(self) -> int:
         return self.bits.bit_count()
@@ -170,6 +188,9 @@ class NUMASet(_IdSet):
     __slots__ = ()
     LIMIT = 1024  # MAX_NUMNODES of the largest kernels
     NOUN = "NUMA node"
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(_few_ids(self.bits))
 
 
 NO_CPUS = CPUSet()

@@ -315,12 +315,16 @@ class Simulator:
                 outcomes = self._resize(planned.pod)
             case Action.REMOVE:
                 self._remove(planned.pod)
-        own = {container_of(planned.pod, c, 1).id for c in planned.pod.containers}
         after = self._cpus_now()
+        told = {outcome.container: outcome.cpus for outcome in outcomes}
+        for container in planned.pod.containers:
+            # A sidecar makes room for the containers of its own pod that start later.
+            if container.name in told:
+                before[container_of(planned.pod, container, 1).id] = told[container.name]
         moved = {
             self.state.allocations[i].full_name: cpus or "any"
             for i, cpus in after.items()
-            if i not in own and before.get(i, cpus) != cpus
+            if before.get(i, cpus) != cpus
         }
         return Event(
             number=number, action=planned.action, pod=planned.pod, outcomes=outcomes, moved=moved

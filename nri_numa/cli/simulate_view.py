@@ -136,11 +136,10 @@ def _rows(event: Event, result: Simulation) -> Iterator[list[str]]:
         yield [str(event.number), name, "", "", "", "removed"]
     for number, outcome in enumerate(event.outcomes):
         cpus = _arrow(outcome)
-        what = outcome.container + (f" ({outcome.role})" if outcome.role is not Role.APP else "")
         yield [
             "" if number else str(event.number),
             "" if number else name,
-            what,
+            outcome.container,
             cpus,
             outcome.mems or ("" if outcome.verdict is Verdict.REFUSED else "any"),
             _why(event, outcome),
@@ -168,14 +167,15 @@ def _arrow(outcome: Outcome) -> str:
     if outcome.verdict is Verdict.REFUSED:
         return outcome.before
     now = outcome.cpus or "any"
-    return f"{outcome.before} → {now}" if outcome.before and outcome.before != now else now
+    return f"{outcome.before} -> {now}" if outcome.before and outcome.before != now else now
 
 
 def _why(event: Event, outcome: Outcome) -> str:
     if outcome.verdict is Verdict.REFUSED:
         return f"REFUSED: {outcome.reason}"
-    text = outcome.reason
-    return f"resized: {text}" if event.action is Action.RESIZE else text
+    what = "resized: " if event.action is Action.RESIZE else ""
+    role = f"{outcome.role}: " if outcome.role is not Role.APP else ""
+    return f"{what}{role}{outcome.reason}"
 
 
 def _moved(event: Event) -> Iterator[str]:
@@ -183,7 +183,7 @@ def _moved(event: Event) -> Iterator[str]:
         return
     names = sorted(event.moved.items())
     for name, cpus in names[:MOVED]:
-        yield from _wrapped(f"{event.number}: {name} → {cpus}", "  ", "     ")
+        yield from _wrapped(f"{event.number}: {name} -> {cpus}", "  ", "     ")
     if len(names) > MOVED:
         yield f"  {event.number}: and {len(names) - MOVED} more"
 

@@ -128,7 +128,7 @@ class Adapter:
         """Place a container."""
         with self._operation():
             pod = convert.pod_from(request.pod, request.container)
-            container = convert.container_from(request.container)
+            container = convert.container_from(request.container, brief=True)
             self._pod_uids[pod.id] = pod.uid
             answer = self._agent.create_container(pod, container)
             if isinstance(answer, Refused):
@@ -139,7 +139,7 @@ class Adapter:
         """Judge new resources."""
         with self._operation():
             pod = convert.pod_from(request.pod, request.container)
-            container = convert.container_from(request.container)
+            container = convert.container_from(request.container, brief=True)
             asked = convert.resources_from(request.linux_resources, update=True)
             outcome = self._agent.update_container(pod, container, asked)
             if isinstance(outcome, Refused):

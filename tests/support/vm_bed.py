@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -269,13 +270,23 @@ class Run:
             ) from error
 
     def _results(self, control: Path, lock: int) -> Iterator[Result]:
-        process = self._boot(control, lock)
+        # Through a pipe: QEMU opens its standard error anew for the console, which would cut off
+        # a file and write over what others have written there.
+        with (self.directory / "console.log").open("wb") as log:
+            writer = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
+        assert writer.stdin is not None
         try:
-            yield from self._follow(process, control)
+            with writer.stdin:
+                process = self._boot(control, lock, writer.stdin)
+            try:
+                yield from self._follow(process, control)
+            finally:
+                _end_group(process)
         finally:
-            _end_group(process)
+            # The last writer is gone, so it ends by itself.
+            writer.wait(30)
 
-    def _boot(self, control: Path, lock: int) -> subprocess.Popen[bytes]:
+    def _boot(self, control: Path, lock: int, console: IO[bytes]) -> subprocess.Popen[bytes]:
         arguments = virtme_arguments(
             self.machine,
             kernel=self._parts.kernel.image,
@@ -290,24 +301,18 @@ class Run:
         # vng calls its own parts, and depmod, by name.
         path = environment.get("PATH", "")
         environment["PATH"] = f"{self._parts.virtme.parent}:{path}:/usr/sbin:/sbin:/usr/bin:/bin"
-        # Through a pipe: QEMU opens its standard error anew for the console, which would cut off
-        # a file and write over what others have written there.
-        with (self.directory / "console.log").open("wb") as log:
-            writer = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
-        assert writer.stdin is not None
-        with writer.stdin:
-            return subprocess.Popen(
-                command,
-                cwd="/",
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=writer.stdin,
-                stderr=writer.stdin,
-                # A machine that outlives us (we were killed) keeps the next one waiting.
-                pass_fds=(lock,),
-                # One group, so that QEMU ends with it; not ours, which gets the Ctrl-C.
-                start_new_session=True,
-            )
+        return subprocess.Popen(
+            command,
+            cwd="/",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            # A machine that outlives us (we were killed) keeps the next one waiting.
+            pass_fds=(lock,),
+            # One group, so that QEMU ends with it; not ours, which gets the Ctrl-C.
+            start_new_session=True,
+        )
 
     def _follow(self, process: subprocess.Popen[bytes], control: Path) -> Iterator[Result]:
         reader = Reader(self.directory)
@@ -406,18 +411,27 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     for number, limit in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 30.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(limit)
-            if not _group_alive(process.pid):
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline:
+            if process.poll() is not None and not group_alive(process.pid):
                 return
+            time.sleep(0.05)
 
 
-def _group_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def group_alive(group: int) -> bool:
+    """Whether a process group has a member that still runs.
+
+    Signal 0 does not tell: where nobody reaps orphans, as in many containers, the dead count.
+    """
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                text = (entry / "stat").read_text(encoding="ascii", errors="replace")
+                # pid (name, maybe with blanks) state parent group …
+                state, _, member_of = text.rpartition(")")[2].split()[:3]
+                if member_of == str(group) and state not in "ZX":
+                    return True
+    return False
 
 
 @contextlib.contextmanager

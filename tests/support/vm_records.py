@@ -84,6 +84,10 @@ class Writer:
         """Append one record."""
         self._file.write(msgspec.json.encode(record) + b"\n")
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
 
 class Reader:
     """The host's end: hands out each whole record once."""

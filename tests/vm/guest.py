@@ -124,6 +124,11 @@ class Guest:
         """NUMA nodes that have an online CPU and memory, sorted."""
         return [i for i in sorted(self.memory_nodes) if self.cpus_of(i)]
 
+    def sample(self, numa_nodes: Iterable[int]) -> list[int]:
+        """All of a few NUMA nodes; of many the first, the middle and the last: a pod takes 15 s."""
+        nodes = sorted(numa_nodes)
+        return nodes if len(nodes) <= 4 else [nodes[0], nodes[len(nodes) // 2], nodes[-1]]
+
     def nodes_of(self, cpus: frozenset[int]) -> frozenset[int]:
         """NUMA nodes of some CPUs."""
         return frozenset(self.machine.numa_node_of(cpu) for cpu in cpus)

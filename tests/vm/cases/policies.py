@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.vm_machine import Machine
+from tests.support.vm_machine import Machine, format_list
 from tests.vm.guest import Guest
 from tests.vm.registry import case, skip
 
@@ -27,9 +27,8 @@ def _shared(policy: str) -> dict[str, str]:
 
 def _fragment(guest: Guest) -> None:
     """Take one CPU of each NUMA node, so that no node is whole any more."""
-    for numa_node in guest.cpu_nodes():
-        cpu = str(max(guest.cpus_of(numa_node)))
-        guest.pod(f"splinter-{numa_node}", {"numacpu": cpu, "cpus": "exclusive"})
+    cpus = {max(guest.cpus_of(numa_node)) for numa_node in guest.cpu_nodes()}
+    guest.pod("splinter", {"numacpu": format_list(cpus), "cpus": "exclusive"}, cpus=len(cpus))
 
 
 @case()

@@ -1,0 +1,144 @@
+"""Boots each machine once for all its selected cases, and hands each case its own result.
+
+Machines run when they are asked for: by ``-m vm`` (``make test-vm``), by ``NRI_NUMA_VM`` (``core``,
+``all``, or names of machines with commas between them), or by ``NRI_NUMA_REQUIRE_VM=1``, which also
+installs what is missing and makes a failure of what would be a skip. Otherwise they are skipped, so
+that a plain test run stays short.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.testbed import TestbedUnavailable
+from tests.support.vm_bed import Parts, Run, available, prepare
+from tests.support.vm_machine import Machine, load_machines
+from tests.support.vm_records import Result
+
+MACHINES = load_machines(Path(__file__).parent / "machines")
+
+
+def required() -> bool:
+    """Whether a machine that cannot be booted is a failure."""
+    return os.environ.get("NRI_NUMA_REQUIRE_VM") == "1"
+
+
+def _of(item: pytest.Item) -> tuple[str, str] | None:
+    """(machine, case) of a test item that stands for a case."""
+    parameters = getattr(item, "callspec", None)
+    if parameters is None or item.get_closest_marker("vm") is None:
+        return None
+    return parameters.params["machine"], parameters.params["case"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the cases of one machine together, in the guest's order, after any shuffling."""
+    places = [i for i, item in enumerate(items) if _of(item) is not None]
+    names = list(MACHINES)
+    order = {case: i for i, case in enumerate(_all_case_names())}
+
+    def key(item: pytest.Item) -> tuple[int, int]:
+        machine, case = _of(item) or ("", "")
+        return names.index(machine), order[case]
+
+    cases = sorted((items[i] for i in places), key=key)
+    for place, item in zip(places, cases, strict=True):
+        items[place] = item
+
+
+def _all_case_names() -> list[str]:
+    from tests.vm.registry import all_cases
+
+    return list(all_cases())
+
+
+class MachineRuns:
+    """The machines of this session; one runs at a time.
+
+    Args:
+        parts: what to boot with.
+        selected: names of the cases of each machine.
+    """
+
+    def __init__(self, parts: Parts, selected: dict[str, list[str]]) -> None:
+        self._parts = parts
+        self._selected = selected
+        self._results: dict[tuple[str, str], Result] = {}
+        self._unbootable: dict[str, TestbedUnavailable] = {}
+        self._running: tuple[str, Iterator[Result]] | None = None
+
+    def result(self, machine: Machine, case: str) -> Result:
+        """The result of one case; boots the machine when it is the first one.
+
+        Raises:
+            TestbedUnavailable: the machine does not boot; remembered.
+        """
+        name = machine.name
+        if name in self._unbootable:
+            raise self._unbootable[name]
+        if (name, case) not in self._results and (
+            self._running is None or self._running[0] != name
+        ):
+            self._finish()
+            run = Run(self._parts, machine, self._selected[name])
+            self._running = name, iter(run)
+        try:
+            while (name, case) not in self._results:
+                assert self._running is not None
+                result = next(self._running[1])
+                self._results[name, result.case] = result
+        except TestbedUnavailable as error:
+            self._unbootable[name] = error
+            self._running = None
+            raise
+        return self._results[name, case]
+
+    def _finish(self) -> None:
+        """Let the machine before come to its end, and keep what it says."""
+        if self._running is None:
+            return
+        name, results = self._running
+        self._running = None
+        try:
+            for result in results:
+                self._results[name, result.case] = result
+        except TestbedUnavailable as error:
+            self._unbootable[name] = error
+
+    def close(self) -> None:
+        """End what runs."""
+        if self._running is not None:
+            self._running[1].close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def _unavailable(reason: str) -> None:
+    if required():
+        pytest.fail(f"NRI_NUMA_REQUIRE_VM=1, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def machine_runs(request: pytest.FixtureRequest) -> Iterator[MachineRuns]:
+    """The machines, with everything there that they need."""
+    asked = os.environ.get("NRI_NUMA_VM") or "vm" in request.config.getoption("markexpr", "")
+    if not asked and not required():
+        pytest.skip("takes minutes; run make test-vm, or set NRI_NUMA_VM=core")
+    if (reason := available()) and not required():
+        pytest.skip(reason)
+    selected: dict[str, list[str]] = {}
+    for item in request.session.items:
+        if (found := _of(item)) is not None:
+            selected.setdefault(found[0], []).append(found[1])
+    try:
+        parts = prepare(containerd=sorted({MACHINES[name].containerd for name in selected}))
+    except TestbedUnavailable as error:
+        _unavailable(str(error))
+        raise
+    runs = MachineRuns(parts, selected)
+    yield runs
+    runs.close()

@@ -123,6 +123,7 @@ class Containerd:
         self.nri_socket = directory / "nri.sock"
         self.nri_plugin_directory = directory / "nri-plugins"
         self.nri_config_directory = directory / "nri-conf"
+        self.configuration = directory / "config.toml"
         self.log_file = directory / "containerd.log"
         self.log_root = directory / "pods"
         self._image_archive = image
@@ -262,8 +263,12 @@ disabled_plugins = [
         # No proxies and no locale of ours: the daemon talks to nobody.
         return {"PATH": f"{tools}:{path}", "HOME": str(self.directory), "LC_ALL": "C"}
 
-    def start(self, *, timeout_s: float = 60.0) -> None:
+    def start(self, *, timeout_s: float = 60.0, keep_configuration: bool = False) -> None:
         """Start the daemon, wait until it serves CRI, have the image there.
+
+        Args:
+            timeout_s: limit of the wait.
+            keep_configuration: somebody changed the file; take it as it is.
 
         Raises:
             TestbedUnavailable: this machine cannot run it.
@@ -284,11 +289,11 @@ disabled_plugins = [
             self.log_root,
         ):
             directory.mkdir(parents=True, exist_ok=True)
-        configuration = self.directory / "config.toml"
-        configuration.write_text(self._configuration(), encoding="utf-8")
+        if not keep_configuration:
+            self.configuration.write_text(self._configuration(), encoding="utf-8")
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [str(self.binaries.directory / "containerd"), "--config", str(configuration)],
+                [str(self.binaries.directory / "containerd"), "--config", str(self.configuration)],
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -105,10 +105,15 @@ class PluginProcess:
             f"--config={self.config_file}",
             f"--nri-socket={self.nri_socket}",
             f"--state-dir={self.state_directory}",
-            f"--http=127.0.0.1:{self._port}",
+            f"--http={self.address}",
             f"--sysfs-root={self._sysfs_root}",
             *self._arguments,
         ]
+
+    @property
+    def address(self) -> str:
+        """Where it serves HTTP, host and port."""
+        return f"127.0.0.1:{self._port}"
 
     @property
     def checkpoint(self) -> Path:
@@ -244,7 +249,7 @@ class PluginProcess:
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of an HTTP request."""
-        url = f"http://127.0.0.1:{self._port}{path}"
+        url = f"http://{self.address}{path}"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(url, timeout=5) as answer:

@@ -1,0 +1,163 @@
+"""The commands an operator uses, against a live plugin on a real containerd."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.containerd import Containerd
+from tests.support.cri import CRI, CRIError, guaranteed, poll
+from tests.support.plugin_process import PluginProcess, StartPlugin, plugin_environment
+
+pytestmark = pytest.mark.e2e
+
+PREFIX = "numa.kubernetes.io"
+
+
+def nri_numa(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as an operator would."""
+    return subprocess.run(
+        [sys.executable, "-m", "nri_numa", *arguments],
+        env=plugin_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def document(done: subprocess.CompletedProcess[str]) -> Any:
+    """What a command wrote with ``-o json``."""
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_status_shows_who_has_what(cri: CRI, plugin: PluginProcess) -> None:
+    pod = cri.run_pod("listed", namespace="shop", annotations={f"{PREFIX}/numacpu": "1-2"})
+    container = cri.run(pod, "web")
+    poll(lambda: plugin.responsive() or None, "HTTP served")
+    done = nri_numa("status", f"--api={plugin.address}", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    text = json.dumps(document(done))
+    for words in ("shop", "listed", "web", "1-2"):
+        assert words in text
+    table = nri_numa("status", f"--api={plugin.address}")
+    assert table.returncode == 0
+    assert re.search(r"shop\s+listed\s+web\b.*\b1-2\b", table.stdout)
+    cri.remove(container)
+    gone = nri_numa("status", f"--api={plugin.address}")
+    assert "listed" not in gone.stdout
+    plugin.terminate()
+    absent = nri_numa("status", f"--api={plugin.address}")
+    assert absent.returncode == 3
+    assert absent.stderr.strip()
+    assert "Traceback" not in absent.stderr
+
+
+def test_explain_tells_placements_and_refusals(cri: CRI, plugin: PluginProcess) -> None:
+    cri.run(cri.run_pod("fine", annotations={f"{PREFIX}/numacpu": "1"}))
+    bad = cri.run_pod("bad", annotations={f"{PREFIX}/numacpu": "63"})
+    with pytest.raises(CRIError):
+        cri.create(bad)
+    poll(lambda: plugin.responsive() or None, "HTTP served")
+    fine = nri_numa("explain", "fine", f"--api={plugin.address}")
+    assert fine.returncode == 0, fine.stderr
+    assert "numacpu" in fine.stdout
+    refused = nri_numa("explain", "default/bad", f"--api={plugin.address}")
+    assert refused.returncode == 1
+    assert "63" in refused.stdout
+    unknown = nri_numa("explain", "nobody", f"--api={plugin.address}")
+    assert unknown.returncode == 1
+    assert "nobody" in unknown.stdout + unknown.stderr
+
+
+def test_the_checkpoint_can_be_read_while_the_plugin_runs(cri: CRI, plugin: PluginProcess) -> None:
+    container = cri.run(cri.run_pod("kept", annotations={f"{PREFIX}/numacpu": "1"}))
+    done = nri_numa("checkpoint", f"--state-dir={plugin.state_directory}", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert container.id in done.stdout
+
+
+def test_a_second_plugin_on_the_same_state_leaves(
+    containerd: Containerd, cri: CRI, plugin: PluginProcess
+) -> None:
+    """It says so and goes, and the first one goes on as if nothing had been."""
+    owner = cri.run(
+        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
+    )
+    second = PluginProcess(plugin.directory / "second", containerd.nri_socket)
+    second.state_directory = plugin.state_directory
+    with pytest.raises(RuntimeError, match=str(plugin.state_directory)):
+        second.start()
+    assert second.wait() != 0
+    assert "Traceback" not in second.log()
+    assert plugin.ready()
+    late = cri.run(
+        cri.run_pod("late", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
+    )
+    assert cri.allowed(late).cpus != cri.allowed(owner).cpus
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"strategie": "spread"}, ["strategie", "strategy"]),
+        ({"reservedCPUs": "0-63"}, ["reservedCPUs", "63"]),
+        ({"oversale": 0.5, "nonsense": 1}, ["oversale", "nonsense"]),
+    ],
+    ids=["misspelt", "absent-cpu", "both-mistakes-at-once"],
+)
+def test_a_configuration_with_mistakes_ends_the_start(
+    start_plugin: StartPlugin, config: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        start_plugin(config)
+    plugin = start_plugin.started[0]
+    assert plugin.wait() == 2
+    for word in words:
+        assert word in str(caught.value)
+    assert "Traceback" not in plugin.log()
+
+
+def test_check_sees_a_runtime_that_answers(containerd: Containerd, tmp_path: Path) -> None:
+    config = tmp_path / "agent.yaml"
+    config.write_text(
+        json.dumps(
+            {
+                "runtime": {"nriSocket": str(containerd.nri_socket)},
+                "stateDir": str(tmp_path / "state"),
+            }
+        )
+    )
+    done = nri_numa("check", f"--config={config}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert str(containerd.nri_socket) in done.stdout
+    config.write_text(json.dumps({"runtime": {"nriSocket": str(tmp_path / "none.sock")}}))
+    done = nri_numa("check", f"--config={config}")
+    assert done.returncode == 1
+    assert "none.sock" in done.stdout
+    assert "FAIL" in done.stdout
+
+
+def test_check_turns_nri_on_in_containerds_own_configuration(
+    containerd: Containerd, tmp_path: Path
+) -> None:
+    """What --fix-containerd writes is a configuration that this containerd serves NRI with."""
+    with Containerd(containerd.binaries, Path(containerd.directory, "nri-off"), nri=False) as other:
+        assert not other.nri_socket.exists()
+        done = nri_numa(
+            "check", "--fix-containerd", "--write", f"--containerd-config={other.configuration}"
+        )
+        assert done.returncode in (0, 1), done.stderr  # 1: other findings on this machine
+        other.stop()
+        other.start(keep_configuration=True)
+        poll(lambda: other.nri_socket.exists() or None, f"NRI socket; {done.stdout}{done.stderr}")
+        assert other.cri.ready()
+    shutil.rmtree(other.directory)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from nri_numa import statedoc
@@ -43,8 +45,8 @@ from nri_numa.traces import KeptTrace, TraceKeeper, unpack
 
 log = get_logger("agent")
 
-_PACK_AT_ONCE = 50
-"""Traces packed in one go: about a millisecond."""
+_AT_ONCE = 25
+"""Things done in one go once the reply has left: one to two milliseconds."""
 
 
 class Store(Protocol):
@@ -127,7 +129,7 @@ class Agent:
         self._reading = reading
         self._keeper = TraceKeeper()
         self._traces: dict[str, Trace | KeptTrace] = {}
-        self._loose: deque[str] = deque()
+        self._waiting: deque[tuple[Context, Callable[[], None]]] = deque()
         self._later = later or (lambda function: function())
         self._pending: dict[str, ContainerUpdate] = {}
         self._listeners: list[Callable[[], None]] = []
@@ -182,7 +184,10 @@ class Agent:
             self._swap(outcome.state, {container.id: pod.uid})
             allocation = self.state.allocations[container.id]
             self._trace(allocation, outcome.trace)
-            self._note("info", "container resized", **self._fields(allocation))
+            cpus = self._cpus_in(self.state, allocation)
+            self._soon(
+                partial(self._note, "info", "container resized", **_fields(allocation, cpus))
+            )
         if self.observe:
             return Resized(state=outcome.state, own=None, trace=outcome.trace)
         own = self._own_with_pending(container.id, outcome.own)
@@ -321,8 +326,7 @@ class Agent:
 
     def cpus_of(self, allocation: Allocation) -> str:
         """Kernel list of the CPUs a container should have; empty when it is left alone."""
-        pool = self.state.pool(self.machine.topology, self.machine.settings)
-        return str(effective_cpus(allocation, pool, self.machine.topology))
+        return self._cpus_in(self.state, allocation)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -336,8 +340,12 @@ class Agent:
         released = decide.release(self.machine, self.state, container_id)
         self._swap(released.state, {container_id: allocation.pod_uid})
         self._forget(container_id)
-        self._note("info", "container released", **self._fields(allocation))
+        self._soon(partial(self._tell_released, allocation, self.state))
         return released.updates
+
+    def _tell_released(self, allocation: Allocation, state: NodeState) -> None:
+        cpus = self._cpus_in(state, allocation)
+        self._note("info", "container released", **_fields(allocation, cpus))
 
     def _swap(self, after: NodeState, touched: Mapping[str, str]) -> None:
         before = self.state
@@ -422,23 +430,36 @@ class Agent:
         # Containers nobody asked anything for would cost memory for an explanation of one clause.
         if allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN) or not allocation.preferred:
             self._traces[allocation.container_id] = trace
-            self._loose.append(allocation.container_id)
-            if len(self._loose) == 1:
-                self._later(self._pack)
+            self._soon(partial(self._pack, allocation.container_id))
 
-    def _pack(self) -> None:
-        """Make the traces of the last decisions small; not before the reply has left."""
-        for _ in range(min(len(self._loose), _PACK_AT_ONCE)):
-            container_id = self._loose.popleft()
-            trace = self._traces.get(container_id)
-            if isinstance(trace, Trace):
-                self._traces[container_id] = self._keeper.keep(trace)
-        if self._loose:
-            self._later(self._pack)
+    def _pack(self, container_id: str) -> None:
+        """Make the trace of a decision small."""
+        trace = self._traces.get(container_id)
+        if isinstance(trace, Trace):
+            self._traces[container_id] = self._keeper.keep(trace)
+
+    def _soon(self, function: Callable[[], None]) -> None:
+        """Do what nobody waits for when the reply has left; log lines keep their ``op``."""
+        self._waiting.append((copy_context(), function))
+        if len(self._waiting) == 1:
+            self._later(self._work)
+
+    def _work(self) -> None:
+        try:
+            for _ in range(min(len(self._waiting), _AT_ONCE)):
+                context, function = self._waiting.popleft()
+                context.run(function)
+        finally:
+            if self._waiting:
+                self._later(self._work)
 
     def _admitted(self, decision: Admitted) -> None:
+        self._trace(decision.allocation, decision.trace)
+        self._soon(partial(self._tell_admitted, decision))
+
+    def _tell_admitted(self, decision: Admitted) -> None:
+        """Count and log a decision; nobody waits for that, so it comes after the reply."""
         allocation = decision.allocation
-        self._trace(allocation, decision.trace)
         if allocation.kind is Kind.UNBOUND and not allocation.preferred:
             outcome, reason = "unpinned", allocation.reason.removeprefix("not pinned: ")
         elif allocation.preferred:
@@ -451,7 +472,7 @@ class Agent:
             "container placed",
             outcome=outcome,
             updates=len(decision.updates),
-            **self._fields(allocation),
+            **_fields(allocation, decision.adjustment.cpus),
         )
 
     def _refused(self, decision: Refused) -> None:
@@ -506,24 +527,30 @@ class Agent:
             updates=len(outcome.updates),
         )
 
+    def _cpus_in(self, state: NodeState, allocation: Allocation) -> str:
+        machine = self.machine
+        pool = state.pool(machine.topology, machine.settings)
+        return str(effective_cpus(allocation, pool, machine.topology))
+
     def _report(self, broken: Sequence[str]) -> None:
         """Broken invariants are counted and said, never a reason to stop."""
         for sentence in broken:
             self._metrics.invariant_violations.inc()
             self._note("error", "invariant violated", violation=sentence)
 
-    def _fields(self, allocation: Allocation) -> dict[str, object]:
-        return {
-            "pod": f"{allocation.namespace}/{allocation.pod}",
-            "container": allocation.container,
-            "id": allocation.container_id[:12],
-            "kind": allocation.kind.value,
-            "cpus": self.cpus_of(allocation),
-            "mems": str(allocation.mems),
-            "policy": allocation.policy.value,
-            "reason": allocation.reason,
-        }
-
     def _note(self, level: str, event: str, **fields: object) -> None:
         """Log a line; its text is made when the reply has left (see `nri_numa.logs.defer`)."""
         getattr(log, level)(event, **fields)
+
+
+def _fields(allocation: Allocation, cpus: str) -> dict[str, object]:
+    return {
+        "pod": f"{allocation.namespace}/{allocation.pod}",
+        "container": allocation.container,
+        "id": allocation.container_id[:12],
+        "kind": allocation.kind.value,
+        "cpus": cpus,
+        "mems": str(allocation.mems),
+        "policy": allocation.policy.value,
+        "reason": allocation.reason,
+    }

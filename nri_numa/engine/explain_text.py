@@ -276,18 +276,20 @@ def _how_it_fits(resource: Mapping[str, Any]) -> str:
         return "any NUMA node suits."
     if resource["wish"] == "impossible":
         return f"{need} needed, which no set of NUMA nodes has." if need else "no place suits."
+    if not need:
+        places = " or ".join(s["numaNodes"] for s in resource["sets"])
+        return f"it has its place already, {_named('NUMA node', places)}."
     ideal, now = resource["idealNumaNodes"], resource["neededNumaNodes"]
-    head = f"{need} needed. " if need else ""
     if ideal == now == 1:
         alone = NUMASet(n["numaNode"] for n in resource["numaNodes"] if n["enough"])
         verb = "has that" if len(alone) == 1 else "each have that"
         who = f": {_named('NUMA node', str(alone))} {verb}" if alone else ""
-        return f"{head}One NUMA node is enough{who}."
+        return f"{need} needed. One NUMA node is enough{who}."
     if ideal == now:
         sets = " or ".join(s["numaNodes"] for s in resource["sets"] if s["preferred"])
-        return f"{head}Even an empty machine would need {now} NUMA nodes for it, such as {sets}."
+        return f"{need} needed. Even an empty machine would need {now} NUMA nodes: {sets}."
     would = "one NUMA node" if ideal == 1 else f"{ideal} NUMA nodes"
-    return f"{head}On an empty machine {would} would be enough; now it takes {now}."
+    return f"{need} needed. On an empty machine {would} would be enough; now it takes {now}."
 
 
 def _free(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:

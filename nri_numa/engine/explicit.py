@@ -11,6 +11,7 @@ from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.demand import Demand
 from nri_numa.engine.placement import Failed, Placed, human_bytes, per_node, spread_charges
 from nri_numa.engine.state import Kind, NodeState
+from nri_numa.engine.wishes import quoted
 from nri_numa.engine.workload import Container, CPUMode, PodSandbox, Wishes
 from nri_numa.topology.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 
@@ -56,10 +57,9 @@ def place_explicit(
         hugepages,
         {size: machine.hugepages_left(size, state, reading) for size in hugepages},
     )
+    # The sets, not the texts: these may be of any length.
     listed = " and ".join(
-        f"{key} {value}"
-        for key, value in (("numacpu", wishes.numacpu), ("numamem", wishes.numamem))
-        if value is not None
+        f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids
     )
     return Placed(
         kind=Kind.EXPLICIT if cpus else Kind.UNBOUND,
@@ -81,7 +81,7 @@ def _check_cpus(
     machine: Machine, state: NodeState, who: str, wishes: Wishes, cpus: CPUSet, *, owned: bool
 ) -> Failed | None:
     topology, settings = machine.topology, machine.settings
-    text = f"{who}: numacpu is {wishes.numacpu!r} ({_source(wishes, 'numacpu')})"
+    text = f"{who}: numacpu is {quoted(wishes.numacpu or '')} ({_source(wishes, 'numacpu')})"
     missing = cpus - topology.possible
     if missing:
         return Failed(
@@ -174,7 +174,7 @@ def _check_mems(
     reading: Reading | None,
 ) -> Failed | None:
     topology = machine.topology
-    text = f"{who}: numamem is {wishes.numamem!r} ({_source(wishes, 'numamem')})"
+    text = f"{who}: numamem is {quoted(wishes.numamem or '')} ({_source(wishes, 'numamem')})"
     missing = mems - topology.numa_ids
     if missing:
         return Failed(

@@ -364,10 +364,7 @@ def _memory_demands(
             ResourceDemand(
                 resource=f"hugepages-{human_bytes(size).replace('.0 ', '').replace('iB', 'i')}",
                 need=amount,
-                capacity={
-                    i: machine.topology.numa_nodes[i].hugepages.get(size, 0)
-                    for i in machine.numa_ids
-                },
+                capacity=machine.hugepages_capacity(size),
                 available=books.hugepages_left[size],
                 groups=groups,
                 assigned=assigned,

@@ -79,12 +79,26 @@ class Machine:
 
     @cached_property
     def memory_capacity(self) -> Mapping[int, int]:
-        """By NUMA node, bytes that can be booked: total − huge pages − reserved memory."""
+        """By NUMA node, bytes that can be booked: total − huge pages − reserved memory.
+
+        NUMA nodes whose memory our own cpuset withholds have none for anybody.
+        """
         reserved = self.settings.reserved_memory
+        withheld = self.topology.withheld_memory
         return {
-            i: max(0, n.memory_bytes - sum(n.hugepages.values()) - reserved.get(i, 0))
+            i: 0
+            if i in withheld
+            else max(0, n.memory_bytes - sum(n.hugepages.values()) - reserved.get(i, 0))
             for i in self.numa_ids
             for n in (self.topology.numa_nodes[i],)
+        }
+
+    def hugepages_capacity(self, size: int) -> dict[int, int]:
+        """By NUMA node, bytes of huge pages of one size on an empty machine."""
+        withheld = self.topology.withheld_memory
+        return {
+            i: 0 if i in withheld else self.topology.numa_nodes[i].hugepages.get(size, 0)
+            for i in self.numa_ids
         }
 
     def cpu_left(self, state: NodeState) -> dict[int, int]:
@@ -113,8 +127,7 @@ class Machine:
     ) -> dict[int, int]:
         """By NUMA node, bytes of huge pages of one size left."""
         left: dict[int, int] = {}
-        for i in self.numa_ids:
-            total = self.topology.numa_nodes[i].hugepages.get(size, 0)
+        for i, total in self.hugepages_capacity(size).items():
             amount = max(0, total - state.charge(i).hugepages.get(size, 0))
             if reading is not None and i in reading.hugepages:
                 amount = min(amount, reading.hugepages[i].get(size, amount))

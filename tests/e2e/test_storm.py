@@ -23,7 +23,7 @@ from tests.support.plugin_process import StartPlugin
 pytestmark = pytest.mark.e2e
 
 MACHINE = CPUSet.parse(allowed("self").cpus)
-SECONDS = 8.0  # plain UpdateContainers locks 2.1.9 within 3 s of such a load
+SECONDS = 6.0  # plain UpdateContainers locks 2.1.9 within 3 s of such a load
 
 
 class Storm:

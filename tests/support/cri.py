@@ -12,6 +12,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -354,10 +355,9 @@ class CRI:
 
     def remove_all(self) -> None:
         """Stop and remove every container at once (timeout 0), then every pod."""
-        for container in self.containers():
-            self.stop(container.id)
-        for pod in self.pods():
-            self.remove_pod(pod.id)
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            list(pool.map(self.stop, [container.id for container in self.containers()]))
+            list(pool.map(self.remove_pod, [pod.id for pod in self.pods()]))
 
     # -- containers ------------------------------------------------------------------------
 

@@ -316,6 +316,7 @@ class StartPlugin:
         config: Mapping[str, Any] | None = None,
         *,
         sysfs_root: Path = Path("/"),
+        state_directory: Path | None = None,
         wait: bool = True,
     ) -> PluginProcess:
         """Start one.
@@ -323,10 +324,13 @@ class StartPlugin:
         Args:
             config: keys of the configuration file.
             sysfs_root: machine to read.
+            state_directory: default one of its own.
             wait: until it is ready.
         """
         directory = Path(tempfile.mkdtemp(prefix="plugin-", dir=self._directory))
         plugin = PluginProcess(directory, self._nri_socket, config=config, sysfs_root=sysfs_root)
+        if state_directory is not None:
+            plugin.state_directory = state_directory
         self.started.append(plugin)
         plugin.start(wait=wait)
         return plugin

@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nri_numa import __version__, hotplug, logs, statedoc
@@ -113,7 +113,7 @@ class Daemon:
         self.agent = Agent(
             machine,
             metrics=self.metrics,
-            store=self.store,
+            store=_TimedStore(self.store, self.metrics),
             now=time.time,
             reading=lambda: self._reading,
             observe=config.observe,
@@ -408,6 +408,20 @@ class Daemon:
             Machine(topology=self.agent.machine.topology, settings=configuration.settings(new))
         )
         log.info("configuration reloaded", changed=", ".join(live))
+
+
+class _TimedStore:
+    """A checkpoint store whose writes show in the metrics."""
+
+    def __init__(self, store: CheckpointStore, metrics: Metrics) -> None:
+        self._store = store
+        self._observe = metrics.checkpoint_write.observe
+
+    def record(self, changes: Mapping[str, dict[str, Any] | None]) -> None:
+        """Write, and measure it."""
+        started = time.perf_counter()
+        self._store.record(changes)
+        self._observe(time.perf_counter() - started)
 
 
 def _import_http() -> tuple[type[HTTPServer], type[LiveView], Callable[..., dict[str, Any]]]:

@@ -1,0 +1,444 @@
+"""The real process: started, given pods by a runtime over its socket, and asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.runtime.embedded import EmbeddedRuntime
+from nri_numa.runtime.embedded_world import CRIError, EmbeddedContainer
+from tests.support import machines
+from tests.support.http_view import Reply, connected, get
+from tests.support.plugin_process import plugin_environment
+
+PREFIX = "numa.kubernetes.io/"
+GIB = 1 << 30
+SINGLE = {"policy": "single-numa-node"}
+
+
+class Node:
+    """A runtime, and the plugin as a process of its own."""
+
+    def __init__(self, directory: Path, runtime: EmbeddedRuntime | None) -> None:
+        self.directory = directory
+        self.runtime = runtime
+        self.process: asyncio.subprocess.Process
+        self.lines: list[str] = []
+        self._grown = asyncio.Condition()
+        self._reader: asyncio.Task[None]
+
+    async def start(self, http: str, environment: Mapping[str, str], *python: str) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *python,
+            "-m",
+            "nri_numa",
+            "run",
+            f"--nri-socket={self.directory / 'nri.sock'}",
+            f"--state-dir={self.directory / 'state'}",
+            f"--sysfs-root={self.directory / 'root'}",
+            f"--http={http}",
+            env=plugin_environment(environment),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            async with self._grown:
+                self.lines.append(line.decode().rstrip())
+                self._grown.notify_all()
+
+    async def line(self, *parts: str) -> str:
+        """The first log line with all these parts; waits for it."""
+
+        def found() -> str:
+            return next((one for one in self.lines if all(p in one for p in parts)), "")
+
+        async with asyncio.timeout(20), self._grown:
+            await self._grown.wait_for(found)
+        return found()
+
+    async def address(self) -> tuple[str, int]:
+        """Where it says that it listens."""
+        match = re.search(r"address=127\.0\.0\.1:([0-9]+)", await self.line('"http listening"'))
+        assert match is not None
+        return "127.0.0.1", int(match[1])
+
+    async def get(self, target: str, status: int = 200) -> Any:
+        """The document at a path."""
+        reply = await get(await self.address(), target)
+        assert reply.status == status, reply.body
+        return reply.json
+
+    async def metrics(self) -> dict[str, float]:
+        """All samples of a scrape."""
+        reply = await get(await self.address(), "/metrics")
+        assert reply.status == 200
+        rows = (line.rpartition(" ") for line in reply.body.decode().splitlines())
+        return {name: float(value) for name, _, value in rows if not name.startswith("#")}
+
+    async def create(
+        self, name: str, annotations: Mapping[str, str], cpus: float = 0, memory: int = 0
+    ) -> EmbeddedContainer:
+        """A container of a Guaranteed pod, as the kubelet would ask for it."""
+        assert self.runtime is not None
+        pod = pb.PodSandbox(
+            name=name,
+            namespace="shop",
+            uid=f"uid-{name}",
+            annotations={PREFIX + key: value for key, value in annotations.items()},
+        )
+        pod.linux.cgroup_parent = f"/kubepods/pod{name}"
+        sandbox = await self.runtime.run_pod(pod)
+        container = pb.Container(name="app")
+        if cpus:
+            container.linux.resources.cpu.quota.value = int(cpus * 100_000)
+            container.linux.resources.cpu.period.value = 100_000
+            container.linux.resources.cpu.shares.value = int(cpus * 1024)
+        if memory:
+            container.linux.resources.memory.limit.value = memory
+        return await self.runtime.create_container(sandbox.id, container)
+
+    async def stop(self) -> int:
+        """End the process as systemd does; its exit code."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            code = await self.process.wait()
+        await self._reader
+        return code
+
+
+@asynccontextmanager
+async def node(
+    directory: Path,
+    *python: str,
+    http: str = "127.0.0.1:0",
+    runtime: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[Node]:
+    """Two sockets, four NUMA nodes of 8 CPUs and 16 GiB; NUMA node 0 is CPUs 0-3,16-19."""
+    topology = machines.snc_smt()
+    machines.write_sysfs(directory / "root", topology)
+    if not runtime:
+        made = Node(directory, None)
+        await made.start(http, environment or {}, *python)
+        try:
+            yield made
+        finally:
+            await made.stop()
+        return
+    path = str(directory / "nri.sock")
+    async with EmbeddedRuntime(
+        path, cpus=str(topology.online), mems=str(topology.memory_nodes)
+    ) as embedded:
+        made = Node(directory, embedded)
+        await made.start(http, environment or {}, *python)
+        try:
+            await embedded.wait_for_plugin()
+            yield made
+        finally:
+            await made.stop()
+
+
+@pytest.fixture
+def run() -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Run a test's coroutine, for a minute at most."""
+
+    def runner(test: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(asyncio.wait_for(test, 60))
+
+    return runner
+
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def test_the_api_tells_what_the_runtime_was_told(tmp_path: Path, run: Run) -> None:
+    """Metrics, lists and explanations agree with the cpusets the containers really got."""
+
+    async def test() -> None:
+        async with node(tmp_path) as here:
+            plain = await here.create("plain", {})
+            listed = await here.create("listed", {"numacpu": "1,9", "numamem": "0"})
+            own = await here.create("own", SINGLE, cpus=4, memory=4 * GIB)
+            with pytest.raises(CRIError, match="needs 9 exclusive CPUs and"):
+                await here.create("big", SINGLE, cpus=9, memory=4 * GIB)
+            shared = await here.create("shared", {"policy": "best-effort"}, cpus=1.5)
+            assert here.runtime is not None
+
+            by_pod = {c["pod"]: c for c in (await here.get("/v1/assignments"))["containers"]}
+            for name, made, kind in (
+                ("plain", plain, "unbound"),
+                ("listed", listed, "explicit"),
+                ("own", own, "exclusive"),
+                ("shared", shared, "shared"),
+            ):
+                has = here.runtime.containers[made.id]
+                assert by_pod[name]["id"] == made.id
+                assert by_pod[name]["kind"] == kind
+                assert by_pod[name]["cpus"] == has.cpus
+                if by_pod[name]["mems"]:
+                    assert by_pod[name]["mems"] == has.mems
+                assert by_pod[name]["preferred"]
+            filtered = await here.get("/v1/assignments?namespace=shop&pod=own")
+            assert [c["pod"] for c in filtered["containers"]] == ["own"]
+
+            samples = await here.metrics()
+            for kind in ("unbound", "explicit", "exclusive", "shared"):
+                assert samples[f'nri_numa_containers{{kind="{kind}"}}'] == 1
+            assert samples['nri_numa_containers{kind="foreign"}'] == 0
+            i = by_pod["own"]["numaNodes"]
+            label = f'{{numa_node="{i}"}}'
+            assert samples[f'nri_numa_numa_node_cpus{{numa_node="{i}",state="exclusive"}}'] == 4
+            assert samples[f'nri_numa_numa_node_cpus{{numa_node="{i}",state="shared"}}'] == 4
+            assert samples[f"nri_numa_numa_node_allocatable_cpus{label}"] == 4
+            assert samples[f"nri_numa_numa_node_memory_bytes{label}"] == 16 * GIB
+            assert samples[f"nri_numa_numa_node_memory_allocated_bytes{label}"] == 4 * GIB
+            assert samples[f"nri_numa_numa_node_memory_available_bytes{label}"] <= 12 * GIB
+            assert samples["nri_numa_shared_pool_cpus"] == 28
+            assert samples["nri_numa_link_up"] == samples["nri_numa_http_up"] == 1
+            assert samples["nri_numa_internal_errors_total"] == 0
+            assert samples["nri_numa_invariant_violations_total"] == 0
+            assert samples["nri_numa_checkpoint_age_seconds"] < 60
+            assert samples["nri_numa_checkpoint_write_seconds_count"] >= 4
+            refused = (
+                'nri_numa_decisions_total{outcome="refused",policy="single-numa-node",'
+                'reason="TopologyAffinityError"}'
+            )
+            assert samples[refused] == 1
+
+            (one,) = (await here.get("/v1/explain/shop/own"))["explanations"]
+            assert one["outcome"] == "admitted"
+            assert one["assignment"]["cpus"] == own.cpus
+            steps = " ".join(one["steps"])
+            assert f"It runs on CPUs {by_pod['own']['cpus']} of its own" in steps
+            assert (
+                "It asked for 4 CPUs of its own and 4 GiB on one NUMA node (annotation "
+                "numa.kubernetes.io/policy: single-numa-node)."
+            ) in steps
+            assert one["details"]["pool"]["after"] != one["details"]["pool"]["before"]
+
+            (one,) = (await here.get("/v1/explain/shop/big/app"))["explanations"]
+            assert one["outcome"] == "refused"
+            assert one["refusal"]["reason"] == "TopologyAffinityError"
+            assert one["details"]["refusal"]["rule"] in " ".join(one["steps"])
+            cpu = one["details"]["resources"][0]
+            assert cpu["needed"] == 9
+            assert len(cpu["numaNodes"]) == 4
+            assert not any(n["enough"] for n in cpu["numaNodes"])
+            assert [r["pod"] for r in (await here.get("/v1/refusals"))["refusals"]] == ["big"]
+            missing = await here.get("/v1/explain/shop/nobody", 404)
+            assert "shop/nobody" in missing["error"]["message"]
+
+            # What it gives back is seen as well.
+            await here.runtime.stop_container(own.id)
+            samples = await here.metrics()
+            assert samples['nri_numa_containers{kind="exclusive"}'] == 0
+            assert samples["nri_numa_shared_pool_cpus"] == 32
+            assert (await here.get("/v1/explain/shop/own", 404))["error"]["reason"] == "NotFound"
+        assert "Traceback" not in "\n".join(here.lines)
+
+    run(test())
+
+
+def test_machine_health_and_readiness_are_answered(tmp_path: Path, run: Run) -> None:
+    async def test() -> None:
+        async with node(tmp_path) as here:
+            assert await here.get("/v2/system/numa/info") == {
+                "code": 200,
+                "message": "OK",
+                "data": {
+                    "nodenums": 4,
+                    "cpulist": [
+                        "0,1,2,3,16,17,18,19",
+                        "4,5,6,7,20,21,22,23",
+                        "8,9,10,11,24,25,26,27",
+                        "12,13,14,15,28,29,30,31",
+                    ],
+                    "memsize": [str(16 * GIB)] * 4,
+                },
+            }
+            assert (await here.get("/readyz")) == {"ready": True, "reason": ""}
+            reply = await get(await here.address(), "/healthz")
+            assert (reply.status, reply.body) == (200, b"ok\n")
+            status = await here.get("/v1/status")
+            assert status["link"]["state"] == "active"
+            assert status["link"]["runtime"] == "containerd"
+            assert status["observe"] is False
+            topology = await here.get("/v1/topology")
+            assert topology["counts"]["numaNodes"] == 4
+            assert (await get(await here.address(), "/")).status in (200, 404)
+
+    run(test())
+
+
+def test_changes_are_sent_as_they_happen(tmp_path: Path, run: Run) -> None:
+    """And an open stream does not keep the process from ending."""
+
+    async def event(reader: asyncio.StreamReader) -> dict[str, Any]:
+        async with asyncio.timeout(20):
+            while True:
+                line = await reader.readline()
+                assert line, "the stream ended"
+                if line.startswith(b"data: "):
+                    found: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+                    return found
+
+    async def test() -> None:
+        async with node(tmp_path) as here:
+            address = await here.address()
+            async with connected(address) as (reader, writer):
+                writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                first = await event(reader)
+                assert first["ready"] is True
+                await here.create("own", SINGLE, cpus=2, memory=GIB)
+                second = await event(reader)
+                assert second["serial"] > first["serial"]
+                assert await here.stop() == 0
+
+    run(test())
+
+
+def test_without_a_runtime_the_api_says_what_is_missing(tmp_path: Path, run: Run) -> None:
+    async def test() -> None:
+        async with node(tmp_path, runtime=False) as here:
+            readiness = await here.get("/readyz", 503)
+            assert "disconnected" in readiness["reason"]
+            assert str(tmp_path / "nri.sock") in readiness["reason"]
+            assert (await here.get("/v1/status"))["ready"] is False
+            samples = await here.metrics()
+            assert samples["nri_numa_link_up"] == 0
+            assert await here.stop() == 0
+
+    run(test())
+
+
+def test_a_runtime_that_goes_away_is_not_ready_and_is_told(tmp_path: Path, run: Run) -> None:
+    async def test() -> None:
+        async with node(tmp_path) as here:
+            assert (await here.get("/readyz"))["ready"] is True
+            assert here.runtime is not None
+            async with connected(await here.address()) as (reader, writer):
+                writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                await reader.readuntil(b'"ready":true')
+                await here.runtime.stop()
+                async with asyncio.timeout(20):
+                    await reader.readuntil(b'"ready":false')
+                assert "disconnected" in (await here.get("/readyz", 503))["reason"]
+                await here.runtime.start()
+                async with asyncio.timeout(20):
+                    await reader.readuntil(b'"ready":true')
+            assert (await here.get("/readyz"))["ready"] is True
+
+    run(test())
+
+
+def test_a_taken_port_is_said_and_containers_are_placed(tmp_path: Path, run: Run) -> None:
+    async def test() -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            taken = f"127.0.0.1:{other.getsockname()[1]}"
+            async with node(tmp_path, http=taken) as here:
+                line = await here.line("no http")
+                assert f"cannot listen on {taken}: another program has it" in line
+                own = await here.create("own", SINGLE, cpus=2, memory=GIB)
+                assert here.runtime is not None
+                assert here.runtime.containers[own.id].cpus == "0-1"
+                assert await here.stop() == 0
+
+    run(test())
+
+
+def test_a_missing_token_closes_the_api_and_nothing_else(tmp_path: Path, run: Run) -> None:
+    """Served without a token it would tell everybody which pods run here."""
+
+    async def test() -> None:
+        token = {"NRI_NUMA_HTTP_TOKEN_FILE": str(tmp_path / "token")}
+        async with node(tmp_path, environment=token) as here:
+            line = await here.line("no http")
+            assert "http.tokenFile" in line
+            assert here.runtime is not None
+            own = await here.create("own", SINGLE, cpus=2, memory=GIB)
+            assert here.runtime.containers[own.id].cpus == "0-1"
+            assert await here.stop() == 0
+
+    run(test())
+
+
+def test_nothing_of_the_server_is_loaded_before_the_link_stands(tmp_path: Path, run: Run) -> None:
+    """Containers wait for the registration, and nobody waits for the page."""
+
+    async def test() -> None:
+        async with node(tmp_path, "-X", "importtime") as here:
+            await here.address()
+            active = here.lines.index(await here.line("msg=link", "state=active"))
+            loaded = [n for n, one in enumerate(here.lines) if one.startswith("import time:")]
+            before = {here.lines[n].rpartition("|")[2].strip() for n in loaded if n < active}
+            after = {here.lines[n].rpartition("|")[2].strip() for n in loaded if n > active}
+            assert {"h11", "nri_numa.http.server", "nri_numa.view"} <= after
+            assert not {n for n in before if n.startswith(("nri_numa.http", "h11", "aiohttp"))}
+            assert not {n for n in before | after if n.split(".")[0] in ("aiohttp", "grpc")}
+
+    run(test())
+
+
+def test_off_means_off(tmp_path: Path, run: Run) -> None:
+    async def test() -> None:
+        async with node(tmp_path, "-X", "importtime", http="off") as here:
+            await here.create("own", SINGLE, cpus=2, memory=GIB)
+            await here.line("container placed")
+            assert await here.stop() == 0
+        assert not [one for one in here.lines if "nri_numa.http" in one or "http listening" in one]
+
+    run(test())
+
+
+def test_the_cli_explains_through_the_real_api(tmp_path: Path, run: Run) -> None:
+    async def test() -> None:
+        async with node(tmp_path) as here:
+            with pytest.raises(CRIError):
+                await here.create("big", SINGLE, cpus=9, memory=4 * GIB)
+            host, port = await here.address()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "nri_numa", "explain", "shop/big", "--api", f"http://{host}:{port}"),
+                env=plugin_environment(),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            output, _ = await process.communicate()
+            text = " ".join(output.decode().split())
+            assert process.returncode == 1
+            assert "The rule: policy single-numa-node admits one NUMA node only." in text
+            assert "Free on NUMA node 3: 8 of 8 CPUs (9 CPUs needed)" in text
+
+    run(test())
+
+
+def test_replies_are_documents(tmp_path: Path, run: Run) -> None:
+    """Every path of the API answers with a status of its own and valid JSON."""
+
+    async def test() -> None:
+        async with node(tmp_path) as here:
+            address = await here.address()
+            for target in ("/v1/status", "/v1/topology", "/v1/assignments", "/v1/refusals"):
+                reply: Reply = await get(address, target)
+                assert reply.status == 200
+                assert isinstance(reply.json, dict)
+
+    run(test())

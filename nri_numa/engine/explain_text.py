@@ -131,11 +131,8 @@ def _outcome(document: Document) -> Iterator[str]:
             yield "This is a wider place than ideal."
         elif kind != "explicit":
             yield "An empty machine would not have given it a narrower place."
-    if not document["traced"]:
-        yield (
-            "How this came about is not known any more: it was placed before the agent last "
-            "started, or nothing was asked for it."
-        )
+    if not document["traced"] and kind not in ("unbound", "foreign"):
+        yield "How this came about is not known: it was placed before the agent last started."
 
 
 def _asked(document: Document) -> Iterator[str]:

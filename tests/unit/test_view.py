@@ -18,7 +18,7 @@ from nri_numa.http.api import API, Request, Response, parse_target
 from nri_numa.http.server import Changes
 from nri_numa.metrics import Metrics
 from nri_numa.topology.cpuset import CPUSet
-from nri_numa.view import LinkFacts, LiveView
+from nri_numa.view import FullExplanation, LinkFacts, LiveView
 from tests.support import machines
 
 NOW = 1_700_000_100.0
@@ -215,3 +215,111 @@ def test_the_api_serves_a_real_agent(bed: Bed) -> None:
     bed.agent.retopology(other)
     assert ask("/v1/topology")["id"] == other.topology.id
     assert msgspec.to_builtins(bed.view.numa_info())["code"] == 200
+
+
+def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Bed) -> None:
+    (own,) = bed.view.explain("shop", "own", None)
+    assert isinstance(own, FullExplanation)
+    assert any(
+        "It asked for 2 CPUs of its own and 256 MiB on no more NUMA nodes" in step
+        for step in own.steps
+    )
+    assert own.details["result"]["cpus"] == own.assignment.cpus if own.assignment else False
+    (plain,) = bed.view.explain("shop", "plain", None)
+    assert plain.steps[0] == "It is not bound: no annotation and no rule asks for a pin."
+    (greedy,) = bed.view.explain("shop", "greedy", None)
+    assert isinstance(greedy, FullExplanation)
+    assert greedy.steps[0] == (
+        "The rule: annotations must be readable and must not contradict each other."
+    )
+    assert greedy.details["outcome"] == "refused"
+
+
+def test_an_explanation_is_made_once_and_follows_the_shared_cpus(bed: Bed) -> None:
+    """The page asks again and again; the CPUs of a shared container change meanwhile."""
+    bed.create("shared", policy="restricted", cpus="shared")
+    first, second = (bed.view.explain("shop", "shared", None)[0] for _ in range(2))
+    assert isinstance(first, FullExplanation)
+    assert isinstance(second, FullExplanation)
+    assert first.details is second.details
+    bed.create("another", policy="restricted", cpus="exclusive")
+    bed.create("third", policy="restricted", cpus="exclusive")
+    (changed,) = bed.view.explain("shop", "shared", None)
+    assert isinstance(changed, FullExplanation)
+    assert changed.assignment is not None
+    assert changed.details["result"]["cpus"] == changed.assignment.cpus
+    assert changed.details["result"]["cpus"] != first.details["result"]["cpus"]
+    greedy = [bed.view.explain("shop", "greedy", None)[0] for _ in range(2)]
+    assert greedy[0] == greedy[1]
+
+
+def test_ready_explanations_are_bounded(bed: Bed) -> None:
+    for n in range(80):
+        bed.create(f"r{n}", numacpu="9999")
+        assert bed.view.explain("shop", f"r{n}", None)
+    assert len(bed.view._documents) <= 64
+
+
+def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
+    clock = [NOW]
+    made = Bed()
+    made.agent = Agent(made.machine, metrics=made.metrics, store=None, now=lambda: clock[0])
+    made.view._agent = made.agent
+    made.create("own", policy="single-numa-node")
+    clock[0] += 60
+    pod = PodSandbox(
+        id="sandbox-own",
+        uid="uid-own",
+        namespace="shop",
+        name="own",
+        qos=QoSClass.GUARANTEED,
+        annotations={f"{PREFIX}/policy": "single-numa-node"},
+    )
+    container = Container(id="id-own", pod_id=pod.id, name="server")
+    asked = Resources(cpu_quota=6_000_000, cpu_period=100_000, cpu_shares=60 * 1024)
+    made.agent.update_container(pod, container, asked)
+    (one,) = made.view.explain("shop", "own", None)
+    assert one.outcome == "admitted"
+    assert one.steps[-1].startswith("Since then refused: resize refused:")
+
+
+def test_the_order_stays_right_while_containers_come_and_go() -> None:
+    """It is mended, not made anew; both must give the same."""
+    made = Bed(Settings(oversale=1000.0))
+
+    def names() -> list[str]:
+        return [one.pod for one in made.view.listing().containers]
+
+    for n in (5, 3, 9, 1):
+        made.create(f"p{n}")
+    assert names() == ["p1", "p3", "p5", "p9"]
+    made.agent.stop_container("id-p3")
+    made.create("p4")
+    made.create("p0")
+    assert names() == ["p0", "p1", "p4", "p5", "p9"]
+    for n in range(100, 200):
+        made.create(f"p{n}")
+    assert names() == sorted(names())
+    assert len(names()) == 105
+    for n in range(100, 200):
+        made.agent.stop_container(f"id-p{n}")
+    assert names() == ["p0", "p1", "p4", "p5", "p9"]
+    assert [one.pod for one in made.view.explain("shop", "p4", None)] == ["p4"]
+
+
+def test_a_state_that_cannot_be_saved_is_not_ready(bed: Bed) -> None:
+    bed.agent.store_problem = "no space left on device"
+    readiness = bed.view.readiness()
+    assert not readiness.ready
+    assert readiness.reason == "the state cannot be saved: no space left on device"
+
+
+def test_cpus_that_our_own_cpuset_withholds_are_counted_too() -> None:
+    made = Bed()
+    made.machine = Machine(topology=machines.inside_cpuset(), settings=Settings())
+    made.agent.retopology(made.machine)
+    for sample in made.view.snapshot().numa_nodes:
+        node = made.machine.topology.numa_nodes[sample.numa_node]
+        assert (
+            sample.exclusive_cpus + sample.idle_cpus + sample.shared_cpus + sample.reserved_cpus
+        ) == len(node.cpus)

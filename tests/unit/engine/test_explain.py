@@ -504,8 +504,13 @@ def test_without_a_trace_what_it_has_is_still_told() -> None:
     document = explain.of_allocation(decision.allocation, None, "0-3")
     text = explain_text.text(document)
     assert "It runs on CPUs 0-3 of its own, with memory of NUMA node 0." in text
-    assert "not known any more" in text
+    assert "How this came about is not known" in text
     assert "group of CPUs" not in text
+    plain = Node().decide()
+    assert isinstance(plain, Admitted)
+    assert explain_text.sentences(explain.of_allocation(plain.allocation, None, "")) == [
+        "It is not bound: no annotation and no rule asks for a pin."
+    ]
 
 
 def test_what_happened_since_is_told_last() -> None:

@@ -183,6 +183,14 @@ def _check_mems(
             f"expected NUMA nodes among {topology.memory_nodes}",
             rule="listed NUMA nodes must exist",
         )
+    withheld = mems & topology.withheld_memory
+    if withheld:
+        return Failed(
+            reason="NUMANodeNotAllowed",
+            message=f"{text}, but memory of NUMA node {withheld} is outside what containers may "
+            f"use; expected NUMA nodes among {topology.memory_nodes}",
+            rule="listed NUMA nodes must be usable by containers",
+        )
     bare = mems - topology.memory_nodes
     if bare:
         return Failed(

@@ -78,11 +78,11 @@ def _scalar(make: Callable[[str], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _bool(text: str) -> bool:
-    return text.lower() in ("y", "yes", "true", "on")
+    return text.lower() in ("yes", "true", "on")
 
 
 for _tag, _pattern, _first, _construct in (
-    ("bool", r"(?i:y|yes|n|no|true|false|on|off)", "yYnNtTfFoO", _scalar(_bool)),
+    ("bool", r"(?i:yes|no|true|false|on|off)", "yYnNtTfFoO", _scalar(_bool)),
     ("int", r"[-+]?(0|[1-9][0-9]{0,17})", "-+0123456789", _scalar(int)),
     ("float", r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", "-+.0123456789", _scalar(float)),
 ):

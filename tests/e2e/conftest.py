@@ -18,7 +18,7 @@ import pytest
 from tests.support.containerd import LABELS, Containerd, find_binaries
 from tests.support.cri import CRI
 from tests.support.plugin_process import PluginProcess, StartPlugin
-from tests.support.testbed import TestbedUnavailable
+from tests.support.testbed import TestbedUnavailable, require_root
 
 _FAILED = pytest.StashKey[bool]()
 
@@ -51,6 +51,7 @@ class Beds:
         if bed is None:
             self._count += 1
             try:
+                require_root("containerd")  # before anything is downloaded in vain
                 bed = Containerd(find_binaries(label), self._directory / f"{label}-{self._count}")
                 bed.__enter__()
             except TestbedUnavailable as error:

@@ -35,12 +35,12 @@ from nri_numa.runtime.handler import LinkState, RegistrationRefused
 from nri_numa.runtime.nri import NRILink
 from nri_numa.runtime.preinstalled import preinstalled_from_environment
 from nri_numa.runtime.push import PushResult
+from nri_numa.serving import Serving
 from nri_numa.topology.model import MemoryReading, Topology
 from nri_numa.topology.sysfs import discover, read_memory, read_online
 
 if TYPE_CHECKING:
-    from nri_numa.http.server import HTTPServer
-    from nri_numa.view import LinkFacts, LiveView
+    from nri_numa.view import LinkFacts
 
 log = logs.get_logger("daemon")
 
@@ -51,10 +51,6 @@ HOTPLUG_EVERY = 5
 """Rounds of housekeeping between two looks at memory and at the online CPUs."""
 PENDING_WAIT = 2
 """Rounds an update waits for a reply to ride on before it is pushed by itself."""
-HTTP_WAIT = 2.0
-"""Seconds the HTTP server waits for the link: containers first, but a busy runtime may keep us
-waiting for a minute, and somebody will want to know why."""
-HTTP_RETRY = 10.0
 
 EXIT_OK, EXIT_FAILED, EXIT_UNAVAILABLE = 0, 1, 3
 
@@ -86,7 +82,6 @@ class Daemon:
         self.started = time.time()
         self._ready = False
         self._stop = asyncio.Event()
-        self._link_settled = asyncio.Event()
         self._reading: Reading | None = None
         self._pending_rounds = 0
 
@@ -143,6 +138,17 @@ class Daemon:
             reader=CgroupReader(config.cgroup_root),
             active=lambda: self.link_state[0] is LinkState.ACTIVE,
         )
+        self.serving: Serving | None = None
+        if configuration.split_address(config.http.address) is not None:
+            self.serving = Serving(
+                config.http,
+                self.agent,
+                self.metrics,
+                started=self.started,
+                now=time.time,
+                link=self.link_facts,
+                reading=lambda: self._reading,
+            )
         log.info(
             "starting",
             version=__version__,
@@ -178,8 +184,8 @@ class Daemon:
             ),
             asyncio.create_task(hotplug.watch(self._look_for_hotplug), name="hotplug"),
         ]
-        if configuration.split_address(self.config.http.address) is not None:
-            others.append(asyncio.create_task(self._serve_http(), name="http"))
+        if self.serving is not None:
+            others.append(asyncio.create_task(self.serving.run(), name="http"))
         stop = asyncio.create_task(self._stop.wait(), name="stop")
         # Start-up made the objects that live for ever; the collector need not visit them again.
         gc.collect()
@@ -209,37 +215,6 @@ class Daemon:
                 raise error
             log.info("the runtime that launched us closed the link")
         return EXIT_OK
-
-    async def _serve_http(self) -> None:
-        """Serve the API until cancelled; whatever goes wrong here, containers are placed."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._link_settled.wait(), HTTP_WAIT)
-        # In a thread, because importing takes tens of milliseconds and requests may come in.
-        server_type, view_type, describe = await asyncio.to_thread(_import_http)
-        gc.freeze()
-        view = view_type(
-            self.agent,
-            version=__version__,
-            started=self.started,
-            now=time.time,
-            link=self.link_facts,
-            reading=lambda: self._reading,
-            describe=lambda m: describe(m.topology, reserved=m.settings.reserved_cpus),
-        )
-        self.metrics.snapshot = view.snapshot
-        told = ""
-        while True:
-            try:
-                await server_type(self.config.http, view, self.metrics, version=__version__).run()
-            except ConfigError as error:
-                problem = "; ".join(error.problems)
-                if problem != told:  # said once, not every ten seconds
-                    log.error("no http: containers are placed as usual", problem=problem)
-                told = problem
-            except Exception:
-                self.metrics.internal_errors.inc()
-                log.exception("http failed")
-            await asyncio.sleep(HTTP_RETRY)
 
     def link_facts(self) -> LinkFacts:
         """The link at this moment, for the view."""
@@ -366,8 +341,8 @@ class Daemon:
         if state in (LinkState.REGISTERING, LinkState.STOPPED):
             level = log.info
         level("link", state=state.value, detail=detail)
-        if state not in (LinkState.REGISTERING, LinkState.CONFIGURED):
-            self._link_settled.set()
+        if self.serving is not None and state not in (LinkState.REGISTERING, LinkState.CONFIGURED):
+            self.serving.link_settled()
         self.agent.notify()
         if state is LinkState.ACTIVE or (state is LinkState.DISCONNECTED and not self._ready):
             # Without the runtime there is nothing to wait for at start: dialling goes on for ever,
@@ -422,14 +397,6 @@ class _TimedStore:
         started = time.perf_counter()
         self._store.record(changes)
         self._observe(time.perf_counter() - started)
-
-
-def _import_http() -> tuple[type[HTTPServer], type[LiveView], Callable[..., dict[str, Any]]]:
-    from nri_numa.cli.topology_view import topology_document
-    from nri_numa.http.server import HTTPServer
-    from nri_numa.view import LiveView
-
-    return HTTPServer, LiveView, topology_document
 
 
 def as_reading(memory: MemoryReading) -> Reading:

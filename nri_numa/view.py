@@ -40,7 +40,7 @@ from nri_numa.topology.cpuset import CPUSet
 
 _AFRESH: Final = 64
 """Differences up to which an old order is mended; a larger change is sorted afresh."""
-_DOCUMENTS: Final = 64
+_DOCUMENTS: Final = 32
 """Explanations kept ready: a page asks for the same ones again and again."""
 
 Name = tuple[str, str, str, str]

@@ -257,7 +257,7 @@ def test_ready_explanations_are_bounded(bed: Bed) -> None:
     for n in range(80):
         bed.create(f"r{n}", numacpu="9999")
         assert bed.view.explain("shop", f"r{n}", None)
-    assert len(bed.view._documents) <= 64
+    assert len(bed.view._documents) <= 32
 
 
 def test_a_refused_resize_is_told_with_what_the_container_has() -> None:

@@ -23,6 +23,7 @@ from tests.support.vm_qmp import QMPError, execute
 from tests.support.vm_records import Begin, End, Outcome, Reader, Result, Started, Writer
 from tests.vm.__main__ import main
 from tests.vm.registry import all_cases
+from tests.vm.words import pages
 
 MACHINE = parse_machine(
     "tiny",
@@ -166,6 +167,20 @@ def test_a_half_written_record_waits_for_its_end(tmp_path: Path) -> None:
     writer.write(Begin(machine="m", kernel="6", cases=[]))
     assert [type(record) for record in reader.read()] == [Begin]
     writer.close()
+
+
+# -- the kernel's words ----------------------------------------------------------------------------
+
+
+def test_only_memory_of_the_process_itself_counts() -> None:
+    text = (
+        "00400000 default file=/bin/busybox mapped=120 active=0 N0=120 kernelpagesize_kB=4\n"
+        "0051c000 default file=/bin/busybox anon=2 dirty=2 mapped=9 N0=7 N1=2 kernelpagesize_kB=4\n"
+        "01a3d000 default heap anon=3 dirty=3 N1=3 kernelpagesize_kB=4\n"
+        "7f0000000000 bind:1 anon=5 dirty=5 N0=1 N1=4 kernelpagesize_kB=2048\n"
+        "7ffd0000 default stack\n"
+    )
+    assert list(pages(text)) == [(1, 12 * 1024), (0, 2048 * 1024), (1, 4 * 2048 * 1024)]
 
 
 # -- QEMU's machine protocol -----------------------------------------------------------------------

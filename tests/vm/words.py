@@ -105,10 +105,11 @@ def cgroup_pids(pid: int) -> list[int]:
 def pages(text: str) -> Iterator[tuple[int, int]]:
     """``(numa_node, bytes)`` of every anonymous mapping in a ``numa_maps`` text.
 
-    Pages that belong to files (the program itself) lie wherever their first reader was.
+    Private mappings of files are left out, though some of their pages may be the process's own:
+    the others lie wherever the file's first reader was, and the text does not tell them apart.
     """
     for line in text.splitlines():
-        if " anon=" not in line:
+        if " anon=" not in line or " file=" in line:
             continue
         size = re.search(r"\bkernelpagesize_kB=([0-9]+)", line)
         kib = int(size.group(1)) if size else 4

@@ -11,6 +11,7 @@ with a loop puts finished events into a queue that the loop empties in its next 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -53,6 +54,10 @@ _bound: ContextVar[Mapping[str, object]] = ContextVar(
     "bound",
     default=MappingProxyType({}),  # read-only
 )
+
+
+# Ids tell lines of one request from others', also across restarts; nobody relies on them.
+_operations = itertools.count(int.from_bytes(os.urandom(4)))
 
 
 class _Settings:
@@ -148,15 +153,21 @@ def get_logger(component: str) -> Logger:
     return Logger(_sink, [_stamp], {"component": component})
 
 
-@contextlib.contextmanager
-def operation(**fields: object) -> Iterator[str]:
+class operation:  # used like a function; a class, because every request enters one
     """Bind a fresh ``op`` id of 8 hex digits, and ``fields``, to every line inside the block."""
-    op = os.urandom(4).hex()
-    token = _bound.set({**_bound.get(), "op": op, **fields})
-    try:
-        yield op
-    finally:
-        _bound.reset(token)
+
+    __slots__ = ("_fields", "_token")
+
+    def __init__(self, **fields: object) -> None:
+        self._fields = fields
+
+    def __enter__(self) -> str:
+        op = f"{next(_operations) & 0xFFFFFFFF:08x}"
+        self._token = _bound.set({**_bound.get(), "op": op, **self._fields})
+        return op
+
+    def __exit__(self, *_: object) -> None:
+        _bound.reset(self._token)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ doors, built from the same parts.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from json.encoder import encode_basestring
 
 from nri_numa.engine.answers import NO_QUOTA, ContainerAdjustment, ContainerUpdate
 from nri_numa.engine.computed import place_computed
@@ -31,7 +31,7 @@ from nri_numa.engine.state import (
     effective_cpus,
     group_cpus,
 )
-from nri_numa.engine.wishes import BadWish, resolve
+from nri_numa.engine.wishes import BadWish
 from nri_numa.engine.workload import (
     SMT,
     Bind,
@@ -77,7 +77,7 @@ def admit(
     before = state
     pool_before = before.pool(machine.topology, machine.settings)
     state = _drop_leftovers(state, pod, container)
-    wishes = resolve(machine.settings, pod, container)
+    wishes = machine.resolve(pod, container)
     if isinstance(wishes, BadWish):
         return Refused(
             reason="InvalidAnnotation",
@@ -113,21 +113,24 @@ def admit(
                     "on-failure: unpinned, so it starts untouched",
                 ),
             )
-    trace = Trace(
-        pod=pod,
-        container=container,
-        wishes=wishes,
-        demand=wanted,
-        alignment=placed.alignment,
-        steps=placed.steps,
-        cpu_left=machine.cpu_left(state) if wanted is not None else {},
-        memory_left=machine.memory_left(state, reading) if wanted is not None else {},
-        pool_before=pool_before,
-        pool_after=pool_before,
-        rule=placed.rule if isinstance(placed, Failed) else "",
-    )
     if isinstance(placed, Failed):
-        return Refused(reason=placed.reason, message=placed.message, trace=trace)
+        return Refused(
+            reason=placed.reason,
+            message=placed.message,
+            trace=_trace(
+                machine,
+                state,
+                pod,
+                container,
+                wishes,
+                wanted,
+                placed,
+                reading,
+                pool_before,
+                pool_before,
+                placed.rule,
+            ),
+        )
     allocation = new_allocation(pod, container, wishes, wanted, placed, machine, now)
     after = state.with_allocation(allocation)
     if placed.pod_affinity is not None:
@@ -142,7 +145,37 @@ def admit(
         allocation=allocation,
         adjustment=adjustment(machine, allocation, pool),
         updates=pool_updates(machine, before, after, skip=container.id),
-        trace=replace(trace, pool_after=pool),
+        trace=_trace(
+            machine, state, pod, container, wishes, wanted, placed, reading, pool_before, pool, ""
+        ),
+    )
+
+
+def _trace(
+    machine: Machine,
+    state: NodeState,
+    pod: PodSandbox,
+    container: Container,
+    wishes: Wishes,
+    wanted: Demand | None,
+    placed: Placed | Failed,
+    reading: Reading | None,
+    pool_before: CPUSet,
+    pool_after: CPUSet,
+    rule: str,
+) -> Trace:
+    return Trace(
+        pod=pod,
+        container=container,
+        wishes=wishes,
+        demand=wanted,
+        alignment=placed.alignment,
+        steps=placed.steps,
+        cpu_left=machine.cpu_left(state) if wanted is not None else {},
+        memory_left=machine.memory_left(state, reading) if wanted is not None else {},
+        pool_before=pool_before,
+        pool_after=pool_after,
+        rule=rule,
     )
 
 
@@ -211,20 +244,19 @@ def adjustment(machine: Machine, allocation: Allocation, pool: CPUSet) -> Contai
 
 def assigned(allocation: Allocation, cpus: str) -> str:
     """The ``assigned`` annotation: a short JSON object, enough to adopt the container again."""
-    document: dict[str, object] = {
-        "cpus": cpus,
-        "mems": str(allocation.mems),
-        "policy": str(allocation.policy),
-        "kind": str(allocation.kind),
-        "numa": str(allocation.numa_nodes),
-        "preferred": allocation.preferred,
-        "reason": allocation.reason,
-    }
+    # Put together by hand, because it is done for every container: only the reason can hold
+    # characters that JSON escapes.
+    text = (
+        f'{{"cpus":"{cpus}","mems":"{allocation.mems}","policy":"{allocation.policy}",'
+        f'"kind":"{allocation.kind}","numa":"{allocation.numa_nodes}",'
+        f'"preferred":{"true" if allocation.preferred else "false"},'
+        f'"reason":{encode_basestring(allocation.reason)}'
+    )
     if allocation.idle:
-        document["idle"] = str(allocation.idle)
+        text += f',"idle":"{allocation.idle}"'
     if allocation.owned and allocation.kind is Kind.EXPLICIT:
-        document["owned"] = True
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+        text += ',"owned":true'
+    return text + "}"
 
 
 def _leaves_alone(wishes: Wishes) -> bool:

@@ -12,6 +12,7 @@ from nri_numa.engine.demand import Demand
 from nri_numa.engine.policies import Alignment
 from nri_numa.engine.settings import Settings
 from nri_numa.engine.state import Allocation, NodeState
+from nri_numa.engine.wishes import Resolver
 from nri_numa.engine.workload import Container, PodSandbox, Wishes
 from nri_numa.topology.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.topology.model import Topology
@@ -41,6 +42,11 @@ class Machine:
     def index(self) -> AllocatorIndex:
         """The CPU allocator's tables."""
         return index(self.topology)
+
+    @cached_property
+    def resolve(self) -> Resolver:
+        """Reads what a container asks for; see `nri_numa.engine.wishes.resolve`."""
+        return Resolver(self.settings)
 
     @cached_property
     def memory_total(self) -> int:

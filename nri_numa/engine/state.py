@@ -193,10 +193,11 @@ class NodeState:
         allocations[allocation.container_id] = allocation
         pods = dict(self.pods)
         record = pods.get(allocation.pod_uid)
-        if record is None:
-            record = PodRecord(uid=allocation.pod_uid, pod_id=allocation.pod_id)
-        pods[allocation.pod_uid] = replace(
-            record, containers=record.containers | {allocation.container_id}
+        containers = frozenset((allocation.container_id,))
+        pods[allocation.pod_uid] = (
+            PodRecord(uid=allocation.pod_uid, pod_id=allocation.pod_id, containers=containers)
+            if record is None
+            else replace(record, containers=record.containers | containers)
         )
         listed = self.listed
         owned = self.owned

@@ -7,7 +7,6 @@ answer the operator chose for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from google.protobuf.message import Message
@@ -101,9 +100,6 @@ class Adapter:
         # Pods by sandbox id: in Stop and Remove requests the pod may carry only its id.
         self._pod_uids: dict[str, str] = {}
 
-    def _operation(self) -> AbstractContextManager[str]:
-        return operation()
-
     def configured(self, info: RuntimeInfo) -> None:
         """The runtime introduced itself."""
         self._configure(info)
@@ -113,7 +109,7 @@ class Adapter:
         self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
     ) -> Sequence[pb.ContainerUpdate]:
         """Convert the whole picture and let the agent compare notes."""
-        with self._operation():
+        with operation():
             first: dict[str, pb.Container] = {}
             for container in containers:
                 first.setdefault(container.pod_sandbox_id, container)
@@ -126,7 +122,7 @@ class Adapter:
 
     def create_container(self, request: pb.CreateContainerRequest) -> pb.CreateContainerResponse:
         """Place a container."""
-        with self._operation():
+        with operation():
             pod = convert.pod_from(request.pod, request.container)
             container = convert.container_from(request.container, brief=True)
             self._pod_uids[pod.id] = pod.uid
@@ -137,7 +133,7 @@ class Adapter:
 
     def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:
         """Judge new resources."""
-        with self._operation():
+        with operation():
             pod = convert.pod_from(request.pod, request.container)
             container = convert.container_from(request.container, brief=True)
             asked = convert.resources_from(request.linux_resources, update=True)
@@ -148,12 +144,12 @@ class Adapter:
 
     def stop_container(self, request: pb.StopContainerRequest) -> pb.StopContainerResponse:
         """Take back what it had."""
-        with self._operation():
+        with operation():
             return convert.stop_response(self._agent.stop_container(request.container.id))
 
     def remove_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
         """Forget it."""
-        with self._operation():
+        with operation():
             self._agent.remove_container(container.id)
 
     def post_update_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
@@ -171,7 +167,7 @@ class Adapter:
 
     def remove_pod(self, pod: pb.PodSandbox) -> None:
         """Forget the pod."""
-        with self._operation():
+        with operation():
             uid = self._pod_uids.pop(pod.id, "") or pod.uid or pod.id
             self._agent.remove_pod(uid)
 

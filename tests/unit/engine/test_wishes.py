@@ -11,6 +11,7 @@ from nri_numa.engine.wishes import (
     KEYS,
     NO_WISHES,
     BadWish,
+    Resolver,
     check_level,
     check_value,
     quoted,
@@ -55,7 +56,12 @@ def asked(
         qos=qos,
         runtime_handler=runtime_handler,
     )
-    return resolve(settings or Settings(), pod, Container(id="c1", pod_id="p1", name=container))
+    settings, asking = settings or Settings(), Container(id="c1", pod_id="p1", name=container)
+    found = resolve(settings, pod, asking)
+    resolver = Resolver(settings)
+    # The second time from memory.
+    assert resolver(pod, asking) == resolver(pod, asking) == found
+    return found
 
 
 def good(annotations: Mapping[str, str], settings: Settings | None = None, **more: str) -> Wishes:
@@ -580,3 +586,36 @@ def test_a_contradiction_that_a_stronger_level_resolves_is_none() -> None:
 def test_the_problems_of_a_level_are_all_listed() -> None:
     problems = check_level({"policy": "x", "smt": "spread", "bind": "y", "nope": "z"})
     assert [problem.split(":")[0] for problem in problems] == ["policy", "bind", "nope"]
+
+
+def test_a_resolver_tells_requests_apart_however_many_it_has_seen() -> None:
+    rules = (
+        Rule(namespaces=("shop",), values={"policy": "restricted"}),
+        Rule(labels={"app": "db"}, values={"smt": "isolate"}),
+    )
+    settings = Settings(rules=rules)
+    resolver = Resolver(settings)
+    for n in range(600):
+        pod = PodSandbox(
+            id="p",
+            uid="u",
+            namespace="shop" if n % 2 else "bank",
+            name=f"web-{n}",
+            labels={"app": "db"} if n % 3 else {},
+            annotations={f"{PREFIX}/numacpu": str(n % 300)} if n % 5 else {},
+        )
+        asking = Container(id="c", pod_id="p", name="main" if n % 7 else "side")
+        assert resolver(pod, asking) == resolve(settings, pod, asking)
+
+
+def test_a_resolver_does_not_hoard_long_values() -> None:
+    resolver = Resolver(Settings())
+    text = ",".join(map(str, range(300)))
+    pod = PodSandbox(
+        id="p", uid="u", namespace="n", name="w", annotations={f"{PREFIX}/numacpu": text}
+    )
+    asking = Container(id="c", pod_id="p", name="main")
+    found = resolver(pod, asking)
+    assert isinstance(found, Wishes)
+    assert found.numacpu == text
+    assert resolver(pod, asking) is not found

@@ -1,0 +1,268 @@
+"""What is measured against: synthetic machines, plugin processes, and the embedded runtime.
+
+The runtime lives in the measuring process, every plugin in a process of its own, with a real unix
+socket in between. Times are those the runtime sees: from the request it writes to the whole answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.runtime.embedded import EmbeddedContainer, EmbeddedRuntime
+from nri_numa.topology.model import Topology
+from nri_numa.topology.synthetic import synthetic, sysfs_files
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PREFIX = "numa.kubernetes.io/"
+
+MACHINES: dict[str, Callable[[], Topology]] = {
+    "64 CPUs, 2 NUMA nodes": lambda: synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=16, cores_per_l3=8, memory_gib=256
+    ),
+    "256 CPUs, 8 NUMA nodes": lambda: synthetic(
+        sockets=2, numa_per_socket=4, cores_per_numa=16, cores_per_l3=8, memory_gib=128
+    ),
+}
+
+
+def write_machine(topology: Topology, root: Path) -> None:
+    """Put a machine's sysfs files below a directory."""
+    for name, text in sysfs_files(topology).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A directory on tmpfs where there is one: the checkpoint belongs on /run."""
+    where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    return tempfile.TemporaryDirectory(prefix="nri-numa-bench-", dir=where)
+
+
+@dataclass(slots=True, kw_only=True)
+class Bed:
+    """One plugin process and the runtime it talks to."""
+
+    runtime: EmbeddedRuntime
+    process: asyncio.subprocess.Process
+    log: Path
+    state: Path
+    port: int = 0
+    residents: list[EmbeddedContainer] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def last(self, method: str) -> float:
+        """Seconds of the latest request of this method."""
+        for record in reversed(self.runtime.calls):
+            if record.method == method:
+                if record.outcome != "ok":
+                    raise RuntimeError(f"{method}: {record.outcome}; see {self.log}")
+                return record.seconds
+        raise RuntimeError(f"{method} was never called")
+
+
+def environment() -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("NRI_NUMA_")}
+    return {**kept, "PYTHONPATH": str(REPOSITORY)}
+
+
+def real_command(socket: Path, state: Path, sysfs: Path, *more: str) -> list[str]:
+    return [
+        sys.executable, "-m", "nri_numa", "run", f"--nri-socket={socket}", f"--state-dir={state}",
+        f"--sysfs-root={sysfs}", *more,
+    ]  # fmt: skip
+
+
+def empty_command(socket: Path) -> list[str]:
+    return [sys.executable, "-m", "bench.empty_plugin", str(socket)]
+
+
+@contextlib.asynccontextmanager
+async def bed(
+    directory: Path, topology: Topology, *, empty: bool = False, more: Sequence[str] = ()
+) -> AsyncIterator[Bed]:
+    """Start a runtime and one plugin; the plugin is active when this yields.
+
+    Args:
+        directory: for the socket, the machine, the state and the log.
+        topology: the machine.
+        empty: the floor instead of the real plugin.
+        more: further flags of the real plugin.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    sysfs = directory / "machine"
+    write_machine(topology, sysfs)
+    socket, log = directory / "nri.sock", directory / "log"
+    command = (
+        empty_command(socket)
+        if empty
+        else real_command(socket, directory / "state", sysfs, "--http=off", *more)
+    )
+    runtime = EmbeddedRuntime(
+        str(socket),
+        cpus=str(topology.online),
+        mems=str(topology.memory_nodes),
+        request_timeout=30,  # a busy machine must not end the measurement
+    )
+    async with runtime:
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command, cwd=REPOSITORY, env=environment(), stdout=output, stderr=output
+            )
+        try:
+            active = asyncio.ensure_future(runtime.wait_for_plugin(limit=60))
+            ended = asyncio.ensure_future(process.wait())
+            await asyncio.wait({active, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not active.done():
+                active.cancel()
+                raise RuntimeError(f"the plugin ended:\n{log.read_text()[-2000:]}")
+            await active
+            yield Bed(runtime=runtime, process=process, log=log, state=directory / "state")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+
+
+# --- what is put onto the node ------------------------------------------------------------------
+
+
+def typical_container(name: str = "app") -> pb.Container:
+    """A container with what a kubelet and containerd really send along: about five kilobytes."""
+    container = pb.Container(name=name)
+    container.args.extend(["/usr/bin/service", "--config=/etc/service/config.yaml", "--verbose"])
+    container.env.extend(
+        f"{service}_SERVICE_{key}={value}"
+        for service in ("KUBERNETES", "CART", "SHOP", "PAYMENT", "MAIL")
+        for key, value in (
+            ("HOST", "10.96.0.1"),
+            ("PORT", "443"),
+            ("PORT_HTTPS", "443"),
+            ("PORT_443_TCP", "tcp://10.96.0.1:443"),
+            ("PORT_443_TCP_PROTO", "tcp"),
+            ("PORT_443_TCP_ADDR", "10.96.0.1"),
+        )
+    )
+    for target in (
+        "/proc", "/dev", "/dev/pts", "/dev/mqueue", "/sys", "/sys/fs/cgroup", "/etc/hosts",
+        "/dev/termination-log", "/etc/hostname", "/etc/resolv.conf", "/dev/shm", "/data",
+        "/var/run/secrets/kubernetes.io/serviceaccount",
+    ):  # fmt: skip
+        container.mounts.add(
+            destination=target,
+            source=f"/var/lib/kubelet/pods/0a1b2c3d-1111-2222-3333-444455556666{target}",
+            type="bind",
+            options=["rbind", "rprivate", "rw"],
+        )
+    for kind in ("pid", "ipc", "uts", "mount", "network", "cgroup"):
+        container.linux.namespaces.add(type=kind, path=f"/proc/4711/ns/{kind}")
+    container.annotations.update(
+        {
+            "io.kubernetes.cri.container-type": "container",
+            "io.kubernetes.cri.container-name": name,
+            "io.kubernetes.cri.image-name": "registry.example/shop/service:1.2.3",
+            "io.kubernetes.cri.sandbox-id": "f" * 64,
+            "io.kubernetes.cri.sandbox-name": "cart-0",
+            "io.kubernetes.cri.sandbox-namespace": "shop",
+            "io.kubernetes.cri.sandbox-uid": "0a1b2c3d-1111-2222-3333-444455556666",
+            "io.kubernetes.container.hash": "1a2b3c4d",
+            "io.kubernetes.container.restartCount": "0",
+            "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+        }
+    )
+    container.linux.oom_score_adj.value = -997
+    return container
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A kind of pod: what it asks for.
+
+    Attributes:
+        annotations: keys without prefix.
+        milli: CPU limit in thousandths, 0 for none.
+        memory: limit in bytes, 0 for none.
+        cgroup: below which the kubelet puts it, which tells the QoS class.
+    """
+
+    annotations: tuple[tuple[str, str], ...] = ()
+    milli: int = 0
+    memory: int = 0
+    cgroup: str = "/kubepods"
+
+
+EXCLUSIVE = Shape(annotations=(("policy", "single-numa-node"),), milli=4000, memory=4 << 30)
+SHARED = Shape(
+    annotations=(("policy", "best-effort"),), milli=50, memory=64 << 20,
+    cgroup="/kubepods/burstable",
+)  # fmt: skip
+PLAIN = Shape(milli=100, memory=128 << 20, cgroup="/kubepods/burstable")
+# Bound to a list of CPUs: what others own does not change theirs.
+LISTED = Shape(
+    annotations=(("numacpu", "0-1"), ("numamem", "0")), milli=100, memory=64 << 20,
+    cgroup="/kubepods/burstable",
+)  # fmt: skip
+
+
+def pod_of(shape: Shape, name: str) -> pb.PodSandbox:
+    pod = pb.PodSandbox(
+        name=name,
+        namespace="shop",
+        uid=f"uid-{name}",
+        labels={"app": "cart", "pod-template-hash": "5d8f6b7c9"},
+        annotations={
+            "kubernetes.io/config.seen": "2026-01-01T00:00:00Z",
+            "kubernetes.io/config.source": "api",
+            **{PREFIX + key: value for key, value in shape.annotations},
+        },
+    )
+    pod.linux.cgroup_parent = f"{shape.cgroup}/pod{name}"
+    return pod
+
+
+def container_of(shape: Shape, name: str = "app") -> pb.Container:
+    container = typical_container(name)
+    if shape.milli:
+        cpu = container.linux.resources.cpu
+        cpu.quota.value, cpu.period.value = shape.milli * 100, 100_000
+        cpu.shares.value = shape.milli * 1024 // 1000
+    if shape.memory:
+        container.linux.resources.memory.limit.value = shape.memory
+    return container
+
+
+async def fill(bed: Bed, count: int, shape: Shape) -> None:
+    """Add residents that stay."""
+    for n in range(len(bed.residents), count):
+        pod = await bed.runtime.run_pod(pod_of(shape, f"resident-{n}"))
+        made = await bed.runtime.create_container(pod.id, container_of(shape))
+        await bed.runtime.start_container(made.id)
+        bed.residents.append(made)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, to the nanosecond where the kernel tells it."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

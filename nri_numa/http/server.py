@@ -184,10 +184,11 @@ class HTTPServer:
         self._metrics.http_up.set(0)
         if self._server is not None:
             self._server.close()
-        for task in list(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
         self._server = None
+        while self._connections:
+            for task in self._connections:
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
 
     # --- one connection -------------------------------------------------------------------------
 
@@ -199,6 +200,8 @@ class HTTPServer:
         connection = _Connection(reader, writer, self._server_name)
         self._connections.add(task)
         try:
+            if self._server is None:  # accepted while the listener was being closed
+                return
             if len(self._connections) > MAX_CONNECTIONS:
                 await connection.send(_busy("connections"), head=False)
                 return

@@ -99,11 +99,15 @@ class Page:
     def wait(self, expression: str) -> Any:
         """The expression's value once it is true."""
         deadline = time.monotonic() + TIMEOUT
-        while not (value := self.run(expression)):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"never true: {expression}; errors: {self.errors}")
+        while time.monotonic() < deadline:
+            try:
+                if value := self.run(expression):
+                    return value
+            except AssertionError as error:
+                if "navigated" not in str(error):  # a new page is on its way: ask that one
+                    raise
             time.sleep(0.02)
-        return value
+        raise AssertionError(f"never true: {expression}; errors: {self.errors}")
 
     def press(self, key: str) -> None:
         """One key, down and up."""

@@ -83,6 +83,13 @@ class PageBed:
     def close(self) -> None:
         """End the thread."""
         self.hang_up()
+
+        async def settle() -> None:
+            # A browser may have connected while the listener was closed.
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(settle(), self._loop).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -1,0 +1,85 @@
+"""``nri-numa checkpoint`` beside a store that holds its directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nri_numa import statedoc
+from nri_numa.checkpoint import CheckpointStore
+from nri_numa.cli import cli
+from nri_numa.engine.state import Allocation, Kind, build
+from nri_numa.engine.workload import Policy
+from nri_numa.topology.cpuset import CPUSet, NUMASet
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """A state directory in use, with one exclusive and one unbound container."""
+    state = build(
+        [
+            Allocation(
+                container_id="c1",
+                pod_id="p1",
+                pod_uid="u1",
+                namespace="shop",
+                pod="cart-0",
+                container="server",
+                kind=Kind.EXCLUSIVE,
+                cpus=CPUSet([2, 3]),
+                owned=True,
+                numa_nodes=NUMASet([0]),
+                mems=NUMASet([0]),
+                policy=Policy.RESTRICTED,
+                reason="because",
+                since=1.0,
+            ),
+            Allocation(
+                container_id="c2",
+                pod_id="p2",
+                pod_uid="u2",
+                namespace="shop",
+                pod="evil\x1b[31m",
+                container="x",
+                kind=Kind.UNBOUND,
+                since=1.0,
+            ),
+        ]
+    )
+    identity = {"version": "0.1.0", "machine": "m", "boot": "b"}
+    store = CheckpointStore(str(tmp_path), identity=identity, clock=lambda: 1.0)
+    store.load()
+    store.record(statedoc.all_documents(state))
+    yield tmp_path
+    store.close()
+
+
+def test_the_table_shows_what_was_meant_while_the_agent_runs(directory: Path) -> None:
+    result = CliRunner().invoke(cli, ["checkpoint", "--state-dir", str(directory)])
+    assert result.exit_code == 0, result.output
+    assert "by version 0.1.0" in result.output
+    (line,) = [row for row in result.output.splitlines() if "cart-0" in row]
+    assert line.split()[:6] == ["shop", "cart-0", "server", "exclusive", "2-3", "0"]
+    assert "\x1b" not in result.output
+
+
+def test_the_document_names_every_field(directory: Path) -> None:
+    path = str(directory / "checkpoint")
+    result = CliRunner().invoke(cli, ["checkpoint", path, "-o", "json"])
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(result.output)["containers"]
+    assert (first["cpus"], first["policy"], first["reason"]) == ("2-3", "restricted", "because")
+    assert (second["kind"], second["pod"]) == ("unbound", "evil\x1b[31m")
+
+
+def test_a_torn_file_is_shown_as_far_as_it_goes_and_is_exit_code_1(directory: Path) -> None:
+    path = directory / "checkpoint"
+    torn = directory / "torn"
+    torn.write_bytes(path.read_bytes()[:-7])
+    result = CliRunner().invoke(cli, ["checkpoint", str(torn)])
+    assert result.exit_code == 1
+    assert "unfinished record" in result.output

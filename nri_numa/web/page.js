@@ -441,16 +441,18 @@ function drawFigures() {
   const { assignments, status, refusals, topology } = known;
   const sum = (field) => assignments.numaNodes.reduce((total, n) => total + n[field], 0);
   const count = { exclusive: 0, idle: 0, listed: 0, shared: 0, reserved: 0, unused: 0, offline: 0 };
-  let pool = 0;
+  let pool = 0, special = 0;
   for (const info of cpus.values()) {
     count[info.state]++;
-    if (info.pool) pool++;
+    if (!info.pool) continue;
+    pool++;
+    if (info.state !== "shared") special++;
   }
-  const kinds = Object.entries(status.containers).filter(([, n]) => n).map(([kind, n]) => `${n} ${kind}`);
+  const kinds = KINDS.filter((kind) => status.containers[kind]).map((kind) => `${status.containers[kind]} ${kind}`);
   const all = topology.counts.cpus;
   const figures = [
     ["CPUs given exclusively", `${count.exclusive}`, `of ${all}${count.idle ? `, ${count.idle} kept idle` : ""}`],
-    ["Shared pool", `${pool}`, pool === 1 ? "CPU" : "CPUs"],
+    ["Shared pool", `${pool}`, `${pool === 1 ? "CPU" : "CPUs"}${special ? `, ${special} reserved or listed` : ""}`],
     ["Memory promised", size(sum("memoryAllocatedBytes")), `of ${size(sum("memoryBytes"))}`],
     ["Containers", assignments.containers.length.toLocaleString("en"), kinds.join(", ")],
     ["Refused lately", `${refusals.length}`, refusals.length ? `last ${age(refusals[0].at)} ago` : ""],
@@ -462,7 +464,9 @@ function drawFigures() {
     .map(([state, text]) => el("li", {},
       el("span", { class: `cpu ${state} ${state === "exclusive" || state === "listed" ? "o1" : ""}`, "aria-hidden": "true" },
         state === "exclusive" || state === "listed" ? "A" : ""),
-      el("span", {}, text), " ", el("b", {}, `${count[state]}`))));
+      el("span", {}, text), " ", el("b", {}, `${count[state]}`))),
+  el("li", { class: "bars-key" }, el("span", { class: "track", "aria-hidden": "true" }, el("span", { class: "taken" }), el("span", { class: "rest" })),
+    el("span", {}, "promised, used otherwise; the number is free")));
 }
 
 function drawMachine() {
@@ -478,11 +482,12 @@ function drawMachine() {
   map.replaceChildren(...sockets().map(drawSocket));
   const offline = [...cpus.values()].filter((info) => info.state === "offline" && info.numaNode === undefined);
   if (offline.length) {
-    map.append(el("section", { class: "socket" }, el("h3", {}, "Offline", el("span", { class: "quiet" },
+    map.append(el("section", { class: "socket whole" }, el("h3", {}, "Offline", el("span", { class: "quiet" },
       "the kernel does not say where these are")), el("div", { class: "cores" }, offline.map((info) =>
       el("span", { class: "core" }, drawCell(info))))));
   }
   order = [...map.querySelectorAll("[data-cpu]")];
+  balance();
   const first = cells.get(Number(focused)) || order[0];
   if (first) first.tabIndex = 0;
   if (focused !== undefined) first?.focus();
@@ -496,7 +501,28 @@ function setDensity() {
   $("density").value = wanted;
   $("map").className = wanted === "auto" ? (count > 384 ? "small" : count > 160 ? "medium" : "large") : wanted;
   $("map").classList.toggle("many", Boolean(known.topology && known.topology.counts.numaNodes > 16));
+  balance();
 }
+
+/** As many NUMA nodes in a row as fit, but the rows of a socket equally long: 4 + 4, not 6 + 2. */
+function balance() {
+  const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+  const least = parseFloat(getComputedStyle($("map")).getPropertyValue("--node")) * rem;
+  for (const box of $("map").querySelectorAll(".nodes")) {
+    const count = box.childElementCount;
+    const gap = parseFloat(getComputedStyle(box).columnGap);
+    const fit = Math.max(1, Math.floor((box.clientWidth + gap) / (least + gap)));
+    const columns = Math.ceil(count / Math.ceil(count / fit));
+    const wanted_ = `repeat(${columns}, minmax(0, ${count === 1 ? "40rem" : "1fr"}))`;
+    if (box.style.gridTemplateColumns !== wanted_) box.style.gridTemplateColumns = wanted_;
+  }
+}
+let width = 0;
+new ResizeObserver(([{ contentRect }]) => {
+  if (contentRect.width === width) return;
+  width = contentRect.width;
+  balance();
+}).observe($("map"));
 
 /** NUMA nodes by the sockets their CPUs are on: a socket may have many, a node several sockets. */
 function sockets() {
@@ -528,7 +554,7 @@ function drawNode(node) {
   return el("article", { class: "node", "data-numa": node.id },
     el("h4", {}, el("button", { type: "button", class: "plain", onclick: () => choose({ numaNode: node.id }, true) },
       `NUMA ${node.id}`), badge),
-    bars, infos.length ? drawCores(infos) : el("p", { class: "quiet" }, "memory only"));
+    bars, infos.length ? drawCores(infos) : null);
 }
 
 /** Threads core by core, cores by the L3 they share. */
@@ -588,7 +614,7 @@ function bar(label, free, full, total, taken, rest = 0) {
     track.append(part);
   }
   return el("div", { class: "bar", role: "img", "aria-label": `${label}: ${full}`, title: `${label}: ${full}` },
-    el("span", {}, label), track, el("span", { class: "free" }, free));
+    el("span", {}, label), track, el("span", { class: "free" }, free, el("span", { class: "word" }, " free")));
 }
 
 function drawBars(use) {
@@ -600,19 +626,23 @@ function drawBars(use) {
   const made = [];
   if (use.cpus) {
     const left = Math.max(0, use.cpuAvailableMilli);
-    made.push(bar("CPU", `${cpuAmount(left)} free`, `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} CPUs promised, ` +
+    made.push(bar("CPU", cpuAmount(left), `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} CPUs promised, ` +
       `${cpuAmount(left)} free`, use.cpuCapacityMilli, use.cpuAllocatedMilli, use.cpuCapacityMilli - use.cpuAllocatedMilli - left));
   }
   if (use.memoryBytes) {
     const rest = use.memoryBytes - use.memoryAllocatedBytes - use.memoryAvailableBytes;
-    made.push(bar("Mem", `${size(use.memoryAvailableBytes)} free`, `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} promised, ` +
+    made.push(bar("Mem", size(use.memoryAvailableBytes), `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} promised, ` +
       `${size(rest)} used otherwise or held back, ${size(use.memoryAvailableBytes)} free`, use.memoryBytes, use.memoryAllocatedBytes, rest));
   }
   for (const pages of use.hugePages) {
     const name = size(pages.sizeBytes).replace(/ (.)iB$/, "$1");
     const left = pages.totalBytes - pages.allocatedBytes;
-    made.push(bar(name, `${size(left)} free`, `${size(pages.allocatedBytes)} of ${size(pages.totalBytes)} in huge pages of ` +
+    made.push(bar(name, size(left), `${size(pages.allocatedBytes)} of ${size(pages.totalBytes)} in huge pages of ` +
       `${size(pages.sizeBytes)} promised, ${size(left)} free`, pages.totalBytes, pages.allocatedBytes));
+  }
+  if (!use.cpus) {
+    // Memory tiers are let in by configuration; nothing is free on one that is not.
+    made.push(el("p", { class: "quiet" }, use.memoryAvailableBytes || use.memoryAllocatedBytes ? "memory only" : "memory only, for explicit lists"));
   }
   if (use.capacityFactor !== 1) {
     made.push(el("p", { class: "factor" }, use.capacityFactor === 0 ? "drained: capacity factor 0" : `capacity factor ${use.capacityFactor}`));
@@ -653,7 +683,7 @@ const COLUMNS = [
   { name: "Pod", by: (c) => [c.pod, c.namespace], text: (c) => c.pod },
   { name: "Namespace", by: (c) => [c.namespace, c.pod], text: (c) => c.namespace },
   { name: "Container", by: (c) => [c.container, c.namespace, c.pod], text: (c) => c.container },
-  { name: "Kind", by: (c) => [c.kind], text: (c) => c.kind + (c.preferred ? "" : ", wider than wished") },
+  { name: "Kind", by: (c) => [c.kind], text: (c) => c.kind + (c.preferred ? "" : ", wider") },
   { name: "CPUs", by: (c) => [first(c.cpus)], text: (c) => c.cpus || "any" },
   { name: "Mems", by: (c) => [first(c.mems)], text: (c) => c.mems || "any" },
   { name: "Policy", by: (c) => [c.policy], text: (c) => c.policy },
@@ -738,10 +768,12 @@ function startOver() {
   drawContainers();
 }
 
+const KINDS = ["exclusive", "explicit", "shared", "unbound", "foreign"];
+
 function drawKinds(all) {
-  const counts = new Map([["", all.length]]);
+  const counts = new Map([["", all.length], ...KINDS.map((kind) => [kind, 0])]);
   for (const c of all) counts.set(c.kind, (counts.get(c.kind) || 0) + 1);
-  if (view.kind && !counts.has(view.kind)) counts.set(view.kind, 0);
+  for (const [kind, n] of counts) if (!n && kind && kind !== view.kind) counts.delete(kind);
   const key = JSON.stringify([...counts, view.kind]);
   if ($("kinds").dataset.key === key) return;
   $("kinds").dataset.key = key;
@@ -838,8 +870,12 @@ function mark(hovered = null) {
   const mems = new Set(c && c.mems ? parseList(c.mems) : []);
   known.topology.numaNodes.forEach((node, i) => {
     const shown = nodes.get(node.id);
-    const text = from ? (node === from ? "chosen" : `distance ${from.distances[i]}`) : mems.has(node.id) ? "memory here" : "";
-    setText(shown.badge, text);
+    const [word, text, rest] = from ? (node === from ? ["chosen", "", ""] : ["distance ", `${from.distances[i]}`, ""])
+      : mems.has(node.id) ? ["", "mem", " here"] : ["", "", ""];
+    if (shown.badge.title !== word + text + rest) {
+      shown.badge.title = word + text + rest;
+      shown.badge.replaceChildren(el("span", { class: "word" }, word), text, el("span", { class: "word" }, rest));
+    }
     shown.badge.parentElement.parentElement.classList.toggle("chosen", Boolean(from && node === from));
   });
 }
@@ -1014,6 +1050,7 @@ $("map").addEventListener("click", (event) => {
   const cell = event.target.closest("[data-cpu]");
   if (!cell) return;
   moveTo(cell);
+  tip(null);
   choose({ cpu: Number(cell.dataset.cpu) }, true);
 });
 
@@ -1071,7 +1108,6 @@ function more() {
   view.rows += STEP;
   drawContainers();
 }
-new IntersectionObserver((seen) => { if (seen.some((one) => one.isIntersecting)) more(); }, { rootMargin: "300px" }).observe($("more"));
 document.querySelector("#containers .rows").addEventListener("scroll", (event) => {
   const box = event.currentTarget;
   if (box.scrollTop + box.clientHeight > box.scrollHeight - 400) more();

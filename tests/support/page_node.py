@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
+import socket
 import tempfile
 import threading
+import time
+import urllib.request
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,8 +47,8 @@ class PageNode:
         self._write_machine(directory / "machine")
         for name in ("cgroup", "kubelet"):
             (directory / name).mkdir()
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}/"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}/"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -62,7 +66,7 @@ class PageNode:
             },
             sysfs_root=directory / "machine",
             # The last one counts; the same port after a restart, so that a tab finds it again.
-            arguments=[f"--http=127.0.0.1:{port}"],
+            arguments=[f"--http=127.0.0.1:{self.port}"],
         )
 
     def do(self, action: Coroutine[Any, Any, Result]) -> Result:
@@ -70,9 +74,23 @@ class PageNode:
         return asyncio.run_coroutine_threadsafe(action, self._loop).result(60)
 
     def start_agent(self) -> None:
-        """Start the agent and wait until it places containers."""
+        """Start the agent and wait until it places containers and serves the page."""
         self.plugin.start()
         self.do(self.runtime.wait_for_plugin())
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+            except OSError:
+                assert time.monotonic() < deadline, self.plugin.log()[-2000:]
+                time.sleep(0.02)
+            else:
+                return
+
+    def get(self, path: str) -> Any:
+        """The agent's document at a path."""
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            return json.load(answer)
 
     def create(
         self,

@@ -52,7 +52,7 @@ def main(keep: bool) -> None:
 def _short_directory() -> str | None:
     """Where a unix socket's path stays below the kernel's 108 bytes; None for the usual place."""
     usual = Path(tempfile.gettempdir())
-    return None if len(bytes(usual)) < 60 else "/tmp"  # noqa: S108  # a private directory in it
+    return None if len(bytes(usual)) < 72 else "/tmp"  # noqa: S108  # a private directory in it
 
 
 def _log(directory: Path) -> str:

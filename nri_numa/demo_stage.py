@@ -8,6 +8,7 @@ import importlib.resources
 import json
 import os
 import sys
+import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -84,8 +85,15 @@ class Stage:
             path = self._directory / "root" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        # An own file, or the plugin would read the one of this node.
-        (self._directory / "agent.yaml").write_text("apiVersion: nri-numa/v1\nkind: AgentConfig\n")
+        # A file of its own, or the plugin would read this node's; and nothing else of this node.
+        config = {
+            "apiVersion": "nri-numa/v1",
+            "kind": "AgentConfig",
+            "kubeletRoot": str(self._directory / "kubelet"),
+            "cgroupRoot": str(self._directory / "cgroup"),
+            "reconcile": {"interval": 0},  # there are no cgroups to compare with
+        }
+        (self._directory / "agent.yaml").write_text(json.dumps(config))
         await self.runtime.start()
         return self
 
@@ -105,7 +113,7 @@ class Stage:
         with (self._directory / "plugin.log").open("ab") as log:
             plugin = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "nri_numa", "run", "--http", "off"),
+                *("-m", "nri_numa", "run", "--http", "127.0.0.1:0", "--log-format", "json"),
                 *("--config", str(self._directory / "agent.yaml")),
                 *("--nri-socket", str(self._socket)),
                 *("--state-dir", str(self._directory / "state")),
@@ -145,12 +153,28 @@ class Stage:
             await asyncio.sleep(0.01)
         raise NotAsTold("the runtime did not notice that the plugin is gone")
 
-    def word(self, message: str) -> dict[str, str]:
-        """The fields of the last line of the plugin's log with this message."""
-        found: dict[str, str] = {}
+    async def ask(self, path: str) -> dict[str, Any]:
+        """What the plugin's API answers."""
+        for _ in range(500):  # it serves HTTP when containers are served
+            address = self._listening()
+            if address:
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise NotAsTold("the plugin does not serve its API")
+        text = await asyncio.to_thread(_get, f"http://{address}{path}")
+        document = json.loads(text)
+        if not isinstance(document, dict):
+            raise NotAsTold(f"{path} is answered with {text[:80]}")
+        return document
+
+    def _listening(self) -> str:
+        found = ""
         for line in (self._directory / "plugin.log").read_text().splitlines():
-            if f"msg={message} " in line or f'msg="{message}"' in line:
-                found = dict(part.split("=", 1) for part in line.split() if "=" in part)
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if record.get("msg") == "http listening":
+                    found = record["address"]
         return found
 
     # --- pods -------------------------------------------------------------------------------------
@@ -219,6 +243,16 @@ def cpus_of(containers: Iterable[EmbeddedContainer]) -> CPUSet:
     for container in containers:
         bits |= CPUSet.parse(container.cpus).bits
     return CPUSet.from_bits(bits)
+
+
+def _get(url: str) -> str:
+    # Without the proxy that the environment may name: this is our own machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=10) as answer:
+            return str(answer.read().decode())
+    except OSError as error:
+        raise NotAsTold(f"{url}: {error}") from None
 
 
 def _environment() -> dict[str, str]:

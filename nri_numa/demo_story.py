@@ -67,6 +67,7 @@ class _Story:
         await self._begin()
         await self._shared()
         await self._exclusive()
+        await self._why()
         await self._siblings_and_more()
         await self._refusal()
         await self._release()
@@ -91,15 +92,15 @@ class _Story:
 
     async def _shared(self) -> None:
         heading("1  Pods say by annotations what they want")
-        (pinned,) = await self._show("explicit-lists.yaml")
+        (pinned,) = await self._show("01-explicit-lists.yaml")
         expect(pinned.cpus == "1,17" and pinned.mems == "0", "pinned must have what it lists")
-        for server in await self._show("web.yaml", name="web"):
+        for server in await self._show("02-web.yaml", name="web"):
             self._on_one_numa_node([server])
 
     async def _exclusive(self) -> None:
         heading("2  CPUs of its own: the others make room in the same answer")
         before = self._stage.books()
-        (engine,) = await self._show("database.yaml")
+        (engine,) = await self._show("03-database.yaml")
         own = self._on_one_numa_node([engine])
         cores = {self._machine.cpus[i].core for i in own}
         expect(len(own) == 4, "the database must have four CPUs")
@@ -109,24 +110,34 @@ class _Story:
         expect(bool(moved), "somebody must have made room for the database")
         self._show_moves(moved)
 
+    async def _why(self) -> None:
+        say("  Why there? nri-numa explain asks the plugin, which says:")
+        document = await self._stage.ask("/v1/explain/default/database-0/engine")
+        (explanation,) = document["explanations"]
+        told = [text for text in explanation["steps"] if " won: " in text or " lost: " in text]
+        expect(any(" won: " in text for text in told), "the plugin must explain its choice")
+        for text in told:
+            for line in textwrap.wrap(text, WIDTH - 4, subsequent_indent="  "):
+                say(f"    {line}")
+
     async def _siblings_and_more(self) -> None:
         heading("3  Thread siblings, huge pages, pods that are placed as one")
-        trading, daytime, nightly = await self._show("siblings.yaml")
+        trading, daytime, nightly = await self._show("04-siblings.yaml")
         detail("beside", f"daytime, on the other threads of CPUs {daytime.cpus}: busy hours differ")
         own = CPUSet.parse(trading.cpus)
         self._nobody_else_on(self._machine.siblings_of(own), trading)
         day, night = CPUSet.parse(daytime.cpus), CPUSet.parse(nightly.cpus)
         siblings = self._machine.siblings_of(day)
         expect(night <= siblings - day, "nightly must run on the threads beside daytime's")
-        (forwarder,) = await self._show("hugepages.yaml")
+        (forwarder,) = await self._show("05-hugepages.yaml")
         self._on_one_numa_node([forwarder])
-        prepare, proxy, app = await self._show("sidecar.yaml")
+        prepare, proxy, app = await self._show("06-sidecar.yaml")
         self._on_one_numa_node([proxy, app])
         expect(prepare.cpus == app.cpus, "the application must get the init container's CPUs")
 
     async def _refusal(self) -> None:
         heading("4  What cannot be done is refused, with the reason")
-        (pod,) = example("too-big.yaml")
+        (pod,) = example("07-too-big.yaml")
         books = self._stage.books()
         try:
             await self._stage.run(pod)
@@ -137,13 +148,13 @@ class _Story:
         expect("TopologyAffinityError" in text, f"the refusal must name its reason: {text}")
         expect(pod.full_name in text, f"the refusal must name the pod: {text}")
         expect(self._stage.books() == books, "a refused pod must change nothing")
-        entry(f"{pod.name}/{pod.containers[0].name}", "too-big.yaml")
+        entry(f"{pod.name}/{pod.containers[0].name}", "07-too-big.yaml")
         detail("asks", _asked(pod, pod.containers[0].name))
         detail("refused", text.partition(" desc = ")[2] or text, paint=red)
 
     async def _release(self) -> None:
         heading("5  A pod ends: its CPUs go back")
-        (pod,) = example("database.yaml")
+        (pod,) = example("03-database.yaml")
         before = self._stage.books()
         await self._stage.remove(pod)
         say(f"  {pod.name} is removed.")
@@ -157,7 +168,7 @@ class _Story:
         before = stage.books()
         await stage.kill()
         say("  kill -9. While the plugin is away, one more web server starts, unpinned:")
-        late = replace(example("web.yaml")[0], name="web-meanwhile", uid="web-meanwhile")
+        late = replace(example("02-web.yaml")[0], name="web-meanwhile", uid="web-meanwhile")
         (server,) = await stage.run(late)
         expect(server.cpus == str(self._machine.online), "nobody can have pinned web-meanwhile")
         detail("has", f"CPUs {server.cpus}")
@@ -170,7 +181,7 @@ class _Story:
         self._on_one_numa_node([server])
         detail("moved", f"none of {len(before)} containers", paint=green)
         detail("found", f"{name}: now CPUs {server.cpus}, memory of NUMA node {server.mems}")
-        (pod,) = example("database.yaml")
+        (pod,) = example("03-database.yaml")
         taken = cpus_of(c for c in stage.running() if assigned_kind(c) == "exclusive")
         (engine,) = await stage.run(pod)
         own = CPUSet.parse(engine.cpus)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nri_numa.cli.common import cell_width, harmless, human_size, table, terminal_width
-from nri_numa.engine.decision import Trace
+from nri_numa.engine import explain, explain_text
 from nri_numa.manifests import Role
 from nri_numa.simulate import Action, Event, Outcome, Room, Simulation, Verdict
 from nri_numa.topology.model import Topology
@@ -50,8 +50,7 @@ def story(
             for outcome in event.outcomes:
                 if outcome.verdict is not Verdict.REFUSED:
                     yield ""
-                    yield f"{event.pod.full_name}, container {outcome.container}"
-                    yield from _reasons(outcome)
+                    yield from _explanation(outcome)
 
 
 def comparison(
@@ -223,30 +222,23 @@ def _verdict(result: Simulation, *, trace: bool = True) -> Iterator[str]:
     assert outcome is not None  # noqa: S101  # first_refused has one
     yield ""
     yield from _wrapped(
-        f"{'First refused' if total > 1 else 'Refused'}: {refused.pod.full_name}, container "
-        f"{outcome.container}, from {refused.pod.source}",
-        "",
+        f"{'First refused' if total > 1 else 'Refused'}: {refused.pod.source}", "", "  "
     )
-    yield from _wrapped(f"{outcome.reason}: {outcome.message}", "  ")
     if trace:
-        yield from _reasons(outcome)
+        yield from _explanation(outcome)
+    else:
+        yield from _wrapped(f"{outcome.reason}: {outcome.message}", "  ")
 
 
-def _reasons(outcome: Outcome) -> Iterator[str]:
-    for line in reasons(outcome.trace):
-        yield from _wrapped(f"- {line}", "  ", "    ")
+def explained(outcome: Outcome) -> dict[str, Any]:
+    """How a decision came about, as the running agent would tell it."""
+    if outcome.allocation is None:
+        return explain.of_refusal(outcome.trace, outcome.reason, outcome.message)
+    return explain.of_allocation(outcome.allocation, outcome.trace, outcome.cpus)
 
 
-def reasons(trace: Trace) -> list[str]:
-    """How a decision came about, one sentence each."""
-    found = list(trace.steps)
-    if trace.alignment is not None:
-        found += [summary.text for summary in trace.alignment.resources if summary.text]
-        # What is free stands in the lines above already.
-        found.append(trace.alignment.reason.partition(" (")[0])
-    if trace.rule:
-        found.append(f"rule: {trace.rule}")
-    return list(dict.fromkeys(found))
+def _explanation(outcome: Outcome) -> list[str]:
+    return explain_text.text(explained(outcome), terminal_width()).splitlines()
 
 
 def _pairs(first: Simulation, second: Simulation) -> Iterator[list[str]]:
@@ -342,7 +334,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "cpusBefore": outcome.before,
         "cpus": outcome.cpus,
         "mems": outcome.mems,
-        "trace": reasons(outcome.trace),
+        "explanation": explained(outcome),
     }
     a = outcome.allocation
     if a is not None:

@@ -322,6 +322,8 @@ def _lost(document: Document, one: Mapping[str, Any]) -> str:
                 told = f"{amount_text(theirs, r['unit'])} against {amount_text(mine, r['unit'])}"
                 if mine > theirs:
                     return f"it would do as well, but has less left: {told}"
+                if any("of the opposite load" in step for step in document["steps"]):
+                    return "it has too few CPUs beside containers of the opposite load"
                 return (
                     f"it would do as well, but has more left, {told}, and the strategy is to "
                     "fill up one NUMA node before the next"

@@ -1,0 +1,135 @@
+"""The demo is told as it is, as an ordinary user would run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nri_numa import demo_stage
+from nri_numa.demo_stage import NotAsTold, Stage, assigned, example, examples
+from nri_numa.manifests.kubelet import container_of, pod_sandbox
+from nri_numa.manifests.messages import container_message
+from nri_numa.runtime.embedded import CRIError
+from nri_numa.topology.sysfs import discover
+
+pytestmark = pytest.mark.slow
+
+
+def demo(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a folder that is not the checkout."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("NRI_NUMA_")}
+    return subprocess.run(
+        [sys.executable, "-m", "nri_numa", "demo", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=home,
+        env={**kept, "TMPDIR": str(home), "PYTHONPATH": os.getcwd(), **environment},
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_demo_goes_as_told_and_leaves_nothing(tmp_path: Path) -> None:
+    done = demo(home=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    for word in (
+        "pinned/app",
+        "web/server",
+        "database-0/engine",
+        "TopologyAffinityError",
+        "none of 10 containers",
+        "Where to look next",
+    ):
+        assert word in done.stdout
+    for path in examples().iterdir():
+        assert path.name in done.stdout, "every example is shown"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_fits_80_columns_of_plain_text(tmp_path: Path) -> None:
+    text = demo(home=tmp_path).stdout
+    lines = [line for line in text.splitlines() if "simulate /" not in line]  # an absolute path
+    assert max(map(len, lines)) <= 80
+    assert text.isascii()
+    assert "\x1b" not in text
+
+
+def test_the_demo_does_not_care_what_this_node_is_configured_to(tmp_path: Path) -> None:
+    """Neither its configuration, nor its service manager, nor a proxy."""
+    done = demo(
+        home=tmp_path,
+        NRI_NUMA_STRATEGY="nonsense",
+        NRI_NUMA_CONFIG="/nowhere.yaml",
+        NOTIFY_SOCKET="/nowhere",
+        NRI_PLUGIN_SOCKET="99",
+        http_proxy="http://127.0.0.1:9",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_kept_files_can_be_looked_at(tmp_path: Path) -> None:
+    done = demo("--keep", home=tmp_path)
+    assert done.returncode == 0
+    (folder,) = tmp_path.iterdir()
+    assert str(folder) in done.stderr
+    assert "container placed" in (folder / "plugin.log").read_text()
+    assert len(discover(folder / "root").online) == 32
+
+
+def test_a_plugin_that_does_not_start_is_told(tmp_path: Path) -> None:
+    """Exit code 1, with the end of the plugin's log."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "msgspec.py").write_text("raise ImportError('broken on purpose')")
+    code = (
+        "import sys, nri_numa.cli; from nri_numa import demo_stage; "
+        f"old = demo_stage._environment; demo_stage._environment = lambda: {{**old(), "
+        f"'PYTHONPATH': {str(broken)!r}}}; nri_numa.cli.main(['demo'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.getcwd()},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the demo did not go as told: the plugin ended at once" in done.stderr
+    assert "broken on purpose" in done.stderr
+    assert "Traceback" not in done.stderr.partition("log ends:")[0]
+
+
+@pytest.mark.asyncio
+async def test_a_refused_pod_is_gone_and_a_wrong_word_is_caught(tmp_path: Path) -> None:
+    async with Stage(tmp_path) as stage:
+        await stage.start_plugin()
+        (too_big,) = example("07-too-big.yaml")
+        with pytest.raises(CRIError, match="TopologyAffinityError"):
+            await stage.run(too_big)
+        assert stage.runtime.pods == {}
+        (pod,) = example("01-explicit-lists.yaml")
+        (pinned,) = await stage.run(pod)
+        assert assigned(pinned)["cpus"] == "1,17"
+        pinned.message.annotations.clear()
+        with pytest.raises(NotAsTold, match="does not carry"):
+            assigned(pinned)
+        with pytest.raises(NotAsTold, match="HTTP Error 404"):
+            await stage.ask("/v1/nothing")
+        assert re.fullmatch(r"[0-9,-]+", pinned.cpus)
+
+
+def test_a_message_carries_what_the_kubelet_says() -> None:
+    (pod,) = example("05-hugepages.yaml")
+    message = container_message(container_of(pod, pod.containers[0], 64 << 30))
+    assert [(h.page_size, h.limit) for h in message.linux.resources.hugepage_limits] == [
+        ("2MB", 512 << 20)
+    ]
+    assert message.pod_sandbox_id == pod_sandbox(pod).id
+    assert demo_stage.model().threads_per_core == 2

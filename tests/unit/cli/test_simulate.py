@@ -1,0 +1,365 @@
+"""``nri-numa simulate`` as a user meets it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from nri_numa.cli import cli
+from nri_numa.cli.made_up import made_up
+from nri_numa.demo_stage import examples
+from nri_numa.topology.cpuset import CPUSet
+from nri_numa.topology.model import MemoryReading, NUMAMemory
+from tests.support.machines import snc_smt, write_sysfs
+from tests.support.pods import container, document, pod, replicated
+
+SINGLE = {"policy": "single-numa-node"}
+MODEL = "synthetic:sockets=2,numa=2,cores=4,threads=2,memory=16Gi,hugepages-2Mi=1Gi"
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("NRI_NUMA_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def simulate(*arguments: str, machine: str = MODEL, stdin: str | None = None) -> Result:
+    given = ["simulate", "--machine", machine, *arguments] if machine else ["simulate", *arguments]
+    return CliRunner().invoke(cli, given, input=stdin)
+
+
+def write(*documents: str) -> str:
+    Path("pods.yaml").write_text("\n---\n".join(documents))
+    return "pods.yaml"
+
+
+def as_json(*arguments: str) -> Any:
+    return json.loads(simulate(*arguments, "-o", "json").stdout)
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def test_all_placed_is_0_and_told_with_where_why_and_how_full() -> None:
+    done = simulate(write(pod("db", 4, "2Gi", SINGLE), pod("other")))
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[:2] == ["Machine:", MODEL]
+    assert "2 sockets, 4 NUMA nodes, 16 cores, 32 CPUs, 64GiB" in lines[2]
+    (row,) = (line for line in lines if " db " in line)
+    assert row.split()[:5] == ["1", "db", "app", "0-3", "0"]
+    assert "own CPUs on NUMA node 0" in row
+    node = next(line for line in lines if line.startswith("0 "))
+    assert node.split() == ["0", "8", "0", "4", "4", "16Gi", "2Gi", "13Gi"]
+    assert "All 2 pods placed." in done.output
+
+
+def test_a_refusal_is_1_with_message_and_how_it_came_about() -> None:
+    done = simulate(write(pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE)))
+    assert done.exit_code == 1
+    assert "REFUSED" in done.output
+    assert "0 pods placed, 1 refusal, 1 step not tried." in done.output
+    assert "Refused: pods.yaml, document 1 (Pod big)" in done.output
+    text = " ".join(done.output.split())
+    assert "needs 9 exclusive CPUs" in text
+    assert "Policy single-numa-node finds no place" in text
+
+
+def test_continue_goes_on() -> None:
+    files = write(pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE))
+    done = simulate("--continue", files)
+    assert done.exit_code == 1
+    assert "1 pod placed, 1 refusal." in done.output
+
+
+def test_resizes_removals_and_who_made_room_are_told() -> None:
+    spec = {"containers": [container("app", {"limits": {"cpu": 1, "memory": "1Gi"}})]}
+    done = simulate(
+        write(
+            pod("other"),
+            pod("db", 2, "1Gi", SINGLE),
+            pod("db", 4, "1Gi", SINGLE),
+            replicated("StatefulSet", "s", 1, spec),
+            replicated("StatefulSet", "s", 0, spec),
+        )
+    )
+    assert done.exit_code == 0, done.output
+    assert "0-1 -> 0-3" in done.output
+    assert "resized: 4 own CPUs" in " ".join(done.output.split())
+    assert "3: default/other/app -> 4-31" in done.output
+    assert "removed" in done.output
+
+
+def test_namespaces_are_told_when_there_are_several() -> None:
+    other = json.loads(pod("b"))
+    other["metadata"]["namespace"] = "shop"
+    done = simulate(write(pod("a"), json.dumps(other)))
+    assert "default/a" in done.output
+    assert "shop/b" in done.output
+
+
+def test_verbose_explains_every_container() -> None:
+    files = write(pod("db", 4, "2Gi", SINGLE), pod("other"))
+    assert "What it asked for" not in simulate(files).output
+    done = simulate("-v", files)
+    assert "default/db, container app" in done.output
+    assert "Why this place" in done.output
+
+
+@pytest.mark.parametrize("arguments", [[], ["-v"], ["--compare", "strategy=pack"]])
+def test_everything_fits_80_columns(arguments: list[str]) -> None:
+    spec = {"containers": [container("a-container-with-quite-a-name", {"limits": {"cpu": "500m"}})]}
+    files = write(
+        replicated(
+            "Deployment", "a-deployment-with-a-long-name", 3, spec, {"policy": "restricted"}
+        ),
+        pod("x" * 80, wishes={"numacpu": "0-3"}),
+        pod("too-big", 500, "1Gi", SINGLE),
+    )
+    done = simulate(*arguments, files)
+    assert done.exit_code == 1
+    assert max(map(len, done.output.splitlines())) <= 80
+
+
+def test_compare_shows_both() -> None:
+    spec = {"containers": [container("app", {"limits": {"cpu": 2, "memory": "1Gi"}})]}
+    files = write(replicated("StatefulSet", "db", 2, spec, SINGLE))
+    done = simulate("--compare", "strategy=pack", files)
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.output.splitlines() if "db-" in line]
+    assert rows == [
+        ["1", "db-0", "app", "0-1", "0", "0-1", "0"],
+        ["2", "db-1", "app", "4-5", "1", "2-3", "0"],
+    ]
+    assert "B: strategy=pack" in done.output
+    found = as_json("--compare", "strategy=pack", files)
+    assert found["comparedWith"]["settings"] == ["strategy=pack"]
+    (node, *_) = found["comparedWith"]["numaNodes"]
+    assert node["after"]["exclusive"] == 4
+    assert found["numaNodes"][0]["after"]["exclusive"] == 2
+
+
+def test_one_side_of_a_comparison_may_refuse() -> None:
+    files = write(pod("a", 5, "1Gi", SINGLE), pod("b", 5, "1Gi", SINGLE))
+    done = simulate("--compare", "capacityFactor={1: 0, 2: 0, 3: 0}", files)
+    assert done.exit_code == 1
+    assert "A: All 2 pods placed." in done.output
+    assert "B: 1 pod placed, 1 refusal." in done.output
+
+
+def test_json_and_yaml_say_the_same() -> None:
+    files = write(pod("db", 4, "2Gi", SINGLE), pod("big", 9, "1Gi", SINGLE))
+    found = as_json(files)
+    assert yaml.safe_load(simulate(files, "-o", "yaml").stdout) == found
+    assert found["refused"] == 1
+    first, second = found["events"]
+    assert (first["pod"], first["action"], first["qos"]) == ("db", "create", "Guaranteed")
+    (had,) = first["containers"]
+    assert (had["cpus"], had["mems"], had["kind"], had["verdict"]) == (
+        "0-3",
+        "0",
+        "exclusive",
+        "placed",
+    )
+    (refused,) = second["containers"]
+    assert refused["verdict"] == "refused"
+    assert refused["explanation"]["refusal"]["reason"] == "TopologyAffinityError"
+    assert found["standing"] == [
+        {"namespace": "default", "pod": "db", "container": "app", "cpus": "0-3", "mems": "0"}
+    ]
+    assert found["numaNodes"][0]["before"]["cpuBoundMilli"] == 0
+    assert found["numaNodes"][0]["after"]["cpuBoundMilli"] == 4000
+
+
+def test_notes_say_what_was_passed_over() -> None:
+    done = simulate(write(pod("a"), "kind: Service\napiVersion: v1"))
+    assert done.exit_code == 0
+    assert "'Service' makes no pods" in " ".join(done.output.split())
+
+
+def test_the_examples_are_placed_up_to_the_one_that_is_too_big() -> None:
+    done = simulate(str(examples()))
+    assert done.exit_code == 1
+    assert "10 pods placed, 1 refusal." in done.output
+    assert "07-too-big.yaml" in done.output
+
+
+def test_names_cannot_move_the_cursor() -> None:
+    hostile = json.loads(pod("a"))
+    hostile["metadata"]["annotations"] = {"numa.kubernetes.io/numacpu": "\u001b[2J\u202e1"}
+    done = simulate(write(json.dumps(hostile)))
+    assert done.exit_code == 1
+    assert "\x1b" not in done.output
+    assert "\u202e" not in done.output
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+def test_this_machine_is_the_default() -> None:
+    done = simulate(write(pod("a")), machine="")
+    assert done.exit_code == 0, done.output
+    assert "Machine: this machine" in done.output
+
+
+def test_sysfs_root_and_machine_are_the_same_thing_given_once(tmp_path: Path) -> None:
+    write_sysfs(tmp_path / "root", snc_smt())
+    files = write(pod("db", 4, "2Gi", SINGLE))
+    first = simulate("--sysfs-root", str(tmp_path / "root"), files, machine="")
+    second = simulate(files, machine=str(tmp_path / "root"))
+    assert first.exit_code == 0, first.output
+    assert first.output == second.output
+    both = simulate("--sysfs-root", "/", files)
+    assert both.exit_code == 2
+    assert "name the machine twice" in both.output
+
+
+def test_memory_in_use_counts_only_when_asked(tmp_path: Path) -> None:
+    machine = snc_smt()
+    used = {
+        i: NUMAMemory(total_bytes=n.memory_bytes, free_bytes=1 << 30, reclaimable_bytes=0)
+        for i, n in machine.numa_nodes.items()
+    }
+    write_sysfs(tmp_path / "used", machine, MemoryReading(numa_nodes=used))
+    files = write(pod("db", 4, "2Gi", SINGLE))
+    assert simulate(files, machine=str(tmp_path / "used")).exit_code == 0
+    done = simulate("--live-memory", files, machine=str(tmp_path / "used"))
+    assert done.exit_code == 1
+    assert "TopologyAffinityError" in done.output
+
+
+def test_a_machine_that_is_not_there_is_3() -> None:
+    done = simulate(write(pod("a")), machine="/nowhere")
+    assert done.exit_code == 3
+    assert "does not exist" in done.output
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def test_mistakes_in_manifests_are_2_and_come_all_at_once() -> None:
+    bad = document("Pod", "P", {"containers": [container("A", {"limits": {"cpu": "x"}})]})
+    done = simulate(write(bad))
+    assert done.exit_code == 2
+    assert "3 mistakes in the manifests" in done.output
+    assert "metadata.name" in done.output
+    assert "spec.containers[0].resources.limits.cpu is 'x'" in done.output
+    assert simulate("missing.yaml").exit_code == 2
+
+
+def test_what_cannot_be_changed_in_place_is_2() -> None:
+    done = simulate(write(pod("p", 2, "1Gi"), pod("p", 2, "1Gi", SINGLE)))
+    assert done.exit_code == 2
+    assert "annotations are read at creation only" in done.output
+
+
+def test_standard_input_is_a_dash() -> None:
+    done = simulate("-", stdin=pod("db", 4, "2Gi", SINGLE))
+    assert done.exit_code == 0, done.output
+    assert " db " in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "strategy"], "expected KEY=VALUE"),
+        (["--set", "strateg=pack"], "did you mean strategy"),
+        (["--compare", "nonsense=1"], "there is no configuration key 'nonsense'"),
+        (["--set", "strategy=pak"], "expected pack or spread"),
+        (["--set", "reservedCPUs=99"], "reservedCPUs"),
+        (["--set", "capacityFactor={1: "], "--set capacityFactor"),
+        (["--config", "missing.yaml"], "cannot be read"),
+    ],
+)
+def test_mistakes_in_settings_are_2(arguments: list[str], words: str) -> None:
+    done = simulate(*arguments, write(pod("a")))
+    assert done.exit_code == 2, done.output
+    assert words in done.output
+
+
+def test_the_configuration_counts_and_set_beats_it() -> None:
+    Path("agent.yaml").write_text("strategy: pack\nreservedCPUs: 0-3,16-19\n")
+    files = write(pod("a", 2, "1Gi", SINGLE), pod("b", 2, "1Gi", SINGLE))
+    packed = as_json("--config", "agent.yaml", files)
+    assert [s["mems"] for s in packed["standing"]] == ["1", "1"]
+    spread = as_json("--config", "agent.yaml", "--set", "strategy=spread", files)
+    assert [s["mems"] for s in spread["standing"]] == ["1", "2"]
+
+
+def test_no_manifest_is_wrong_usage() -> None:
+    assert simulate().exit_code == 2
+
+
+# --- machines made up -----------------------------------------------------------------------------
+
+
+def test_a_machine_made_up_is_what_it_says() -> None:
+    machine = made_up("sockets=1,numa=2,cores=3,threads=2,memory=2Gi,hugepages-1Gi=1Gi")
+    assert (len(machine.sockets), len(machine.numa_nodes), len(machine.online)) == (1, 2, 12)
+    for numa_node in machine.numa_nodes.values():
+        assert numa_node.memory_bytes == 2 << 30
+        assert numa_node.hugepages == {1 << 30: 1 << 30}
+
+
+def test_a_machine_made_up_can_be_odd() -> None:
+    machine = made_up(
+        "numa=1,memory=8,memory-only=4+64Gi,offline=1+3,isolated=2,efficient-cores=2,"
+        "l3-cores=2,numbering=adjacent"
+    )
+    assert machine.numa_nodes[0].memory_bytes == 8 << 30
+    assert [machine.numa_nodes[i].memory_bytes >> 30 for i in (2, 3)] == [4, 64]
+    assert not machine.online & CPUSet.parse("1,3")
+    assert machine.isolated == CPUSet.parse("2")
+    assert len(made_up("sockets=4,sockets-per-numa=2").numa_nodes) == 2
+    assert len(made_up("").online) == 32
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sockets", "is no KEY=VALUE"),
+        ("socket=2", "did you mean sockets"),
+        ("xyz=2", "there is no key 'xyz'"),
+        ("sockets=two", "expected a whole number"),
+        ("sockets=-1", "expected a whole number"),
+        ("sockets=0", "at least 1"),
+        ("sockets=99999,cores=99999", "at most 4096"),
+        ("memory=lots", "expected a quantity"),
+        ("numbering=random", "expected split"),
+        ("offline=3-1", "expected a list of CPUs"),
+        ("hugepages-3Mi=1Gi", "expected hugepages-2Mi"),
+        ("hugepages-2Mi=x", "expected a quantity"),
+        ("sockets=3,sockets-per-numa=2", "cannot be joined"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_wrong_usage(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        made_up(text)
+    done = simulate(write(pod("a")), machine=f"synthetic:{text}")
+    assert done.exit_code == 2
+    assert "--machine" in done.output
+
+
+def test_hours_that_meet_are_explained() -> None:
+    """Not by the strategy, which would have put the second one elsewhere."""
+    day = {"policy": "best-effort", "smt": "pair", "load": "high"}
+    night = {"policy": "best-effort", "smt": "pair", "load": "low"}
+    text = simulate("-v", write(pod("a", 2, "1Gi", day), pod("b", 2, "1Gi", night))).output
+    assert "too few CPUs beside containers of the opposite load" in " ".join(text.split())
+
+
+def test_too_much_input_is_refused() -> None:
+    done = CliRunner().invoke(
+        cli, ["simulate", "--machine", MODEL, "-"], input=io.BytesIO(b"#" * (9 << 20))
+    )
+    assert done.exit_code == 2
+    assert "larger than 8 MiB" in done.output

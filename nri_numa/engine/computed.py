@@ -305,12 +305,12 @@ def _finish(
     topology = machine.topology
     mems = NO_NUMA_NODES
     if wishes.bind is Bind.CPU_MEM:
-        usable = machine.numa_ids & topology.memory_nodes
+        usable = machine.memory_nodes
         base = numa_nodes if affinity is None else affinity | numa_nodes
         mems = memory_nodes_for(topology, base, usable)
         pages = [(amount, books.hugepages_left[size]) for size, amount in demand.hugepages.items()]
         if any(
-            sum(left.get(i, 0) for i in mems) < amount
+            amount and sum([left.get(i, 0) for i in mems]) < amount
             for amount, left in ((demand.memory_bytes, books.memory_left), *pages)
         ):
             wider = widen_for_memory(

@@ -72,6 +72,21 @@ class Machine:
         return {i: int(len(cpus) * 1000 * oversale) for i, cpus in self.node_cpus.items()}
 
     @cached_property
+    def cpu_milli(self) -> Mapping[int, int]:
+        """`cpu_capacity` without the NUMA nodes that have none."""
+        return {i: n for i, n in self.cpu_capacity.items() if n}
+
+    @cached_property
+    def whole_cpus(self) -> Mapping[int, int]:
+        """By NUMA node, the number of CPUs that containers may use there; without the empty."""
+        return {i: len(cpus) for i, cpus in self.node_cpus.items() if cpus}
+
+    @cached_property
+    def memory_nodes(self) -> NUMASet:
+        """NUMA nodes that computed assignments may take memory from."""
+        return self.numa_ids & self.topology.memory_nodes
+
+    @cached_property
     def cpu_total(self) -> Mapping[int, int]:
         """By NUMA node, what can be booked: CPUs × oversale × capacity factor, in thousandths."""
         settings = self.settings

@@ -134,7 +134,7 @@ def _check_ownable(machine: Machine, state: NodeState, text: str, cpus: CPUSet) 
             f"reserved; expected CPUs among {machine.topology.allowed - settings.reserved_cpus}",
             rule="reserved CPUs are never given exclusively",
         )
-    both = cpus & state.listed_cpus()
+    both = cpus & state.listed_cpus
     if both:
         others = ", ".join(
             sorted(state.allocations[i].full_name for i, c in state.listed.items() if c & cpus)

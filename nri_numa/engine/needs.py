@@ -45,9 +45,7 @@ def open_books(
 ) -> Books:
     """Look up what is free, once for the whole decision."""
     pool = state.pool(machine.topology, machine.settings)
-    free = pool - machine.settings.reserved_cpus
-    if state.listed:
-        free = free - state.listed_cpus()
+    free = pool - machine.settings.reserved_cpus - state.listed_cpus
     with_memory = wishes.bind is Bind.CPU_MEM
     free_by_node: dict[int, int] = {}
     if demand.exclusive_cpus:
@@ -121,27 +119,19 @@ def rank(
     need = demand.exclusive_cpus if exclusive else demand.cpu_milli
     memory = books.memory_left if demand.memory_bytes else {}
     beside = _beside_opposite(machine, state, wishes, books) if exclusive else {}
-    if memory:
-        order = sorted(
-            machine.numa_ids,
-            key=lambda i: (
-                cpu.get(i, 0) < need,
-                beside.get(i, 0) < need if beside else False,
+    keys = sorted(
+        [
+            (
+                bool(memory) and cpu.get(i, 0) < need,
+                bool(beside) and beside.get(i, 0) < need,
                 sign * memory.get(i, 0),
                 sign * cpu.get(i, 0),
                 i,
-            ),
-        )
-    else:
-        order = sorted(
-            machine.numa_ids,
-            key=lambda i: (
-                beside.get(i, 0) < need if beside else False,
-                sign * cpu.get(i, 0),
-                i,
-            ),
-        )
-    return {i: rank for rank, i in enumerate(order)}
+            )
+            for i in machine.numa_ids
+        ]
+    )
+    return {key[-1]: place for place, key in enumerate(keys)}
 
 
 def _beside_opposite(
@@ -206,24 +196,26 @@ def demands(
         cpu = ResourceDemand(
             resource="cpu",
             need=demand.exclusive_cpus,
-            capacity={i: len(cpus) for i, cpus in machine.node_cpus.items() if cpus},
+            capacity=machine.whole_cpus,
             available={
                 i: min(books.free_by_node.get(i, 0), books.cpu_left.get(i, 0) // 1000)
                 for i in machine.numa_ids
             },
-            required=machine.topology.numa_of(held),
+            required=machine.topology.numa_of(held) if held else NO_NUMA_NODES,
             sockets=sockets,
             unit="cpus",
         )
     else:
         pool = books.pool.bits
-        pool_empty = {i for i, cpus in machine.node_cpus.items() if not cpus.bits & pool}
+        pool_empty = [i for i, cpus in machine.node_cpus.items() if not cpus.bits & pool]
         cpu = ResourceDemand(
             resource="cpu",
             # Something that asks for nothing still has to run somewhere.
             need=max(1, demand.cpu_milli),
-            capacity={i: n for i, n in machine.cpu_capacity.items() if n},
-            available={i: 0 if i in pool_empty else n for i, n in books.cpu_left.items()},
+            capacity=machine.cpu_milli,
+            available=books.cpu_left | dict.fromkeys(pool_empty, 0)
+            if pool_empty
+            else books.cpu_left,
             sockets=sockets,
             unit="millicpu",
         )

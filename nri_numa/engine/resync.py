@@ -195,7 +195,7 @@ def _ownable(machine: Machine, state: NodeState, container: Container) -> CPUSet
     except ListFormatError:
         return NO_CPUS
     free = state.pool(machine.topology, machine.settings) - machine.settings.reserved_cpus
-    return cpus if cpus <= free - state.listed_cpus() else NO_CPUS
+    return cpus if cpus <= free - state.listed_cpus else NO_CPUS
 
 
 def _unpinned(pod: PodSandbox, container: Container, refused: Refused, now: float) -> Allocation:

@@ -156,6 +156,7 @@ class NodeState:
         pods: by pod UID.
         owned, idle: unions over the allocations.
         listed: CPUs of explicit lists that are not owned, by container id.
+        listed_cpus: their union; never given exclusively to somebody else.
         charges: sums by NUMA node.
         groups: container ids by group key.
     """
@@ -166,6 +167,7 @@ class NodeState:
     owned: CPUSet = NO_CPUS
     idle: CPUSet = NO_CPUS
     listed: Mapping[str, CPUSet] = field(default_factory=dict)
+    listed_cpus: CPUSet = NO_CPUS
     charges: Mapping[int, Charge] = field(default_factory=dict)
     groups: Mapping[int, Mapping[str, None]] = field(default_factory=dict)
 
@@ -174,13 +176,6 @@ class NodeState:
         bits = topology.allowed.bits & ~(self.owned.bits | self.idle.bits)
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
-        return CPUSet.from_bits(bits)
-
-    def listed_cpus(self) -> CPUSet:
-        """CPUs that explicit lists name; never given exclusively to somebody else."""
-        bits = 0
-        for cpus in self.listed.values():
-            bits |= cpus.bits
         return CPUSet.from_bits(bits)
 
     def charge(self, numa_node: int) -> Charge:
@@ -199,12 +194,13 @@ class NodeState:
             if record is None
             else replace(record, containers=record.containers | containers)
         )
-        listed = self.listed
+        listed, listed_cpus = self.listed, self.listed_cpus
         owned = self.owned
         if allocation.owned:
             owned = owned | allocation.cpus
         elif allocation.kind is Kind.EXPLICIT:
             listed = {**listed, allocation.container_id: allocation.cpus}
+            listed_cpus = listed_cpus | allocation.cpus
         return NodeState(
             serial=self.serial + 1,
             allocations=allocations,
@@ -212,6 +208,7 @@ class NodeState:
             owned=owned,
             idle=self.idle | allocation.idle if allocation.idle else self.idle,
             listed=listed,
+            listed_cpus=listed_cpus,
             charges=_charged(self.charges, allocation.charges, 1),
             groups=_grouped(self.groups, allocation, present=True),
         )
@@ -232,9 +229,11 @@ class NodeState:
         pods[allocation.pod_uid] = replace(
             record, containers=record.containers - {container_id}, former=former
         )
-        listed = self.listed
+        listed, listed_cpus = self.listed, self.listed_cpus
         if container_id in listed:
+            # Lists may overlap, so what is left has to be looked through.
             listed = {i: cpus for i, cpus in listed.items() if i != container_id}
+            listed_cpus = _union(listed.values())
         return NodeState(
             serial=self.serial + 1,
             allocations=allocations,
@@ -242,6 +241,7 @@ class NodeState:
             owned=self.owned - allocation.cpus if allocation.owned else self.owned,
             idle=self.idle - allocation.idle if allocation.idle else self.idle,
             listed=listed,
+            listed_cpus=listed_cpus,
             charges=_charged(self.charges, allocation.charges, -1),
             groups=_grouped(self.groups, allocation, present=False),
         )
@@ -257,6 +257,13 @@ class NodeState:
         pods = dict(self.pods)
         del pods[uid]
         return replace(self, serial=self.serial + 1, pods=pods)
+
+
+def _union(sets: Iterable[CPUSet]) -> CPUSet:
+    bits = 0
+    for cpus in sets:
+        bits |= cpus.bits
+    return CPUSet.from_bits(bits)
 
 
 def _charged(
@@ -386,7 +393,7 @@ def violations(state: NodeState, topology: Topology, settings: Settings) -> list
         found.append(f"owned CPUs are booked as {state.owned} and add up to {owned}")
     if idle != state.idle:
         found.append(f"idle CPUs are booked as {state.idle} and add up to {idle}")
-    if listed != dict(state.listed):
+    if listed != dict(state.listed) or _union(listed.values()) != state.listed_cpus:
         found.append("explicit lists are booked differently from the allocations")
     if dict(charges) != dict(state.charges):
         found.append(f"charges are booked as {state.charges} and add up to {charges}")
@@ -441,6 +448,7 @@ def build(
         owned=CPUSet.from_bits(owned),
         idle=CPUSet.from_bits(idle),
         listed=listed,
+        listed_cpus=_union(listed.values()),
         charges=charges,
         groups=groups,
     )

@@ -1,0 +1,118 @@
+"""Starts ``nri-numa`` with something broken inside: ``prelude.py FAULT ARGUMENTS...``.
+
+Faults:
+
+``kill:N:MOMENT``
+    SIGKILL to itself at the N-th change of the checkpoint's files: ``before`` it, ``after`` it, or
+    ``half`` way through a write.
+``count:FILE``
+    Write the number of such changes into FILE, whenever there is one more.
+``clock:FILE``
+    Unix time is off by the seconds that FILE holds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+STEPS = ("open", "write", "fsync", "rename", "link", "ftruncate")
+"""Calls through which the checkpoint's module changes files."""
+
+
+def die() -> None:
+    """At once, without any clean-up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+class BrokenOS:
+    """The ``os`` module as one module sees it, with a hook around every step."""
+
+    def __init__(self, hook: Callable[[Callable[..., Any], tuple[Any, ...], Any], Any]) -> None:
+        self._hook = hook
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in STEPS:
+            return real
+        hook = self._hook
+
+        def step(*arguments: Any, **options: Any) -> Any:
+            if name == "open" and not arguments[1] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
+                return real(*arguments, **options)  # only reads
+            return hook(real, arguments, options)
+
+        return step
+
+
+def kill_at(number: int, moment: str) -> Callable[..., Any]:
+    """Make the hook of ``kill``."""
+    seen = 0
+
+    def hook(real: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen != number:
+            return real(*arguments, **options)
+        if moment == "half" and real is os.write:
+            real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
+        elif moment == "after":
+            real(*arguments, **options)
+        die()
+        raise AssertionError
+
+    return hook
+
+
+def count_into(path: str) -> Callable[..., Any]:
+    """Make the hook of ``count``."""
+    seen = 0
+
+    def hook(real: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        with open(path, "w", encoding="ascii") as file:
+            file.write(f"{seen}\n")
+        return real(*arguments, **options)
+
+    return hook
+
+
+def jumping_clock(path: str) -> Callable[[], float]:
+    """Make a ``time.time`` that jumps."""
+    real = time.time
+
+    def now() -> float:
+        with open(path, encoding="ascii") as file:
+            return real() + float(file.read())
+
+    return now
+
+
+def main() -> None:
+    """Break what is to be broken, and run."""
+    name, _, rest = sys.argv.pop(1).partition(":")
+    if name == "clock":
+        time.time = jumping_clock(rest)
+    else:
+        import nri_numa.checkpoint
+
+        if name == "kill":
+            number, moment = rest.split(":")
+            hook = kill_at(int(number), moment)
+        else:
+            hook = count_into(rest)
+        vars(nri_numa.checkpoint)["os"] = BrokenOS(hook)
+    from nri_numa.cli import main as run
+
+    sys.argv[0] = "nri-numa"
+    run()
+
+
+if __name__ == "__main__":
+    main()

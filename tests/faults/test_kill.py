@@ -1,0 +1,148 @@
+"""Kill -9: at every change of the checkpoint's files, and at any moment of a busy node."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.runtime.embedded import EmbeddedContainer
+from tests.faults.conftest import THOROUGH
+from tests.support.embedded_node import CRIError, Node, until
+
+MOMENTS = ("before", "half", "after")
+
+
+@contextlib.contextmanager
+def fresh() -> Iterator[Node]:
+    with (
+        tempfile.TemporaryDirectory(prefix="nri-numa-kill-") as directory,
+        Node(Path(directory)) as node,
+    ):
+        yield node
+
+
+def live_through(node: Node) -> None:
+    """A life that changes the checkpoint in every way; the plugin may die anywhere in it."""
+    node.start(node.plugin.fault, wait=False)
+    revived = False
+
+    def go_on() -> None:
+        """Bring the plugin back when it died, and look; the runtime never waits for that."""
+        nonlocal revived
+        # A killed process is there for a moment longer than its connection.
+        until(
+            lambda: not node.plugin.running or (node.plugin.ready() and node.runtime.plugins),
+            "ready, or dead",
+        )
+        if not node.plugin.running:
+            assert not revived, "it died only once"
+            revived = True
+            node.start()
+        if revived:
+            node.check()
+
+    go_on()
+    free = node.free()
+    go_on()
+    node.note(node.listed(), "explicit")
+    go_on()
+    owner = node.owner()
+    node.note(owner, "exclusive")
+    go_on()
+    # A resize may change what it has, and may be finished only after the restart.
+    node.pinned.pop(owner.id, None)
+    more = pb.LinuxResources()
+    more.cpu.quota.value, more.cpu.period.value, more.cpu.shares.value = 300_000, 100_000, 3072
+    node.call(node.runtime.update_container(owner.id, more))
+    go_on()
+    node.note(owner, "exclusive")
+    node.note(node.owner("second", 4), "exclusive")
+    go_on()
+    node.remove(owner)
+    go_on()
+    node.remove(free)
+    go_on()
+
+
+def killed(number: int, moment: str) -> str:
+    """Live through a kill; says what went wrong."""
+    with fresh() as node:
+        node.plugin.fault = f"kill:{number}:{moment}"
+        try:
+            live_through(node)
+            node.check()
+            node.usable()
+        except AssertionError as error:
+            return f"killed {moment} step {number}: {error}"
+    return ""
+
+
+def test_at_every_change_of_a_file() -> None:
+    """Before it, half way through a write, and after it; by default one of these for each."""
+    with fresh() as node:
+        counter = node.directory / "count"
+        node.plugin.fault = f"count:{counter}"
+        live_through(node)
+        steps = int(counter.read_text())
+        node.check()
+        node.usable()
+    assert steps >= 12
+    cases = [
+        (number, moment)
+        for number in range(1, steps + 1)
+        for moment in (MOMENTS if THOROUGH else (MOMENTS[number % 3],))
+    ]
+    with ThreadPoolExecutor(3) as pool:
+        problems = [problem for problem in pool.map(lambda case: killed(*case), cases) if problem]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("seed", range(6 if THOROUGH else 1))
+def test_at_random_under_churn(node: Node, seed: int) -> None:
+    """Pods come and go without pause while the plugin is killed and started."""
+    rng = random.Random(seed)
+    node.start()
+    kept = node.four()
+    node.listed("other-list", "17", "3")
+    stop, errors = threading.Event(), list[BaseException]()
+
+    def churn() -> None:
+        mine = random.Random(seed + 1)
+        running: list[EmbeddedContainer] = []
+        number = 0
+        try:
+            while not stop.is_set():
+                number += 1
+                if len(running) > 6 or (running and mine.random() < 0.4):
+                    node.remove(running.pop(mine.randrange(len(running))))
+                    continue
+                with contextlib.suppress(CRIError):
+                    make = mine.choice((node.owner, node.shared, node.free))
+                    running.append(make(f"churn{number}"))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(20 if THOROUGH else 5):
+            stop.wait(rng.uniform(0.05, 0.4))
+            node.plugin.kill()
+            stop.wait(rng.choice((0.0, 0.1)))
+            node.start(wait=rng.random() < 0.7)
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not errors, errors
+    node.plugin.wait_ready()
+    node.check()
+    assert {c.id for c in kept} <= {c.id for c in node.live}
+    node.usable()

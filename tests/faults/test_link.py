@@ -1,0 +1,187 @@
+"""The link to the runtime breaks: resets in every message, a hanging plugin, other sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.topology.cpuset import CPUSet
+from tests.support.embedded_node import CRIError, Node, until
+
+
+def life(node: Node, name: str) -> None:
+    """Every kind of request once."""
+    pod = node.pod(name, {"policy": "single-numa-node"})
+    container = node.create(pod, cpus=2)
+    node.call(node.runtime.start_container(container.id))
+    more = pb.LinuxResources()
+    more.cpu.shares.value = 2000
+    node.call(node.runtime.update_container(container.id, more))
+    node.call(node.runtime.update_pod(pod.id, more))
+    node.call(node.runtime.stop_container(container.id))
+    node.call(node.runtime.remove_container(container.id))
+    node.call(node.runtime.stop_pod(pod.id))
+    node.call(node.runtime.remove_pod(pod.id))
+
+
+def test_a_reset_in_the_middle_of_every_message(node: Node) -> None:
+    """The request is cut, the connection gone: the runtime goes on, and so do we."""
+    node.start()
+    node.four()
+    life(node, "dry")
+    # UpdatePodSandbox first: a runtime that hangs up soon after it was told which events we want
+    # is taken for an old one, and is asked for the oldest events only from then on.
+    methods = sorted(
+        {call.method for call in node.runtime.calls}, key=lambda m: (m != "UpdatePodSandbox", m)
+    )
+    assert {"Configure", "Synchronize", "CreateContainer", "StopContainer"} <= set(methods)
+    for number, method in enumerate(methods):
+        before = node.connections
+        node.runtime.faults.drop_in = method
+        if method in ("Configure", "Synchronize"):
+            node.call(node.runtime.disconnect_plugins())
+            node.new_socket()
+        else:
+            life(node, f"cut{number}")
+        until(lambda: not node.runtime.faults.drop_in, f"{method} was cut")
+        node.new_socket()  # ends the plugin's pause, which grows with every failure
+        node.reconnected(before)
+        node.check()
+    node.usable()
+    assert node.plugin.metric("nri_numa_link_connects_total") >= len(methods)
+    node.logged('"state":"disconnected"')
+
+
+@pytest.fixture
+def impatient(directory: Path) -> Iterator[Node]:
+    """A runtime that waits half a second."""
+    with Node(directory, request_timeout=0.5) as node:
+        yield node
+
+
+def test_a_plugin_that_hangs_is_dropped_and_recovers(impatient: Node) -> None:
+    """What started meanwhile is found, pinned, counted and said; what ran does not move."""
+    node = impatient
+    node.start()
+    node.four()
+    before = node.connections
+    os.kill(node.plugin.pid, signal.SIGSTOP)
+    try:
+        missed = node.listed("missed", "2")
+        grabbed = node.owner("grabbed")
+        assert missed.cpus == str(node.topology.online)
+        assert not node.runtime.plugins, "the runtime gave it up"
+    finally:
+        os.kill(node.plugin.pid, signal.SIGCONT)
+    node.reconnected(before)
+    until(lambda: missed.cpus == "2", "the missed one is pinned")
+    until(lambda: len(CPUSet.parse(grabbed.cpus)) == 2, "the owner has its own")
+    node.check()
+    assert node.plugin.metric("nri_numa_gap_containers_total") >= 2
+    node.logged('"gap":2')
+    node.usable()
+
+
+def test_the_runtime_dies_and_comes_back(node: Node) -> None:
+    node.start()
+    node.four()
+    process = node.plugin.pid
+    for _ in range(3):
+        before = node.connections
+        node.restart_runtime()
+        node.reconnected(before)
+        node.check()
+    assert node.plugin.pid == process
+    assert node.plugin.metric("nri_numa_link_up") == 1
+    assert node.plugin.metric("nri_numa_link_connects_total") == 4
+    node.usable()
+
+
+def test_the_runtime_stays_away_for_a_while(node: Node) -> None:
+    """Not connected is visible, and nothing is forgotten."""
+    node.start()
+    node.four()
+    before = node.connections
+    node.call(node.runtime.stop())
+    until(lambda: node.plugin.metric("nri_numa_link_up") == 0, "the metric says so")
+    assert node.plugin.get("/readyz")[0] != 200
+    assert len(node.assignments()) == 4
+    node.call(node.runtime.start())
+    node.reconnected(before)
+    node.check()
+    assert node.plugin.get("/readyz")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "instead", ["nothing", "file", "directory", "dangling link", "deaf socket"]
+)
+def test_the_socket_is_replaced(node: Node, instead: str) -> None:
+    """Whatever lies where the socket was: it is said, waited out, and the new socket is found."""
+    import socket
+
+    node.start()
+    node.four()
+    before = node.connections
+    node.call(node.runtime.stop())
+    node.socket.unlink(missing_ok=True)
+    deaf = socket.socket(socket.AF_UNIX)
+    match instead:
+        case "file":
+            node.socket.write_text("not a socket\n")
+        case "directory":
+            node.socket.mkdir()
+        case "dangling link":
+            node.socket.symlink_to(node.directory / "nowhere")
+        case "deaf socket":
+            deaf.bind(str(node.socket))  # bound and not listening, as after a kill -9
+        case _:
+            pass
+    tries = node.plugin.log().count('"state":"disconnected"')
+    until(
+        lambda: node.plugin.log().count('"state":"disconnected"') > tries or tries > 1,
+        "it dialled in vain",
+    )
+    if instead == "directory":
+        node.socket.rmdir()
+    node.call(node.runtime.start())
+    node.reconnected(before)
+    deaf.close()
+    node.check()
+
+
+def test_a_refusal_of_the_second_look_is_no_reason_to_start_unpinned(node: Node) -> None:
+    """Cut while a container is refused: it is created without us, found, and stays visible."""
+    node.start()
+    node.four()
+    with pytest.raises(CRIError, match="default/bad"):
+        node.listed("bad", "3-1")
+    before = node.connections
+    node.runtime.faults.drop_in = "CreateContainer"
+    bad = node.listed("worse", "3-1")
+    assert bad.cpus == str(node.topology.online)
+    node.new_socket()
+    node.reconnected(before)
+    node.logged("started while we were away and stays unpinned")
+    node.check()
+    assert node.plugin.metric("nri_numa_gap_containers_total") == 1
+
+
+def test_slow_answers_are_said(impatient: Node) -> None:
+    """A plugin stopped for less than the limit answers late, and that is in the log."""
+    node = impatient
+    node.start()
+    begin = time.monotonic()
+    os.kill(node.plugin.pid, signal.SIGSTOP)
+    try:
+        time.sleep(0.1)
+    finally:
+        os.kill(node.plugin.pid, signal.SIGCONT)
+    node.four()
+    assert node.runtime.plugins, f"dropped after {time.monotonic() - begin:.2f} s"
+    node.check()

@@ -114,8 +114,8 @@ class Serving:
 
 
 def _import() -> _Parts:
-    from nri_numa.cli.topology_view import topology_document
     from nri_numa.http.server import HTTPServer
+    from nri_numa.topology.document import topology_document
     from nri_numa.view import LiveView
 
     return HTTPServer, LiveView, topology_document

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 from nri_numa.agent import Agent
 from nri_numa.agent import Refusal as RefusedContainer
@@ -47,16 +47,6 @@ Name = tuple[str, str, str, str]
 """Namespace, pod, container, id: the order an operator reads in, and total."""
 
 _kind = attrgetter("kind")
-
-
-class FullExplanation(Explanation, frozen=True, kw_only=True):
-    """An explanation with the document that its sentences are made from.
-
-    Attributes:
-        details: see `nri_numa.engine.explain`.
-    """
-
-    details: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +208,7 @@ class LiveView:
                 self._remember(kept, document)
         if later is not None:
             document = {**document, "later": [f"since then refused: {later.message}"]}
-        return FullExplanation(
+        return Explanation(
             namespace=allocation.namespace,
             pod=allocation.pod,
             container=allocation.container,
@@ -235,7 +225,7 @@ class LiveView:
             trace = self._agent.trace_of_refusal(refused)
             document = of_refusal(trace, refused.reason, refused.message)
             self._remember(refused.trace, document)
-        return FullExplanation(
+        return Explanation(
             namespace=refused.namespace,
             pod=refused.pod,
             container=refused.container,

@@ -11,12 +11,15 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
 from nri_numa.topology.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.topology.document import topology_document
 from nri_numa.topology.model import CoreKind, NUMANode, Topology
+
+__all__ = ["WIDTH", "Output", "render_topology", "topology_document"]
 
 WIDTH = 80
 Output = Literal["table", "json", "yaml"]
@@ -48,66 +51,6 @@ def render_topology(
             )
         case "table":
             return _table(topology, reserved)
-
-
-def topology_document(topology: Topology, *, reserved: CPUSet = NO_CPUS) -> dict[str, Any]:
-    """Describe a machine with the names of fields that stay the same over versions.
-
-    Id sets are texts in list format, sizes are bytes; every list is sorted by id. A NUMA node's
-    ``distances`` are in the order of ``numaNodes``.
-    """
-    return {
-        "id": topology.id,
-        "cpus": {
-            "online": str(topology.online),
-            "offline": str(topology.present - topology.online),
-            "present": str(topology.present),
-            "possible": str(topology.possible),
-            "isolated": str(topology.isolated),
-            "allowed": str(topology.allowed),
-            "reserved": str(reserved),
-        },
-        "counts": {
-            "sockets": len(topology.sockets),
-            "numaNodes": len(topology.numa_nodes),
-            "l3Groups": len(topology.l3_groups),
-            "cores": len(topology.cores),
-            "cpus": len(topology.online),
-            "threadsPerCore": topology.threads_per_core,
-        },
-        "sockets": [
-            {"id": s.id, "cpus": str(s.cpus), "numaNodes": str(s.numa_nodes)}
-            for _, s in sorted(topology.sockets.items())
-        ],
-        "numaNodes": [
-            {
-                "id": n.id,
-                "cpus": str(n.cpus),
-                "memoryBytes": n.memory_bytes,
-                "memoryAllowed": n.id in topology.memory_nodes,
-                "hugePages": [
-                    {"sizeBytes": size, "count": total // size}
-                    for size, total in sorted(n.hugepages.items())
-                ],
-                "distances": [topology.distance(n.id, other) for other in topology.numa_ids],
-            }
-            for _, n in sorted(topology.numa_nodes.items())
-        ],
-        "l3Groups": [
-            {"id": g.id, "cpus": str(g.cpus)} for _, g in sorted(topology.l3_groups.items())
-        ],
-        "cores": [
-            {
-                "id": c.id,
-                "cpus": str(c.cpus),
-                "socket": c.socket,
-                "numaNode": c.numa_node,
-                "kind": c.kind.value,
-            }
-            for _, c in sorted(topology.cores.items())
-        ],
-        "warnings": list(topology.warnings),
-    }
 
 
 def _table(topology: Topology, reserved: CPUSet) -> str:

@@ -117,6 +117,13 @@ class Explanation(Document, frozen=True, kw_only=True):
     ]
     assignment: Assignment | None = None
     refusal: Refusal | None = None
+    details: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description="What the steps are made from: inputs with their sources, what each "
+            "resource could have had, what the losers lacked. Fields may be added."
+        ),
+    ] = None
 
 
 class Explanations(Document, frozen=True, kw_only=True):
@@ -191,4 +198,4 @@ class NUMAInfo(Struct, frozen=True, kw_only=True):
 
 
 TopologyDocument = dict[str, Any]
-"""As `nri_numa.cli.topology_view.topology_document` makes it."""
+"""As `nri_numa.topology.document.topology_document` makes it."""

@@ -32,6 +32,7 @@ from nri_numa.engine.placement import (
     human_bytes,
     human_milli,
     memory_nodes_for,
+    own_cpus,
     spread_charges,
 )
 from nri_numa.engine.policies import Alignment, align
@@ -337,7 +338,7 @@ def _finish(
         demand.memory_bytes if mems else 0, books.memory_left,
         demand.hugepages if mems else {}, books.hugepages_left,
     )  # fmt: skip
-    what = f"{len(cpus)} own CPUs" if kind is Kind.EXCLUSIVE else "shared CPUs"
+    what = own_cpus(cpus) if kind is Kind.EXCLUSIVE else "shared CPUs"
     ideal = "" if preferred else ", wider than ideal"
     return Placed(
         kind=kind,

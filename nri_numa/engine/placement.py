@@ -70,6 +70,11 @@ def human_milli(milli: int) -> str:
     return f"{text} CPU" if text == "1" else f"{text} CPUs"
 
 
+def own_cpus(cpus: CPUSet) -> str:
+    """``1 own CPU``, ``4 own CPUs``."""
+    return f"{len(cpus)} own CPU{'' if len(cpus) == 1 else 's'}"
+
+
 def per_node(parts: Mapping[int, str], most: int = 8) -> str:
     """``NUMA node 0: 2 CPUs; NUMA node 1: …``, cut after ``most`` NUMA nodes."""
     items = [f"NUMA node {i}: {text}" for i, text in sorted(parts.items())]

@@ -16,7 +16,14 @@ from nri_numa.engine.decide import ladder, new_allocation, place, pool_updates
 from nri_numa.engine.decision import Machine, Reading, Refused, Resized, Trace
 from nri_numa.engine.demand import BadDemand, Demand, demand
 from nri_numa.engine.memory import widen_for_memory
-from nri_numa.engine.placement import Failed, Placed, human_bytes, human_milli, spread_charges
+from nri_numa.engine.placement import (
+    Failed,
+    Placed,
+    human_bytes,
+    human_milli,
+    own_cpus,
+    spread_charges,
+)
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
 from nri_numa.engine.wishes import BadWish, resolve
 from nri_numa.engine.workload import (
@@ -268,7 +275,7 @@ def _stay(
         hugepages,
         {size: machine.hugepages_left(size, rest, reading) for size in hugepages},
     )
-    what = f"{len(cpus)} own CPUs" if cpus else "shared CPUs"
+    what = own_cpus(cpus) if cpus else "shared CPUs"
     return Placed(
         kind=allocation.kind,
         cpus=cpus,

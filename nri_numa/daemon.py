@@ -27,7 +27,7 @@ from nri_numa.errors import CheckpointError, ConfigError, TopologyError
 from nri_numa.kubelet import KubeletWatch
 from nri_numa.metrics import Metrics
 from nri_numa.notify import Notifier
-from nri_numa.protocol.versions import RuntimeInfo
+from nri_numa.protocol.versions import RuntimeInfo, synchronizes_launched_plugins
 from nri_numa.reconcile import Reconciler
 from nri_numa.runtime import convert
 from nri_numa.runtime.adapter import Adapter
@@ -49,6 +49,8 @@ TICK = 1.0
 MEMORY_EVERY = 5
 HOTPLUG_EVERY = 5
 """Rounds of housekeeping between two looks at memory and at the online CPUs."""
+BLIND_EVERY = 15
+"""Rounds between two pictures of the node on runtimes that tell launched plugins nothing."""
 PENDING_WAIT = 2
 """Rounds an update waits for a reply to ride on before it is pushed by itself."""
 
@@ -124,6 +126,9 @@ class Daemon:
             changed=self._link_changed,
         )
         launched = preinstalled_from_environment(os.environ)
+        self._launched = launched is not None
+        self._blind = False
+        self._look_in = 0
         self.link = NRILink(
             self.adapter,
             name=launched.name if launched else config.runtime.plugin_name,
@@ -239,6 +244,7 @@ class Daemon:
             if round_number % HOTPLUG_EVERY == 0:
                 await self._look_for_hotplug()
             self._compact()
+            await self._look_around()
             await self._push_pending()
             self.notifier.watchdog()
 
@@ -249,6 +255,24 @@ class Daemon:
         except CheckpointError as error:
             # Said once when the write failed; here the retry failed too.
             log.debug("checkpoint not compacted", error=str(error))
+
+    async def _look_around(self) -> None:
+        """Learn what runs from a runtime that does not tell the plugins it launched.
+
+        Such a runtime (NRI before 0.7) sends no stop for containers older than itself either, so
+        looking once is not enough.
+        """
+        if not self._blind or self.link_state[0] is not LinkState.ACTIVE:
+            return
+        self._look_in -= 1
+        if self._look_in > 0:
+            return
+        # The runtime opens its socket only after its plugins are up, so the first tries may fail.
+        detail = await self.link.look()
+        if detail:
+            log.debug("picture of the node not read yet", detail=detail)
+        else:
+            self._look_in = BLIND_EVERY
 
     async def _push_pending(self) -> None:
         if not self.agent.has_pending or self.link_state[0] is not LinkState.ACTIVE:
@@ -318,6 +342,7 @@ class Daemon:
 
     def _configured(self, info: RuntimeInfo) -> None:
         self.runtime = info
+        self._blind = self._launched and not synchronizes_launched_plugins(info)
         if info.config and info.config != self._drop_in:
             self._drop_in = info.config
             self._apply_drop_in(info.config)

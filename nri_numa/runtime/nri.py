@@ -511,7 +511,7 @@ class NRILink:
                         detail, failed = await self._update_containers(updates)
                     else:
                         detail = await push_one_shot(
-                            updates,
+                            lambda pods, containers: updates,
                             socket_path=self._socket_path,
                             name=f"{self._name}-push",
                             index=self._index,
@@ -523,6 +523,25 @@ class NRILink:
         return PushResult(
             ok=not detail, path=path, detail=detail, failed=failed, seconds=loop.time() - called
         )
+
+    async def look(self) -> str:
+        """Synchronise through a second registration: for launched plugins before NRI 0.7.
+
+        Such a runtime tells a plugin that it launched nothing of what runs already, and sends no
+        stop for containers older than itself.
+
+        Returns:
+            Why it failed; empty when the handler was told.
+        """
+        async with self._push_lock:
+            return await push_one_shot(
+                self._handler.synchronize,
+                socket_path=self._socket_path,
+                name=f"{self._name}-look",
+                index=self._index,
+                timeout=self._push_timeout,
+                limits=self._limits,
+            )
 
     async def _update_containers(
         self, updates: Sequence[pb.ContainerUpdate]

@@ -12,7 +12,7 @@ container in its grace period no other pod operation starts (containerd#14083). 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,13 +45,17 @@ class PushResult:
     seconds: float = 0.0
 
 
+Answer = Callable[[Sequence[pb.PodSandbox], Sequence[pb.Container]], Sequence[pb.ContainerUpdate]]
+"""From the runtime's picture of the node to the updates it gets."""
+
+
 class _OneShot:
     """The handler of the second registration."""
 
-    def __init__(self, updates: Sequence[pb.ContainerUpdate], limits: SessionLimits | None) -> None:
+    def __init__(self, answer: Answer, limits: SessionLimits | None) -> None:
         self.session = PluginSession(limits=limits)
         self.answered = asyncio.get_running_loop().create_future()
-        self._updates = updates
+        self._answer = answer
 
     def on_event(self, event: ev.PluginEvent) -> None:
         match event:
@@ -64,7 +68,8 @@ class _OneShot:
                 mask = Event.REMOVE_POD_SANDBOX.bit
                 self.session.reply(event.stream, pb.ConfigureResponse(events=mask))
             case ev.SynchronizeRequested():
-                response = pb.SynchronizeResponse(update=self._updates)
+                updates = self._answer(event.pods, event.containers)
+                response = pb.SynchronizeResponse(update=updates)
                 for update in response.update:
                     update.ignore_failure = True
                 self.session.reply(event.stream, response)
@@ -78,7 +83,7 @@ class _OneShot:
 
 
 async def push_one_shot(
-    updates: Sequence[pb.ContainerUpdate],
+    answer: Answer,
     *,
     socket_path: str,
     name: str,
@@ -89,7 +94,7 @@ async def push_one_shot(
     """Push updates through a second registration.
 
     Args:
-        updates: at most one for each container; sent with `ignore_failure`.
+        answer: gives the updates, at most one for each container; sent with `ignore_failure`.
         socket_path: the runtime's NRI socket.
         name: plugin name of the second registration.
         index: its index, two digits.
@@ -99,7 +104,7 @@ async def push_one_shot(
     Returns:
         Why it failed; empty when the runtime took the answer.
     """
-    shot = _OneShot(updates, limits)
+    shot = _OneShot(answer, limits)
     connection: SessionTransport[ev.PluginEvent] = SessionTransport(shot.session, shot.on_event)
     loop = asyncio.get_running_loop()
     try:

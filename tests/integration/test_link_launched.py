@@ -66,6 +66,25 @@ async def test_an_old_runtime_that_never_synchronises_what_it_launched(tmp_path:
     assert plugin.log == ["Configure", "RunPodSandbox web"]
 
 
+async def test_it_can_look_by_a_second_registration(tmp_path: Path) -> None:
+    """What an old runtime does not tell a launched plugin, it tells one that dials."""
+    ours, theirs = socket.socketpair()
+    path = str(tmp_path / "nri.sock")
+    plugin = RecordingPlugin()
+    link = NRILink(plugin, name="numapin", index="10", socket_path=path, descriptor=theirs.detach())
+    async with EmbeddedRuntime(path, profile=CONTAINERD_1_7) as runtime:
+        pod = await runtime.run_pod(pb.PodSandbox(name="web"))
+        await runtime.create_container(pod.id, pb.Container(name="a"))
+        serving = asyncio.create_task(link.run())
+        await runtime.adopt(ours, name="numapin", index="10")
+        await eventually(lambda: link.state is LinkState.ACTIVE)
+        assert await link.look() == ""
+        assert link.state is LinkState.ACTIVE
+    assert "connection refused" in (await link.look()).lower()
+    await asyncio.wait_for(serving, 10)
+    assert [entry for entry in plugin.log if entry.startswith("Synchronize")]
+
+
 async def test_a_descriptor_that_is_no_socket_is_named() -> None:
     reading, writing = os.pipe()
     try:

@@ -37,7 +37,7 @@ test-e2e: $(STAMP) ## The tests against real containerd (root)
 	$(PYTEST) -m e2e
 
 test-vm: $(STAMP) ## The core set of virtual machines (root)
-	$(PYTEST) -m vm
+	NRI_NUMA_VM=core $(PYTEST) -m vm
 
 test-vm-all: $(STAMP) ## Every virtual machine (root; takes a while)
 	NRI_NUMA_VM=all $(PYTEST) -m vm

@@ -21,22 +21,11 @@ import stat
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Protocol, TextIO
-
-_RICH = "rich" in sys.modules
-if not _RICH:
-    # structlog imports rich for its console renderer whenever it is installed: 5 MiB and 80 ms for
-    # something this program never shows.
-    sys.modules["rich"] = None  # type: ignore[assignment]  # the documented way to block an import
-try:
-    from structlog import BoundLoggerBase
-finally:
-    if not _RICH:
-        del sys.modules["rich"]
 
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 LEVELS = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR}
@@ -70,29 +59,34 @@ class _Scheduler(Protocol):
     def call_soon(self, callback: Callable[[], object], /) -> object: ...
 
 
-class Logger(BoundLoggerBase):
+class Logger:
     """Writes events with fields; the level is looked at before anything else happens."""
 
-    def debug(self, event: str, **fields: object) -> None:
+    __slots__ = ("_component",)
+
+    def __init__(self, component: str) -> None:
+        self._component = component
+
+    def debug(self, event: str, /, **fields: object) -> None:
         """Something only a developer wants to follow."""
         if _Settings.threshold <= DEBUG:
-            self._proxy_to_logger("debug", event, **fields)
+            self._emit("debug", event, **fields)
 
-    def info(self, event: str, **fields: object) -> None:
+    def info(self, event: str, /, **fields: object) -> None:
         """Something an operator may want to know: decisions and changes of state."""
         if _Settings.threshold <= INFO:
-            self._proxy_to_logger("info", event, **fields)
+            self._emit("info", event, **fields)
 
-    def warning(self, event: str, **fields: object) -> None:
+    def warning(self, event: str, /, **fields: object) -> None:
         """Something works less well than it should."""
         if _Settings.threshold <= WARNING:
-            self._proxy_to_logger("warning", event, **fields)
+            self._emit("warning", event, **fields)
 
-    def error(self, event: str, **fields: object) -> None:
+    def error(self, event: str, /, **fields: object) -> None:
         """A request failed."""
-        self._proxy_to_logger("error", event, **fields)
+        self._emit("error", event, **fields)
 
-    def exception(self, event: str, **fields: object) -> None:
+    def exception(self, event: str, /, **fields: object) -> None:
         """A request failed by an unexpected exception; its traceback is part of the line."""
         error = sys.exc_info()[1]
         if error is not None:
@@ -101,7 +95,19 @@ class Logger(BoundLoggerBase):
                 "error": f"{type(error).__name__}: {error}",
                 "traceback": "".join(traceback.format_exception(error)).rstrip(),
             }
-        self._proxy_to_logger("error", event, **fields)
+        self._emit("error", event, **fields)
+
+    def _emit(self, level: str, event: str, /, **fields: object) -> None:
+        # The head of a line stands before its fields.
+        line: Event = {
+            "time": datetime.now(UTC),  # noqa: TID251  # the log is where the clock belongs
+            "level": level,
+            "msg": event,
+            **_bound.get(),
+            "component": self._component,
+            **fields,
+        }
+        _sink.emit(line)
 
 
 class _Sink:
@@ -122,8 +128,6 @@ class _Sink:
         if len(self.queue) == 1:
             self.loop.call_soon(self.flush)
 
-    debug = info = warning = error = emit
-
     def flush(self) -> None:
         while self.queue:
             self._put(self.queue.popleft())
@@ -134,23 +138,9 @@ class _Sink:
             self.write(event["level"], self.render(event))
 
 
-def _stamp(
-    _logger: object, level: str, event: MutableMapping[str, Any]
-) -> tuple[tuple[Event], dict[str, object]]:
-    """Structlog's last processor: puts the line's head before its fields."""
-    line: Event = {
-        "time": datetime.now(UTC),  # noqa: TID251  # the log is where the clock belongs
-        "level": level,
-        "msg": event.pop("event"),
-    }
-    line.update(_bound.get())
-    line.update(event)
-    return (line,), {}
-
-
 def get_logger(component: str) -> Logger:
     """A logger whose lines carry ``component``."""
-    return Logger(_sink, [_stamp], {"component": component})
+    return Logger(component)
 
 
 class operation:  # used like a function; a class, because every request enters one

@@ -85,7 +85,10 @@ def test_help_and_run_load_no_more_than_they_need() -> None:
         assert f"'{module}'" not in done.stdout
     code = "import sys\nimport nri_numa.daemon\nprint(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for module in ("aiohttp", "grpc", "h11", "jsonschema", "rich", "nri_numa.http.server"):
+    for module in (
+        *("aiohttp", "grpc", "h11", "jsonschema", "rich", "structlog", "yaml"),
+        *("nri_numa.http.server", "nri_numa.check", "nri_numa.view"),
+    ):
         assert f"'{module}'" not in done.stdout
 
 

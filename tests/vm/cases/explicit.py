@@ -15,7 +15,7 @@ def several_memory_nodes(machine: Machine) -> bool:
 @case()
 def listed_cpus_and_memory(guest: Guest) -> None:
     """`numacpu` and `numamem` are what the first instruction sees, on each NUMA node."""
-    for numa_node in guest.sample(guest.cpu_nodes()):
+    for numa_node in guest.sample(guest.full_nodes()):
         cpus = guest.cpus_of(numa_node)
         # First and last: a list with a gap wherever the NUMA node has three CPUs.
         wanted = frozenset({min(cpus), max(cpus)})

@@ -23,7 +23,7 @@ class _Node:
 
     @classmethod
     def create(cls, guest: Guest) -> _Node:
-        last = guest.cpu_nodes()[-1]
+        last = guest.full_nodes()[-1]
         listed_cpu = max(guest.cpus_of(last))
         node = cls(
             shared=guest.pod("shared"),
@@ -70,7 +70,7 @@ def plugin_killed(guest: Guest) -> None:
 def started_while_away(guest: Guest) -> None:
     """A container that started without the plugin is pinned as soon as the plugin is back."""
     guest.plugin.kill()
-    numa_node = guest.cpu_nodes()[-1]
+    numa_node = guest.full_nodes()[-1]
     cpu = min(guest.cpus_of(numa_node))
     listed = guest.pod("listed", {"numacpu": str(cpu), "numamem": str(numa_node)})
     guest.pinned(listed, cpus=guest.online)

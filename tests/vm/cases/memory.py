@@ -73,7 +73,7 @@ def memory_follows_the_list(guest: Guest) -> None:
 
 def _small_node(machine: Machine) -> int | None:
     """A NUMA node other than the first whose memory can be used up without hurting the guest."""
-    nodes = [i for i, node in enumerate(machine.numa) if i and 0 < node.memory_mib <= 1024]
+    nodes = [i for i, node in enumerate(machine.numa) if i and 0 < node.memory_mib <= 768]
     return min(nodes, key=lambda i: (machine.numa[i].memory_mib, i), default=None)
 
 

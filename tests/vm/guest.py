@@ -40,7 +40,7 @@ from tests.vm.registry import Case, SkipCase, all_cases
 
 MACHINES = Path(__file__).parent / "machines"
 _BED = Path("/run/bed")  # a tmpfs, and short enough for socket paths
-_CASE_LIMIT_S = 200
+_CASE_LIMIT_S = 400
 # Under emulation a plugin written in Python needs tenths of seconds where it needs milliseconds
 # outside; the limit is the runtime's, and too short a one would only prove that emulation is slow.
 _NRI_TIMEOUT = "30s"

@@ -457,7 +457,11 @@ class CheckpointStore:
             CheckpointError: the directory cannot be made or written.
         """
         if self._lock_fd >= 0:
-            return
+            if os.fstat(self._lock_fd).st_nlink:
+                return
+            # The directory was taken away: a lock on a file without a name keeps nobody out.
+            os.close(self._lock_fd)
+            self._lock_fd = -1
         path = os.path.join(self.directory, LOCK)
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)

@@ -12,6 +12,7 @@ import pytest
 
 from nri_numa.protocol.pb import nri_pb2 as pb
 from nri_numa.topology.cpuset import CPUSet
+from tests.faults.conftest import THOROUGH
 from tests.support.embedded_node import CRIError, Node, until
 
 
@@ -54,7 +55,7 @@ def test_a_reset_in_the_middle_of_every_message(node: Node) -> None:
         node.reconnected(before)
         node.check()
     node.usable()
-    assert node.plugin.metric("nri_numa_link_connects_total") >= len(methods)
+    assert node.metric("nri_numa_link_connects_total") >= len(methods)
     node.logged('"state":"disconnected"')
 
 
@@ -83,7 +84,7 @@ def test_a_plugin_that_hangs_is_dropped_and_recovers(impatient: Node) -> None:
     until(lambda: missed.cpus == "2", "the missed one is pinned")
     until(lambda: len(CPUSet.parse(grabbed.cpus)) == 2, "the owner has its own")
     node.check()
-    assert node.plugin.metric("nri_numa_gap_containers_total") >= 2
+    assert node.metric("nri_numa_gap_containers_total") >= 2
     node.logged('"gap":2')
     node.usable()
 
@@ -98,8 +99,8 @@ def test_the_runtime_dies_and_comes_back(node: Node) -> None:
         node.reconnected(before)
         node.check()
     assert node.plugin.pid == process
-    assert node.plugin.metric("nri_numa_link_up") == 1
-    assert node.plugin.metric("nri_numa_link_connects_total") == 4
+    assert node.metric("nri_numa_link_up") == 1
+    assert node.metric("nri_numa_link_connects_total") == 4
     node.usable()
 
 
@@ -109,7 +110,7 @@ def test_the_runtime_stays_away_for_a_while(node: Node) -> None:
     node.four()
     before = node.connections
     node.call(node.runtime.stop())
-    until(lambda: node.plugin.metric("nri_numa_link_up") == 0, "the metric says so")
+    until(lambda: node.metric("nri_numa_link_up") == 0, "the metric says so")
     assert node.plugin.get("/readyz")[0] != 200
     assert len(node.assignments()) == 4
     node.call(node.runtime.start())
@@ -169,7 +170,7 @@ def test_a_refusal_of_the_second_look_is_no_reason_to_start_unpinned(node: Node)
     node.reconnected(before)
     node.logged("started while we were away and stays unpinned")
     node.check()
-    assert node.plugin.metric("nri_numa_gap_containers_total") == 1
+    assert node.metric("nri_numa_gap_containers_total") == 1
 
 
 def test_slow_answers_are_said(impatient: Node) -> None:

@@ -25,6 +25,7 @@ from nri_numa.runtime.embedded import (
     EmbeddedPod,
     EmbeddedRuntime,
 )
+from nri_numa.runtime.embedded_world import World
 from nri_numa.topology.cpuset import NO_CPUS, CPUSet
 from nri_numa.topology.model import Topology
 from nri_numa.topology.synthetic import synthetic, sysfs_files
@@ -71,6 +72,28 @@ class Pinned:
     kind: str
     cpus: CPUSet
     mems: str
+
+
+class _Noticing:
+    """A world that tells of every update that is applied to it."""
+
+    def __init__(self, world: World, told: Callable[[str], object]) -> None:
+        self._world = world
+        self._told = told
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_world", "_told"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._world, name, value)
+
+    def apply(self, update: pb.ContainerUpdate) -> str | None:
+        """As the world does, and tell."""
+        self._told(update.container_id)
+        return self._world.apply(update)
 
 
 class Node:
@@ -120,6 +143,9 @@ class Node:
         )
         if state_directory is not None:
             self.plugin.state_directory = state_directory
+        # Every update of the runtime is written to the cgroup, also one that changes nothing.
+        world = _Noticing(self.runtime._world, lambda i: self._mirrored.pop(i, None))
+        self.runtime._world = self.runtime._plugins._world = world  # type: ignore[assignment]
         self.others: list[PluginProcess] = []
         self.pinned: dict[str, Pinned] = {}
         self._mirrored: dict[str, tuple[str, str]] = {}
@@ -234,27 +260,13 @@ class Node:
         return f"/kubepods/{container_id}"
 
     def tamper(self, container: EmbeddedContainer, cpus: str, mems: str = "") -> None:
-        """Write into a container's cgroup behind everybody's back.
-
-        What the runtime writes next, even the same, is written over it, as by the real one.
-        """
+        """Write into a container's cgroup behind everybody's back."""
         until(lambda: container.id in self._mirrored, "the container has a cgroup")
 
         async def write() -> None:
             self.cgroups.write(self.cgroup(container.id), cpus, mems)
 
         self.call(write())
-
-    def remirror_updates(self) -> None:
-        """Have every update of the runtime written to the cgroup, also one that changes nothing."""
-        world = self.runtime._world
-        apply = world.apply
-
-        def applied(update: pb.ContainerUpdate) -> str | None:
-            self._mirrored.pop(update.container_id, None)
-            return apply(update)
-
-        world.apply = applied  # type: ignore[method-assign]
 
     # --- pods -------------------------------------------------------------------------------------
 
@@ -329,6 +341,11 @@ class Node:
         """Containers that run."""
         return [c for c in self.runtime.containers.values() if c.state is ContainerState.RUNNING]
 
+    def metric(self, name: str, **labels: str) -> float:
+        """A metric of the plugin, as soon as it can be asked."""
+        until(self.plugin.responsive, "the plugin's HTTP server answers")
+        return self.plugin.metric(name, **labels)
+
     def assignments(self) -> dict[str, dict[str, Any]]:
         """What the plugin says that each container has."""
         until(self.plugin.responsive, "the plugin's HTTP server answers")
@@ -380,7 +397,7 @@ class Node:
             mems = container.message.linux.resources.cpu.mems
             if (kind, cpus, mems) != (before.kind, before.cpus, before.mems):
                 return f"{container_id} moved from {before} to {kind} {cpus} {mems}"
-        value = self.plugin.metric("nri_numa_invariant_violations_total")
+        value = self.metric("nri_numa_invariant_violations_total")
         if value:
             return f"{value:g} invariant violations"
         return ""

@@ -1,0 +1,205 @@
+"""The state directory fails: full, read-only, taken away, damaged at any byte."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_numa import statedoc
+from nri_numa.checkpoint import CheckpointStore
+from nri_numa.engine.workload import QoSClass
+from nri_numa.topology.cpuset import CPUSet
+from nri_numa.topology.synthetic import synthetic
+from tests.faults.conftest import THOROUGH
+from tests.support.embedded_node import Node, until
+from tests.support.world import World, container, pod, resources
+
+IDENTITY = {"version": "test", "machine": "m", "boot": "b"}
+
+
+@pytest.fixture
+def tiny(directory: Path) -> Iterator[Path]:
+    """A file system of 64 KiB; needs root."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    path = directory / "tiny"
+    path.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def remount(path: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(path)], check=True)
+
+
+def fill(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 512)
+
+
+def churn(node: Node, count: int) -> None:
+    for number in range(count):
+        node.remove(node.owner(f"churn{number}"))
+
+
+def test_a_full_disk(directory: Path, tiny: Path) -> None:
+    """Containers are placed as before; it is said and counted, and made good when there is room."""
+    with Node(directory, state_directory=tiny) as node:
+        node.start()
+        node.four()
+        fill(tiny / "filler")
+        churn(node, 12)
+        kept = node.owner("kept")
+        node.note(kept, "exclusive")
+        node.logged("checkpoint not written")
+        assert node.metric("nri_numa_checkpoint_errors_total") > 0
+        assert "No space left" in node.plugin.log()
+        node.check()
+        (tiny / "filler").unlink()
+        node.logged("checkpoint written again")
+        node.plugin.restart(kill=True)
+        node.check()
+        node.usable()
+
+
+def test_a_full_disk_and_then_a_kill(directory: Path, tiny: Path) -> None:
+    """What was not written is told by the containers themselves."""
+    with Node(directory, state_directory=tiny) as node:
+        node.start()
+        node.four()
+        fill(tiny / "filler")
+        churn(node, 12)
+        node.note(node.owner("kept"), "exclusive")
+        node.note(node.listed("kept-list", "17", "3"), "explicit")
+        node.logged("checkpoint not written")
+        node.plugin.kill()
+        node.start()
+        node.check()
+        node.usable()
+
+
+def test_a_read_only_directory(directory: Path, tiny: Path) -> None:
+    """Without a lock, without a checkpoint: containers are placed, and it says so."""
+    with Node(directory, state_directory=tiny) as node:
+        node.start()
+        node.four()
+        node.plugin.kill()
+        remount(tiny, "ro")
+        node.start()
+        node.logged("Read-only file system")
+        assert node.metric("nri_numa_checkpoint_errors_total") > 0
+        node.check()
+        churn(node, 2)
+        node.note(node.owner("kept"), "exclusive")
+        node.plugin.restart(kill=True)
+        node.check()
+        remount(tiny, "rw")
+        node.note(node.owner("later"), "exclusive")
+        until(lambda: "later" in node.plugin.checkpoint.read_text(), "it is written again")
+        node.plugin.restart(kill=True)
+        node.check()
+        node.usable()
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_the_checkpoint_is_taken_away(node: Node, what: str) -> None:
+    """It is noticed and written anew, before anybody has to rely on it."""
+    node.start()
+    node.four()
+    if what == "file":
+        node.plugin.checkpoint.unlink()
+    else:
+        shutil.rmtree(node.plugin.state_directory)
+    node.note(node.owner("after"), "exclusive")
+    until(node.plugin.checkpoint.exists, "a new checkpoint")
+    node.plugin.restart(kill=True)
+    node.check()
+    node.usable()
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.7, 0.99] if THOROUGH else [0.7])
+def test_a_truncated_checkpoint(node: Node, part: float) -> None:
+    """What is left is used, the file is kept, it is said and counted, and nobody moves."""
+    node.start()
+    node.four()
+    node.plugin.kill()
+    data = node.plugin.checkpoint.read_bytes()
+    node.plugin.checkpoint.write_bytes(data[: int(len(data) * part)])
+    node.start()
+    node.check()
+    node.logged('"msg":"checkpoint"')
+    assert node.metric("nri_numa_checkpoint_errors_total") >= 1
+    node.usable()
+
+
+RUBBISH = [b"\0" * 4096, b"", b"{}", b"\xff\xfe", b"1 1 1 0 x\n" * 99]
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH if THOROUGH else RUBBISH[:1])
+def test_rubbish_for_a_checkpoint(node: Node, rubbish: bytes) -> None:
+    node.start()
+    node.four()
+    node.plugin.kill()
+    node.plugin.checkpoint.write_bytes(rubbish)
+    node.start()
+    node.check()
+    assert node.metric("nri_numa_checkpoint_errors_total") >= 1
+    node.usable()
+
+
+def test_cut_at_each_byte(tmp_path: Path) -> None:
+    """Without processes, for each length: load, adopt; nobody moves and nothing is owned twice."""
+    world = World(synthetic(memory_gib=64))
+    world.synchronize()
+    world.place(pod("free", qos=QoSClass.BEST_EFFORT))
+    world.place(pod("listed", {"numacpu": "17", "numamem": "1"}))
+    for number in range(3):
+        own = pod(f"owner{number}", {"policy": "single-numa-node"})
+        world.place(own, container(own, wants=resources(2, 1)))
+    world.stop("owner1-app")
+    store = CheckpointStore(str(tmp_path / "state"), identity=IDENTITY, clock=lambda: 1.0)
+    store.load()
+    for key, document in world.store.documents.items():
+        store.record({key: document})
+    store.close()
+    whole = (tmp_path / "state" / "checkpoint").read_bytes()
+    before = {i: world.has(i) for i in world.live}
+    state = tmp_path / "cut"
+    for length in range(0, len(whole) + 1, 1 if THOROUGH else 11):
+        shutil.rmtree(state, ignore_errors=True)
+        state.mkdir()
+        (state / "checkpoint").write_bytes(whole[:length])
+        store = CheckpointStore(str(state), identity=IDENTITY, clock=lambda: 1.0)
+        loaded = store.load()
+        store.close()
+        between_lines = b"\n" in whole[max(0, length - 1) : length + 1]
+        assert loaded.problems or between_lines or length in (0, len(whole))
+        agent = world.boot()
+        remembered, damaged = statedoc.state_from(loaded.entries)
+        assert not damaged
+        agent.restore(remembered)
+        world.synchronize()
+        assert {i: world.has(i) for i in world.live} == before, f"cut at {length}"
+        world.check()
+        taken = [a.cpus for a in agent.state.allocations.values() if a.owned]
+        assert sum(len(cpus) for cpus in taken) == len(agent.state.owned)
+        assert agent.state.owned == CPUSet.parse(before["owner0-app"][0]) | CPUSet.parse(
+            before["owner2-app"][0]
+        )

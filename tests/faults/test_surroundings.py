@@ -1,0 +1,172 @@
+"""The world around the plugin: clocks, a second instance, cgroups, CPUs, short-lived containers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from nri_numa.topology.cpuset import CPUSet
+from nri_numa.topology.synthetic import synthetic
+from tests.support.embedded_node import CRIError, FaultyPlugin, Node, until
+
+
+def test_a_clock_that_jumps(node: Node) -> None:
+    """Backwards by years and forwards by days: time is for people only."""
+    clock = node.directory / "clock"
+
+    def jump(offset: int) -> None:
+        new = clock.with_suffix(".new")
+        new.write_text(str(offset))
+        new.rename(clock)
+
+    jump(0)
+    node.start(f"clock:{clock}")
+    node.four()
+    for offset in (-40 * 365 * 86_400, 3 * 86_400, -86_400, 0):
+        jump(offset)
+        node.note(node.owner(f"at{offset}"), "exclusive")
+        node.check()
+    jump(-86_400)
+    node.plugin.restart(kill=True)
+    node.check()
+    assert node.metric("nri_numa_checkpoint_age_seconds") >= 0
+    node.usable()
+
+
+def test_a_second_instance_says_so_and_leaves(node: Node) -> None:
+    """It ends with 3 and the first one's process id, and disturbs nobody."""
+    node.start()
+    node.four()
+    second = FaultyPlugin(
+        node.directory / "second", node.socket, config=node.config, sysfs_root=node.sysfs_root
+    )
+    second.state_directory = node.plugin.state_directory
+    node.others.append(second)
+    second.start(wait=False)
+    assert second.wait() == 3
+    (line,) = [r for r in second.records() if r.get("level") == "error"]
+    assert "another instance" in line["msg"]
+    assert str(node.plugin.pid) in line["error"]
+    assert node.plugin.ready()
+    node.check()
+    node.plugin.kill()
+    second.start()  # the lock went with the first one
+    second.kill()
+    node.start()
+    node.check()
+
+
+def repaired(node: Node, times: int) -> None:
+    """Wait until so many repairs are counted."""
+    until(lambda: node.metric("nri_numa_drift_repaired_total") == times, "repaired")
+
+
+def test_a_rewritten_cpuset_is_repaired_counted_and_said(directory: Path) -> None:
+    config = {"reconcile": {"interval": "200ms", "maxRepairs": 2, "repairWindow": "1h"}}
+    with Node(directory, config=config) as node:
+        node.start()
+        free, listed, _, owner = node.four()
+        path = node.cgroup(listed.id)
+        for number in (1, 2):
+            node.tamper(listed, "0-31", "0-3")
+            repaired(node, number)
+            assert node.cgroups.cpus_of(path) == "1"
+        assert node.metric("nri_numa_drift_found_total") == 2
+        node.logged("drift found")
+        node.logged("drift repaired")
+        node.tamper(listed, "0-31", "0-3")
+        until(lambda: node.metric("nri_numa_drift_fights_total") == 1, "given up")
+        node.logged("somebody keeps rewriting")
+        assert node.cgroups.cpus_of(path) == "0-31"
+        # The others are still looked after.
+        node.tamper(free, "0-31")
+        repaired(node, 3)
+        owned = CPUSet.parse(owner.cpus)
+        assert not CPUSet.parse(node.cgroups.cpus_of(node.cgroup(free.id))) & owned
+        node.check()
+
+
+def test_a_plugin_that_only_watches_leaves_drift_alone(directory: Path) -> None:
+    config = {"observe": True, "reconcile": {"interval": "200ms"}}
+    with Node(directory, config=config) as node:
+        node.start()
+        listed = node.listed()
+        assert listed.cpus == str(node.topology.online)
+        node.logged("drift found")
+        assert node.metric("nri_numa_drift_found_total") == 1
+        assert node.metric("nri_numa_drift_repaired_total") == 0
+        assert listed.cpus == str(node.topology.online)
+
+
+def test_a_container_that_dies_between_create_and_start(node: Node) -> None:
+    """Its CPUs come back, also when the plugin is killed in between."""
+    node.start()
+    node.four()
+    for number, kill in enumerate((False, True)):
+        pod = node.pod(f"young{number}", {"policy": "single-numa-node"})
+        container = node.create(pod, cpus=4)
+        taken = CPUSet.parse(container.cpus)
+        assert len(taken) == 4
+        if kill:
+            node.plugin.restart(kill=True)
+        node.check()
+        node.call(node.runtime.remove_pod(pod.id))
+        node.check()
+        again = node.owner(f"again{number}", 4)
+        assert CPUSet.parse(again.cpus) == taken
+        node.remove(again)
+        node.check()
+
+
+def test_a_start_that_fails(node: Node) -> None:
+    """The kernel refuses the cpuset: the runtime reports it only when it removes the container."""
+    node.start()
+    node.four()
+    pod = node.pod("young", {"policy": "single-numa-node"})
+    container = node.create(pod, cpus=2)
+    container.machine = dataclasses.replace(container.machine)
+    node.runtime._world.machine = dataclasses.replace(
+        node.runtime._world.machine, cpus=CPUSet.parse("0")
+    )
+    with pytest.raises(CRIError, match="failed to create"):
+        node.call(node.runtime.start_container(container.id))
+    node.runtime._world.machine = container.machine
+    node.plugin.restart(kill=True)
+    node.check()
+    node.call(node.runtime.remove_pod(pod.id))
+    node.check()
+    node.usable()
+
+
+def test_cpus_go_and_come_back(node: Node) -> None:
+    """Nobody keeps CPUs that are not there, and everybody gets them back."""
+    node.start()
+    free, listed, shared, owner = node.four()
+    two = node.listed("two", "17-18", "3")
+    seen = {c.id: c.cpus for c in (free, listed, shared, owner, two)}
+    node.write_machine(synthetic(memory_gib=64, offline=CPUSet.parse("18")))
+    until(lambda: two.cpus == "17", "the list is shorter")
+    node.logged("CPUs changed")
+    assert node.metric("nri_numa_offline_cpus") == 1
+    assert 18 not in CPUSet.parse(free.cpus)
+    with pytest.raises(CRIError, match="offline"):
+        node.listed("late", "18", "3")
+    node.write_machine(node.topology)
+    until(lambda: {c.id: c.cpus for c in (free, listed, shared, owner, two)} == seen, "as before")
+    node.check()
+
+
+def test_signals_move_nobody(node: Node) -> None:
+    node.start()
+    node.four()
+    os.kill(node.plugin.pid, signal.SIGHUP)
+    node.logged("configuration reloaded")
+    node.check()
+    for _ in range(3):
+        node.plugin.restart()
+        node.check()
+    node.usable()

@@ -410,7 +410,7 @@ class Agent:
             return own
         if own is None:
             return waiting
-        return replace(own, cpus=own.cpus or waiting.cpus, mems=own.mems or waiting.mems)
+        return own._replace(cpus=own.cpus or waiting.cpus, mems=own.mems or waiting.mems)
 
     def _remember(self, updates: Iterable[ContainerUpdate]) -> None:
         if not self.observe:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
+
+from google.protobuf.message import Message
 
 from nri_numa.engine.answers import ContainerAdjustment, ContainerUpdate
 from nri_numa.engine.demand import limit_milli, request_milli
@@ -198,7 +199,7 @@ def create_response(
     """Build the answer to CreateContainer; without changes it is the empty message."""
     response = pb.CreateContainerResponse()
     if others:
-        _fill(response.update, others)
+        _fill(response, others)
     if adjustment.cpus or adjustment.mems or adjustment.quota is not None:
         cpu = response.adjust.linux.resources.cpu
         cpu.cpus = adjustment.cpus
@@ -226,14 +227,14 @@ def update_response(
         others: changes to other containers.
     """
     response = pb.UpdateContainerResponse()
-    _fill(response.update, others if own is None else (own, *others))
+    _fill(response, others if own is None else (own, *others))
     return response
 
 
 def stop_response(others: Sequence[ContainerUpdate] = ()) -> pb.StopContainerResponse:
     """Build the answer to StopContainer."""
     response = pb.StopContainerResponse()
-    _fill(response.update, others)
+    _fill(response, others)
     return response
 
 
@@ -244,14 +245,14 @@ def synchronize_response(every: Sequence[ContainerUpdate] = ()) -> pb.Synchroniz
     has just gone, and drops us.
     """
     response = pb.SynchronizeResponse()
-    _fill(response.update, every, ignore=True)
+    _fill(response, every, ignore=True)
     return response
 
 
 def updates_request(every: Iterable[ContainerUpdate]) -> pb.UpdateContainersRequest:
     """Build an unsolicited UpdateContainers request."""
     request = pb.UpdateContainersRequest()
-    _fill(request.update, every)
+    _fill(request, every)
     return request
 
 
@@ -260,55 +261,70 @@ def updates(every: Iterable[ContainerUpdate]) -> list[pb.ContainerUpdate]:
     return list(updates_request(every).update)
 
 
-class _Repeated(Protocol):
-    """The ``add`` of a repeated field of updates."""
-
-    def add(
-        self, *, container_id: str, linux: pb.LinuxContainerUpdate, ignore_failure: bool
-    ) -> object: ...
-
-
-def _fill(field: _Repeated, every: Iterable[ContainerUpdate], *, ignore: bool = False) -> None:
-    """Add updates, one for each container, in the order of first appearance.
+def _fill(message: Message, every: Iterable[ContainerUpdate], *, ignore: bool = False) -> None:
+    """Add updates to a message's field ``update``, one for each container, in order of appearance.
 
     Two updates of one container in one answer would be refused by the runtime as a conflict of
     the plugin with itself, so they are merged, the later value winning. Empty ones are left out.
+
+    A changed shared pool is one and the same change for hundreds of containers. It is serialised
+    once and put behind each id, and the whole is parsed in one go: a fifth of the time that adding
+    the items one by one takes, while a container waits.
 
     Raises:
         LocalProtocolError: an update names no container.
     """
     by_id: dict[str, ContainerUpdate] = {}
     for update in every:
-        earlier = by_id.get(update.container_id)
-        by_id[update.container_id] = update if earlier is None else _over(earlier, update)
+        container_id = update[0]
+        earlier = by_id.get(container_id)
+        by_id[container_id] = update if earlier is None else _over(earlier, update)
+    if not by_id:
+        return
     if "" in by_id:
         raise LocalProtocolError("a ContainerUpdate without container_id would change nothing")
-    # A changed shared pool is one and the same change for hundreds of containers: built once.
-    built: dict[tuple[object, ...], pb.LinuxContainerUpdate | None] = {}
+    tag = _varint(message.DESCRIPTOR.fields_by_name["update"].number << 3 | _LENGTH_DELIMITED)
+    wraps: dict[tuple[object, ...], tuple[bytes, bytes] | None] = {}
+    pieces: list[bytes] = []
     for container_id, update in by_id.items():
-        change = (
-            update.cpus,
-            update.mems,
-            update.cpu_quota,
-            update.cpu_period,
-            update.cpu_shares,
-            update.memory_limit,
-        )
-        if change in built:
-            linux = built[change]
-        else:
-            linux = built[change] = None if update.empty else _linux_update(update)
-        if linux is not None:
-            field.add(
-                container_id=container_id,
-                linux=linux,
-                ignore_failure=ignore or update.ignore_failure,
-            )
+        name = container_id.encode()
+        key = (len(name), update[1:])
+        wrap = wraps[key] if key in wraps else wraps.setdefault(key, _wrap(tag, update, ignore))
+        if wrap is not None:
+            pieces += (wrap[0], name, wrap[1])
+    message.MergeFromString(b"".join(pieces))
+
+
+_LENGTH_DELIMITED: Final = 2
+"""Wire type of strings and messages (protobuf.dev/programming-guides/encoding)."""
+
+
+def _wrap(tag: bytes, update: ContainerUpdate, ignore: bool) -> tuple[bytes, bytes] | None:
+    """What stands before and behind the id of an update; None when it changes nothing."""
+    if update.empty:
+        return None
+    body = pb.ContainerUpdate(
+        container_id=update.container_id,
+        linux=_linux_update(update),
+        ignore_failure=ignore or update.ignore_failure,
+    ).SerializeToString()
+    # Fields are serialised in the order of their numbers, and the id has the first one.
+    length = len(update.container_id.encode())
+    start = 1 + len(_varint(length))
+    return tag + _varint(len(body)) + body[:start], body[start + length :]
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
 
 
 def _over(earlier: ContainerUpdate, later: ContainerUpdate) -> ContainerUpdate:
-    return replace(
-        later,
+    return later._replace(
         cpus=later.cpus or earlier.cpus,
         mems=later.mems or earlier.mems,
         cpu_quota=earlier.cpu_quota if later.cpu_quota is None else later.cpu_quota,

@@ -135,6 +135,7 @@ class Daemon:
             index=launched.index if launched else f"{config.runtime.plugin_index}",
             socket_path=config.runtime.nri_socket,
             descriptor=launched.descriptor if launched else None,
+            protocol_broken=self.metrics.protocol_errors.inc,
         )
         self.reconciler = Reconciler(
             self.agent,
@@ -400,7 +401,8 @@ class Daemon:
         if not live:
             log.info("configuration reloaded", changed="")
             return
-        self.config = new
+        # What waits for a restart keeps its old value, so that the next reload names it again.
+        new = self.config = configuration.reloaded(self.config, new)
         logs.set_level(new.log.level.value)
         self.agent.observe = new.observe
         self.adapter.reject_on_error = new.on_internal_error is InternalErrorAnswer.REJECT

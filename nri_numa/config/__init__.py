@@ -6,7 +6,14 @@
 
 from __future__ import annotations
 
-from nri_numa.config.layers import ENVIRONMENT_PREFIX, changes, effective, load, merge_text
+from nri_numa.config.layers import (
+    ENVIRONMENT_PREFIX,
+    changes,
+    effective,
+    load,
+    merge_text,
+    reloaded,
+)
 from nri_numa.config.model import (
     API_VERSION,
     HTTP,
@@ -47,6 +54,7 @@ __all__ = [
     "parse_duration",
     "parse_quantity",
     "problems",
+    "reloaded",
     "settings",
     "split_address",
 ]

@@ -44,8 +44,11 @@ _RESTART = (
     "stateDir",
     "sysfsRoot",
     "cgroupRoot",
+    "kubeletRoot",
     "http.",
+    "log.format",
     "log.file",
+    "history.",
 )
 """Paths that are read once at start; everything else is applied by a reload."""
 
@@ -367,8 +370,20 @@ def changes(old: AgentConfig, new: AgentConfig) -> tuple[tuple[str, ...], tuple[
     restart: list[str] = []
     for path, leaf in leaves().items():
         if leaf.get(old) != leaf.get(new):
-            needs_restart = any(
-                path == item or (item.endswith(".") and path.startswith(item)) for item in _RESTART
-            )
-            (restart if needs_restart else live).append(path)
+            (restart if _needs_restart(path) else live).append(path)
     return tuple(live), tuple(restart)
+
+
+def reloaded(old: AgentConfig, new: AgentConfig) -> AgentConfig:
+    """What is in effect after a reload: ``new``, but for keys that need a restart."""
+    gathered = Gathered(document=effective(new))
+    kept = effective(old)
+    for path in leaves():
+        if _needs_restart(path):
+            value = functools.reduce(lambda at, key: at[key], path.split("."), kept)
+            gathered.set(path, value, "")
+    return msgspec.convert(gathered.document, AgentConfig, strict=True, str_keys=True)
+
+
+def _needs_restart(path: str) -> bool:
+    return any(path == item or (item.endswith(".") and path.startswith(item)) for item in _RESTART)

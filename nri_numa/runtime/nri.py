@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from nri_numa.errors import ConfigError, LocalProtocolError
+from nri_numa.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from nri_numa.logs import get_logger
 from nri_numa.protocol import events as ev
 from nri_numa.protocol.pb import nri_pb2 as pb
@@ -119,6 +119,7 @@ class NRILink:
         push_interval: float = 1.0,
         push_timeout: float = 10.0,
         limits: SessionLimits | None = None,
+        protocol_broken: Callable[[], object] = lambda: None,
     ) -> None:
         """Make a link; nothing happens before `run`.
 
@@ -136,6 +137,7 @@ class NRILink:
             push_interval: least seconds between two pushes.
             push_timeout: seconds one push may take.
             limits: of a collected Synchronize.
+            protocol_broken: called when a link was closed because the runtime broke the protocol.
 
         Raises:
             ConfigError: the name or the index is malformed.
@@ -154,6 +156,7 @@ class NRILink:
         self._push_interval = push_interval
         self._push_timeout = push_timeout
         self._limits = limits
+        self._protocol_broken = protocol_broken
 
         self.runtime: RuntimeInfo | None = None
         self._state = LinkState.DISCONNECTED
@@ -277,6 +280,8 @@ class NRILink:
                 future.cancel()
             self._updates.clear()
             await connection.aclose("stopped")
+        if isinstance(ending.error, RemoteProtocolError):
+            self._protocol_broken()
         if self._hung_up_on_mask(ending):
             self._distrusted = self.runtime
         if self._fatal is not None:

@@ -420,6 +420,21 @@ stateDir: /x
     assert config.changes(old, old) == ((), ())
 
 
+def test_a_reload_keeps_what_needs_a_restart() -> None:
+    """So that the next reload names it again, and nobody reads a value that is not in effect."""
+    old = config.load(text="http: {address: 127.0.0.1:1}\ncapacityFactor: {0: 0.5}")
+    new = config.load(text="strategy: pack\nhistory: {refusals: 7}\nreservedMemory: {1: 1Gi}")
+    after = config.reloaded(old, new)
+    assert (after.http, after.history) == (old.http, old.history)
+    assert (after.strategy, after.capacity_factor, dict(after.reserved_memory)) == (
+        new.strategy,
+        {},
+        {1: "1Gi"},
+    )
+    assert config.changes(after, new) == ((), ("http.address", "history.refusals"))
+    assert config.reloaded(old, old) == old
+
+
 # --- values -------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,101 @@
+"""SIGHUP, through the real process: what changes at once, and what waits for a restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.embedded_node import CRIError, Node, until
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node whose plugin runs."""
+    with Node(tmp_path) as made:
+        made.start()
+        yield made
+
+
+def reload(node: Node, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Change the file, send the signal; what is logged until the reload is done or refused."""
+    before = len(node.plugin.records())
+    node.plugin.reload({**node.config, **config})
+
+    def new() -> list[dict[str, Any]]:
+        return node.plugin.records()[before:]
+
+    ends = ("configuration reloaded", "configuration not reloaded")
+    until(lambda: any(record["msg"] in ends for record in new()), "the reload is logged")
+    return new()
+
+
+def told(records: list[dict[str, Any]]) -> tuple[set[str], list[str]]:
+    """Keys that changed, and keys that need a restart, in the order of the lines."""
+    changed = next(r["changed"] for r in records if r["msg"] == "configuration reloaded")
+    waiting = [r["key"] for r in records if r["msg"] == "this change needs a restart"]
+    return set(filter(None, changed.split(", "))), waiting
+
+
+def test_what_can_change_live_decides_the_next_container(node: Node) -> None:
+    """And nobody who runs is moved or refused by it."""
+    first = node.run("first", {"policy": "single-numa-node"}, cpus=2)
+    before = first.cpus
+    rules = [{"match": {"namespaces": ["default"]}, "set": {"policy": "single-numa-node"}}]
+    records = reload(node, {"reservedCPUs": "2", "rules": rules})
+    assert told(records) == ({"reservedCPUs", "rules"}, [])
+    assert first.cpus == before
+    # The rule binds a container that asks for nothing itself, and CPU 2 is not given away.
+    seen = [node.run(f"ruled-{n}", {}, cpus=1) for n in range(4)]
+    assert all(node.assignments()[one.id]["policy"] == "single-numa-node" for one in seen)
+    assert not any(one.cpus == "2" for one in seen)
+    # And the other way: a reload takes a key back to its default.
+    records = reload(node, {"reservedCPUs": "2"})
+    assert told(records) == ({"rules"}, [])
+    plain = node.run("plain", {}, cpus=1)
+    assert node.assignments()[plain.id]["kind"] == "unbound"
+    assert node.plugin.metric("nri_numa_invariant_violations_total") == 0
+
+
+def test_what_needs_a_restart_is_named_at_every_reload_until_it_was_done(node: Node) -> None:
+    later = {"stateDir": "/nowhere", "kubeletRoot": "/elsewhere", "runtime": {"pluginIndex": "11"}}
+    # The directory is given as a flag too, and a flag beats the file.
+    assert told(reload(node, later)) == (set(), ["runtime.pluginIndex", "kubeletRoot"])
+    changed, waiting = told(reload(node, {**later, "strategy": "pack"}))
+    assert (changed, waiting) == ({"strategy"}, ["runtime.pluginIndex", "kubeletRoot"])
+    # The warning stays true: the old values are still those in effect.
+    changed, waiting = told(reload(node, {**later, "strategy": "spread"}))
+    assert (changed, waiting) == ({"strategy"}, ["runtime.pluginIndex", "kubeletRoot"])
+    assert told(reload(node, {})) == (set(), [])
+
+
+def test_a_file_with_mistakes_changes_nothing_and_every_mistake_is_named(node: Node) -> None:
+    records = reload(node, {"strategy": "packed", "observe": True, "reservedCPUs": "999"})
+    problems = [r["problem"] for r in records if r["msg"] == "configuration not reloaded"]
+    assert any(p.startswith('strategy: "packed", expected pack or spread') for p in problems)
+    assert not any(r["msg"] == "configuration reloaded" for r in records)
+    own = node.run("own", {"policy": "single-numa-node"}, cpus=2)
+    assert node.assignments()[own.id]["kind"] == "exclusive"
+    node.plugin.config_file.write_text("strategy: [")
+    before = len(node.plugin.records())
+    os.kill(node.plugin.pid, signal.SIGHUP)
+    until(lambda: len(node.plugin.records()) > before, "the broken file is logged")
+    assert node.plugin.running
+    with pytest.raises(CRIError, match="exclusive CPUs"):
+        node.run("big", {"policy": "single-numa-node"}, cpus=33)
+    node.check()
+
+
+def test_the_log_level_changes_at_once(node: Node) -> None:
+    quiet = {"log": {"format": "json", "level": "warning"}, "kubeletRoot": "/elsewhere"}
+    node.plugin.reload({**node.config, **quiet})
+    node.logged("this change needs a restart")  # the last line before it gets quiet
+    node.run("settled", {})
+    before = len(node.plugin.records())
+    node.run("quiet", {"policy": "single-numa-node"}, cpus=1)
+    node.check()
+    assert [r for r in node.plugin.records()[before:] if r["level"] in ("debug", "info")] == []

@@ -258,7 +258,9 @@ function words(info) {
 
 // === Keeping up ==================================================================================
 
-const round = { running: false, again: false, timer: 0, cost: 0, topologyFor: "" };
+/** From what each part of the page was drawn last, to leave it alone while that is the same. */
+const drawn = { banners: "", kinds: "", refusals: "" };
+const round = { running: false, again: false, timer: 0, cost: 0, shape: "" };
 
 /** Fetch everything and draw it; one round at a time, with a pause that grows with its cost. */
 function refresh() {
@@ -269,30 +271,39 @@ function refresh() {
   refreshNow().catch(failed);
 }
 
+/** What the machine's drawing hangs on; it is large, so it is fetched only when this changes. */
+const shapeOf = ({ status, assignments }) => JSON.stringify([status.startedAt, assignments.numaNodes.map((n) =>
+  [n.id, n.cpus, n.reserved, n.memoryBytes, n.hugePages.map((p) => p.totalBytes)])]);
+
+/** Do something with documents: when that fails they are not what this page knows. */
+function understand(action) {
+  try {
+    const result = action();
+    link.odd = "";
+    return result;
+  } catch (error) {
+    console.error(error);
+    link.odd = String(error.message);
+    return undefined;
+  }
+}
+
 async function refreshNow() {
   round.running = true;
   round.again = false;
   const begun = performance.now();
   try {
-    const [status, assignments, refusals] = await Promise.all(
-      ["v1/status", "v1/assignments", "v1/refusals"].map(get));
-    // The machine is large and rarely changes: fetched when what hangs on it looks different.
-    const shape = JSON.stringify([status.startedAt, assignments.numaNodes.map((n) =>
-      [n.id, n.cpus, n.reserved, n.memoryBytes, n.hugePages.map((p) => p.totalBytes)])]);
-    const isNew = shape !== round.topologyFor;
-    if (isNew) known.topology = await get("v1/topology");
-    Object.assign(known, { status, assignments, refusals: refusals.refusals });
-    heard(status.version);
-    try {
-      draw(isNew);
-      link.odd = "";
-    } catch (error) {
-      // The documents are not what this page knows: it is of another version, most likely.
-      console.error(error);
-      link.odd = String(error.message);
-      drawLinks();
+    const [status, assignments, { refusals }] = await Promise.all(["v1/status", "v1/assignments", "v1/refusals"].map(get));
+    const shape = understand(() => shapeOf({ status, assignments }));
+    const isNew = shape !== round.shape;
+    const topology = shape && isNew ? await get("v1/topology") : known.topology;
+    heard(String(status.version));
+    if (shape && topology) {
+      Object.assign(known, { status, assignments, refusals, topology });
+      understand(() => draw(isNew));
+      round.shape = shape;
     }
-    round.topologyFor = shape;
+    drawLinks();
   } finally {
     round.running = false;
   }
@@ -404,8 +415,8 @@ function drawLinks() {
   if (status?.observe) banners.push(["info", "Observing only: the agent decides and reports, and changes nothing."]);
   if (status?.checkpoint.problem) banners.push(["warn", `The agent cannot save its state: ${status.checkpoint.problem}`]);
   const key = JSON.stringify(banners);
-  if ($("banners").dataset.key !== key) {
-    $("banners").dataset.key = key;
+  if (drawn.banners !== key) {
+    drawn.banners = key;
     $("banners").replaceChildren(...banners.map(([kind, text, action]) => el("p", { class: `banner ${kind}` },
       el("span", {}, text), action && el("button", { type: "button", onclick: action[1] }, action[0]))));
   }
@@ -588,7 +599,7 @@ function drawCells() {
     const number = info.owners.length ? numbers.get(info.owners[0].id) : undefined;
     const owned = info.state === "exclusive" || info.state === "listed" || info.state === "idle";
     const dress = `${info.state}${owned && number !== undefined ? ` ${look(number)}` : ""}`;
-    const label = `CPU ${cpu}: ${words(info)}`;
+    const label = harmless(`CPU ${cpu}: ${words(info)}`);
     if (cell.dataset.dress !== dress) {
       for (const old of (cell.dataset.dress || "").split(" ")) if (old) cell.classList.remove(old);
       cell.classList.add(...dress.split(" "));
@@ -599,7 +610,7 @@ function drawCells() {
     if (cell.lastChild.textContent !== letter) cell.lastChild.textContent = letter;
     if (cell.dataset.label !== label) {
       cell.dataset.label = label;
-      cell.setAttribute("aria-label", harmless(label));
+      cell.setAttribute("aria-label", label);
     }
   }
   mark();
@@ -727,17 +738,28 @@ function drawContainers() {
   // A row stays as it is while its container does: focus and selected text survive.
   const old = new Map([...body.rows].map((row) => [row.dataset.id, row]));
   const rows = found.slice(0, view.rows).map((c) => drawRow(c, old.get(c.id)));
-  const same = rows.length === body.rows.length && rows.every((row, i) => row === body.rows[i]);
-  if (!same) body.replaceChildren(...rows);
-  const buttons = [...body.querySelectorAll("button")];
-  const current = (focused && body.querySelector(`tr[data-id="${CSS.escape(focused)}"] button`)) || buttons[0];
-  for (const button of buttons) button.tabIndex = button === current ? 0 : -1;
-  if (focused && !same) current?.focus({ preventScroll: true });
+  arrange(body, rows);
+  const current = (focused && rows.find((row) => row.dataset.id === focused)) || rows[0];
+  for (const stop of body.querySelectorAll('[tabindex="0"]')) stop.tabIndex = -1;
+  const button = current?.querySelector("button");
+  if (button) button.tabIndex = 0;
+  if (focused && document.activeElement !== button) button?.focus({ preventScroll: true });
   $("list").setAttribute("aria-rowcount", found.length + 1);
   const shown = rows.length < found.length ? `${plural(rows.length, "container")} of ${found.length.toLocaleString("en")} shown; scroll for more.`
     : found.length ? "" : all.length ? "No container matches." : "No container runs on this node.";
   setText($("more"), shown);
   setText($("containers-title"), `Containers (${found.length === all.length ? "" : `${found.length.toLocaleString("en")} of `}${all.length.toLocaleString("en")})`);
+}
+
+/** Give an element these children; those that stay where they are cost nothing. */
+function arrange(parent, children) {
+  const staying = new Set(children);
+  for (const child of [...parent.children]) if (!staying.has(child)) child.remove();
+  let at = parent.firstElementChild;
+  for (const child of children) {
+    if (child === at) at = at.nextElementSibling;
+    else parent.insertBefore(child, at);
+  }
 }
 
 function drawHead() {
@@ -775,8 +797,8 @@ function drawKinds(all) {
   for (const c of all) counts.set(c.kind, (counts.get(c.kind) || 0) + 1);
   for (const [kind, n] of counts) if (!n && kind && kind !== view.kind) counts.delete(kind);
   const key = JSON.stringify([...counts, view.kind]);
-  if ($("kinds").dataset.key === key) return;
-  $("kinds").dataset.key = key;
+  if (drawn.kinds === key) return;
+  drawn.kinds = key;
   const focused = document.activeElement?.dataset?.kind;
   $("kinds").replaceChildren(...[...counts].map(([kind, n]) => el("button", { type: "button", class: "chip", "data-kind": kind,
     "aria-pressed": String(view.kind === kind), onclick: () => { view.kind = kind; startOver(); } },
@@ -808,12 +830,12 @@ function drawRefusals() {
   const list = known.refusals.slice(0, 100);
   if (!list.length) {
     $("refusals").replaceChildren(el("li", { class: "quiet" }, "None: every container that asked for a place got one."));
-    $("refusals").dataset.key = "";
+    drawn.refusals = "";
     return;
   }
   const key = JSON.stringify([list, Math.floor(Date.now() / 15000)]);
-  if ($("refusals").dataset.key === key || $("refusals").contains(document.activeElement)) return;
-  $("refusals").dataset.key = key;
+  if (drawn.refusals === key || $("refusals").contains(document.activeElement)) return;
+  drawn.refusals = key;
   $("refusals").replaceChildren(...list.map((r) => el("li", {},
     el("p", {}, el("span", { class: "reason" }, r.reason), el("button", { type: "button", class: "plain",
       onclick: () => choose({ namespace: r.namespace, pod: r.pod, container: r.container }, true) }, foreign(nameOf(r))),

@@ -27,6 +27,7 @@ class Page:
         self._id = 0
         self._session = ""
         self.errors: list[str] = []
+        self.requests: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
             "sessionId"
@@ -70,6 +71,8 @@ class Page:
             self.errors.append(text)
         elif event.get("method") == "Log.entryAdded" and parameters["entry"]["level"] == "error":
             self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url')}")
+        elif event.get("method") == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
 
     def size(self, width: int, height: int, *, dark: bool = False) -> None:
         """Make the window this large."""
@@ -111,7 +114,17 @@ class Page:
 
     def press(self, key: str) -> None:
         """One key, down and up."""
-        codes = {"Tab": 9, "Enter": 13, "ArrowRight": 39, "ArrowDown": 40, "End": 35, "Home": 36}
+        codes = {
+            "Tab": 9,
+            "Enter": 13,
+            "Escape": 27,
+            "End": 35,
+            "Home": 36,
+            "ArrowLeft": 37,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "ArrowDown": 40,
+        }
         text = {"Enter": "\r"}.get(key)
         for kind in ("keyDown", "keyUp"):
             extra = {"text": text} if text and kind == "keyDown" else {}
@@ -127,6 +140,16 @@ class Page:
     def type(self, text: str) -> None:
         """Text into the focused field."""
         self.call("Input.insertText", text=text)
+
+    def click(self, selector: str) -> None:
+        """A real click with the mouse into the middle of an element, scrolled into sight."""
+        x, y = self.run(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
+            "return [r.left + r.width / 2, r.top + r.height / 2]; })()"
+        )
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def screenshot(self, path: Path) -> None:
         """The whole page as PNG."""
@@ -147,6 +170,7 @@ def browser(profile: Path) -> Iterator[Page]:
     command = [CHROMIUM, "--headless=new", "--remote-debugging-pipe", "--no-sandbox"]
     command += ["--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio"]
     command += ["--disable-background-networking", "--disable-component-update"]
+    command += ["--disable-quic", "--disable-sync"]
     command += [f"--user-data-dir={profile}", "about:blank"]
     # DevTools wants exactly the descriptors 3 and 4.
     shell = f'exec "$@" 3<&{to_read} 4>&{from_write}'

@@ -92,7 +92,11 @@ class PageNode:
         with urllib.request.urlopen(self.url + path, timeout=10) as answer:
             return json.load(answer)
 
-    def create(
+    def create(self, pod: str, container: str = "server", **wishes: Any) -> str:
+        """As `start`, from any thread."""
+        return self.do(self.start(pod, container, **wishes))
+
+    async def start(
         self,
         pod: str,
         container: str = "server",
@@ -117,27 +121,13 @@ class PageNode:
         Returns:
             The container's id; empty when it was refused.
         """
-        return self.do(
-            self._create(pod, container, namespace, cpus, memory_gib, qos, annotations)
-        )
-
-    async def _create(
-        self,
-        pod: str,
-        container: str,
-        namespace: str,
-        cpus: float,
-        memory_gib: float,
-        qos: str,
-        annotations: Mapping[str, str],
-    ) -> str:
         sandbox = pb.PodSandbox(
             name=pod,
             namespace=namespace,
             uid=f"uid-{namespace}-{pod}"[:60],
             annotations={PREFIX + key.replace("_", "-"): text for key, text in annotations.items()},
         )
-        sandbox.linux.cgroup_parent = f"/kubepods/{qos + '/' if qos else ''}pod{len(pod)}"
+        sandbox.linux.cgroup_parent = f"/kubepods/{qos + '/' if qos else ''}pod{sandbox.uid}"
         running = await self.runtime.run_pod(sandbox)
         made = pb.Container(name=container)
         if cpus:

@@ -1,0 +1,474 @@
+"""The page in a real browser, over a real agent and its server on modelled machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nri_numa.engine.settings import Settings
+from nri_numa.topology.cpuset import CPUSet
+from nri_numa.topology.model import Topology
+from tests.support import machines
+from tests.support.browser import Page
+from tests.support.page_bed import PageBed, page_bed
+from tests.support.page_expressions import (
+    BANNERS,
+    CPUS,
+    DETAILS,
+    DETAILS_TITLE,
+    LETTERS,
+    LIST,
+    LIVE,
+    MARKED,
+    NUMA_NODES,
+    PODS,
+    REFUSALS,
+    ROWS,
+    SHAPES,
+    STEPS,
+    STICKING_OUT,
+    TITLE,
+    WORST_CONTRAST,
+    cell,
+    fill,
+    label,
+    look,
+    press_button,
+)
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</script>\x1b[31m\u202e'
+
+
+@pytest.fixture
+def bed() -> Iterator[PageBed]:
+    """Two sockets, four NUMA nodes, 32 CPUs, and pods."""
+    with page_bed(machines.snc_smt()) as made:
+        made.populate()
+        yield made
+
+
+def visit(page: Page, bed: PageBed, fragment: str = "") -> None:
+    page.open(bed.url + fragment)
+    page.wait(f"location.href.startsWith('{bed.url}') && {LIVE}")
+
+
+def reload(page: Page) -> None:
+    page.run("window.isOld = true; location.reload()")
+    page.wait(f"!window.isOld && {LIVE}")
+
+
+# --- the drawing ------------------------------------------------------------------------------
+
+
+def test_every_thread_is_drawn_and_tells_its_owner(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    assert page.run("document.querySelectorAll('#map .socket').length") == 2
+    assert page.run("document.querySelectorAll('#map .node').length") == 4
+    assert page.run("document.querySelectorAll('#map .core').length") == 16
+    assert page.run("document.querySelectorAll('#map .cpu').length") == 32
+    exclusive = [a for a in bed.agent.state.allocations.values() if a.kind == "exclusive"]
+    assert exclusive
+    for allocation in exclusive:
+        for cpu in allocation.cpus:
+            assert f"exclusive to {allocation.namespace}/{allocation.pod}," in page.run(label(cpu))
+    assert "reserved for the system" in page.run(label(0))
+
+
+def test_threads_of_one_owner_look_alike_and_like_its_row(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    looks = {}
+    for allocation in bed.agent.state.allocations.values():
+        if allocation.kind != "exclusive":
+            continue
+        key = f"document.querySelector('tr[data-id=\"{allocation.container_id}\"] .key')"
+        seen = {page.run(look(cell(cpu))) for cpu in allocation.cpus} | {page.run(look(key))}
+        assert len(seen) == 1
+        looks[allocation.container_id] = seen.pop()
+    assert len(set(looks.values())) == len(looks)
+
+
+@pytest.mark.parametrize("size", ["large", "medium", "small"])
+def test_states_differ_without_colour(page: Page, size: str) -> None:
+    """What is left when every colour is taken away: textures, outlines and letters."""
+    topology = machines.offline_cpus()
+    first, *_, last = topology.online
+    with page_bed(topology, Settings(reserved_cpus=CPUSet([first]))) as bed:
+        bed.create("own", cpus=1, policy="single-numa-node", smt="isolate")
+        bed.create("listed", cpus=0.5, numacpu=str(last), numamem="0")
+        visit(page, bed)
+        page.run(fill("density", size, "change"))
+        shapes = page.run(SHAPES)
+        page.run("localStorage.clear()")
+        assert set(shapes) >= {"shared", "exclusive", "idle", "reserved", "offline", "listed"}
+        assert len(set(shapes.values())) == len(shapes), shapes
+
+
+def test_bars_tell_what_is_free_and_factors_and_distances_stand_there(page: Page) -> None:
+    with page_bed(machines.huge_pages(), Settings(capacity_factor={0: 0.5})) as bed:
+        visit(page, bed)
+        bars = page.run(
+            "[...document.querySelectorAll('[data-numa=\"0\"] .bar')]"
+            ".map(b => b.getAttribute('aria-label'))"
+        )
+        text = page.run("document.querySelector('[data-numa=\"0\"]').textContent")
+        assert [bar.partition(":")[0] for bar in bars][:2] == ["CPU", "Mem"]
+        assert len(bars) > 2  # and every size of huge pages
+        assert "capacity factor 0.5" in text
+        rows = page.run(
+            "[...document.querySelectorAll('.distances tr')].slice(1)"
+            ".map(r => [...r.querySelectorAll('td')].map(c => +c.textContent))"
+        )
+        topology = bed.agent.machine.topology
+        ids = list(topology.numa_ids)
+        assert rows == [[topology.distance(a, b) for b in ids] for a in ids]
+
+
+@pytest.mark.parametrize("width", [1440, 375])
+@pytest.mark.parametrize(
+    "machine",
+    [
+        machines.one_cpu,
+        machines.sixteen_nodes,
+        machines.sixty_four_nodes,
+        machines.hybrid,
+        machines.memory_only,
+        machines.sparse_ids,
+        machines.offline_cpus,
+        machines.joined_sockets,
+        machines.no_caches,
+    ],
+    ids=lambda made: made.__name__,
+)
+def test_every_sort_of_machine_fits(
+    page: Page, machine: Callable[[], Topology], width: int
+) -> None:
+    """No sideways scrolling, every CPU drawn once, every NUMA node there."""
+    topology = machine()
+    with page_bed(topology) as bed:
+        bed.create("one", policy="single-numa-node")
+        page.size(width, 900)
+        visit(page, bed)
+        assert page.run("document.documentElement.scrollWidth") <= width
+        drawn = page.run(CPUS)
+        assert sorted(drawn) == sorted(topology.online | (topology.present - topology.online))
+        nodes = page.run(NUMA_NODES)
+        assert sorted(nodes) == sorted(topology.numa_nodes)
+        assert page.run(STICKING_OUT) == 0  # of its NUMA node
+
+
+# --- keeping up -------------------------------------------------------------------------------
+
+
+def test_a_new_pod_appears_and_goes_without_a_reload(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    count = len(bed.agent.state.allocations)
+    page.wait(f"{TITLE} === 'Containers ({count})'")
+    bed.create("newcomer", policy="single-numa-node")
+    page.wait(f"{TITLE} === 'Containers ({count + 1})'")
+    (made,) = [a for a in bed.agent.state.allocations.values() if a.pod == "newcomer"]
+    page.wait(f"{label(made.cpus.first)}.includes('newcomer')")
+    bed.do(lambda: bed.agent.stop_container(made.container_id))
+    page.wait(f"{label(made.cpus.first)}.includes('shared pool')")
+
+
+def test_others_keep_their_colour_when_somebody_comes_and_goes(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    before = set(page.run(LETTERS))
+    bed.create("aaa-first-in-order", policy="single-numa-node")
+    page.wait(f"{LIST}.includes('aaa-first')")
+    assert before <= set(page.run(LETTERS))
+
+
+def test_a_lost_agent_is_said_and_found_again(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    bed.hang_up()
+    page.wait(f"{BANNERS}.includes('link to the agent is lost')")
+    assert page.run("document.getElementById('link-agent').textContent") == "agent: link lost"
+    assert "What you see is from" in page.run(BANNERS)
+    bed.serve()
+    page.run(press_button("#banners button", "Try now"))
+    page.wait(f"{LIVE} && {BANNERS} === ''")
+    bed.create("after", policy="single-numa-node")
+    page.wait(f"{LIST}.includes('after')")
+
+
+def test_a_link_that_is_down_is_told_apart_from_a_lost_agent(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    bed.link = replace(bed.link, active=False, state="disconnected", detail="no such file")
+    bed.do(bed.agent.notify)
+    page.wait(
+        f"{BANNERS}.includes('no link to the container runtime: disconnected (no such file)')"
+    )
+    assert page.run(LIVE)
+    bed.link = replace(bed.link, active=True, state="active", detail="")
+    bed.do(bed.agent.notify)
+    page.wait(f"{BANNERS} === ''")
+
+
+def test_a_tab_that_is_older_than_the_agent_offers_to_reload(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    bed.hang_up()
+    bed.version = "0.2.0"
+    bed.serve()
+    page.wait(f"{BANNERS}.includes('The agent was upgraded')")
+    page.run(f"setTimeout(() => {press_button('#banners button', 'Reload')})")
+    page.wait(
+        f"{LIVE} && {BANNERS} === '' && document.getElementById('version').textContent === '0.2.0'"
+    )
+
+
+def test_an_answer_the_page_does_not_know_is_said_and_not_silent(page: Page, bed: PageBed) -> None:
+    """A page of another version than the agent's must not stand there half drawn."""
+    visit(page, bed)
+    page.run(
+        "(f => { window.fetch = (path, o) =>"
+        " f(String(path).endsWith('assignments') ? 'v1/refusals' : path, o); })(fetch)"
+    )
+    bed.create("next", policy="single-numa-node")
+    page.wait(f"{BANNERS}.includes('does not understand')")
+    page.errors.clear()
+
+
+def test_a_guarded_agent_asks_for_its_token(page: Page, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    with page_bed(machines.dual_no_smt(), token_file=str(token)) as bed:
+        page.open(bed.url)
+        page.wait("document.getElementById('login')?.hidden === false")
+        page.wait("document.activeElement.id === 'token'")
+        page.type("wrong-token-entirely")
+        page.press("Enter")
+        page.wait(
+            "document.getElementById('login-problem').textContent.includes('does not accept')"
+        )
+        page.wait("document.activeElement.id === 'token'")
+        page.type("0123456789abcdef")
+        page.press("Enter")
+        page.wait(LIVE)
+        assert page.run("document.cookie + JSON.stringify(localStorage)") == "{}"
+        reload(page)
+        assert page.run("document.getElementById('login').hidden")
+
+
+# --- why --------------------------------------------------------------------------------------
+
+
+def test_a_click_on_a_cpu_a_numa_node_or_a_container_explains_it(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    (train,) = [a for a in bed.agent.state.allocations.values() if a.pod.startswith("train-0-")]
+    page.click(f"#list tr[data-id='{train.container_id}'] button")
+    page.wait(f"{DETAILS}.includes({json.dumps(train.reason)})")
+    page.wait(f"{STEPS} > 3")
+    marked = page.run(MARKED)
+    assert sorted(marked) == list(train.cpus)
+    page.run("document.getElementById('close').click()")
+    page.click(f'[data-cpu="{train.cpus.first}"]')
+    page.wait(f"{DETAILS_TITLE} === 'CPU {train.cpus.first}'")
+    page.wait(f"{STEPS} > 3")
+    assert "train-0-" in page.run(DETAILS)
+    page.click('[data-numa="1"] h4 button')
+    page.wait(f"{DETAILS_TITLE} === 'NUMA node 1'")
+    assert page.run(
+        "document.querySelector('[data-numa=\"2\"] .badge').textContent"
+    ) == "distance " + str(bed.agent.machine.topology.distance(1, 2))
+
+
+def test_an_explanation_follows_its_container_and_outlives_it(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    (train,) = [a for a in bed.agent.state.allocations.values() if a.pod.startswith("train-0-")]
+    page.click(f"#list tr[data-id='{train.container_id}'] button")
+    page.wait(f"{STEPS} > 3")
+    bed.do(lambda: bed.agent.stop_container(train.container_id))
+    page.wait(f"{DETAILS}.includes('It is gone')")
+    assert train.pod in page.run(f"{DETAILS_TITLE}")
+
+
+def test_refusals_stand_there_with_their_reasons(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    text = page.run(REFUSALS)
+    assert bed.agent.refusals
+    for refusal in bed.agent.refusals:
+        assert refusal.reason in text
+        assert refusal.message in text
+    page.click("#refusals button")
+    page.wait(f"{DETAILS}.includes('Why it was refused')")
+    page.wait(f"{STEPS} > 1")
+
+
+def test_a_refusal_appears_when_it_happens(page: Page) -> None:
+    with page_bed(machines.snc_smt()) as bed:
+        visit(page, bed)
+        assert "None" in page.run(REFUSALS)
+        bed.create("greedy", cpus=500, policy="restricted")
+        page.wait(f"{REFUSALS}.includes('shop/greedy')")
+
+
+def test_the_address_remembers_what_was_chosen(page: Page, bed: PageBed) -> None:
+    visit(page, bed, "#cpu-2")
+    page.wait(f"{DETAILS_TITLE} === 'CPU 2'")
+
+
+# --- hands ------------------------------------------------------------------------------------
+
+
+def test_everything_can_be_reached_by_keyboard(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    focused = "document.activeElement.dataset.cpu"
+    page.press("Tab")
+    assert page.run("document.activeElement.className") == "skip"
+    for _ in range(30):
+        page.press("Tab")
+        if page.run(focused) is not None:
+            break
+    begin = page.run(focused)
+    assert begin is not None
+    page.press("ArrowRight")
+    page.press("ArrowDown")
+    below = page.run(focused)
+    assert below not in (None, begin)
+    outline = page.run("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.press("Enter")
+    page.wait(f"{DETAILS_TITLE} === 'CPU {below}'")
+    assert page.run(focused) == below  # focus stays where the hands are
+    page.press("Escape")
+    page.wait(f"{DETAILS_TITLE} === 'Details'")
+    page.press("ArrowUp")
+    page.press("ArrowLeft")
+    assert page.run(focused) == begin
+    page.press("End")
+    page.press("Tab")  # all CPUs are one stop: the next one is beyond them
+    assert page.run(focused) is None
+
+
+def test_the_table_is_one_stop_and_enter_explains_a_row(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    page.run("document.getElementById('filter').focus()")
+    page.press("Tab")
+    for _ in range(12):  # past the head's buttons
+        if page.run("document.activeElement.closest('tbody') !== null"):
+            break
+        page.press("Tab")
+    page.press("ArrowDown")
+    row = page.run("document.activeElement.closest('tr').dataset.id")
+    chosen = bed.agent.state.allocations[row]
+    page.press("Enter")
+    page.wait(f"{DETAILS_TITLE}.includes('{chosen.pod}')")
+    bed.create("another", policy="single-numa-node")
+    page.wait(f"{LIST}.includes('another')")
+    assert page.run("document.activeElement.closest('tr').dataset.id") == row
+
+
+def test_rows_are_sorted_and_filtered(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    by_pod = page.run(PODS)
+    assert [p for p in by_pod if p.startswith("train")] == [
+        f"train-{n}-7d4b9c6f5d-x2x1{n}" for n in range(8)
+    ]
+    page.run(press_button("#list th button", "Pod"))
+    assert page.run(PODS) == by_pod[::-1]
+    assert (
+        page.run("document.querySelector('th[data-name=Pod]').getAttribute('aria-sort')")
+        == "descending"
+    )
+    page.run(press_button("#list th button", "CPUs"))
+    assert (
+        page.run("document.querySelector('th[data-name=CPUs]').getAttribute('aria-sort')")
+        == "ascending"
+    )
+    page.run("document.getElementById('filter').focus()")
+    page.type("train-3 single")
+    page.wait(f"{ROWS} === 1")
+    page.run(fill("filter", "cpu:1"))
+    expected = {
+        a.pod
+        for a in bed.agent.state.allocations.values()
+        if a.kind in ("exclusive", "explicit") and 1 in a.cpus
+    }
+    assert expected <= set(page.run(PODS))
+    page.run(fill("filter", ""))
+    page.run(press_button("#kinds button", "shared"))
+    assert set(page.run(PODS)) == {f"web-{n}" for n in range(6)}
+    page.run(fill("filter", "nobody"))
+    assert "No container matches" in page.run("document.getElementById('more').textContent")
+
+
+def test_light_and_dark_follow_the_browser_until_told(page: Page, bed: PageBed) -> None:
+    colour = "getComputedStyle(document.body).backgroundColor"
+    page.size(1440, 900, dark=True)
+    visit(page, bed)
+    dark = page.run(colour)
+    page.size(1440, 900, dark=False)
+    page.wait(f"{colour} !== '{dark}'")
+    light = page.run(colour)
+    page.run("theme.click()")
+    page.run("theme.click()")
+    assert page.run("theme.textContent") == "Theme: dark"
+    assert page.run(colour) == dark
+    reload(page)
+    assert page.run(colour) == dark
+    page.run("theme.click()")
+    assert page.run(colour) == light
+    assert page.run("localStorage.length") == 0
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_can_be_read(page: Page, bed: PageBed, *, dark: bool) -> None:
+    """Contrast of the text colours against their grounds: 4.5 to 1, as WCAG 2 AA asks."""
+    page.size(1440, 900, dark=dark)
+    visit(page, bed)
+    page.click('[data-numa="1"] h4 button')
+    worst = page.run(WORST_CONTRAST)
+    assert worst[0] >= 4.5, worst
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1440, 375])
+def test_hostile_names_stay_text(page: Page, bed: PageBed, width: int) -> None:
+    long = HOSTILE + "x" * (253 - len(HOSTILE))
+    bed.create(long, long, policy="single-numa-node")
+    bed.create("..", "..", namespace="..", policy="single-numa-node")
+    bed.create(f"refused {HOSTILE}", numacpu=HOSTILE)
+    page.size(width, 900)
+    visit(page, bed)
+    page.run(press_button("#list td button", "<img"))
+    page.wait(f"{STEPS} > 3")
+    assert page.run("document.querySelectorAll('img, #main script').length") == 0
+    assert page.run("document.title").startswith("nri-numa ")
+    shown = page.run("document.body.innerText + document.body.innerHTML")
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "\\u{1b}" in shown
+    assert "\\u{202e}" in shown
+    assert page.run("document.documentElement.scrollWidth") <= width
+    page.run(press_button("#list td button", ".."))
+    page.wait(f"{DETAILS}.includes('own CPU')")
+
+
+def test_nothing_is_loaded_from_elsewhere_and_no_code_can_be_slipped_in(
+    page: Page, bed: PageBed
+) -> None:
+    visit(page, bed)
+    page.click('[data-cpu="2"]')
+    page.wait(f"{STEPS} > 3")
+    assert len(page.requests) > 6
+    assert [u for u in page.requests if not u.startswith(bed.url)] == []
+    entries = page.run("performance.getEntriesByType('resource').map(r => r.name)")
+    assert [u for u in entries if not u.startswith(bed.url)] == []
+    page.run(
+        "(s => { s.textContent = 'document.title = 1'; document.body.append(s); })"
+        "(document.createElement('script'))"
+    )
+    page.run("document.body.setAttribute('onclick', 'document.title = 2'); document.body.click()")
+    assert page.run("document.title").startswith("nri-numa ")
+    refused = [e for e in page.errors if "Content Security Policy" in e]
+    assert refused
+    page.errors.clear()

@@ -14,9 +14,10 @@ from dataclasses import replace
 from nri_numa.engine.answers import NO_QUOTA, ContainerUpdate
 from nri_numa.engine.decide import ASSIGNED, admit
 from nri_numa.engine.decision import Decision, Machine, Reading, Refused, Resynced
+from nri_numa.engine.demand import request_milli
+from nri_numa.engine.placement import spread_charges
 from nri_numa.engine.state import (
     Allocation,
-    Charge,
     Kind,
     NodeState,
     build,
@@ -107,7 +108,7 @@ def _keep(
         allocation = prior.allocations.get(container_id)
         known = allocation is not None
         if allocation is None and marker in container.annotations:
-            allocation = _from_annotation(container.annotations[marker], pod, container)
+            allocation = _from_annotation(machine, container.annotations[marker], pod, container)
         if allocation is None:
             strangers.append(container)
             continue
@@ -115,6 +116,7 @@ def _keep(
     # What the prior state knows before what only the annotation tells, owners first, then by id.
     candidates.sort(key=lambda c: c[:3])
     taken = listed = 0
+    usable = NodeState().pool(machine.topology, machine.settings).bits
     kept: list[Allocation] = []
     for _, _, container_id, allocation in candidates:
         wants = allocation.cpus.bits | allocation.idle.bits
@@ -122,11 +124,14 @@ def _keep(
         if allocation.owned:
             clash |= wants & listed
         gone = allocation.cpus - machine.topology.possible
-        if clash or gone:
+        last = allocation.owned and not usable & ~(taken | wants)
+        if clash or gone or last:
             what = (
                 f"CPUs {CPUSet.from_bits(clash)} that another container owns"
                 if clash
                 else f"CPUs {gone} that the machine does not have"
+                if gone
+                else "the last CPUs of the shared pool"
             )
             problems.append(f"{allocation.full_name} claims {what}: decided anew")
             strangers.append(live[container_id])
@@ -139,12 +144,22 @@ def _keep(
     return kept, strangers
 
 
-def _from_annotation(text: str, pod: PodSandbox, container: Container) -> Allocation | None:
-    """Read back what we wrote at creation; None when it is not ours or damaged."""
+def _from_annotation(
+    machine: Machine, text: str, pod: PodSandbox, container: Container
+) -> Allocation | None:
+    """Read back what we wrote at creation; None when it is not ours, damaged or out of date.
+
+    The annotation is as old as the container: a resize may have changed the CPUs since, or made a
+    shared container of an owner. CPUs are believed to be owned only when they are those of the
+    annotation or exactly as many as the container requests.
+    """
+    resources = container.resources
     try:
         document = json.loads(text)
         kind = Kind(document["kind"])
         mems = NUMASet.parse(document["mems"])
+        if mems and resources.mems:
+            mems = NUMASet.parse(resources.mems)
         numa_nodes = NUMASet.parse(document["numa"])
         idle = CPUSet.parse(document.get("idle", ""))
         policy = Policy(document["policy"])
@@ -152,18 +167,24 @@ def _from_annotation(text: str, pod: PodSandbox, container: Container) -> Alloca
         reason = str(document["reason"])
         cpus = CPUSet()
         if kind in (Kind.EXCLUSIVE, Kind.EXPLICIT):
-            # The runtime is the truth for what is; the annotation is as old as the container.
-            cpus = CPUSet.parse(container.resources.cpus or document["cpus"])
+            # The runtime is the truth for what is.
+            cpus = CPUSet.parse(resources.cpus or document["cpus"])
+        same = str(cpus) == document["cpus"]
     except (ValueError, KeyError, TypeError, ListFormatError, AttributeError):
         return None
     if (kind is Kind.EXCLUSIVE and not cpus) or (kind is Kind.SHARED and not numa_nodes):
         return None
     owned = kind is Kind.EXCLUSIVE or bool(document.get("owned"))
-    resources = container.resources
-    charges: dict[int, Charge] = {}
-    memory = resources.memory_limit or 0
-    if mems and memory > 0:
-        charges[mems.first] = Charge(0, memory)
+    milli = request_milli(resources, [])
+    if owned and not same and milli != 1000 * len(cpus):
+        return None
+    if kind is Kind.EXCLUSIVE:
+        numa_nodes = machine.topology.numa_of(cpus)
+    memory = max(0, resources.memory_limit or 0) if mems else 0
+    on_node = {i: len(machine.topology.numa_nodes[i].cpus & cpus) * 1000 for i in numa_nodes}
+    if not owned:
+        on_node = dict.fromkeys(numa_nodes, milli // max(1, len(numa_nodes)))
+    charges = spread_charges(numa_nodes, on_node, mems, memory, machine.memory_capacity, {}, {})
     return Allocation(
         container_id=container.id,
         pod_id=pod.id,
@@ -179,8 +200,8 @@ def _from_annotation(text: str, pod: PodSandbox, container: Container) -> Alloca
         numa_nodes=numa_nodes,
         mems=mems,
         charges=charges,
-        cpu_milli=len(cpus) * 1000,
-        memory_bytes=max(0, memory),
+        cpu_milli=len(cpus) * 1000 if owned else milli,
+        memory_bytes=memory,
         policy=policy,
         preferred=preferred,
         reason=reason,

@@ -1,0 +1,165 @@
+"""Rare ways through decisions, each of which somebody will meet one day."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from nri_numa.engine.decision import Reading
+from nri_numa.engine.settings import Settings
+from nri_numa.engine.state import Kind
+from nri_numa.engine.workload import QoSClass, Resources
+from nri_numa.topology.cpuset import CPUSet, NUMASet
+from nri_numa.topology.synthetic import synthetic
+from tests.support import machines
+from tests.support.world import GIB, PREFIX, World, container, pod, resources
+
+SINGLE = {"policy": "single-numa-node"}
+BURSTABLE = QoSClass.BURSTABLE
+
+
+def lose_checkpoint(world: World) -> None:
+    """The state directory is gone when the agent comes back."""
+    world.store.documents.clear()
+    world.boot()
+    world.synchronize()
+
+
+def test_a_stranger_with_more_cpus_than_it_asks_for_is_decided_anew() -> None:
+    world = World(machines.single_smt())
+    of = pod("a", {"cpus": "exclusive"})
+    made = container(of, wants=resources(1))
+    world.pods[of.id] = of
+    world.live[made.id] = replace(made, resources=replace(made.resources, cpus="0-3"))
+    world.synchronize()
+    assert len(world.cpus("a-app")) == 1
+
+
+def test_widen_cannot_help_where_no_width_would() -> None:
+    world = World(machines.single_smt())
+    of = pod("a", {"cpus": "exclusive", "smt": "full-core", "on-failure": "widen"})
+    assert world.refuse(of, container(of, wants=resources(3))).reason == "SMTAlignmentError"
+
+
+def test_an_annotation_that_a_resize_made_stale_is_not_believed() -> None:
+    """It says *owner of CPU 0*; by now it shares the pool, and must not be taken for its owner."""
+    world = World(machines.single_smt())
+    of = pod("a", {"policy": "best-effort"})
+    world.place(of, container(of, wants=resources(1, 1)))
+    assert json.loads(world.live["a-app"].annotations[PREFIX + "assigned"])["kind"] == "exclusive"
+    assert world.update("a-app", resources(1.5, 1)) is None
+    lose_checkpoint(world)
+    assert not world.agent.state.owned
+    world.check()
+
+
+def test_an_owner_that_grew_is_adopted_with_all_its_cpus() -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", SINGLE)
+    world.place(of, container(of, wants=resources(2, 1)))
+    assert world.update("a-app", resources(4, 1)) is None
+    before = world.has("a-app")
+    lose_checkpoint(world)
+    assert world.has("a-app") == before
+    assert world.agent.state.owned == CPUSet.parse(before[0])
+    numa_node = int(before[1])
+    assert world.agent.state.charge(numa_node).cpu_milli == 4000
+
+
+def test_adopted_shared_containers_are_booked_by_their_requests() -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", SINGLE, qos=BURSTABLE)
+    _, mems = world.place(of, container(of, wants=resources(1.5, 2)))
+    lose_checkpoint(world)
+    charge = world.agent.state.charge(int(mems))
+    assert (charge.cpu_milli, charge.memory) == (1500, 2 * GIB)
+
+
+def test_nobody_is_adopted_as_the_owner_of_the_last_cpus() -> None:
+    world = World(machines.single_no_smt())
+    of = pod("a", {"cpus": "exclusive"})
+    made = container(of, wants=resources(4))
+    text = (
+        '{"cpus":"0-3","mems":"","policy":"none","kind":"exclusive","numa":"0","preferred":true,'
+        '"reason":"r"}'
+    )
+    world.pods[of.id] = of
+    world.live[made.id] = replace(
+        made,
+        annotations={PREFIX + "assigned": text},
+        resources=replace(made.resources, cpus="0-3"),
+    )
+    world.synchronize()
+    assert world.agent.state.allocations["a-app"].kind is Kind.UNBOUND
+    world.check()
+
+
+def test_memory_nodes_that_were_widened_since_are_kept_from_the_runtime() -> None:
+    world = World(machines.snc_smt())
+    of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
+    world.place(of, container(of, wants=resources(1.5, 4)))
+    assert world.update("a-app", resources(1.5, 20)) is None
+    before = world.has("a-app")[1]
+    assert len(NUMASet.parse(before)) == 2
+    lose_checkpoint(world)
+    assert world.has("a-app")[1] == before
+
+
+def test_what_is_booked_on_a_numa_node_that_is_no_longer_used_does_not_count() -> None:
+    """A memory tier was listed by hand; computed pins may not use it, and do not see its books."""
+    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, memory_only_gib=[8])
+    tier = str(topology.memory_nodes - topology.cpu_nodes)
+    world = World(topology, reading=Reading(memory={0: GIB, int(tier): GIB, 9: 0}))
+    of = pod("t", {"numacpu": "0", "numamem": tier})
+    world.place(of, container(of, wants=resources(1, 1)))
+    other = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
+    assert world.place(other, container(other, wants=resources(0.5, 0.5)))[1] == "0"
+
+
+def test_shared_containers_on_several_nodes_hold_back_no_single_cpu() -> None:
+    world = World(machines.dual_no_smt())
+    of = pod("wide", {"policy": "best-effort", "bind": "cpu"}, qos=BURSTABLE)
+    world.place(of, container(of, wants=resources(9.5)))
+    own = pod("own", {**SINGLE, "bind": "cpu", "on-failure": "widen"})
+    assert len(CPUSet.parse(world.place(own, container(own, wants=resources(2)))[0])) == 2
+
+
+def test_a_refusal_names_only_what_is_needed() -> None:
+    world = World(machines.dual_smt(), Settings(capacity_factor={0: 0, 1: 0}))
+    of = pod("idle", SINGLE, qos=QoSClass.BEST_EFFORT)
+    refused = world.refuse(of, container(of))
+    assert "needs a place to run" in refused.message
+    bare = pod("bare", {**SINGLE, "bind": "cpu"}, qos=BURSTABLE)
+    refused = world.refuse(bare, container(bare, wants=resources(1.5, 4)))
+    assert "GiB" not in refused.message
+    memory = pod("memory", SINGLE, qos=BURSTABLE)
+    wants = Resources(memory_limit=200 * GIB)
+    refused = world.refuse(memory, container(memory, wants=wants))
+    assert "200.0 GiB memory" in refused.message
+    assert "0 CPUs" not in refused.message
+
+
+def test_memory_outside_our_own_cpuset_is_refused_as_such() -> None:
+    topology = replace(machines.snc_smt(), withheld_memory=NUMASet([3]))
+    world = World(topology)
+    refused = world.refuse(pod("a", {"numamem": "3"}))
+    assert refused.reason == "NUMANodeNotAllowed"
+    assert "NUMA node 3" in refused.message
+
+
+def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:
+    from nri_numa.engine import explain, explain_text
+    from nri_numa.engine.decide import admit
+    from nri_numa.engine.decision import Admitted
+
+    world = World(machines.dual_smt())
+    pair = {"policy": "best-effort", "smt": "pair"}
+    high = pod("high", {**pair, "load": "high"})
+    world.place(high, container(high, wants=resources(2, 1)))
+    low = pod("low", {**pair, "load": "low"})
+    decision = admit(
+        world.agent.machine, world.agent.state, low, container(low, wants=resources(2, 1))
+    )
+    assert isinstance(decision, Admitted)
+    told = explain_text.text(explain.of_decision(world.agent.machine, decision))
+    assert "beside containers of the opposite load" in " ".join(told.split())

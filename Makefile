@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest
 UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-e2e test-vm test-vm-all fuzz soak lint format check bench proto schema lock docs clean
+.PHONY: help setup demo test test-unit coverage test-e2e test-vm test-vm-all fuzz soak lint format check bench proto schema lock docs clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ test: $(STAMP) ## All tests; those that need root, containerd or VMs run when th
 test-unit: $(STAMP) ## Only the tests that need nothing but Python
 	$(PYTEST) -m "not e2e and not vm and not browser"
 
+coverage: $(STAMP) ## The pure packages must be covered completely, branches included
+	$(PYTEST) -q -n 2 tests/unit/engine tests/unit/protocol tests/unit/topology tests/unit/cli tests/scenarios tests/properties tests/integration/test_captured_machines.py --cov --cov-config=tests/pure_coverage.ini
+
 test-e2e: $(STAMP) ## The tests against real containerd (root)
 	$(PYTEST) -m e2e
 
@@ -52,7 +55,7 @@ format: $(STAMP) ## Put the code into form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-check: lint test ## What CI runs
+check: lint coverage test ## What CI runs
 
 bench: $(STAMP) ## Measure, and print the tables of docs/performance.md
 	$(BIN)/python -m bench

@@ -1,0 +1,523 @@
+"""A long run: thousands of pods come and go on a full node, and nothing may grow, leak or break.
+
+    python -m tests.soak [--pods 10000] [--resident 1000] [--containerd 500] [--minutes 60]
+
+The plugin is a real process. First the embedded runtime drives it, with cgroup files for the
+containers, then (as root, where it can be had) a real containerd. What is sampled from outside
+while that goes on is printed as tables; the exit status is 1 when something was not as it must be,
+and 3 when a bed could not be had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nri_numa.protocol.pb import nri_pb2 as pb
+from nri_numa.runtime.embedded import CRIError, EmbeddedContainer, EmbeddedRuntime
+from nri_numa.topology.cpuset import NO_CPUS, CPUSet
+from nri_numa.topology.synthetic import synthetic, sysfs_files
+from tests.support.plugin_process import PluginProcess
+from tests.support.testbed import TestbedUnavailable
+
+PREFIX = "numa.kubernetes.io/"
+WATCHED = (
+    "invariant_violations_total",
+    "internal_errors_total",
+    "protocol_errors_total",
+    "checkpoint_errors_total",
+    "drift_found_total",
+    "drift_fights_total",
+    "gap_containers_total",
+)
+"""Counters that must stay at zero."""
+ROWS = 10
+
+
+@dataclass(slots=True)
+class Sample:
+    """One look at the plugin from outside."""
+
+    seconds: float
+    pods: int
+    live: int
+    rss_kib: int
+    descriptors: int
+    threads: int
+    cpu_seconds: float
+    lag_ms: float
+    checkpoint_kib: int
+    broken: dict[str, float]
+
+
+@dataclass(slots=True)
+class Report:
+    """What one bed came to."""
+
+    title: str
+    samples: list[Sample] = field(default_factory=list)
+    latencies: dict[str, list[float]] = field(default_factory=dict)
+    refused: int = 0
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    pods: int = 0
+
+    def print(self) -> None:
+        """Print tables in Markdown."""
+        rate = self.pods / self.seconds if self.seconds else 0.0
+        print(f"\n### {self.title}\n")
+        print(
+            f"{self.pods} pods in {self.seconds:.0f} s ({rate:.1f} per second), "
+            f"{self.refused} of them refused for want of CPUs.\n"
+        )
+        print(
+            "| s | pods | live | RSS KiB | fds | threads | CPU s | longest gap ms | journal KiB |"
+        )
+        print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+        step = max(1, len(self.samples) // ROWS)
+        for sample in [*self.samples[::step], self.samples[-1]]:
+            print(
+                f"| {sample.seconds:.0f} | {sample.pods} | {sample.live} | {sample.rss_kib} "
+                f"| {sample.descriptors} | {sample.threads} | {sample.cpu_seconds:.1f} "
+                f"| {sample.lag_ms:.1f} | {sample.checkpoint_kib} |"
+            )
+        if self.latencies:
+            print("\n| request | count | p50 ms | p99 ms | longest ms |")
+            print("|---|---:|---:|---:|---:|")
+            for method, values in sorted(self.latencies.items()):
+                values.sort()
+                print(
+                    f"| {method} | {len(values)} | {quantile(values, 0.5):.2f} "
+                    f"| {quantile(values, 0.99):.2f} | {values[-1] * 1000:.1f} |"
+                )
+        print()
+        for problem in self.problems:
+            print(f"PROBLEM: {problem}")
+        if not self.problems:
+            print(f"Zero at the end, as it must be: {', '.join(WATCHED)}.")
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """A quantile of sorted seconds, in milliseconds."""
+    return values[min(len(values) - 1, int(len(values) * part))] * 1000
+
+
+def look(plugin: PluginProcess, started: float, pods: int, live: int) -> Sample:
+    """Sample a plugin process from outside."""
+    proc = Path(f"/proc/{plugin.pid}")
+    stat = (proc / "stat").read_text().rpartition(")")[2].split()
+    metrics = dict.fromkeys((*WATCHED, "loop_lag_longest_seconds"), 0.0)
+    for line in plugin.get("/metrics")[1].splitlines():
+        name, _, value = line.removeprefix("nri_numa_").partition(" ")
+        if name in metrics:
+            metrics[name] = float(value)
+    lag = metrics.pop("loop_lag_longest_seconds")
+    checkpoint = plugin.checkpoint.stat().st_size if plugin.checkpoint.exists() else 0
+    return Sample(
+        seconds=time.monotonic() - started,
+        pods=pods,
+        live=live,
+        rss_kib=int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024,
+        descriptors=len(list((proc / "fd").iterdir())),
+        threads=int(stat[17]),
+        cpu_seconds=(int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
+        lag_ms=lag * 1000,
+        checkpoint_kib=checkpoint // 1024,
+        broken={name: value for name, value in metrics.items() if value},
+    )
+
+
+def judge(report: Report) -> None:
+    """Find what must not be in the samples: growth after the warm-up, and counters above zero."""
+    settled = report.samples[len(report.samples) // 4 :]
+    first, last = settled[0], settled[-1]
+    if last.rss_kib > first.rss_kib * 1.15 + 2048:
+        report.problems.append(f"RSS grew from {first.rss_kib} to {last.rss_kib} KiB")
+    # The look itself is a connection.
+    if last.descriptors > first.descriptors + 3:
+        report.problems.append(f"descriptors grew from {first.descriptors} to {last.descriptors}")
+    if last.threads > first.threads + 2:
+        report.problems.append(f"threads grew from {first.threads} to {last.threads}")
+    for name, value in last.broken.items():
+        report.problems.append(f"{name} is {value:g}")
+
+
+# --- the embedded runtime -------------------------------------------------------------------------
+
+
+class CgroupLinks:
+    """Cgroups of a thousand containers: each is a link to the directory of its cpuset.
+
+    A pool that changes for all of them is written in milliseconds.
+    """
+
+    def __init__(self, root: Path, cpus: str, mems: str) -> None:
+        self.root = root
+        self._all = cpus, mems
+        self._shown: dict[str, tuple[str, str]] = {}
+        (root / "sets").mkdir(parents=True)
+        (root / "pods").mkdir()
+        (root / "cgroup.controllers").write_text("cpuset\n")
+
+    def mirror(self, containers: Sequence[EmbeddedContainer]) -> None:
+        """Show what the runtime has its containers run with."""
+        live = {
+            c.id: (c.message.linux.resources.cpu.cpus, c.message.linux.resources.cpu.mems)
+            for c in containers
+        }
+        for gone in self._shown.keys() - live.keys():
+            (self.root / "pods" / gone).unlink()
+            del self._shown[gone]
+        for container_id, has in live.items():
+            if self._shown.get(container_id) == has:
+                continue
+            self._shown[container_id] = has
+            temporary = self.root / "pods" / ".new"
+            os.symlink(self._directory(*has), temporary)
+            os.replace(temporary, self.root / "pods" / container_id)
+
+    def _directory(self, cpus: str, mems: str) -> Path:
+        directory = self.root / "sets" / f"{cpus}_{mems}"
+        if not directory.exists():
+            directory.mkdir()
+            for name, text, whole in (("cpus", cpus, self._all[0]), ("mems", mems, self._all[1])):
+                (directory / f"cpuset.{name}").write_text(f"{text}\n")
+                (directory / f"cpuset.{name}.effective").write_text(f"{text or whole}\n")
+        return directory
+
+
+KINDS: dict[str, tuple[dict[str, str], str]] = {
+    "free": ({}, "besteffort/"),
+    "shared": ({"policy": "best-effort", "cpus": "shared"}, "burstable/"),
+    "listed": ({"numacpu": "0-3", "numamem": "0"}, ""),
+    "owner": ({"policy": "single-numa-node"}, ""),
+}
+RESIDENT_WEIGHTS = (70, 25, 3, 2)
+CYCLE_WEIGHTS = (40, 35, 15, 10)
+EXPECTED_REFUSALS = ("TopologyAffinityError", "NotEnough")
+
+
+class EmbeddedSoak:
+    """Pods on the embedded runtime, one plugin process."""
+
+    def __init__(self, directory: Path, pods: int, resident: int, deadline: float) -> None:
+        self.topology = synthetic(
+            sockets=2, numa_per_socket=4, cores_per_numa=16, threads=2, memory_gib=256
+        )
+        self.directory = directory
+        self.pods = pods
+        self.resident = resident
+        self.deadline = deadline
+        self.report = Report(
+            f"Embedded runtime: {resident} resident containers, "
+            f"{len(self.topology.online)} CPUs on {len(self.topology.numa_ids)} NUMA nodes"
+        )
+        self.rng = random.Random(1)
+        self.done = 0
+        self.numbers = 0
+
+    async def run(self) -> Report:
+        """Do it all."""
+        machine = self.directory / "machine"
+        for path, text in sysfs_files(self.topology).items():
+            (machine / path).parent.mkdir(parents=True, exist_ok=True)
+            (machine / path).write_text(text)
+        cpus, mems = str(self.topology.online), str(self.topology.memory_nodes)
+        self.cgroups = CgroupLinks(self.directory / "cgroup", cpus, mems)
+        socket = self.directory / "nri.sock"
+        config = {
+            "cgroupRoot": str(self.cgroups.root),
+            "kubeletRoot": str(self.directory / "kubelet"),
+            "reconcile": {"interval": "10s"},
+            "log": {"level": "warning", "format": "json"},
+        }
+        plugin = PluginProcess(self.directory / "plugin", socket, config=config, sysfs_root=machine)
+        async with EmbeddedRuntime(str(socket), cpus=cpus, mems=mems) as runtime:
+            self.runtime = runtime
+            try:
+                plugin.start(wait=False)
+                await runtime.wait_for_plugin(limit=30)
+                await self._live(plugin)
+            finally:
+                plugin.close()
+        return self.report
+
+    async def _live(self, plugin: PluginProcess) -> None:
+        weights = RESIDENT_WEIGHTS
+        for _ in range(self.resident):
+            await self._start(self.rng.choices(list(KINDS), weights)[0])
+            await asyncio.sleep(0)
+        self._mirror()
+        while not await asyncio.to_thread(plugin.responsive):
+            await asyncio.sleep(0.1)
+        self.runtime.calls.clear()
+        started = time.monotonic()
+        looking = asyncio.create_task(self._look_on(plugin, started))
+        mirroring = asyncio.create_task(self._mirror_on())
+        await asyncio.gather(*(self._cycle() for _ in range(4)))
+        self.report.seconds, self.report.pods = time.monotonic() - started, self.done
+        await asyncio.sleep(2)
+        for task in (looking, mirroring):
+            task.cancel()
+        await asyncio.gather(looking, mirroring, return_exceptions=True)
+        await self._sample(plugin, started)
+        judge(self.report)
+        await self._compare(plugin)
+
+    async def _cycle(self) -> None:
+        """One of several pods at a time, until there were enough of them."""
+        while self.done < self.pods and time.monotonic() < self.deadline:
+            self.done += 1
+            kind = self.rng.choices(list(KINDS), CYCLE_WEIGHTS)[0]
+            container = await self._start(kind)
+            if container is None:
+                self.report.refused += 1
+                continue
+            if self.rng.random() < 0.2:
+                more = pb.LinuxResources()
+                more.cpu.shares.value = self.rng.randrange(100, 4000)
+                await self.runtime.update_container(container.id, more)
+            await asyncio.sleep(self.rng.random() * 0.05)
+            await self.runtime.stop_container(container.id)
+            await self.runtime.remove_pod(container.pod_id)
+
+    async def _start(self, kind: str) -> EmbeddedContainer | None:
+        self.numbers += 1
+        number = self.numbers
+        annotations, qos = KINDS[kind]
+        message = pb.PodSandbox(
+            name=f"{kind}-{number}",
+            namespace="soak",
+            annotations={PREFIX + key: value for key, value in annotations.items()},
+        )
+        message.linux.cgroup_parent = f"/kubepods/{qos}pod{number}"
+        pod = await self.runtime.run_pod(message)
+        container = pb.Container(name="app", id=f"c{number:06}")
+        container.linux.cgroups_path = f"/pods/{container.id}"
+        if kind in ("shared", "owner"):
+            count = 0.1 if kind == "shared" else self.rng.choice((1, 2, 4))
+            cpu = container.linux.resources.cpu
+            cpu.quota.value, cpu.period.value = int(count * 100_000), 100_000
+            cpu.shares.value = int(count * 1024)
+            container.linux.resources.memory.limit.value = 64 << 20
+        try:
+            made = await self.runtime.create_container(pod.id, container)
+            await self.runtime.start_container(made.id)
+        except CRIError as error:
+            if not any(reason in str(error) for reason in EXPECTED_REFUSALS):
+                self.report.problems.append(f"{kind}: {error}")
+            await self.runtime.remove_pod(pod.id)
+            return None
+        return made
+
+    def _mirror(self) -> None:
+        self.cgroups.mirror(
+            [c for c in self.runtime.containers.values() if c.state.name == "RUNNING"]
+        )
+
+    async def _mirror_on(self) -> None:
+        while True:
+            self._mirror()
+            await asyncio.sleep(0.2)
+
+    async def _look_on(self, plugin: PluginProcess, started: float) -> None:
+        while True:
+            await self._sample(plugin, started)
+            await asyncio.sleep(3)
+
+    async def _sample(self, plugin: PluginProcess, started: float) -> None:
+        live = len(self.runtime.containers)
+        sample = await asyncio.to_thread(look, plugin, started, self.done, live)
+        self.report.samples.append(sample)
+        calls = self.runtime.calls
+        while calls:
+            call = calls.popleft()
+            self.report.latencies.setdefault(call.method, []).append(call.seconds)
+            if call.outcome != "ok" and call.method != "CreateContainer":
+                self.report.problems.append(f"{call.method}: {call.outcome}")
+
+    async def _compare(self, plugin: PluginProcess) -> None:
+        """The plugin's books, the runtime's, and nobody's CPU twice."""
+        listing = await asyncio.to_thread(plugin.json, "/v1/assignments")
+        told = {one["id"]: one for one in listing["containers"]}
+        live = dict(self.runtime.containers)
+        if told.keys() != live.keys():
+            self.report.problems.append(
+                f"the plugin knows {len(told)} containers, the runtime {len(live)}"
+            )
+        owned = NO_CPUS
+        for container_id, one in told.items():
+            if one["kind"] == "exclusive":
+                cpus = CPUSet.parse(live[container_id].cpus)
+                if cpus & owned:
+                    self.report.problems.append(f"CPUs {cpus & owned} are owned twice")
+                owned = owned | cpus
+        for container_id, one in told.items():
+            cpus = CPUSet.parse(live[container_id].cpus)
+            if one["kind"] != "exclusive" and cpus & owned:
+                self.report.problems.append(f"{container_id} runs on owned CPUs {cpus & owned}")
+        warned = Counter(
+            r.get("msg", "?") for r in plugin.records() if r.get("level") in ("warning", "error")
+        )
+        for message, count in warned.items():
+            if message != "container refused" and "drift" not in message and message != "link":
+                print(f"log: {count} × {message}", file=sys.stderr)
+
+
+# --- containerd -----------------------------------------------------------------------------------
+
+
+def containerd_soak(directory: Path, pods: int, deadline: float) -> Report:
+    """Pods on a real containerd, each a process in a cgroup of its own.
+
+    Raises:
+        TestbedUnavailable: no containerd, no root.
+    """
+    from tests.support.containerd import Containerd, find_binaries
+    from tests.support.cri import BEST_EFFORT, CRI, QoS, Resources, burstable, guaranteed
+    from tests.support.cri import CRIError as RuntimeRefused
+
+    binaries = find_binaries("2")
+    report = Report(f"containerd {binaries.version}: real containers")
+    rng, lock = random.Random(2), threading.Lock()
+    done = 0
+    kinds: tuple[tuple[dict[str, str], QoS, Resources], ...] = (
+        ({}, QoS.BEST_EFFORT, BEST_EFFORT),
+        ({PREFIX + "policy": "best-effort"}, QoS.BURSTABLE, burstable(0.1)),
+        ({PREFIX + "numacpu": "1", PREFIX + "numamem": "0"}, QoS.GUARANTEED, BEST_EFFORT),
+        ({PREFIX + "cpus": "exclusive"}, QoS.GUARANTEED, guaranteed(1)),
+    )
+    with Containerd(binaries, directory / "c") as containerd:
+        config = {"reconcile": {"interval": "5s"}, "log": {"level": "warning", "format": "json"}}
+        plugin = PluginProcess(directory / "plugin", containerd.nri_socket, config=config)
+        # At level warning the log does not tell when the link stands; the server does.
+        plugin.start(wait=False)
+        try:
+            while not plugin.responsive() or plugin.get("/readyz")[0] != 200:
+                time.sleep(0.1)
+            for number in range(10):
+                resident = containerd.cri.run_pod(f"resident{number}", qos=QoS.BEST_EFFORT)
+                containerd.cri.run(resident)
+            started = time.monotonic()
+
+            def cycle(worker: int) -> None:
+                nonlocal done
+                with CRI(
+                    containerd.socket, containerd.log_root, on_cgroup=containerd.note_cgroup
+                ) as cri:
+                    while time.monotonic() < deadline:
+                        with lock:
+                            if done >= pods:
+                                return
+                            done += 1
+                            number = done
+                            annotations, qos, resources = rng.choice(kinds)
+                        pod = cri.run_pod(f"soak{number}", annotations=annotations, qos=qos)
+                        try:
+                            cri.run(pod, resources=resources)
+                        except RuntimeRefused as error:
+                            report.refused += 1
+                            if not any(r in error.message for r in (*EXPECTED_REFUSALS, "CPU")):
+                                report.problems.append(f"worker {worker}: {error.message}")
+                        cri.remove_pod(pod)
+
+            with ThreadPoolExecutor(3) as workers:
+                running = [workers.submit(cycle, n) for n in range(3)]
+                while not all(each.done() for each in running):
+                    report.samples.append(look(plugin, started, done, 10))
+                    time.sleep(2)
+                for each in running:
+                    each.result()
+            report.seconds, report.pods = time.monotonic() - started, done
+            time.sleep(8)
+            report.samples.append(look(plugin, started, done, 10))
+            judge(report)
+            known = len(plugin.json("/v1/assignments")["containers"])
+            if known != 10:
+                report.problems.append(f"the plugin knows {known} containers, 10 run")
+        finally:
+            plugin.close()
+    return report
+
+
+def machine() -> str:
+    """What this runs on."""
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    total = int(Path("/proc/meminfo").read_text().split()[1]) >> 20
+    return (
+        f"{os.cpu_count()} CPUs ({model}), {total} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, load average at the start "
+        f"{os.getloadavg()[0]:.1f}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the beds that were asked for; the result is the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--pods", type=int, default=10_000, help="pods on the embedded runtime")
+    parser.add_argument("--resident", type=int, default=1000, help="containers that stay")
+    parser.add_argument("--containerd", type=int, default=500, help="pods on containerd, 0 is none")
+    parser.add_argument("--minutes", type=float, default=60, help="at most, for each bed")
+    options = parser.parse_args(arguments)
+    print(f"Machine: {machine()}.")
+
+    def embedded(directory: Path) -> Report:
+        deadline = time.monotonic() + options.minutes * 60
+        soak = EmbeddedSoak(directory, options.pods, options.resident, deadline)
+        return asyncio.run(soak.run())
+
+    def real(directory: Path) -> Report:
+        return containerd_soak(
+            directory, options.containerd, time.monotonic() + options.minutes * 60
+        )
+
+    beds: list[Callable[[Path], Report]] = []
+    beds += [embedded] if options.pods else []
+    beds += [real] if options.containerd else []
+    status = 0
+    for bed in beds:
+        directory = Path(tempfile.mkdtemp(prefix="nri-numa-soak-", dir=_fast()))
+        try:
+            report = bed(directory)
+        except TestbedUnavailable as error:
+            print(f"not run: {error}", file=sys.stderr)
+            status = max(status, 3)
+            continue
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+        report.print()
+        if report.problems:
+            status = 1
+    return status
+
+
+def _fast() -> str | None:
+    """A directory on tmpfs where there is one, as /run is."""
+    return "/run" if os.access("/run", os.W_OK) else None
+
+
+__all__: list[Any] = []
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -423,7 +423,7 @@ def virtme_arguments(
         "-fsdev",
         "local,id=cached,path=/,security_model=none,readonly=on,multidevs=remap",
         "-device",
-        f"virtio-9p-pci,fsdev=cached,mount_tag={CACHED_ROOT_TAG}",
+        f"virtio-9p-pci,fsdev=cached,mount_tag={CACHED_ROOT_TAG},bus=pcie.0",
     ]
     if control is not None:
         options += ["-qmp", f"unix:{control},server=on,wait=off"]

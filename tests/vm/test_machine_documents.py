@@ -128,7 +128,7 @@ def test_the_command_line_says_all_of_the_machine() -> None:
     assert pairs["--rwdir"] == "/run/out=/artifacts/m"
     (qemu,) = [a for a in arguments if a.startswith("--qemu-opts=")]
     assert qemu.endswith(
-        "-device virtio-9p-pci,fsdev=cached,mount_tag=cached-root"
+        "-device virtio-9p-pci,fsdev=cached,mount_tag=cached-root,bus=pcie.0"
         " -qmp unix:/tmp/c/qmp,server=on,wait=off"
     )
 

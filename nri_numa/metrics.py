@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
@@ -99,6 +106,9 @@ class Snapshot:
         container_kinds: number of containers by kind.
         containers: consumed while the answer is written; it must stay valid over loop rounds.
         checkpoint_age: seconds since the state was last written, None before the first time.
+        checkpoint_failing: the state cannot be written now.
+        ready: what ``/readyz`` answers.
+        observe: decides, but changes nothing.
     """
 
     numa_nodes: Iterable[NUMANodeSample] = ()
@@ -107,6 +117,9 @@ class Snapshot:
     shared_pool_cpus: int = 0
     offline_cpus: int = 0
     checkpoint_age: float | None = None
+    checkpoint_failing: bool = False
+    ready: bool = False
+    observe: bool = False
 
 
 class Metrics:
@@ -117,6 +130,8 @@ class Metrics:
     """
 
     def __init__(self, version: str) -> None:
+        # Every counter's birthday would be a series of its own; resets show without them.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry(auto_describe=False)
         self._own: list[_Collects] = [ProcessCollector(registry=registry)]
         self.snapshot: Callable[[], Snapshot] = Snapshot
@@ -308,6 +323,16 @@ def _totals(snapshot: Snapshot) -> Iterator[list[str]]:
         *_head("offline_cpus", "CPUs that are present and not online."),
         f"nri_numa_offline_cpus {snapshot.offline_cpus}\n",
     ]
+    for name, text, value in (
+        ("ready", "Whether containers are placed and remembered, as /readyz says.", snapshot.ready),
+        ("observe", "Whether nothing is changed, only decided and told.", snapshot.observe),
+        (
+            "checkpoint_failing",
+            "Whether the state cannot be made durable now.",
+            snapshot.checkpoint_failing,
+        ),
+    ):
+        yield [*_head(name, text), f"nri_numa_{name} {value:d}\n"]
     if snapshot.checkpoint_age is not None:
         yield [
             *_head("checkpoint_age_seconds", "Time since the state was last made durable."),

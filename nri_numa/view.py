@@ -262,6 +262,9 @@ class LiveView:
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_age=None if written is None else max(0.0, self._now() - written),
+            checkpoint_failing=bool(self._agent.store_problem),
+            ready=self.readiness().ready,
+            observe=self._agent.observe,
         )
 
     def _kinds(self, state: NodeState) -> dict[str, int]:

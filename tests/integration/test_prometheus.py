@@ -1,0 +1,107 @@
+"""A real Prometheus scrapes the real process, and knows the alerts and what the panels ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_numa.topology.synthetic import synthetic
+from tests.support.embedded_node import CRIError, Node
+from tests.support.prometheus import PROGRAM, Prometheus
+
+ROOT = Path(__file__).resolve().parents[2]
+ALERTS = ROOT / "config" / "prometheus" / "alerts.yaml"
+DASHBOARD = ROOT / "config" / "grafana" / "nri-numa.json"
+
+if PROGRAM is None or not shutil.which("promtool"):
+    if os.environ.get("NRI_NUMA_REQUIRE_PROMETHEUS"):
+        pytest.fail("prometheus and promtool are required and not installed", pytrace=False)
+    pytest.skip("prometheus is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node with one container of each sort, and a refusal."""
+    topology = synthetic(memory_gib=64, hugepages={2 << 20: 64})
+    with Node(tmp_path, topology=topology) as made:
+        made.start()
+        made.four()
+        with pytest.raises(CRIError):
+            made.run("big", {"policy": "single-numa-node"}, cpus=33)
+        yield made
+
+
+def test_a_live_scrape_is_clean(node: Node) -> None:
+    """In names, types, units and help, as promtool judges them."""
+    status, text = node.plugin.get("/metrics")
+    assert status == 200
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "_created" not in text
+
+
+def test_prometheus_scrapes_judges_and_draws(node: Node, tmp_path: Path) -> None:
+    """Scraped without a complaint; every alert and panel has a valid expression with data."""
+    target = node.plugin.address
+    with Prometheus(tmp_path / "prometheus", [target], [ALERTS]) as server:
+        server.until(lambda: server.query("count_over_time(up[1m]) > 3"), "four scrapes")
+        (scraped,) = server.ask("targets")["activeTargets"]
+        assert (scraped["health"], scraped["lastError"]) == ("up", "")
+        values = {
+            one["metric"]["kind"]: float(one["value"][1])
+            for one in server.query("nri_numa_containers")
+        }
+        assert values == {
+            "exclusive": 1,
+            "explicit": 1,
+            "foreign": 0,
+            "shared": 1,
+            "unbound": 1,
+        }
+        (refused,) = server.query('sum(nri_numa_decisions_total{outcome="refused"})')
+        assert float(refused["value"][1]) == 1
+        kinds = server.ask("metadata")
+        assert kinds["nri_numa_request_duration_seconds"][0]["type"] == "histogram"
+        assert kinds["nri_numa_gap_containers_total"][0]["type"] == "counter"
+
+        # Every rule can be evaluated, and a healthy node is quiet.
+        (group,) = server.ask("rules")["groups"]
+        server.until(
+            lambda: all(r["health"] == "ok" for r in server.ask("rules")["groups"][0]["rules"]),
+            "every rule was evaluated",
+        )
+        assert len(group["rules"]) > 10
+        assert server.ask("alerts")["alerts"] == []
+
+        # Every panel has something to draw.
+        for panel in json.loads(DASHBOARD.read_text())["panels"]:
+            for asked in panel.get("targets", ()):
+                expression = (
+                    asked["expr"]
+                    .replace("$job", ".*")
+                    .replace("$instance", ".*")
+                    .replace("$__rate_interval", "1m")
+                )
+                assert "$" not in expression
+                found = server.query(expression)
+                assert found, f"{panel['title']}: {expression}"
+
+        # The runtime dies: within two minutes somebody is told.
+        node.call(node.runtime.stop())
+
+        def pending() -> bool:
+            known = {one["labels"]["alertname"] for one in server.ask("alerts")["alerts"]}
+            return "NRINUMALinkDown" in known
+
+        server.until(pending, "the alert about the link is pending")
+        node.call(node.runtime.start())

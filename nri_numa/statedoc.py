@@ -71,20 +71,20 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     """Read one container back.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: the document is damaged.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: the document is damaged.
     """
-    load = document.get("load")
-    return Allocation(
+    load, quota = document.get("load"), document.get("quota")
+    allocation = Allocation(
         container_id=container_id,
-        pod_id=document["pod_id"],
-        pod_uid=document["pod_uid"],
-        namespace=document["namespace"],
-        pod=document["pod"],
-        container=document["container"],
+        pod_id=_text(document["pod_id"]),
+        pod_uid=_text(document["pod_uid"]),
+        namespace=_text(document["namespace"]),
+        pod=_text(document["pod"]),
+        container=_text(document["container"]),
         kind=Kind(document["kind"]),
         qos=QoSClass(document["qos"]),
         since=float(document["since"]),
-        reason=document["reason"],
+        reason=_text(document["reason"]),
         cpus=CPUSet.parse(document.get("cpus", "")),
         idle=CPUSet.parse(document.get("idle", "")),
         owned=bool(document.get("owned", False)),
@@ -101,8 +101,33 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
         smt=SMT(document.get("smt", "any")),
         load=None if load is None else Load(tuple((int(a), int(b)) for a, b in load)),
         preferred=bool(document.get("preferred", True)),
-        quota=document.get("quota"),
+        quota=None if quota is None else int(quota),
     )
+    problem = _contradiction(allocation)
+    if problem:
+        raise ValueError(problem)
+    return allocation
+
+
+def _contradiction(a: Allocation) -> str:
+    """Say what cannot be true of any allocation; later steps rely on none of these being there."""
+    if a.kind is Kind.EXCLUSIVE and not (a.owned and a.cpus):
+        return "an exclusive container must own CPUs"
+    if a.kind is Kind.SHARED and not a.numa_nodes:
+        return "a shared container must have NUMA nodes"
+    if a.owned and a.kind not in (Kind.EXCLUSIVE, Kind.EXPLICIT):
+        return f"a container that is {a.kind} cannot own CPUs"
+    if a.idle & a.cpus or (a.idle and not a.owned):
+        return "only siblings of owned CPUs are kept idle"
+    if a.kind is Kind.FOREIGN and a.mems:
+        return "a foreign container has no memory nodes of ours"
+    return ""
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, not {value!r}")
+    return value
 
 
 def pod_document(record: PodRecord) -> Document | None:
@@ -125,7 +150,7 @@ def pod_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
     affinity = document.get("affinity")
     return PodRecord(
         uid=uid,
-        pod_id=document["pod_id"],
+        pod_id=_text(document["pod_id"]),
         affinity=None if affinity is None else NUMASet.parse(affinity),
         affinity_preferred=bool(document.get("preferred", True)),
         former={
@@ -191,6 +216,6 @@ def state_from(documents: Mapping[str, Mapping[str, Any]]) -> tuple[NodeState, l
                 records.append(pod_from(key[len(POD) :], document))
             else:
                 problems.append(f"checkpoint entry {key!r} is of no known sort and was left out")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             problems.append(f"checkpoint entry {key!r} is damaged and was left out: {error!r}")
     return build(allocations, records), problems

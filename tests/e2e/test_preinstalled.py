@@ -83,4 +83,8 @@ def test_the_next_one_started_goes_on(containerd: Containerd, cri: CRI, launched
     # NRI 0.6 tells launched plugins no stop of a container older than itself: the plugin looks.
     cri.stop(owner)
     cri.remove(owner)
-    poll(lambda: cri.allowed(shared).cpus == allowed("self").cpus or None, "CPUs given back", timeout_s=60)
+    poll(
+        lambda: cri.allowed(shared).cpus == allowed("self").cpus or None,
+        "CPUs given back",
+        timeout_s=60,
+    )

@@ -104,6 +104,8 @@ const SILENCE = 40000; // ms; the stream says something at least every 15 s
 let token = memory.get(forTab, "token");
 
 class Unauthorized extends Error {}
+class Busy extends Error {}
+let stream = null; // the AbortController of the open event stream
 
 async function request(path, signal) {
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
@@ -129,10 +131,11 @@ async function get(path) {
  * it, since an EventSource cannot send the Authorization header.
  */
 async function follow(told) {
-  const abort = new AbortController();
+  const abort = stream = new AbortController();
   let watch = setTimeout(() => abort.abort(), SILENCE);
   try {
     const response = await request("v1/events", abort.signal);
+    if (response.status === 503) throw new Busy();
     if (!response.ok) throw new Error(`the agent answered ${response.status}`);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
@@ -260,7 +263,7 @@ function words(info) {
 
 /** From what each part of the page was drawn last, to leave it alone while that is the same. */
 const drawn = { banners: "", kinds: "", refusals: "" };
-const round = { running: false, again: false, timer: 0, cost: 0, shape: "" };
+const round = { running: false, again: false, denied: false, timer: 0, retry: 0, cost: 0, shape: "" };
 
 /** Fetch everything and draw it; one round at a time, with a pause that grows with its cost. */
 function refresh() {
@@ -311,7 +314,7 @@ async function refreshNow() {
   round.timer = setTimeout(() => {
     round.timer = 0;
     if (round.again) refresh();
-  }, Math.max(100, 3 * round.cost));
+  }, Math.max(200, 3 * round.cost));
 }
 
 let wake = () => {};
@@ -331,7 +334,7 @@ async function run() {
       await follow((told) => {
         wait = 500;
         heard(told.version);
-        refresh();
+        if (!document.hidden) refresh(); // else when somebody looks
       });
     } catch (error) {
       if (error instanceof Unauthorized) {
@@ -339,9 +342,11 @@ async function run() {
         wait = 500;
         continue;
       }
-      failed(error);
+      if (error instanceof Busy) wait = 5000; // too many tabs for one more stream: ask now and then
+      else if (!round.denied) failed(error);
     }
-    await pause(wait);
+    await pause(round.denied ? 0 : wait);
+    round.denied = false;
   }
 }
 
@@ -353,8 +358,15 @@ function heard(version) {
 }
 
 function failed(error) {
-  if (error instanceof Unauthorized) return; // run() asks for the token
+  if (error instanceof Unauthorized) { // the token was changed: run() asks for the new one
+    round.denied = true;
+    stream?.abort();
+    return;
+  }
   link.lost = error.message || "no answer";
+  // The stream may well be alive; then nothing else would ask again.
+  clearTimeout(round.retry);
+  round.retry = setTimeout(refresh, 3000);
   drawLinks();
 }
 
@@ -656,7 +668,7 @@ function drawBars(use) {
     made.push(el("p", { class: "quiet" }, use.memoryAvailableBytes || use.memoryAllocatedBytes ? "memory only" : "memory only, for explicit lists"));
   }
   if (use.capacityFactor !== 1) {
-    made.push(el("p", { class: "factor" }, use.capacityFactor === 0 ? "drained: capacity factor 0" : `capacity factor ${use.capacityFactor}`));
+    made.push(el("p", { class: "factor" }, use.capacityFactor === 0 && "drained: ", el("span", { class: "word" }, "capacity "), `factor ${use.capacityFactor}`));
   }
   node.bars.replaceChildren(...made);
 }
@@ -1014,7 +1026,7 @@ function explained(c) {
     const list = answer.explanations;
     return list.find((one) => c.id ? one.assignment?.id === c.id : one.outcome === "refused") || list[0];
   }).catch((error) => {
-    if (error instanceof Unauthorized) wake();
+    if (error instanceof Unauthorized) failed(error);
     return { summary: c.reason || "", problem: error instanceof Unauthorized ? "the agent wants a token" : error.message };
   }).then((found) => {
     if (detail.explained.get(key) !== waiting) return; // something else was chosen meanwhile

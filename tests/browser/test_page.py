@@ -256,6 +256,21 @@ def test_a_guarded_agent_asks_for_its_token(page: Page, tmp_path: Path) -> None:
         assert page.run("document.getElementById('login').hidden")
 
 
+def test_a_token_that_is_changed_is_asked_for_again(page: Page, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    with page_bed(machines.dual_no_smt(), token_file=str(token)) as bed:
+        page.open(bed.url)
+        page.wait("document.activeElement.id === 'token'")
+        page.type("0123456789abcdef")
+        page.press("Enter")
+        page.wait(LIVE)
+        token.write_text("another token of length")
+        bed.create("next", policy="single-numa-node")
+        page.wait("document.getElementById('login').hidden === false")
+        assert page.run("document.getElementById('main').hidden")
+
+
 # --- why --------------------------------------------------------------------------------------
 
 

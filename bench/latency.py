@@ -116,9 +116,7 @@ async def measure(
                         await fill(ours, count, kind)
                         await fill(floor, count, kind)
                         n = rounds if count < 500 or kind is not SHARED else rounds // 2
-                        found.append(
-                            await compare(machine, count, case, shape, ours, floor, n)
-                        )
+                        found.append(await compare(machine, count, case, shape, ours, floor, n))
     return found
 
 

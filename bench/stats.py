@@ -34,9 +34,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table, its columns aligned so that a terminal shows it well too."""
     cells = [[str(cell) for cell in row] for row in rows]
-    widths = [
-        max([len(name), 3, *(len(row[i]) for row in cells)]) for i, name in enumerate(head)
-    ]
+    widths = [max([len(name), 3, *(len(row[i]) for row in cells)]) for i, name in enumerate(head)]
 
     def line(parts: Sequence[str]) -> str:
         padded = [

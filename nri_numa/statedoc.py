@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nri_numa.engine.state import Allocation, Charge, Former, Kind, NodeState, PodRecord, build
+from nri_numa.engine.state import (
+    Allocation,
+    Charge,
+    Former,
+    Kind,
+    NodeState,
+    PodRecord,
+    build,
+    contradiction,
+)
 from nri_numa.engine.workload import SMT, Load, Policy, QoSClass
 from nri_numa.topology.cpuset import CPUSet, NUMASet
 
@@ -103,25 +112,10 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
         preferred=bool(document.get("preferred", True)),
         quota=None if quota is None else int(quota),
     )
-    problem = _contradiction(allocation)
+    problem = contradiction(allocation)
     if problem:
         raise ValueError(problem)
     return allocation
-
-
-def _contradiction(a: Allocation) -> str:
-    """Say what cannot be true of any allocation; later steps rely on none of these being there."""
-    if a.kind is Kind.EXCLUSIVE and not (a.owned and a.cpus):
-        return "an exclusive container must own CPUs"
-    if a.kind is Kind.SHARED and not a.numa_nodes:
-        return "a shared container must have NUMA nodes"
-    if a.owned and a.kind not in (Kind.EXCLUSIVE, Kind.EXPLICIT):
-        return f"a container that is {a.kind} cannot own CPUs"
-    if a.idle & a.cpus or (a.idle and not a.owned):
-        return "only siblings of owned CPUs are kept idle"
-    if a.kind is Kind.FOREIGN and a.mems:
-        return "a foreign container has no memory nodes of ours"
-    return ""
 
 
 def _text(value: object) -> str:

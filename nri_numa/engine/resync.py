@@ -21,6 +21,7 @@ from nri_numa.engine.state import (
     Kind,
     NodeState,
     build,
+    contradiction,
     effective_cpus,
 )
 from nri_numa.engine.workload import Container, PodSandbox, Policy
@@ -170,9 +171,9 @@ def _from_annotation(
             # The runtime is the truth for what is.
             cpus = CPUSet.parse(resources.cpus or document["cpus"])
         same = str(cpus) == document["cpus"]
-    except (ValueError, KeyError, TypeError, ListFormatError, AttributeError):
+    except (ValueError, KeyError, TypeError, ListFormatError, AttributeError, RecursionError):
         return None
-    if (kind is Kind.EXCLUSIVE and not cpus) or (kind is Kind.SHARED and not numa_nodes):
+    if not (numa_nodes | mems) <= machine.topology.numa_ids:
         return None
     owned = kind is Kind.EXCLUSIVE or bool(document.get("owned"))
     milli = request_milli(resources, [])
@@ -185,7 +186,7 @@ def _from_annotation(
     if not owned:
         on_node = dict.fromkeys(numa_nodes, milli // max(1, len(numa_nodes)))
     charges = spread_charges(numa_nodes, on_node, mems, memory, machine.memory_capacity, {}, {})
-    return Allocation(
+    allocation = Allocation(
         container_id=container.id,
         pod_id=pod.id,
         pod_uid=pod.uid,
@@ -207,6 +208,7 @@ def _from_annotation(
         reason=reason,
         quota=0 if resources.cpu_quota == NO_QUOTA and owned else None,
     )
+    return None if contradiction(allocation) else allocation
 
 
 def _ownable(machine: Machine, state: NodeState, container: Container) -> CPUSet:

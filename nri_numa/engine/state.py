@@ -338,6 +338,24 @@ def effective_cpus(allocation: Allocation, pool: CPUSet, topology: Topology) -> 
     return group_cpus(key, pool, topology)
 
 
+def contradiction(a: Allocation) -> str:
+    """Say what cannot be true of any allocation; empty when nothing is wrong.
+
+    For allocations that were read back from somewhere: everything else relies on none of these.
+    """
+    if a.kind is Kind.EXCLUSIVE and not (a.owned and a.cpus):
+        return "an exclusive container must own CPUs"
+    if a.kind is Kind.SHARED and not a.numa_nodes:
+        return "a shared container must have NUMA nodes"
+    if a.owned and a.kind not in (Kind.EXCLUSIVE, Kind.EXPLICIT):
+        return f"a container that is {a.kind} cannot own CPUs"
+    if a.idle & a.cpus or (a.idle and not a.owned):
+        return "only siblings of owned CPUs are kept idle"
+    if a.kind is Kind.FOREIGN and a.mems:
+        return "a foreign container has no memory nodes of ours"
+    return ""
+
+
 def step_violations(
     before: NodeState, after: NodeState, topology: Topology, settings: Settings
 ) -> list[str]:

@@ -72,9 +72,14 @@ class BadWish:
     def message(self) -> str:
         """One sentence for the user, with pod, container, key, value and expectation."""
         return (
-            f"pod {self.pod}, container {self.container}: {self.key} is {quoted(self.value)} "
-            f"({self.source}), expected {self.expected}"
+            f"pod {self.pod}, container {self.container}: {_plain(self.key)} is "
+            f"{quoted(self.value)} ({_plain(self.source)}), expected {self.expected}"
         )
+
+
+def _plain(name: str) -> str:
+    """Show a name as it is unless it would break the line: only Kubernetes checks names."""
+    return name if name.isprintable() and len(name) <= 400 else quoted(name)
 
 
 def quoted(value: str) -> str:

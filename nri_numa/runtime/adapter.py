@@ -116,19 +116,23 @@ class Adapter:
             known = [convert.pod_from(pod, first.get(pod.id)) for pod in pods]
             self._pod_uids = {pod.id: pod.uid for pod in known}
             updates = self._agent.synchronize(
-                known, [convert.container_from(container) for container in containers]
+                known,
+                # One without an id could never be told anything, and would spoil the whole answer.
+                [convert.container_from(container) for container in containers if container.id],
             )
             return convert.updates(updates)
 
     def create_container(self, request: pb.CreateContainerRequest) -> pb.CreateContainerResponse:
         """Place a container."""
+        if not request.container.id:
+            raise RequestRefused("InvalidRequest: the container has no id, expected the runtime's")
         with operation():
             pod = convert.pod_from(request.pod, request.container)
             container = convert.container_from(request.container, brief=True)
             self._pod_uids[pod.id] = pod.uid
             answer = self._agent.create_container(pod, container)
             if isinstance(answer, Refused):
-                raise RequestRefused(f"{answer.reason}: {answer.message}")
+                raise _refusal(answer)
             return convert.create_response(answer.adjustment, answer.updates)
 
     def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:
@@ -139,7 +143,7 @@ class Adapter:
             asked = convert.resources_from(request.linux_resources, update=True)
             outcome = self._agent.update_container(pod, container, asked)
             if isinstance(outcome, Refused):
-                raise RequestRefused(f"{outcome.reason}: {outcome.message}")
+                raise _refusal(outcome)
             return convert.update_response(outcome.own, outcome.updates)
 
     def stop_container(self, request: pb.StopContainerRequest) -> pb.StopContainerResponse:
@@ -195,3 +199,11 @@ class Adapter:
                 f"InternalError: nri-numa failed in {event_name} ({error!r}); see its log"
             )
         return None
+
+
+def _refusal(refused: Refused) -> RequestRefused:
+    """Make the error that the pod's author will read: one line, whatever names are in it."""
+    text = f"{refused.reason}: {refused.message}"
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return RequestRefused(text)

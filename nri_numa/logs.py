@@ -4,8 +4,10 @@ Every line of one request carries the same ``op`` id; `operation` binds it. Valu
 and are not trusted: whatever could end a line, move a cursor or reorder text is escaped, so that a
 line in a terminal says what it says.
 
-A line costs nothing below the threshold, and its text is made after the reply has left: `setup`
-with a loop puts finished events into a queue that the loop empties in its next round.
+Built on the standard library's logging: our loggers stand below ``nri_numa``, one handler writes
+for them and for whatever other libraries have to say from warnings on. A line costs nothing below
+the threshold, and its text is made after the reply has left: with a loop (`defer`) the handler
+keeps records in a queue that the loop empties in its next round.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import math
 import os
 import re
 import socket
 import stat
 import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -27,17 +31,24 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Protocol, TextIO
 
-DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
-LEVELS = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR}
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 
 MAX_VALUE = 4096
 """Characters of one value; a longer one is cut and says so."""
 
+_NAMES = {number: name for name, number in LEVELS.items()}
 _PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
 _BARE = re.compile(r"[A-Za-z0-9_./:@%+,\-*()\[\]{}<>|~^!?]+", re.ASCII)
 _JOURNAL_SOCKET = "/run/systemd/journal/socket"
 
 Event = dict[str, Any]
+
+_root = logging.getLogger("nri_numa")
 
 _bound: ContextVar[Mapping[str, object]] = ContextVar(
     "bound",
@@ -49,12 +60,6 @@ _bound: ContextVar[Mapping[str, object]] = ContextVar(
 _operations = itertools.count(int.from_bytes(os.urandom(4)))
 
 
-class _Settings:
-    """The one switch that every logger looks at; replaced by `setup`."""
-
-    threshold: int = INFO
-
-
 class _Scheduler(Protocol):
     def call_soon(self, callback: Callable[[], object], /) -> object: ...
 
@@ -62,29 +67,30 @@ class _Scheduler(Protocol):
 class Logger:
     """Writes events with fields; the level is looked at before anything else happens."""
 
-    __slots__ = ("_component",)
+    __slots__ = ("_component", "_logger")
 
     def __init__(self, component: str) -> None:
         self._component = component
+        self._logger = _root.getChild(component)
 
     def debug(self, event: str, /, **fields: object) -> None:
         """Something only a developer wants to follow."""
-        if _Settings.threshold <= DEBUG:
-            self._emit("debug", event, **fields)
+        if self._logger.isEnabledFor(logging.DEBUG):
+            self._emit(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
         """Something an operator may want to know: decisions and changes of state."""
-        if _Settings.threshold <= INFO:
-            self._emit("info", event, **fields)
+        if self._logger.isEnabledFor(logging.INFO):
+            self._emit(logging.INFO, event, fields)
 
     def warning(self, event: str, /, **fields: object) -> None:
         """Something works less well than it should."""
-        if _Settings.threshold <= WARNING:
-            self._emit("warning", event, **fields)
+        if self._logger.isEnabledFor(logging.WARNING):
+            self._emit(logging.WARNING, event, fields)
 
     def error(self, event: str, /, **fields: object) -> None:
         """A request failed."""
-        self._emit("error", event, **fields)
+        self._emit(logging.ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: object) -> None:
         """A request failed by an unexpected exception; its traceback is part of the line."""
@@ -95,36 +101,34 @@ class Logger:
                 "error": f"{type(error).__name__}: {error}",
                 "traceback": "".join(traceback.format_exception(error)).rstrip(),
             }
-        self._emit("error", event, **fields)
+        self._emit(logging.ERROR, event, fields)
 
-    def _emit(self, level: str, event: str, /, **fields: object) -> None:
-        # The head of a line stands before its fields.
-        line: Event = {
-            "time": datetime.now(UTC),  # noqa: TID251  # the log is where the clock belongs
-            "level": level,
-            "msg": event,
-            **_bound.get(),
-            "component": self._component,
-            **fields,
-        }
-        _sink.emit(line)
+    def _emit(self, level: int, event: str, fields: Mapping[str, object]) -> None:
+        # Made here rather than by Logger.log: nobody wants the caller's file and line, which cost
+        # more than the rest of the record.
+        record = logging.LogRecord(self._logger.name, level, "", 0, event, None, None)
+        record.component = self._component
+        record.fields = {**_bound.get(), "component": self._component, **fields}
+        self._logger.handle(record)
 
 
-class _Sink:
-    """Where events go: rendered at once, or in the loop's next round when there is a loop."""
+class _Handler(logging.Handler):
+    """Writes records at once, or in the loop's next round when there is a loop."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.render: Callable[[Event], str] = render_logfmt
         self.write: Callable[[str, str], None] = _stderr_writer(sys.stderr, journal=False)
-        self.close: Callable[[], None] = _nothing
+        self.close_target: Callable[[], None] = _nothing
         self.loop: _Scheduler | None = None
-        self.queue: deque[Event] = deque()
+        self.thread = threading.get_ident()
+        self.queue: deque[logging.LogRecord] = deque()
 
-    def emit(self, event: Event) -> None:
-        if self.loop is None:
-            self._put(event)
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.loop is None or threading.get_ident() != self.thread:
+            self._put(record)
             return
-        self.queue.append(event)
+        self.queue.append(record)
         if len(self.queue) == 1:
             self.loop.call_soon(self.flush)
 
@@ -132,10 +136,27 @@ class _Sink:
         while self.queue:
             self._put(self.queue.popleft())
 
-    def _put(self, event: Event) -> None:
+    def _put(self, record: logging.LogRecord) -> None:
+        event = _event(record)
         # A full disk or a closed terminal must not be the reason why a container does not start.
         with contextlib.suppress(OSError, ValueError):
             self.write(event["level"], self.render(event))
+
+
+def _event(record: logging.LogRecord) -> Event:
+    """The head of a line stands before its fields."""
+    head: Event = {
+        "time": datetime.fromtimestamp(record.created, UTC),
+        "level": _NAMES.get(record.levelno, "error" if record.levelno > logging.ERROR else "info"),
+        "msg": record.msg if hasattr(record, "fields") else record.getMessage(),
+    }
+    fields: Mapping[str, object] | None = getattr(record, "fields", None)
+    if fields is None:  # another library's
+        fields = {"component": record.name}
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            lines = traceback.format_exception(record.exc_info[1])
+            fields = {**fields, "traceback": "".join(lines).rstrip()}
+    return {**head, **fields}
 
 
 def get_logger(component: str) -> Logger:
@@ -172,7 +193,7 @@ def bound(**fields: object) -> Iterator[None]:
 
 def set_level(level: str) -> None:
     """Change the threshold; takes effect at once in every logger."""
-    _Settings.threshold = LEVELS[level]
+    _root.setLevel(LEVELS[level])
 
 
 def setup(
@@ -194,15 +215,15 @@ def setup(
     _sink.flush()
     set_level(level)
     opened = open(file, "a", encoding="utf-8") if file else None  # noqa: SIM115  # kept open
-    _sink.close()
+    _sink.close_target()
     if opened is not None:
-        _sink.write, _sink.close = _stderr_writer(opened, journal=False), opened.close
+        _sink.write, _sink.close_target = _stderr_writer(opened, journal=False), opened.close
         journal = False
     elif stream is None and _is_null(sys.stderr) and os.path.exists(_JOURNAL_SOCKET):
-        _sink.write, _sink.close = _journal_writer(_JOURNAL_SOCKET)
+        _sink.write, _sink.close_target = _journal_writer(_JOURNAL_SOCKET)
         journal = True
     else:
-        target, _sink.close = stream or sys.stderr, _nothing
+        target, _sink.close_target = stream or sys.stderr, _nothing
         journal = _is_journal(target)
         _sink.write = _stderr_writer(target, journal=journal)
     if format == "json":
@@ -214,7 +235,7 @@ def setup(
 def defer(loop: _Scheduler | None) -> None:
     """Make the text of lines in ``loop``'s next round; None writes them at once again."""
     _sink.flush()
-    _sink.loop = loop
+    _sink.loop, _sink.thread = loop, threading.get_ident()
 
 
 def flush() -> None:
@@ -338,4 +359,7 @@ def _time(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-_sink = _Sink()
+_sink = _Handler()
+_root.addHandler(_sink)
+_root.propagate = False
+logging.getLogger().addHandler(_sink)  # what other libraries have to say, from warnings on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import socket
@@ -228,8 +229,8 @@ def test_a_plugin_without_standard_error_writes_to_the_journal(
 
 
 def test_no_library_is_loaded_for_logging() -> None:
-    """Every plugin pays for it at its start, before the first container."""
-    code = "import nri_numa.logs, sys; print({'logging', 'structlog', 'rich'} & set(sys.modules))"
+    """Every plugin pays for it at its start; the standard library's is there with asyncio."""
+    code = "import nri_numa.logs, sys; print({'structlog', 'rich', 'loguru'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -238,3 +239,16 @@ def test_a_field_may_have_any_name(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup()
     logs.get_logger("agent").error("x", event=1, self=2)
     assert capsys.readouterr().err.endswith(" event=1 self=2\n")
+
+
+def test_other_libraries_speak_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup()
+    other = logging.getLogger("asyncio")
+    other.info("nobody wants to know")
+    try:
+        raise ValueError("of theirs")
+    except ValueError:
+        other.exception("Task %s was lost", "x")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'level=error msg="Task x was lost" component=asyncio traceback=' in line
+    assert "ValueError: of theirs" in line

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket as socket_module
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,6 +73,13 @@ class Bed:
         raise RuntimeError(f"{method} was never called")
 
 
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on at this moment."""
+    with socket_module.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NRI_NUMA_")}
     return {**kept, "PYTHONPATH": str(REPOSITORY)}
@@ -90,7 +98,13 @@ def empty_command(socket: Path) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def bed(
-    directory: Path, topology: Topology, *, empty: bool = False, more: Sequence[str] = ()
+    directory: Path,
+    topology: Topology,
+    *,
+    empty: bool = False,
+    more: Sequence[str] = (),
+    http: bool = False,
+    before: Callable[[EmbeddedRuntime], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Bed]:
     """Start a runtime and one plugin; the plugin is active when this yields.
 
@@ -99,15 +113,19 @@ async def bed(
         topology: the machine.
         empty: the floor instead of the real plugin.
         more: further flags of the real plugin.
+        http: serve the API, on a port that was free a moment ago.
+        before: puts something onto the node before the plugin starts.
     """
     directory.mkdir(parents=True, exist_ok=True)
     sysfs = directory / "machine"
     write_machine(topology, sysfs)
     socket, log = directory / "nri.sock", directory / "log"
+    port = free_port() if http else 0
+    address = f"127.0.0.1:{port}" if http else "off"
     command = (
         empty_command(socket)
         if empty
-        else real_command(socket, directory / "state", sysfs, "--http=off", *more)
+        else real_command(socket, directory / "state", sysfs, f"--http={address}", *more)
     )
     runtime = EmbeddedRuntime(
         str(socket),
@@ -116,6 +134,8 @@ async def bed(
         request_timeout=30,  # a busy machine must not end the measurement
     )
     async with runtime:
+        if before is not None:
+            await before(runtime)
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *command, cwd=REPOSITORY, env=environment(), stdout=output, stderr=output
@@ -128,7 +148,9 @@ async def bed(
                 active.cancel()
                 raise RuntimeError(f"the plugin ended:\n{log.read_text()[-2000:]}")
             await active
-            yield Bed(runtime=runtime, process=process, log=log, state=directory / "state")
+            yield Bed(
+                runtime=runtime, process=process, log=log, state=directory / "state", port=port
+            )
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()

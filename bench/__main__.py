@@ -1,0 +1,90 @@
+"""``python -m bench``: measure everything within a few minutes, print it, write it down.
+
+The result is printed and written to ``artifacts/performance-DATE.md``, ready for
+docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bench import (
+    containerd_cycles,
+    density,
+    engine,
+    interference,
+    latency,
+    machine,
+    resources,
+    synchronize,
+)
+from bench.beds import MACHINES
+
+ARTIFACTS = Path(__file__).resolve().parents[1] / "artifacts"
+
+
+def _latency(quick: bool) -> str:
+    if quick:
+        found = latency.measure(rounds=60, machines=tuple(MACHINES)[:1], residents=(0, 100))
+        return latency.report(asyncio.run(found))
+    return latency.report(asyncio.run(latency.measure(rounds=200)))
+
+
+PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
+    "latency": ("A request through a real socket, beside an empty plugin", _latency),
+    "containerd": (
+        "Real containerd, plugin on against off",
+        lambda quick: containerd_cycles.measure(batches=2 if quick else 4),
+    ),
+    "synchronize": (
+        "Synchronize",
+        lambda quick: asyncio.run(synchronize.measure(rounds=2 if quick else 5)),
+    ),
+    "merge": ("Merging the hints of four resources", lambda quick: engine.merges()),
+    "admit": (
+        "The decision alone",
+        lambda quick: engine.admits(100 if quick else 400),
+    ),
+    "density": ("Density", lambda quick: density.measure(seeds=8 if quick else 40)),
+    "resources": ("Start, memory, CPU", lambda quick: asyncio.run(resources.measure(quick=quick))),
+    "interference": (
+        "Interference",
+        lambda quick: asyncio.run(interference.measure(rounds=60 if quick else 150)),
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: a minute or two")
+    parser.add_argument("--only", action="append", choices=list(PARTS), help="may be repeated")
+    options = parser.parse_args(arguments)
+    begun = time.time()
+    date = time.strftime("%Y-%m-%d", time.gmtime(begun))
+    pieces = [f"Measured on {date}.\n\n{machine.describe()}"]
+    print(pieces[0], flush=True)
+    for name, (title, run) in PARTS.items():
+        if options.only and name not in options.only:
+            continue
+        started, before = time.monotonic(), machine.load()
+        body = run(options.quick)
+        pieces.append(
+            f"### {title}\n\n{body}\n\n"
+            f"({name}: {time.monotonic() - started:.0f} s, load average {before} before, "
+            f"{machine.load()} after)"
+        )
+        print(f"\n{pieces[-1]}", flush=True)
+    ARTIFACTS.mkdir(exist_ok=True)
+    target = ARTIFACTS / f"performance-{date}.md"
+    target.write_text("\n\n".join(pieces) + "\n", encoding="utf-8")
+    print(f"\nwritten to {target.relative_to(ARTIFACTS.parent)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

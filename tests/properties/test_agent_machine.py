@@ -7,12 +7,13 @@ write, runtime restarts, gap containers, CPUs going away; at the end every CPU i
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nri_numa.engine.decision import Refused
+from nri_numa.engine.decision import Machine, Refused
 from nri_numa.engine.settings import CPUOrder, Settings
 from nri_numa.engine.workload import QoSClass, Resources, Strategy
 from nri_numa.topology.cpuset import CPUSet
@@ -195,6 +196,15 @@ class Lives(RuleBasedStateMachine):
         self.world.boot()
         self.world.synchronize()
         assert {i: self.world.has(i) for i in before} == before, "a container moved"
+
+    @rule(factor=st.sampled_from([0.0, 0.5, 1.0]), numa_node=st.sampled_from([0, 1]))
+    def node_is_drained_or_given_back(self, factor: float, numa_node: int) -> None:
+        """New containers go elsewhere; nothing that runs moves."""
+        before = {i: self.world.has(i) for i in self.world.live}
+        self.world.settings = replace(self.world.settings, capacity_factor={numa_node: factor})
+        machine = Machine(topology=self.world.topology, settings=self.world.settings)
+        self.world.apply(self.world.agent.retopology(machine))
+        assert {i: self.world.has(i) for i in self.world.live} == before, "a container moved"
 
     def carries(self, container_id: str, kind: str) -> bool:
         """Whether the container says itself what it has; one found in a gap does not."""

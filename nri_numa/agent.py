@@ -91,6 +91,7 @@ class Agent:
         synchronized: whether the runtime told what runs at least once.
         places: where the cgroups of live containers are, by container id.
         narrowed_at: when the shared pool was last narrower than it is now, as far as we know.
+        pool_changes: how often the shared pool changed.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class Agent:
         self._unwritten: dict[str, str] = {}
         self.places: dict[str, Place] = {}
         self.narrowed_at: float | None = None
+        self.pool_changes = 0
 
     # --- events of the runtime --------------------------------------------------------------------
 
@@ -257,6 +259,7 @@ class Agent:
         if before[1] != after[1]:
             # cgroup v1 takes CPUs that go offline out of every cpuset, and never puts them back.
             self.narrowed_at = self._now()
+            self.pool_changes += 1
         self.notify()
         if self.observe:
             return ()
@@ -354,6 +357,8 @@ class Agent:
         self.state = after
         if before.owned or before.idle:
             self.narrowed_at = self._now()
+        if before.owned != after.owned or before.idle != after.idle:
+            self.pool_changes += 1
         self.notify()
 
     def _persist(self, before: NodeState, after: NodeState, touched: Mapping[str, str]) -> None:

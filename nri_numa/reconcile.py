@@ -39,10 +39,18 @@ PAUSE: Final = 0.002
 """Seconds in which the thread wants nothing, so that the loop gets its turn."""
 SETTLE: Final = 1.0
 """Seconds between the two looks: an update that rides on an answer has arrived by then."""
+UPDATE_SECONDS: Final = 0.03
+"""What the runtime may take to apply one update, of those that a changed pool causes."""
+SAID_AT_ONCE: Final = 20
+"""Lines of one round about single containers; a thousand at once would keep requests waiting."""
 READ_BACK: Final = 0.2
 """Seconds between a push and reading back what became of it."""
 CHUNK: Final = 32
 """Corrections of one push. Each push may cost the runtime a picture of the whole node."""
+YOUNG: Final = 10.0
+"""Seconds after the decision in which a cgroup may not have got its first values yet: the OCI
+runtime makes it, moves the process in, and writes the cpuset after that. No instruction of the
+container runs before, so there is nothing to repair."""
 BLIND_ROUNDS: Final = 3
 """Rounds without any cgroup after which that is said; one may fall between create and start."""
 RACES: Final = 3
@@ -101,6 +109,7 @@ class Reconciler:
         reader: CgroupReader,
         active: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         """Make a reconciler.
@@ -113,6 +122,7 @@ class Reconciler:
             active: whether the runtime can be reached; without it, drift waits for the next
                 synchronisation, which repairs it too.
             now: seconds of a clock that never jumps.
+            wall: Unix time, the clock of decisions.
             sleep: waits.
         """
         self._agent = agent
@@ -121,18 +131,21 @@ class Reconciler:
         self._reader = reader
         self._active = active
         self._now = now
+        self._wall = wall
         self._sleep = sleep
         self._repairs: dict[str, deque[float]] = {}
         self._given_up: set[str] = set()
         self._said: dict[str, str] = {}
         self._trouble = ""
         self._blind = 0
+        self._pool = (agent.pool_changes, float("-inf"))
 
     async def run(self, config: Callable[[], AgentConfig]) -> None:
         """Do rounds until cancelled; ``reconcile.interval`` 0 does none until it is changed."""
         waited = 0.0
         while True:
             interval = parse_duration(config().reconcile.interval)
+            self.watch_pool()
             step = min(1.0, interval - waited) if interval > 0 else 1.0
             if step > 0:
                 # In small steps, so that a reloaded interval counts at once.
@@ -146,6 +159,7 @@ class Reconciler:
                     max_repairs=settings.max_repairs,
                     window=parse_duration(settings.repair_window),
                     settle=min(SETTLE, interval),
+                    young=min(YOUNG, interval),
                 )
             except Exception:
                 # Containers are placed as well without it.
@@ -153,7 +167,12 @@ class Reconciler:
                 log.exception("reconcile failed")
 
     async def round(
-        self, *, max_repairs: int = 3, window: float = 600.0, settle: float = SETTLE
+        self,
+        *,
+        max_repairs: int = 3,
+        window: float = 600.0,
+        settle: float = SETTLE,
+        young: float = 0.0,
     ) -> Round:
         """Look at every container once, and repair what is not as meant.
 
@@ -161,7 +180,9 @@ class Reconciler:
             max_repairs: repairs of one container within ``window`` before it is given up.
             window: seconds.
             settle: seconds between the two looks.
+            young: age in seconds below which a container is left to the next round.
         """
+        self.watch_pool()
         # Before the runtime has told what runs, what we remember may be long gone.
         if not self._agent.synchronized:
             return Round()
@@ -169,7 +190,7 @@ class Reconciler:
         if first is None:
             return Round()
         self._forget_all_but({c.container_id for c in first.corrections}, window)
-        suspects = self._not_pending(first.corrections)
+        suspects = self._grown(self._not_pending(first.corrections), young)
         if not suspects:
             return Round(seen=first.seen)
         await self._sleep(settle)
@@ -177,15 +198,17 @@ class Reconciler:
         if second is None:
             return Round(seen=first.seen)
         before = {c.container_id: c for c in suspects}
+        quiet = self._pool_is_quiet(settle)
         drifted = [
             c
             for c in self._not_pending(second.corrections)
             if (c.cpus, c.mems) == (before[c.container_id].cpus, before[c.container_id].mems)
+            and (quiet or not c.follows_pool)
         ]
         given_up: list[str] = []
         repairs: list[Correction] = []
+        self._report(drifted)
         for correction in drifted:
-            self._report(correction)
             if correction.blocked or self._agent.observe:
                 continue
             if self._fought(correction, max_repairs, window):
@@ -238,22 +261,50 @@ class Reconciler:
         """Leave out containers whose update has not been sent yet."""
         return [c for c in corrections if not self._agent.is_pending(c.container_id)]
 
+    def _grown(self, corrections: Sequence[Correction], young: float) -> list[Correction]:
+        """Leave out containers that were decided a moment ago."""
+        allocations, now = self._agent.state.allocations, self._wall()
+        return [
+            c
+            for c in corrections
+            # A clock that was set back makes nobody young.
+            if (a := allocations.get(c.container_id)) and not 0 <= now - a.since < young
+        ]
+
     # --- judging ----------------------------------------------------------------------------------
 
-    def _report(self, correction: Correction) -> None:
-        """Count and say a drift, once for as long as it stays the same."""
-        if self._said.get(correction.container_id) == correction.found:
-            return
-        self._said[correction.container_id] = correction.found
-        self._metrics.drift_found.inc()
-        log.warning(
-            "drift found",
-            container=correction.name,
-            id=correction.container_id[:12],
-            found=correction.found,
-            repairable=not correction.blocked,
-            observed=self._agent.observe,
-        )
+    def watch_pool(self) -> None:
+        """Note when the shared pool last changed, to the second."""
+        if self._agent.pool_changes != self._pool[0]:
+            self._pool = (self._agent.pool_changes, self._now())
+
+    def _pool_is_quiet(self, settle: float) -> bool:
+        """Whether updates that a changed pool caused have long been applied.
+
+        Until then containers of the shared pool cannot be judged: owners that come and go get the
+        same CPUs again and again, so two looks may see the same and mean two different owners.
+        Nothing is lost by waiting, because every change rewrites all of them.
+        """
+        self.watch_pool()
+        applied = settle + UPDATE_SECONDS * len(self._agent.places)
+        return self._now() - self._pool[1] >= applied
+
+    def _report(self, drifted: Sequence[Correction]) -> None:
+        """Count and say drift, once for as long as it stays the same."""
+        new = [c for c in drifted if self._said.get(c.container_id) != c.found]
+        self._metrics.drift_found.inc(len(new))
+        self._said.update((c.container_id, c.found) for c in new)
+        for correction in new[:SAID_AT_ONCE]:
+            log.warning(
+                "drift found",
+                container=correction.name,
+                id=correction.container_id[:12],
+                found=correction.found,
+                repairable=not correction.blocked,
+                observed=self._agent.observe,
+            )
+        if len(new) > SAID_AT_ONCE:
+            log.warning("more drift found", containers=len(new) - SAID_AT_ONCE)
 
     def _fought(self, correction: Correction, max_repairs: int, window: float) -> bool:
         container_id = correction.container_id
@@ -317,16 +368,19 @@ class Reconciler:
             left = [c for i, c in wrong.items() if not c.blocked and (c.cpus, c.mems) != sent[i]]
             if not left:
                 break
-        for container_id in right:
-            self._metrics.drift_repaired.inc()
-            correction = names[container_id]
-            log.info(
-                "drift repaired",
-                container=correction.name,
-                id=container_id[:12],
-                found=correction.found,
-            )
+        self._metrics.drift_repaired.inc(len(right))
+        for number, container_id in enumerate(right):
             self._said.pop(container_id, None)
+            if number < SAID_AT_ONCE:
+                correction = names[container_id]
+                log.info(
+                    "drift repaired",
+                    container=correction.name,
+                    id=container_id[:12],
+                    found=correction.found,
+                )
+        if len(right) > SAID_AT_ONCE:
+            log.info("more drift repaired", containers=len(right) - SAID_AT_ONCE)
         return right
 
     async def _send(self, corrections: Sequence[Correction]) -> list[Correction]:

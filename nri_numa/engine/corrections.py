@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nri_numa.engine.answers import ContainerUpdate
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
+from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
 from nri_numa.topology.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 
 
@@ -43,6 +43,7 @@ class Correction:
             to write, only to report.
         rank: 0 when it runs on CPUs that belong to another container, 1 when it owns CPUs itself,
             2 otherwise.
+        follows_pool: what is meant for its CPUs changes with every owner that comes or goes.
     """
 
     container_id: str
@@ -52,6 +53,7 @@ class Correction:
     found: str
     blocked: bool = False
     rank: int = 2
+    follows_pool: bool = False
 
     @property
     def order(self) -> tuple[int, str]:
@@ -116,6 +118,7 @@ def plan_corrections(
                 found="; ".join(text for text in (cpus_found, mems_found) if text),
                 blocked=not (cpus or mems),
                 rank=rank,
+                follows_pool=bool(cpus) and group_of(allocation) is not None,
             )
         )
     return tuple(sorted(found, key=lambda correction: correction.order))

@@ -16,6 +16,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -31,6 +32,7 @@ from nri_numa.protocol.pb import nri_pb2 as pb
 from nri_numa.runtime.embedded import CRIError, EmbeddedContainer, EmbeddedRuntime
 from nri_numa.topology.cpuset import NO_CPUS, CPUSet
 from nri_numa.topology.synthetic import synthetic, sysfs_files
+from tests.support.embedded_node import Noticing
 from tests.support.plugin_process import PluginProcess
 from tests.support.testbed import TestbedUnavailable
 
@@ -173,22 +175,20 @@ class CgroupLinks:
         (root / "pods").mkdir()
         (root / "cgroup.controllers").write_text("cpuset\n")
 
-    def mirror(self, containers: Sequence[EmbeddedContainer]) -> None:
-        """Show what the runtime has its containers run with."""
-        live = {
-            c.id: (c.message.linux.resources.cpu.cpus, c.message.linux.resources.cpu.mems)
-            for c in containers
-        }
-        for gone in self._shown.keys() - live.keys():
-            (self.root / "pods" / gone).unlink()
-            del self._shown[gone]
-        for container_id, has in live.items():
-            if self._shown.get(container_id) == has:
-                continue
-            self._shown[container_id] = has
-            temporary = self.root / "pods" / ".new"
-            os.symlink(self._directory(*has), temporary)
-            os.replace(temporary, self.root / "pods" / container_id)
+    def show(self, container_id: str, container: EmbeddedContainer | None) -> None:
+        """Show what the runtime has a container run with; None when it does not run."""
+        if container is None:
+            if self._shown.pop(container_id, None) is not None:
+                (self.root / "pods" / container_id).unlink()
+            return
+        cpu = container.message.linux.resources.cpu
+        has = cpu.cpus, cpu.mems
+        if self._shown.get(container_id) == has:
+            return
+        self._shown[container_id] = has
+        temporary = self.root / "pods" / ".new"
+        os.symlink(self._directory(*has), temporary)
+        os.replace(temporary, self.root / "pods" / container_id)
 
     def _directory(self, cpus: str, mems: str) -> Path:
         directory = self.root / "sets" / f"{cpus}_{mems}"
@@ -229,6 +229,7 @@ class EmbeddedSoak:
         self.rng = random.Random(1)
         self.done = 0
         self.numbers = 0
+        self.changed: set[str] = set()
 
     async def run(self) -> Report:
         """Do it all."""
@@ -248,6 +249,8 @@ class EmbeddedSoak:
         plugin = PluginProcess(self.directory / "plugin", socket, config=config, sysfs_root=machine)
         async with EmbeddedRuntime(str(socket), cpus=cpus, mems=mems) as runtime:
             self.runtime = runtime
+            world = Noticing(runtime._world, self.changed_one)
+            runtime._world = runtime._plugins._world = world  # type: ignore[assignment]
             try:
                 plugin.start(wait=False)
                 await runtime.wait_for_plugin(limit=30)
@@ -256,24 +259,25 @@ class EmbeddedSoak:
                 plugin.close()
         return self.report
 
+    def changed_one(self, container_id: str) -> None:
+        """An update was applied to a container."""
+        self.changed.add(container_id)
+
     async def _live(self, plugin: PluginProcess) -> None:
         weights = RESIDENT_WEIGHTS
         for _ in range(self.resident):
             await self._start(self.rng.choices(list(KINDS), weights)[0])
             await asyncio.sleep(0)
-        self._mirror()
         while not await asyncio.to_thread(plugin.responsive):
             await asyncio.sleep(0.1)
         self.runtime.calls.clear()
         started = time.monotonic()
         looking = asyncio.create_task(self._look_on(plugin, started))
-        mirroring = asyncio.create_task(self._mirror_on())
         await asyncio.gather(*(self._cycle() for _ in range(4)))
         self.report.seconds, self.report.pods = time.monotonic() - started, self.done
         await asyncio.sleep(2)
-        for task in (looking, mirroring):
-            task.cancel()
-        await asyncio.gather(looking, mirroring, return_exceptions=True)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
         await self._sample(plugin, started)
         judge(self.report)
         await self._compare(plugin)
@@ -293,6 +297,8 @@ class EmbeddedSoak:
                 await self.runtime.update_container(container.id, more)
             await asyncio.sleep(self.rng.random() * 0.05)
             await self.runtime.stop_container(container.id)
+            self.changed.add(container.id)
+            self._mirror()
             await self.runtime.remove_pod(container.pod_id)
 
     async def _start(self, kind: str) -> EmbeddedContainer | None:
@@ -322,17 +328,17 @@ class EmbeddedSoak:
                 self.report.problems.append(f"{kind}: {error}")
             await self.runtime.remove_pod(pod.id)
             return None
+        self.changed.add(made.id)
+        self._mirror()
         return made
 
     def _mirror(self) -> None:
-        self.cgroups.mirror(
-            [c for c in self.runtime.containers.values() if c.state.name == "RUNNING"]
-        )
-
-    async def _mirror_on(self) -> None:
-        while True:
-            self._mirror()
-            await asyncio.sleep(0.2)
+        """Write the cgroups of whoever has changed since, at once, as the runtime does."""
+        changed, self.changed = self.changed, set()
+        for container_id in changed:
+            container = self.runtime.containers.get(container_id)
+            running = container is not None and container.state.name == "RUNNING"
+            self.cgroups.show(container_id, container if running else None)
 
     async def _look_on(self, plugin: PluginProcess, started: float) -> None:
         while True:
@@ -370,12 +376,20 @@ class EmbeddedSoak:
             cpus = CPUSet.parse(live[container_id].cpus)
             if one["kind"] != "exclusive" and cpus & owned:
                 self.report.problems.append(f"{container_id} runs on owned CPUs {cpus & owned}")
-        warned = Counter(
-            r.get("msg", "?") for r in plugin.records() if r.get("level") in ("warning", "error")
-        )
-        for message, count in warned.items():
-            if message != "container refused" and "drift" not in message and message != "link":
-                print(f"log: {count} × {message}", file=sys.stderr)
+        warnings(plugin)
+
+
+def warnings(plugin: PluginProcess) -> None:
+    """Print what the plugin warned of: how often, and the first of each."""
+    seen: Counter[str] = Counter()
+    for record in plugin.records():
+        message = str(record.get("msg"))
+        if record.get("level") in ("warning", "error") and message != "link":
+            seen[message] += 1
+            if seen[message] <= 5 and message != "container refused":
+                print(f"log: {record}", file=sys.stderr)
+    for message, count in seen.items():
+        print(f"log: {count} times {message}", file=sys.stderr)
 
 
 # --- containerd -----------------------------------------------------------------------------------
@@ -441,11 +455,20 @@ def containerd_soak(directory: Path, pods: int, deadline: float) -> Report:
                     report.samples.append(look(plugin, started, done, 10))
                     time.sleep(2)
                 for each in running:
-                    each.result()
+                    if (error := each.exception()) is not None:
+                        report.problems.append(f"{type(error).__name__}: {error}")
+            if report.problems and containerd.running:
+                # A call that never returned: let the daemon tell where everybody stands.
+                os.kill(containerd.pid, signal.SIGUSR1)
+                time.sleep(2)
+                kept = Path(tempfile.gettempdir()) / "nri-numa-soak-containerd.log"
+                kept.write_text(containerd.log())
+                print(f"the daemon's log with all its stacks is kept as {kept}", file=sys.stderr)
             report.seconds, report.pods = time.monotonic() - started, done
             time.sleep(8)
             report.samples.append(look(plugin, started, done, 10))
             judge(report)
+            warnings(plugin)
             known = len(plugin.json("/v1/assignments")["containers"])
             if known != 10:
                 report.problems.append(f"the plugin knows {known} containers, 10 run")

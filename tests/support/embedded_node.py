@@ -74,7 +74,7 @@ class Pinned:
     mems: str
 
 
-class _Noticing:
+class Noticing:
     """A world that tells of every update that is applied to it."""
 
     def __init__(self, world: World, told: Callable[[str], object]) -> None:
@@ -144,7 +144,7 @@ class Node:
         if state_directory is not None:
             self.plugin.state_directory = state_directory
         # Every update of the runtime is written to the cgroup, also one that changes nothing.
-        world = _Noticing(self.runtime._world, lambda i: self._mirrored.pop(i, None))
+        world = Noticing(self.runtime._world, lambda i: self._mirrored.pop(i, None))
         self.runtime._world = self.runtime._plugins._world = world  # type: ignore[assignment]
         self.others: list[PluginProcess] = []
         self.pinned: dict[str, Pinned] = {}

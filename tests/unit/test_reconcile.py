@@ -42,6 +42,7 @@ class Bed:
     tree: CgroupTree
     observe: bool = False
     clock: float = 1000.0
+    wall: float = 1_000_000.0
     pushes: list[list[ContainerUpdate]] = field(default_factory=list)
     active: bool = True
     failing: str = ""
@@ -62,6 +63,7 @@ class Bed:
             reader=CgroupReader(str(self.tree.root)),
             active=lambda: self.active,
             now=lambda: self.clock,
+            wall=lambda: self.wall,
             sleep=self.sleep,
         )
 
@@ -91,6 +93,8 @@ class Bed:
         self.world.place(of, made)
         for container_id in self.world.live:
             self.settle(container_id)
+        self.reconciler.watch_pool()
+        self.clock += 3600
 
     def drift(self, container_id: str, cpus: str, mems: str = "") -> None:
         """Somebody writes into the cgroup."""
@@ -129,6 +133,23 @@ def bed(tree: CgroupTree) -> Bed:
     own = pod("owner", {"policy": "single-numa-node"})
     bed.run(own, container(own, wants=resources(2, 1)))
     return bed
+
+
+def test_a_cgroup_that_is_just_being_made_is_no_drift(bed: Bed) -> None:
+    """The OCI runtime makes the cgroup first and writes the cpuset into it later."""
+    bed.drift("listed-app", "0-7", "0-1")
+    bed.wall += 9.9
+    assert bed.round(young=10) == Round(seen=3)
+    assert bed.pushes == []
+    assert bed.counts() == (0, 0, 0)
+    bed.wall += 0.2
+    assert bed.round(young=10).repaired == ("listed-app",)
+
+
+def test_a_clock_set_back_makes_nobody_young(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0-1")
+    bed.wall -= 86_400
+    assert bed.round(young=10).repaired == ("listed-app",)
 
 
 def test_nothing_is_done_where_everything_is_as_meant(bed: Bed) -> None:
@@ -192,6 +213,34 @@ def test_what_is_meant_to_change_between_the_looks_is_no_drift(bed: Bed) -> None
     bed.on_sleep = grant
     assert bed.round().drifted == ()
     assert bed.pushes == []
+
+
+def test_while_owners_come_and_go_the_shared_pool_is_not_judged(bed: Bed) -> None:
+    """Two looks may see the same and mean two owners; each of their updates is still on its way."""
+    bed.drift("free-app", "0-7")
+    bed.drift("listed-app", "0-7", "0")
+
+    def next_owner() -> None:
+        bed.on_sleep = lambda: None
+        bed.world.stop("owner-app")
+        own = pod("owner", {"policy": "single-numa-node"})
+        bed.world.place(own, container(own, wants=resources(2, 1)))
+
+    bed.on_sleep = next_owner
+    assert bed.round().drifted == ("listed-app",), "a list does not follow the pool"
+    assert bed.round().repaired == ("free-app",)
+
+
+def test_a_thousand_drifts_are_not_a_thousand_lines(bed: Bed) -> None:
+    names = [f"n{i:02}" for i in range(reconcile.SAID_AT_ONCE + 7)]
+    for name in names:
+        bed.run(pod(name, {"numacpu": "1"}))
+    for name in names:
+        bed.drift(f"{name}-app", "0")
+    assert len(bed.round().repaired) == len(names)
+    assert bed.counts() == (len(names), len(names), 0)
+    assert bed.log.count('msg="drift found"') == reconcile.SAID_AT_ONCE
+    assert "containers=7" in bed.log
 
 
 def test_an_update_that_waits_for_a_reply_is_not_drift(bed: Bed) -> None:
@@ -357,6 +406,8 @@ def test_cpus_the_kernel_took_from_an_unbound_container_come_back(bed: Bed) -> N
     bed.world.stop("owner-app")
     for container_id in bed.world.live:
         bed.settle(container_id)
+    bed.reconciler.watch_pool()
+    bed.clock += 3600
     bed.drift("free-app", "0-6")  # it lived while the pool was narrow: ours to widen again
     assert bed.round().repaired == ("free-app",)
     assert bed.tree.cpus_of("/pods/free-app") == "0-7"

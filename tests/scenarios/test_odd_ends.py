@@ -163,3 +163,55 @@ def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:
     assert isinstance(decision, Admitted)
     told = explain_text.text(explain.of_decision(world.agent.machine, decision))
     assert "beside containers of the opposite load" in " ".join(told.split())
+
+
+def test_what_cannot_be_true_of_an_allocation_is_said() -> None:
+    from nri_numa.engine.state import Allocation, contradiction
+
+    base = Allocation(
+        container_id="c",
+        pod_id="s",
+        pod_uid="u",
+        namespace="n",
+        pod="p",
+        container="c",
+        kind=Kind.UNBOUND,
+    )
+    one, other = CPUSet([1]), CPUSet([2])
+    assert contradiction(base) == ""
+    assert "must own" in contradiction(replace(base, kind=Kind.EXCLUSIVE))
+    assert "must have NUMA" in contradiction(replace(base, kind=Kind.SHARED))
+    assert "cannot own" in contradiction(replace(base, owned=True, cpus=one))
+    owner = replace(base, kind=Kind.EXCLUSIVE, owned=True, cpus=one)
+    assert contradiction(replace(owner, idle=other)) == ""
+    assert "siblings" in contradiction(replace(owner, idle=one))
+    assert "siblings" in contradiction(replace(base, idle=other))
+    assert "foreign" in contradiction(replace(base, kind=Kind.FOREIGN, mems=NUMASet([0])))
+
+
+def test_an_annotation_that_names_foreign_numa_nodes_is_not_believed() -> None:
+    world = World(machines.single_no_smt())
+    of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
+    made = container(of, wants=resources(0.5))
+    text = (
+        '{"cpus":"","mems":"7","policy":"best-effort","kind":"shared","numa":"7",'
+        '"preferred":true,"reason":"r"}'
+    )
+    world.pods[of.id] = of
+    world.live[made.id] = replace(made, annotations={PREFIX + "assigned": text})
+    world.synchronize()
+    assert world.has("a-app")[1] == "0"
+
+
+def test_a_quota_comes_back_when_an_owner_becomes_shared_without_a_new_one() -> None:
+    """A resize by shares alone: what was lifted is written again."""
+    world = World(machines.dual_smt())
+    of = pod("a", SINGLE)
+    world.place(of, container(of, wants=resources(2, 1)))
+    assert world.live["a-app"].resources.cpu_quota == -1
+    world.settings = Settings(lift_quota=False)
+    from nri_numa.engine.decision import Machine
+
+    world.agent.machine = Machine(topology=world.topology, settings=world.settings)
+    assert world.update("a-app", Resources(memory_limit=2 * GIB)) is None
+    assert world.live["a-app"].resources.cpu_quota == 200_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.vm_machine import Machine, format_list
+from tests.vm import words
 from tests.vm.guest import Guest
 from tests.vm.registry import case, skip
 
@@ -130,6 +131,12 @@ def full_cores(guest: Guest) -> None:
     asks = {"cpus": "exclusive", "smt": "full-core"}
     own = guest.pinned(guest.pod("cores", asks, cpus=2)).cpus
     assert own == guest.machine.siblings(min(own))
+    half = {cpu for cpu in guest.online if words.siblings(cpu) == {cpu}}
+    if half:
+        # A core whose other thread is switched off is a whole core of one CPU.
+        (cpu,) = guest.pinned(guest.pod("half", asks, cpus=1)).cpus
+        assert cpu in half
+        return
     message = guest.refused("odd", asks, cpus=1)
     guest.mentions(message, "default/odd", "full-core")
 

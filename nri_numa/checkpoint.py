@@ -27,7 +27,12 @@ from zlib import crc32
 
 import msgspec
 
-from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew
+from nri_numa.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointTooNew,
+    StateDirectoryBusy,
+)
 
 FORMAT: Final = 1
 JOURNAL: Final = "checkpoint"
@@ -40,23 +45,6 @@ _MAX_BYTES: Final = 256 * 1024 * 1024
 _MIN_COMPACT: Final = 64 * 1024
 
 Document = dict[str, Any]
-
-
-class StateDirectoryBusy(CheckpointError):
-    """Another agent uses the state directory.
-
-    Attributes:
-        pid: of the other agent, None when it cannot be told.
-    """
-
-    reason = "StateDirectoryBusy"
-
-    def __init__(self, path: str, pid: int | None) -> None:
-        self.pid = pid
-        who = "another process" if pid is None else f"process {pid}"
-        super().__init__(
-            path, f"{who} uses this state directory; stop it, or choose another with --state-dir"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

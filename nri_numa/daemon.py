@@ -19,11 +19,11 @@ from nri_numa import __version__, hotplug, logs, statedoc
 from nri_numa import config as configuration
 from nri_numa.agent import Agent
 from nri_numa.cgroups import CgroupReader
-from nri_numa.checkpoint import CheckpointStore, StateDirectoryBusy
+from nri_numa.checkpoint import CheckpointStore
 from nri_numa.config import AgentConfig, InternalErrorAnswer
 from nri_numa.engine.answers import ContainerUpdate
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.errors import CheckpointError, ConfigError, TopologyError
+from nri_numa.errors import CheckpointError, ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet import KubeletWatch
 from nri_numa.metrics import Metrics
 from nri_numa.notify import Notifier
@@ -196,6 +196,8 @@ class Daemon:
         # Start-up made the objects that live for ever; the collector need not visit them again.
         gc.collect()
         gc.freeze()
+        # Nor may it run within a request, where it took more than half of a large Synchronize.
+        gc.disable()
         try:
             await asyncio.wait({link, stop, *others}, return_when=asyncio.FIRST_COMPLETED)
             return self._ended(link, others)
@@ -205,6 +207,7 @@ class Daemon:
                 task.cancel()
             await asyncio.gather(link, stop, *others, return_exceptions=True)
             self.store.close()
+            gc.enable()
             log.info("stopped")
             logs.defer(None)
 
@@ -245,6 +248,7 @@ class Daemon:
             if round_number % HOTPLUG_EVERY == 0:
                 await self._look_for_hotplug()
             self._compact()
+            _collect(round_number)
             await self._look_around()
             await self._push_pending()
             self.notifier.watchdog()
@@ -424,6 +428,14 @@ class _TimedStore:
         started = time.perf_counter()
         self._store.record(changes)
         self._observe(time.perf_counter() - started)
+
+
+def _collect(round_number: int) -> None:
+    """Look for garbage between requests; the older it is, the more seldom, as the collector does.
+
+    The youngest objects are those of one second. Everything takes 20 ms with 1,000 containers.
+    """
+    gc.collect(2 if round_number % 600 == 0 else 1 if round_number % 10 == 0 else 0)
 
 
 def as_reading(memory: MemoryReading) -> Reading:

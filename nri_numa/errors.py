@@ -11,7 +11,8 @@
     ├── InvariantViolated          a bug in us; counted and logged, never caught to continue
     ├── CheckpointError
     │   ├── CheckpointCorrupt      not ours, damaged, or cut short
-    │   └── CheckpointTooNew       written by a newer version
+    │   ├── CheckpointTooNew       written by a newer version
+    │   └── StateDirectoryBusy     another agent uses the state directory
     ├── RuntimeUnavailable         the NRI or CRI endpoint is absent or went away
     └── KubernetesAPIError         the API server refused or was not reachable
 
@@ -127,6 +128,23 @@ class CheckpointTooNew(CheckpointError):
     """A newer version of nri-numa wrote the file."""
 
     reason = "CheckpointTooNew"
+
+
+class StateDirectoryBusy(CheckpointError):
+    """Another agent uses the state directory.
+
+    Attributes:
+        pid: of the other agent, None when it cannot be told.
+    """
+
+    reason = "StateDirectoryBusy"
+
+    def __init__(self, path: str, pid: int | None) -> None:
+        self.pid = pid
+        who = "another process" if pid is None else f"process {pid}"
+        super().__init__(
+            path, f"{who} uses this state directory; stop it, or choose another with --state-dir"
+        )
 
 
 class RuntimeUnavailable(AgentError):

@@ -17,8 +17,8 @@ from zlib import crc32
 import pytest
 
 from nri_numa import checkpoint as module
-from nri_numa.checkpoint import CheckpointStore, Loaded, StateDirectoryBusy, read
-from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew
+from nri_numa.checkpoint import CheckpointStore, Loaded, read
+from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, StateDirectoryBusy
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoints"
 IDENTITY = {"version": "0.1.0", "machine": "two sockets", "boot": "b1"}

@@ -247,7 +247,8 @@ class Run:
                 "move the repository",
             )
         try:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self.directory)
             self.directory.mkdir(parents=True)
             # A disk without room says so here, not by strange failures in the guest.
             (self.directory / "room").write_bytes(b"\0" * 16_000_000)

@@ -40,7 +40,9 @@ def measure(*, batches: int = 4, cycles: int = 8, series: str = "2") -> str:
                 for _ in range(2):
                     _cycle(bed.cri, "warm")
                 plugin = PluginProcess(
-                    directory / "p", bed.nri_socket, config={"log": {"level": "info"}}
+                    directory / "p",
+                    bed.nri_socket,
+                    config={"log": {"level": "info", "format": "json"}},
                 )
                 for batch in range(batches):
                     for on in (False, True):

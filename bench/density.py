@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -28,7 +28,7 @@ from nri_numa.topology.synthetic import synthetic
 GIB = 1 << 30
 Pod = tuple[int, int]  # whole CPUs, GiB
 
-MACHINES = {
+MACHINES: dict[str, Callable[[], Topology]] = {
     "2 NUMA nodes × 16 CPUs, 64 GiB": lambda: synthetic(
         sockets=2, numa_per_socket=1, cores_per_numa=8, memory_gib=64
     ),
@@ -100,7 +100,7 @@ def possible(topology: Topology, pods: Sequence[Pod]) -> bool:
         numpy.zeros(p * n),
         constraints=LinearConstraint(numpy.array(rows), low, high),
         integrality=numpy.ones(p * n),
-        bounds=Bounds(0, 1),  # type: ignore[no-untyped-call]
+        bounds=Bounds(0, 1),
         options={"time_limit": 5},
     )
     return bool(found.status == 0)

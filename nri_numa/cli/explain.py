@@ -11,6 +11,7 @@ import click
 
 from nri_numa.cli.client import Client, NotKnown, api_options, client, segment
 from nri_numa.cli.common import emit, harmless, output_option, terminal_width
+from nri_numa.engine import explain_text
 
 
 @click.command()
@@ -71,6 +72,9 @@ def lines(explanations: list[dict[str, Any]]) -> Iterator[str]:
     for number, one in enumerate(explanations):
         if number:
             yield ""
+        if one.get("details") is not None:
+            yield from explain_text.text(one["details"], width).split("\n")
+            continue
         yield harmless(f"{one['namespace']}/{one['pod']}, container {one['container']}")
         assignment, refusal = one.get("assignment"), one.get("refusal")
         if assignment is not None:

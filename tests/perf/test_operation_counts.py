@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -105,9 +106,9 @@ def calls(function: Callable[[], object]) -> int:
 def test_a_shared_container_costs_the_same_however_many_there_are(policy: str) -> None:
     few, many = Node(10, policy=policy), Node(1000, policy=policy)
     request = few.request("new", policy)
-    created = [calls(lambda n=node: n.agent.create_container(*request)) for node in (few, many)]
+    created = [calls(partial(node.agent.create_container, *request)) for node in (few, many)]
     assert created[0] == created[1]
-    stopped = [calls(lambda n=node: n.stop("new")) for node in (few, many)]
+    stopped = [calls(partial(node.stop, "new")) for node in (few, many)]
     assert stopped[0] == stopped[1]
 
 
@@ -119,9 +120,9 @@ def test_an_exclusive_container_costs_the_same_while_nobody_must_be_told() -> No
         node.create("first", "single-numa-node", cpus=4)
         node.stop("first")
     request = few.request("new", "single-numa-node", cpus=4)
-    created = [calls(lambda n=node: n.agent.create_container(*request)) for node in (few, many)]
+    created = [calls(partial(node.agent.create_container, *request)) for node in (few, many)]
     assert created[0] == created[1]
-    stopped = [calls(lambda n=node: n.stop("new")) for node in (few, many)]
+    stopped = [calls(partial(node.stop, "new")) for node in (few, many)]
     assert stopped[0] == stopped[1]
 
 

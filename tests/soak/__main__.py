@@ -207,7 +207,7 @@ KINDS: dict[str, tuple[dict[str, str], str]] = {
     "owner": ({"policy": "single-numa-node"}, ""),
 }
 RESIDENT_WEIGHTS = (70, 25, 3, 2)
-CYCLE_WEIGHTS = (40, 35, 15, 10)
+CYCLE_WEIGHTS = (42, 38, 15, 5)
 EXPECTED_REFUSALS = ("TopologyAffinityError", "NotEnough")
 
 

@@ -1,0 +1,154 @@
+"""``nri-numa release`` on a real containerd: what the kernel says afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_numa.topology.cpuset import CPUSet
+from tests.support.cgroups import hierarchies
+from tests.support.containerd import Containerd
+from tests.support.cri import CRI, allowed, guaranteed, poll, with_cpus
+from tests.support.plugin_process import PluginProcess, StartPlugin, plugin_environment
+
+pytestmark = pytest.mark.e2e
+
+PREFIX = "numa.kubernetes.io"
+
+
+def release(plugin: PluginProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it with the configuration of a plugin."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "nri_numa",
+            "release",
+            f"--config={plugin.config_file}",
+            f"--nri-socket={plugin.nri_socket}",
+            f"--state-dir={plugin.state_directory}",
+            *arguments,
+        ],
+        env=plugin_environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+def results(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Container entries by pod name."""
+    assert done.returncode == 0, done.stderr
+    return {c["pod"]: c for c in json.loads(done.stdout)["containers"]}
+
+
+def quota(pid: int) -> int:
+    """CFS quota of a process's cgroup, -1 for none."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for root in hierarchies():
+            for name in ("cpu.cfs_quota_us", "cpu.max"):
+                file = Path(f"{root.parent}/cpu{path}/{name}")
+                unified = Path(f"{root}{path}/{name}")
+                for found in (file, unified):
+                    if found.is_file() and ("cpu" in controllers.split(",") or not controllers):
+                        word = found.read_text().split()[0]
+                        return -1 if word == "max" else int(word)
+    raise AssertionError(f"no quota in {lines}")
+
+
+def test_everything_is_given_back(containerd: Containerd, cri: CRI, plugin: PluginProcess) -> None:
+    """CPUs, memory nodes and CPU limits come back; whom somebody else pinned stays."""
+    whole = allowed("self")
+    listed = cri.run(
+        cri.run_pod(
+            "listed", annotations={f"{PREFIX}/numacpu": "1", f"{PREFIX}/numamem": whole.mems}
+        )
+    )
+    owner = cri.run(
+        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
+    )
+    unbound = cri.run(cri.run_pod("unbound"))
+    foreign = cri.run(cri.run_pod("foreign"), resources=with_cpus(guaranteed(1), "0"))
+    own = cri.allowed(owner).cpus
+    assert cri.allowed(unbound).cpus != whole.cpus
+    assert quota(cri.pid(owner)) == -1
+
+    refused = release(plugin)
+    assert refused.returncode == 1
+    assert f"process {plugin.pid}" in refused.stderr
+    assert cri.allowed(owner).cpus == own
+
+    planned = results(release(plugin, "--dry-run", "-o", "json"))
+    assert {pod: c["result"] for pod, c in planned.items()} == {
+        "listed": "planned",
+        "owner": "planned",
+        "unbound": "planned",
+        "foreign": "foreign",
+    }
+    assert cri.allowed(owner).cpus == own
+
+    assert plugin.terminate() == 0
+    done = results(release(plugin, "-o", "json"))
+    assert {pod: c["result"] for pod, c in done.items() if pod != "foreign"} == dict.fromkeys(
+        ("listed", "owner", "unbound"), "released"
+    )
+    for container in (listed, owner, unbound):
+        assert cri.allowed(container) == whole
+    assert cri.allowed(foreign).cpus == "0"
+    poll(lambda: quota(cri.pid(owner)) == 100_000 or None, "the CPU limit is back")
+    assert not plugin.checkpoint.exists()
+    assert plugin.checkpoint.with_name("checkpoint.released").exists()
+
+    again = release(plugin)
+    assert again.returncode == 0
+    assert again.stdout.startswith("0 released; ")
+    assert cri.allowed(foreign).cpus == "0"
+
+
+def test_without_its_checkpoint(cri: CRI, plugin: PluginProcess) -> None:
+    """Annotations and the shared pool tell what was ours."""
+    whole = allowed("self")
+    owner = cri.run(
+        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
+    )
+    unbound = cri.run(cri.run_pod("unbound"))
+    plugin.terminate()
+    plugin.checkpoint.unlink()
+    done = release(plugin)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^2 released; ", done.stdout, re.MULTILINE)
+    assert "CPU limit stays lifted" in done.stderr
+    assert cri.allowed(owner) == cri.allowed(unbound) == whole
+
+
+def test_a_plugin_that_comes_back_pins_again(cri: CRI, plugin: PluginProcess) -> None:
+    """Uninstalling is no one-way street."""
+    owner = cri.run(
+        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
+    )
+    unbound = cri.run(cri.run_pod("unbound"))
+    plugin.terminate()
+    assert release(plugin).returncode == 0
+    assert cri.allowed(owner) == cri.allowed(unbound) == allowed("self")
+    plugin.start()
+    poll(lambda: len(CPUSet.parse(cri.allowed(owner).cpus)) == 1 or None, "owner pinned again")
+    poll(lambda: cri.allowed(unbound) != allowed("self") or None, "unbound narrowed")
+
+
+def test_says_why_it_cannot(start_plugin: StartPlugin, tmp_path: Path) -> None:
+    plugin = start_plugin()
+    plugin.terminate()
+    done = release(plugin, f"--nri-socket={tmp_path}/none.sock")
+    assert done.returncode == 3
+    assert "nothing was released" in done.stderr
+    assert "none.sock" in done.stderr
+    assert plugin.checkpoint.exists()

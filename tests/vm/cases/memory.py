@@ -64,7 +64,7 @@ def memory_follows_the_list(guest: Guest) -> None:
         container = guest.pod(
             f"pages-{numa_node}",
             {"numacpu": cpu, "numamem": str(numa_node)},
-            memory_mib=128,
+            memory_mib=96,
             command=touch(_TOUCHED_MIB),
         )
         assert set(_pages(guest, container)) == {numa_node}

@@ -355,7 +355,7 @@ class Daemon:
     def _apply_drop_in(self, text: str) -> None:
         """The runtime handed us a configuration: it overrides the file."""
         try:
-            self._apply(self._loaded(text))
+            self._apply(self._loaded(text), late="the runtime's drop-in came too late for this key")
         except ConfigError as error:
             for problem in error.problems:
                 log.error("drop-in configuration not used", problem=problem)
@@ -395,13 +395,13 @@ class Daemon:
                 log.error("configuration not reloaded", problem=problem)
         self.notifier.ready("reloaded")
 
-    def _apply(self, new: AgentConfig) -> None:
+    def _apply(self, new: AgentConfig, late: str = "this change needs a restart") -> None:
         problems = configuration.problems(new, self.agent.machine.topology)
         if problems:
             raise ConfigError("configuration", problems)
         live, restart = configuration.changes(self.config, new)
         for key in restart:
-            log.warning("this change needs a restart", key=key)
+            log.warning(late, key=key)
         if not live:
             log.info("configuration reloaded", changed="")
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
+from typing import Final
 
 import click
 
@@ -18,6 +20,9 @@ from nri_numa.cli.common import (
 )
 from nri_numa.errors import ConfigError
 
+NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
+"""Where runtimes look for the configuration of the plugins they launch, unless told otherwise."""
+
 
 @click.command()
 @config_option
@@ -25,6 +30,13 @@ from nri_numa.errors import ConfigError
 @click.option("--plugin-name", metavar="NAME", help="Name to register under.")
 @click.option("--plugin-index", metavar="NN", help="Two digits that order a node's plugins.")
 @click.option("--state-dir", metavar="DIR", help="Directory of the checkpoint.")
+@click.option(
+    "--nri-config-dir",
+    metavar="DIR",
+    default=NRI_CONFIG_DIR,
+    show_default=True,
+    help="The runtime's directory of drop-ins, read at start when it launched us.",
+)
 @click.option("--http", "http", metavar="HOST:PORT", help="Where to serve the API, or off.")
 @sysfs_option
 @click.option(
@@ -42,6 +54,7 @@ def run(
     plugin_name: str | None,
     plugin_index: str | None,
     state_dir: str | None,
+    nri_config_dir: str,
     http: str | None,
     sysfs_root: str | None,
     observe: bool | None,
@@ -68,10 +81,42 @@ def run(
         "log.level": log_level,
         "log.format": log_format,
     }
-    sys.exit(start(config_path, flags))
+    sys.exit(start(config_path, flags, nri_config_dir))
 
 
-def start(given: str | None, flags: dict[str, object]) -> int:
+def drop_in(env: Mapping[str, str], directory: str) -> str:
+    """Read the drop-in that the runtime will hand over, before it does.
+
+    Its text arrives with NRI's Configure request, too late for the state directory and the HTTP
+    address. The runtime takes ``NN-name.conf`` or else ``name.conf``, and so is done here.
+
+    Args:
+        env: as the runtime made it for a plugin that it launches.
+        directory: of the drop-ins.
+
+    Returns:
+        The text; empty when we were not launched or there is no such file.
+
+    Raises:
+        ConfigError: it is there and cannot be read.
+    """
+    name = env.get("NRI_PLUGIN_NAME", "")
+    if "NRI_PLUGIN_SOCKET" not in env or not name or "/" in name:
+        return ""
+    for file in (f"{env.get('NRI_PLUGIN_IDX', '')}-{name}.conf", f"{name}.conf"):
+        path = os.path.join(directory, file)
+        try:
+            with open(path, encoding="utf-8") as stream:
+                return stream.read()
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+            raise ConfigError(path, [f"cannot be read: {reason}"]) from error
+    return ""
+
+
+def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONFIG_DIR) -> int:
     """Load the configuration and run the daemon; the result is the exit code."""
     from nri_numa import config as configuration
     from nri_numa import logs
@@ -79,13 +124,34 @@ def start(given: str | None, flags: dict[str, object]) -> int:
     path = config_path(given)
     env = dict(os.environ)
 
+    early, unusable = "", None
+
     def load(text: str = "") -> configuration.AgentConfig:
-        """Read everything again, with the text of NRI's Configure request where it belongs."""
+        """Read everything again, with the text of NRI's Configure request where it belongs.
+
+        Where the runtime has the same text as we read ourselves, it read the same file: then the
+        file counts as it is now, so that a reload takes a changed one.
+        """
+        if not text or text == early:
+            text = drop_in(env, directory)
         return configuration.load(path, env, flags, text=text)
 
     try:
-        config = load()
+        try:
+            early = drop_in(env, directory)
+            config = load()
+        except ConfigError as error:
+            if "NRI_PLUGIN_SOCKET" not in env:
+                raise
+            # Some runtimes end when a plugin they launched does. A mistake in the file fails again
+            # here; one in the drop-in costs no more than the drop-in.
+            config, unusable = configuration.load(path, env, flags), error
         logs.setup(config.log.level, config.log.format, file=config.log.file)
+        if unusable is not None:
+            for problem in unusable.problems:
+                logs.get_logger("daemon").error(
+                    "drop-in configuration not used", source=unusable.source, problem=problem
+                )
     except ConfigError as error:
         if "NRI_PLUGIN_SOCKET" in env:  # nobody sees standard error: the journal must do
             logs.setup()

@@ -1,0 +1,104 @@
+"""Installed in the runtime's plugin folder, with nothing but a drop-in to configure it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.containerd import Containerd
+from tests.support.cri import CRI, allowed, poll
+from tests.support.plugin_process import REPOSITORY, free_port
+
+pytestmark = pytest.mark.e2e
+
+
+class Installed:
+    """A containerd that launches the plugin."""
+
+    def __init__(self, containerd: Containerd, directory: Path) -> None:
+        self.containerd = containerd
+        self.log = directory / "plugin.log"
+        self.state = directory / "state"
+        self.program = containerd.nri_plugin_directory / "90-nri-numa"
+        self.drop_in = containerd.nri_config_directory / "nri-numa.conf"
+        self.port = free_port()
+
+    def configure(self, **more: object) -> None:
+        """Write the drop-in."""
+        document = {
+            "stateDir": str(self.state),
+            "http": {"address": f"127.0.0.1:{self.port}"},
+            "log": {"file": str(self.log)},
+            "runtime": {"nriSocket": str(self.containerd.nri_socket)},
+        }
+        self.drop_in.write_text(json.dumps(document | more))
+
+    def pid(self) -> int:
+        """Of the plugin, from the lock of its state directory."""
+        return int((self.state / "lock").read_text())
+
+
+@pytest.fixture
+def installed(
+    request: pytest.FixtureRequest, containerd: Containerd, tmp_path: Path
+) -> Iterator[Installed]:
+    bed = Installed(containerd, tmp_path)
+    # Where the drop-ins are is the only thing that is not as on a real node.
+    bed.program.write_text(
+        f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(REPOSITORY))} exec {shlex.quote(sys.executable)}"
+        f" -m nri_numa run --nri-config-dir={containerd.nri_config_directory}\n"
+    )
+    bed.program.chmod(0o755)
+    bed.configure()
+    containerd.stop()
+    try:
+        yield bed
+    finally:
+        if bed.log.exists():
+            request.node.add_report_section("teardown", "plugin.log", bed.log.read_text()[-6000:])
+        if containerd.running:
+            containerd.stop()
+        bed.program.unlink()
+        bed.drop_in.unlink()
+        containerd.start()
+
+
+def test_the_drop_in_counts_from_the_start(
+    containerd: Containerd, cri: CRI, installed: Installed
+) -> None:
+    """State directory, HTTP address and log file come from it, and a changed one is reloaded."""
+    containerd.start()
+    pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": "1"})
+    assert cri.allowed(cri.run(pod)).cpus == "1"
+    assert (installed.state / "checkpoint").exists()
+    text = installed.log.read_text()
+    assert f"127.0.0.1:{installed.port}" in text
+    assert "too late" not in text
+
+    installed.configure(rules=[{"match": {"namespaces": ["ruled"]}, "set": {"numacpu": "3"}}])
+    os.kill(installed.pid(), signal.SIGHUP)
+    poll(lambda: "changed=rules" in installed.log.read_text() or None, "reloaded")
+    assert cri.allowed(cri.run(cri.run_pod("by-rule", namespace="ruled"))).cpus == "3"
+
+
+def test_a_mistake_in_the_drop_in_costs_the_drop_in_only(
+    containerd: Containerd, cri: CRI, installed: Installed
+) -> None:
+    """Older runtimes end when a plugin of theirs does; this one goes on with its defaults."""
+    installed.program.write_text(
+        installed.program.read_text().rstrip()
+        + f" --state-dir={installed.state} --http=off 2>>{installed.log}\n"
+    )
+    installed.drop_in.write_text("strategie: spread\n")
+    containerd.start()
+    pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": "1"})
+    assert cri.allowed(cri.run(pod)).cpus == "1"
+    assert "strategie" in installed.log.read_text()
+    assert cri.allowed(cri.run(cri.run_pod("free"))).mems == allowed("self").mems

@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest
 UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit coverage test-e2e test-vm test-vm-all fuzz soak lint format check bench proto schema lock docs clean
+.PHONY: help setup demo test test-unit coverage test-e2e test-vm test-vm-all fuzz soak lint format check bench proto schema lock clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -75,10 +75,6 @@ schema: $(STAMP) ## Generate the configuration's JSON Schema again
 
 lock: ## Resolve the dependencies anew (needs uv in the environment)
 	$(UV) pyproject.toml requirements/test.in requirements/lint.in requirements/vm.in -o $(REQUIREMENTS)
-	$(UV) requirements/docs.in -c $(REQUIREMENTS) -o requirements/docs.txt
-
-docs: $(STAMP) ## Build the documentation site into site/
-	$(BIN)/mkdocs build --strict
 
 clean: ## Remove what was built, the environment included
 	rm -rf $(VENV) build dist site artifacts *.egg-info

@@ -1,0 +1,50 @@
+"""Updates that no reply could carry wait, and are not lost on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nri_numa.engine.workload import QoSClass, Resources
+from nri_numa.topology.synthetic import synthetic
+from tests.support.world import World, container, pod, resources
+
+
+def node() -> World:
+    """An unbound container beside an owner whose removal has no reply to widen the former."""
+    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1))
+    world.synchronize()
+    world.place(pod("free", qos=QoSClass.BEST_EFFORT))
+    own = pod("owner", {"cpus": "exclusive"})
+    world.place(own, container(own, wants=resources(2)))
+    assert world.has("free-app")[0] == "2-3"
+    del world.live["owner-app"]
+    world.agent.remove_container("owner-app")
+    assert world.agent.is_pending("free-app")
+    return world
+
+
+def test_a_waiting_update_goes_out_when_its_own_container_is_resized() -> None:
+    world = node()
+    world.update("free-app", Resources(cpu_shares=500))
+    assert world.has("free-app")[0] == "0-3"
+    assert not world.agent.has_pending
+
+
+def test_a_waiting_update_does_not_undo_somebody_elses_cpuset() -> None:
+    world = node()
+    world.update("free-app", Resources(cpus="1"))
+    assert world.has("free-app")[0] == "1"
+    assert not world.agent.has_pending
+
+
+def test_a_container_that_replaced_another_leaves_nothing_of_it_behind() -> None:
+    """The runtime reports the end of the first one only after the second was made."""
+    world = node()
+    again = pod("again", {"numacpu": "1"})
+    world.place(again, container(again, id="first"))
+    made = replace(container(again, id="second"), cgroups_path="/pods/second")
+    world.place(again, made)
+    world.stop("first")
+    assert "first" not in world.agent.places
+    assert world.agent.places["second"].cgroups_path == "/pods/second"
+    assert world.agent.trace_of("first") is None

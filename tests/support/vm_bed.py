@@ -221,12 +221,13 @@ class Run:
             GuestDidNotBoot: no case was even started, and not because of a case.
             TestbedUnavailable: the artifacts cannot be written.
         """
-        self._make_directory()
         left = list(self.cases)
         with (
             _one_machine_at_a_time() as lock,
             tempfile.TemporaryDirectory(prefix="nri-vm-") as control,
         ):
+            # Not before it is our turn: the one before us may be the same machine.
+            self._make_directory()
             for result in self._results(Path(control) / "qmp", lock):
                 left = [case for case in left if case != result.case]
                 yield result

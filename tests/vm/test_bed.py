@@ -122,6 +122,23 @@ def test_leaving_early_ends_the_machine(tmp_path: Path) -> None:
     assert not group_alive(int((tmp_path / "artifacts" / "pid").read_text()))
 
 
+def test_a_second_run_of_the_same_machine_waits_before_it_touches_anything(tmp_path: Path) -> None:
+    first = run(tmp_path, f"say '{BEGIN}'; say '{ONE}'; say '{TWO}'; say '{END}'")
+    results = iter(first)
+    assert next(results).case == "one"
+    second = Run(first._parts, MACHINE, ["one", "two"], directory=first.directory, boot_limit_s=30)
+    outcome: list[tuple[str, str]] = []
+    waiting = threading.Thread(target=lambda: outcome.extend(outcomes(list(second))))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    assert (first.directory / "records.jsonl").exists()
+    assert next(results).case == "two"
+    assert list(results) == []
+    waiting.join(30)
+    assert outcome == [("one", "passed"), ("two", "failed")]
+
+
 def test_what_the_guest_asks_is_answered(tmp_path: Path) -> None:
     """There is no QEMU behind the script, so that the answer is the reason why not."""
     ask = '{"execute":"device_add","arguments":{}}'

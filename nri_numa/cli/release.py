@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="How long the runtime may take to let us in.",
 )
+@click.option("--stay", is_flag=True, help="Then wait to be stopped, as a DaemonSet's pod must.")
 @output_option()
 @click.pass_context
 def release(
@@ -52,6 +53,7 @@ def release(
     sysfs_root: str | None,
     dry_run: bool,
     timeout: float,
+    stay: bool,
     output: str,
 ) -> None:
     """Give every container back what it would have without nri-numa.
@@ -64,6 +66,7 @@ def release(
     cannot be reached.
     """
     import asyncio
+    import signal
 
     from nri_numa import daemon
     from nri_numa import release as releasing
@@ -74,6 +77,9 @@ def release(
         "sysfsRoot": sysfs_root,
     }
     config = _load(config_path, flags)
+    ends = (signal.SIGTERM, signal.SIGINT)
+    if stay and dry_run:
+        raise click.UsageError("--stay goes with a real release, not with --dry-run")
     with friendly():
         report = asyncio.run(
             releasing.release(
@@ -93,6 +99,11 @@ def release(
         click.echo(f"nri-numa: {harmless(problem)}", err=True)
     if not report.ok:
         ctx.exit(1)
+    if stay:
+        click.echo("Waiting to be stopped.", err=True)
+        # Blocked first: process 1 of a container does not get a signal that it has no handler for.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+        signal.sigwait(ends)
 
 
 def _load(given: str | None, flags: dict[str, object]) -> AgentConfig:

@@ -34,6 +34,7 @@ test-unit: $(STAMP) ## Only the tests that need nothing but Python
 	$(PYTEST) -m "not e2e and not vm and not browser"
 
 coverage: $(STAMP) ## The pure packages must be covered completely, branches included
+	$(PYTEST) -q tests/perf
 	$(PYTEST) -q -n 2 tests/unit/engine tests/unit/protocol tests/unit/topology tests/unit/cli tests/scenarios tests/properties tests/integration/test_captured_machines.py --cov --cov-config=tests/pure_coverage.ini
 
 test-e2e: $(STAMP) ## The tests against real containerd (root)

@@ -241,13 +241,13 @@ def test_a_guarded_agent_asks_for_its_token(page: Page, tmp_path: Path) -> None:
     with page_bed(machines.dual_no_smt(), token_file=str(token)) as bed:
         page.open(bed.url)
         page.wait("document.getElementById('login')?.hidden === false")
-        page.wait("document.activeElement.id === 'token'")
+        page.wait("document.activeElement?.id === 'token'")
         page.type("wrong-token-entirely")
         page.press("Enter")
         page.wait(
             "document.getElementById('login-problem').textContent.includes('does not accept')"
         )
-        page.wait("document.activeElement.id === 'token'")
+        page.wait("document.activeElement?.id === 'token'")
         page.type("0123456789abcdef")
         page.press("Enter")
         page.wait(LIVE)
@@ -261,7 +261,7 @@ def test_a_token_that_is_changed_is_asked_for_again(page: Page, tmp_path: Path) 
     token.write_text("0123456789abcdef")
     with page_bed(machines.dual_no_smt(), token_file=str(token)) as bed:
         page.open(bed.url)
-        page.wait("document.activeElement.id === 'token'")
+        page.wait("document.activeElement?.id === 'token'")
         page.type("0123456789abcdef")
         page.press("Enter")
         page.wait(LIVE)

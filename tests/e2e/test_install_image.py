@@ -1,0 +1,209 @@
+"""The DaemonSet's pod on a real containerd: the image, the mounts and the few rights it asks for.
+
+The test plays the kubelet with the shipped manifest. Only the two directories that belong to a
+private test bed, and the configuration, are others than on a node.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nri_numa import __version__
+from nri_numa.runtime.pb import cri_pb2
+from tests.support.containerd import Containerd
+from tests.support.cri import CRI, Pod, allowed, guaranteed, poll
+from tests.support.plugin_process import REPOSITORY, free_port
+
+pytestmark = pytest.mark.e2e
+
+IMAGE = f"localhost/nri-numa:{__version__}"
+PREFIX = "numa.kubernetes.io"
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The image as operators build it."""
+    archive = tmp_path_factory.mktemp("image") / "image.tar"
+    subprocess.run(
+        [sys.executable, "tools/build_image.py", "-o", str(archive)], cwd=REPOSITORY, check=True
+    )
+    return archive
+
+
+class Kubelet:
+    """Runs the containers of the DaemonSet's template."""
+
+    def __init__(self, cri: CRI, template: dict[str, Any], directories: dict[str, Path]) -> None:
+        self._cri = cri
+        self._spec = template["spec"]
+        self._paths = {
+            volume["name"]: directories.get(volume["name"])
+            or Path(volume.get("hostPath", {"path": "/nowhere"})["path"])
+            for volume in self._spec["volumes"]
+        }
+        assert self._spec["hostNetwork"]
+        self.log_file = Path("/dev/null")
+        self.pod: Pod = cri.run_pod("nri-numa", namespace="nri-numa")
+
+    def run(self, *arguments: str, attempt: int = 0) -> str:
+        """Start the container, with other arguments where some are given; returns its id."""
+        (spec,) = self._spec["containers"]
+        security = spec["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        log_path = f"{spec['name']}/{attempt}.log"
+        (self.pod.log_directory / spec["name"]).mkdir(exist_ok=True)
+        config = cri_pb2.ContainerConfig(
+            metadata=cri_pb2.ContainerMetadata(name=spec["name"], attempt=attempt),
+            image=cri_pb2.ImageSpec(image=IMAGE),
+            args=list(arguments) or spec["args"],
+            labels={
+                "io.kubernetes.container.name": spec["name"],
+                "io.kubernetes.pod.name": self.pod.name,
+                "io.kubernetes.pod.namespace": self.pod.namespace,
+                "io.kubernetes.pod.uid": self.pod.uid,
+            },
+            log_path=log_path,
+            mounts=[
+                cri_pb2.Mount(
+                    container_path=mount["mountPath"],
+                    host_path=str(self._paths[mount["name"]]),
+                    readonly=mount.get("readOnly", False),
+                )
+                for mount in spec["volumeMounts"]
+            ],
+            linux=cri_pb2.LinuxContainerConfig(
+                resources=cri_pb2.LinuxContainerResources(
+                    cpu_shares=51, memory_limit_in_bytes=256 << 20, oom_score_adj=900
+                ),
+                security_context=cri_pb2.LinuxContainerSecurityContext(
+                    namespace_options=cri_pb2.NamespaceOption(network=cri_pb2.NODE),
+                    capabilities=cri_pb2.Capability(drop_capabilities=["ALL"]),
+                    run_as_user=cri_pb2.Int64Value(value=security["runAsUser"]),
+                    run_as_group=cri_pb2.Int64Value(value=security["runAsGroup"]),
+                    readonly_rootfs=security["readOnlyRootFilesystem"],
+                    no_new_privs=not security["allowPrivilegeEscalation"],
+                    privileged=security["privileged"],
+                    seccomp=cri_pb2.SecurityProfile(profile_type=cri_pb2.RuntimeDefault),
+                    masked_paths=["/proc/kcore", "/proc/keys", "/sys/firmware"],
+                    readonly_paths=["/proc/sys", "/proc/irq", "/proc/bus"],
+                ),
+            ),
+        )
+        request = cri_pb2.CreateContainerRequest(
+            pod_sandbox_id=self.pod.id, config=config, sandbox_config=self.pod.config
+        )
+        answer = self._cri.call("CreateContainer", request, cri_pb2.CreateContainerResponse)
+        container: str = answer.container_id
+        self._cri.start(container)
+        self.log_file = self.pod.log_directory / log_path
+        return container
+
+    def wait(self, container: str) -> int:
+        """Wait until it ended; returns its exit status."""
+
+        def ended() -> int | None:
+            status = self._cri.status(container).status
+            return status.exit_code if status.state == cri_pb2.CONTAINER_EXITED else None
+
+        return poll(ended, f"end of {container}", timeout_s=60)
+
+    def log(self) -> str:
+        """What the last container printed."""
+        return self.log_file.read_text()
+
+
+@pytest.fixture
+def kubelet(
+    request: pytest.FixtureRequest, containerd: Containerd, image: Path, tmp_path: Path
+) -> Iterator[Kubelet]:
+    if IMAGE not in containerd.cri.images():
+        containerd.ctr(
+            "images", "import", "--local", "--snapshotter", containerd.snapshotter, str(image)
+        )
+        poll(lambda: IMAGE in containerd.cri.images() or None, "image known to CRI")
+    manifest = yaml.safe_load((REPOSITORY / "config/kubernetes/base/daemonset.yaml").read_text())
+    directories = {name: tmp_path / name for name in ("state", "config")}
+    for directory in directories.values():
+        directory.mkdir()
+    player = Kubelet(
+        containerd.cri,
+        manifest["spec"]["template"],
+        directories | {"nri": containerd.nri_socket.parent},
+    )
+    assert containerd.nri_socket.name == "nri.sock"
+    yield player
+    request.node.add_report_section("teardown", "plugin.log", player.log()[-6000:])
+
+
+def answers(port: int, path: str) -> bool | None:
+    """Whether a probe from the node succeeds."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:
+            return answer.status == 200 or None
+    except (OSError, urllib.error.HTTPError):
+        return None
+
+
+def test_the_plugin_pins_from_inside_a_container(
+    cri: CRI, kubelet: Kubelet, tmp_path: Path
+) -> None:
+    """It pins other pods, keeps its state over its own restart, and gives everything back."""
+    port = free_port()
+    (tmp_path / "config" / "agent.yaml").write_text(
+        json.dumps({"http": {"address": f"127.0.0.1:{port}"}})
+    )
+    whole = allowed("self")
+    plugin = kubelet.run()
+    poll(lambda: answers(port, "/readyz"), "ready")
+    status = Path(f"/proc/{cri.pid(plugin)}/status").read_text()
+    assert "CapEff:\t0000000000000000" in status
+    assert "NoNewPrivs:\t1" in status
+    assert "Seccomp:\t2" in status
+
+    owner = cri.run(
+        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
+    )
+    listed = cri.run(cri.run_pod("listed", annotations={f"{PREFIX}/numacpu": "1"}))
+    own = cri.allowed(owner)
+    assert cri.first_line(owner) == own
+    assert own.cpus != whole.cpus
+    assert cri.allowed(listed).cpus == "1"
+    # What the plugin's own container may use is not taken for the machine.
+    assert cri.allowed(plugin).cpus != whole.cpus
+
+    cri.stop(plugin, timeout_s=5)
+    assert cri.status(plugin).status.exit_code == 0
+    again = kubelet.run(attempt=1)
+    poll(lambda: answers(port, "/readyz"), "ready again")
+    assert cri.allowed(owner) == own
+    second = cri.run(
+        cri.run_pod("second", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
+    )
+    assert cri.allowed(second).cpus not in (own.cpus, "1", whole.cpus)
+
+    busy = kubelet.run("release", attempt=2)
+    assert kubelet.wait(busy) == 1
+    assert "stop it first" in kubelet.log()
+
+    cri.stop(again, timeout_s=5)
+    done = kubelet.run("release", attempt=3)
+    assert kubelet.wait(done) == 0, kubelet.log()
+    for container in (owner, listed, second):
+        assert cri.allowed(container) == whole
+
+    stays = kubelet.run("release", "--stay", attempt=4)
+    poll(lambda: "Waiting to be stopped." in kubelet.log() or None, "released and stays")
+    cri.stop(stays, timeout_s=10)
+    assert cri.status(stays).status.exit_code == 0

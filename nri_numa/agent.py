@@ -228,8 +228,7 @@ class Agent:
             touched[f"\0{n}"] = uid
         self._swap(outcome.state, touched)
         self.places = {c.id: Place(c.cgroups_path, c.pid) for c in containers}
-        broken = violations(outcome.state, self.machine.topology, self.machine.settings)
-        self._report(broken)
+        self._soon(partial(self._check, outcome.state, self.machine))
         self._synchronized(outcome)
         self.synchronized = True
         self._pending.clear()
@@ -463,8 +462,11 @@ class Agent:
         self._soon(partial(self._tell_admitted, decision))
 
     def _tell_admitted(self, decision: Admitted) -> None:
+        updates = len(decision.updates)
+        self._tell_placed(decision.allocation, decision.adjustment.cpus, updates)
+
+    def _tell_placed(self, allocation: Allocation, cpus: str, updates: int) -> None:
         """Count and log a decision; nobody waits for that, so it comes after the reply."""
-        allocation = decision.allocation
         if allocation.kind is Kind.UNBOUND and not allocation.preferred:
             outcome, reason = "unpinned", allocation.reason.removeprefix("not pinned: ")
         elif allocation.preferred:
@@ -476,8 +478,8 @@ class Agent:
             "info",
             "container placed",
             outcome=outcome,
-            updates=len(decision.updates),
-            **_fields(allocation, decision.adjustment.cpus),
+            updates=updates,
+            **_fields(allocation, cpus),
         )
 
     def _refused(self, decision: Refused) -> None:
@@ -506,7 +508,12 @@ class Agent:
         )
         self.notify()
 
+    def _check(self, state: NodeState, machine: Machine) -> None:
+        self._report(violations(state, machine.topology, machine.settings))
+
     def _synchronized(self, outcome: Resynced) -> None:
+        for alone in outcome.left_alone:
+            self._soon(partial(self._tell_placed, alone, self._cpus_in(outcome.state, alone), 0))
         for decision in outcome.decisions:
             if isinstance(decision, Admitted):
                 self._admitted(decision)

@@ -151,6 +151,23 @@ def admit(
     )
 
 
+def left_alone(
+    machine: Machine, pod: PodSandbox, container: Container, now: float
+) -> Allocation | None:
+    """What `admit` gives a container that nothing asks to pin; None for any other container.
+
+    Such a container owns nothing and books nothing, so it makes no difference to others, and a
+    node full of them can be taken in without deciding about one after the other.
+    """
+    if container.resources.cpus:
+        return None
+    wishes = machine.resolve(pod, container)
+    if isinstance(wishes, BadWish) or not _leaves_alone(wishes):
+        return None
+    placed = _unbound(container, wishes)
+    return new_allocation(pod, container, wishes, None, placed, machine, now)
+
+
 def _trace(
     machine: Machine,
     state: NodeState,

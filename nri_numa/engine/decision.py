@@ -245,6 +245,8 @@ class Resynced:
         gap: ids of containers that started while we were away.
         gone: ids of containers that we remembered and the runtime does not have.
         problems: sentences for the log, such as two containers claiming one CPU.
+        decisions: about strangers.
+        left_alone: strangers that nothing asks to pin.
     """
 
     state: NodeState
@@ -255,3 +257,4 @@ class Resynced:
     gone: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    left_alone: tuple[Allocation, ...] = ()

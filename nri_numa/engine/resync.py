@@ -8,11 +8,12 @@ only sent where the runtime has something else than was meant.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from nri_numa.engine.answers import NO_QUOTA, ContainerUpdate
-from nri_numa.engine.decide import ASSIGNED, admit
+from nri_numa.engine.decide import ASSIGNED, admit, left_alone
 from nri_numa.engine.decision import Decision, Machine, Reading, Refused, Resynced
 from nri_numa.engine.demand import request_milli
 from nri_numa.engine.placement import spread_charges
@@ -57,19 +58,31 @@ def resync(
     kept, strangers = _keep(machine, prior, by_pod, live, problems)
     uids = {pod.uid: pod.id for pod in by_pod.values()}
     records = [
-        replace(record, pod_id=uids[uid]) for uid, record in prior.pods.items() if uid in uids
+        record if record.pod_id == uids[uid] else replace(record, pod_id=uids[uid])
+        for uid, record in prior.pods.items()
+        if uid in uids
     ]
     state = build(kept, records, prior.serial)
     adopted = [a.container_id for a in kept]
     pool = state.pool(machine.topology, machine.settings)
     gap: list[str] = []
     decisions: list[Decision] = []
+    # A second container of that name in the pod would take the first one's place.
+    names = Counter((c.pod_id, c.name) for c in live.values())
+    calm: list[Allocation] = []
     for container in sorted(strangers, key=lambda c: (by_pod[c.pod_id].full_name, c.name, c.id)):
         pod = by_pod[container.pod_id]
-        held = _ownable(machine, state, container)
-        if _same(CPUSet, container.resources.cpus, pool):
-            # Nobody else's pin: we narrowed it to the shared pool before the checkpoint was lost.
-            container = replace(container, resources=replace(container.resources, cpus=""))
+        held = NO_CPUS
+        if container.resources.cpus:
+            held = _ownable(machine, state, container)
+            if _same(CPUSet, container.resources.cpus, pool):
+                # Nobody else's pin: we narrowed it to the pool before the checkpoint was lost.
+                container = replace(container, resources=replace(container.resources, cpus=""))
+        if names[container.pod_id, container.name] == 1:
+            alone = left_alone(machine, pod, container, now)
+            if alone is not None:
+                calm.append(alone)
+                continue
         decision = admit(machine, state, pod, container, reading, now, held)
         decisions.append(decision)
         if isinstance(decision, Refused):
@@ -80,6 +93,7 @@ def resync(
         state = decision.state
         if decision.allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN):
             gap.append(container.id)
+    state = state.with_unbound(calm)
     updates, repaired = _updates(machine, state, live, frozenset(adopted))
     return Resynced(
         state=state,
@@ -90,6 +104,7 @@ def resync(
         gone=tuple(sorted(i for i in prior.allocations if i not in live)),
         problems=tuple(problems),
         decisions=tuple(decisions),
+        left_alone=tuple(calm),
     )
 
 

@@ -213,6 +213,31 @@ class NodeState:
             groups=_grouped(self.groups, allocation, present=True),
         )
 
+    def with_unbound(self, allocations: Iterable[Allocation]) -> NodeState:
+        """Add many unbound allocations in one go; their containers must not have one."""
+        every = dict(self.allocations)
+        members = dict(self.groups.get(UNBOUND_GROUP, {}))
+        containers: dict[str, set[str]] = {}
+        pod_ids: dict[str, str] = {}
+        for allocation in allocations:
+            every[allocation.container_id] = allocation
+            members[allocation.container_id] = None
+            containers.setdefault(allocation.pod_uid, set()).add(allocation.container_id)
+            pod_ids[allocation.pod_uid] = allocation.pod_id
+        if not pod_ids:
+            return self
+        pods = dict(self.pods)
+        for uid, ids in containers.items():
+            record = pods.get(uid) or PodRecord(uid=uid, pod_id=pod_ids[uid])
+            pods[uid] = replace(record, containers=record.containers | ids)
+        return replace(
+            self,
+            serial=self.serial + 1,
+            allocations=every,
+            pods=pods,
+            groups={**self.groups, UNBOUND_GROUP: members},
+        )
+
     def without(self, container_id: str) -> NodeState:
         """Take one allocation out; the pod keeps a memory of what an owner had."""
         allocation = self.allocations[container_id]
@@ -424,6 +449,9 @@ def violations(state: NodeState, topology: Topology, settings: Settings) -> list
     return found
 
 
+_NOBODY: frozenset[str] = frozenset()
+
+
 def build(
     allocations: Iterable[Allocation], pods: Iterable[PodRecord] = (), serial: int = 0
 ) -> NodeState:
@@ -460,7 +488,9 @@ def build(
         serial=serial + 1,
         allocations=by_id,
         pods={
-            uid: replace(record, containers=frozenset(members.get(uid, ())))
+            uid: record
+            if record.containers == (of := members.get(uid, _NOBODY))
+            else replace(record, containers=frozenset(of))
             for uid, record in records.items()
         },
         owned=CPUSet.from_bits(owned),

@@ -149,6 +149,7 @@ class Container:
     """A container as the runtime knows it.
 
     Attributes:
+        labels: only of containers that are being made up; the runtime's are not read.
         oom_score_adj: encodes the memory request of Burstable pods (kubelet's formula).
         pid: init process, 0 before it exists.
         cgroups_path: the OCI cgroupsPath.

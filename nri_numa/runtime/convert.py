@@ -43,7 +43,7 @@ def pod_from(pod: pb.PodSandbox, container: pb.Container | None = None) -> PodSa
         container: one of its containers, looked at only where the QoS class cannot be told from
             the pod's cgroup.
     """
-    labels = dict(pod.labels)
+    labels = _copied(pod.labels)
     cgroup_parent, resources = "", NOTHING_GIVEN
     if pod.HasField("linux"):
         linux = pod.linux
@@ -59,7 +59,7 @@ def pod_from(pod: pb.PodSandbox, container: pb.Container | None = None) -> PodSa
         namespace=pod.namespace or labels.get(_POD_NAMESPACE, ""),
         name=pod.name or labels.get(_POD_NAME, ""),
         labels=labels,
-        annotations=dict(pod.annotations),
+        annotations=_copied(pod.annotations),
         qos=qos,
         runtime_handler=pod.runtime_handler,
         cgroup_parent=cgroup_parent,
@@ -72,10 +72,9 @@ def container_from(container: pb.Container, *, brief: bool = False) -> Container
 
     Args:
         container: as the runtime sent it.
-        brief: leave labels and annotations out. Only a container that was there before us is asked
-            for its annotations, and copying what the kubelet put there takes longer than the rest.
+        brief: leave annotations out. Only a container that was there before us is asked for them,
+            and copying what the kubelet put there takes longer than the rest.
     """
-    labels = {} if brief else dict(container.labels)
     resources, score, cgroups_path = NOTHING_GIVEN, None, ""
     if container.HasField("linux"):
         linux = container.linux
@@ -88,8 +87,7 @@ def container_from(container: pb.Container, *, brief: bool = False) -> Container
         id=container.id,
         pod_id=container.pod_sandbox_id,
         name=container.name or container.labels.get(_CONTAINER_NAME, ""),
-        labels=labels,
-        annotations={} if brief else dict(container.annotations),
+        annotations={} if brief else _copied(container.annotations),
         resources=resources,
         oom_score_adj=score,
         pid=container.pid,
@@ -135,6 +133,11 @@ def resources_from(resources: pb.LinuxResources, *, update: bool = False) -> Res
         cpus=cpus,
         mems=mems,
     )
+
+
+def _copied(texts: Mapping[str, str]) -> dict[str, str]:
+    # dict() of a protobuf map goes through its Python side, at twice the time.
+    return {key: texts[key] for key in texts}
 
 
 _PAGE_SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)i?B?", re.ASCII | re.IGNORECASE)

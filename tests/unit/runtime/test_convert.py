@@ -192,7 +192,6 @@ def test_a_whole_container_is_converted() -> None:
         id="c" * 64,
         pod_id="sandbox",
         name="main",
-        labels={"a": "b"},
         annotations={"x": "y"},
         resources=Resources(
             cpu_shares=2048,

@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest
 UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit coverage test-e2e test-vm test-vm-all fuzz soak lint format check bench proto schema lock clean
+.PHONY: help setup demo test test-unit coverage test-e2e test-vm test-vm-all fuzz soak lint format check bench proto schema docs lock clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -74,8 +74,22 @@ proto: $(STAMP) ## Generate the protobuf code again
 schema: $(STAMP) ## Generate the configuration's JSON Schema again
 	$(BIN)/python -m nri_numa.config.schema
 
+# The site has an environment of its own: none of its packages is needed to run or test.
+DOCS_VENV := build/docs-venv
+DOCS_STAMP := $(DOCS_VENV)/.installed
+
+$(DOCS_STAMP): requirements/docs.txt
+	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
+
+docs: $(DOCS_STAMP) ## Build the documentation into build/site, and check its links
+	$(DOCS_VENV)/bin/mkdocs --quiet build --strict
+	$(DOCS_VENV)/bin/python tools/docs_check.py --site build/site
+
 lock: ## Resolve the dependencies anew (needs uv in the environment)
 	$(UV) pyproject.toml requirements/test.in requirements/lint.in requirements/vm.in -o $(REQUIREMENTS)
+	$(UV) requirements/docs.in -o requirements/docs.txt
 
 clean: ## Remove what was built, the environment included
 	rm -rf $(VENV) build dist site artifacts *.egg-info

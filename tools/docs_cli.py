@@ -1,0 +1,69 @@
+"""The reference of docs/cli.md, from the commands themselves.
+
+``python -m tools.docs_cli`` writes it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+import click
+
+from nri_numa.cli import COMMANDS, EXIT_CODES, cli
+from tools.docs_regions import cell, code, table, write
+
+
+def text() -> str:
+    """One section for each command: usage, what it does, arguments and options."""
+    rows = [line.split(maxsplit=1) for line in EXIT_CODES.splitlines()[2:]]
+    lines = ["## Exit codes", "", *table(("code", "meaning"), rows), ""]
+    with click.Context(cli, info_name="nri-numa") as root:
+        for name in COMMANDS:
+            command = cli.get_command(root, name)
+            assert command is not None, name  # noqa: S101  # a name of the table
+            lines += [f"## {name}", "", *_command(command, name, root), ""]
+    return "\n".join(lines)
+
+
+def _command(command: click.Command, name: str, root: click.Context) -> Iterator[str]:
+    with click.Context(command, info_name=name, parent=root) as context:
+        usage = " ".join(command.collect_usage_pieces(context))
+        yield from ("```text", f"nri-numa {name} {usage}".rstrip(), "```", "")
+        yield from _paragraphs(command.help or "")
+        rows = [
+            (code(", ".join((*one.opts, *one.secondary_opts)) + _value(one)), _meaning(one))
+            for one in command.get_params(context)
+            if isinstance(one, click.Option) and not one.hidden
+        ]
+        yield from ("", *table(("option", "meaning"), rows))
+        if command.epilog:
+            epilog = textwrap.dedent(command.epilog.replace("\b\n", ""))
+            yield from ("", "```text", *epilog.strip("\n").splitlines(), "```")
+
+
+def _paragraphs(help_text: str) -> Iterator[str]:
+    for paragraph in textwrap.dedent(help_text).strip().split("\n\n"):
+        yield " ".join(paragraph.split()).replace("<", "&lt;")
+        yield ""
+
+
+def _value(option: click.Option) -> str:
+    if option.is_flag or option.count:
+        return ""
+    if isinstance(option.type, click.Choice):
+        return " " + "|".join(str(choice) for choice in option.type.choices)
+    return f" {option.metavar or option.type.name.upper()}"
+
+
+def _meaning(option: click.Option) -> str:
+    meaning = cell(" ".join((option.help or "").split()))
+    if option.show_default and option.default is not None and not option.is_flag:
+        meaning += f" [default: {option.default}]"
+    if isinstance(option.envvar, str):
+        meaning += f" {code(option.envvar)}"
+    return meaning.strip()
+
+
+if __name__ == "__main__":
+    write("cli.md", "tools.docs_cli", text())

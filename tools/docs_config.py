@@ -1,0 +1,133 @@
+"""The configuration reference of docs/configuration.md, from the schema.
+
+``python -m tools.docs_config`` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nri_numa.config import layers
+from nri_numa.config.schema import schema
+from tools.docs_regions import cell, code, table, write
+
+
+def text() -> str:
+    """One table for the top level, one for each section, one for the items of rules."""
+    definitions = schema()["$defs"]
+    lines = [
+        "## Top level",
+        "",
+        *_rows(definitions["AgentConfig"], ""),
+        "",
+    ]
+    for name, item in definitions["AgentConfig"]["properties"].items():
+        definition = _definition(item)
+        if "properties" in definition:
+            lines += [f"## {name}", "", _sentence(item), "", *_rows(definition, f"{name}."), ""]
+    lines += ["## Items of rules", ""]
+    lines += ["Each item of `rules` is a mapping with `set` and, if you like, `match`.", ""]
+    rule, match = definitions["RuleDocument"], definitions["RuleMatch"]
+    rows = [
+        *_item_rows(rule, "", skip="match"),
+        *_item_rows(match, "match.", skip=""),
+    ]
+    lines += table(("key", "type", "meaning"), rows)
+    return "\n".join(lines)
+
+
+def _rows(definition: Mapping[str, Any], prefix: str) -> list[str]:
+    leaves = layers.leaves()
+    names: dict[str, str] = {}
+    for name, path in layers.environment_names().items():
+        names.setdefault(path, name)  # the full name comes first, then some short ones
+    rows = []
+    for key, item in definition["properties"].items():
+        path = prefix + key
+        found = _definition(item)
+        if "properties" in found:
+            rows.append(
+                (
+                    f"[`{key}`](#{key.lower()})",
+                    "section",
+                    "",
+                    "",
+                    cell(_sentence(item)),
+                )
+            )
+            continue
+        meaning = cell(_sentence(item))
+        if path in names:
+            meaning += f" {code(names[path])}"
+        rows.append(
+            (
+                code(path),
+                _kind(item),
+                code(_default(leaves[path].default)),
+                "restart" if _restarts(path) else "live",
+                meaning,
+            )
+        )
+    return table(("key", "type", "default", "change", "meaning, environment"), rows)
+
+
+def _item_rows(
+    definition: Mapping[str, Any], prefix: str, *, skip: str
+) -> Iterator[tuple[str, str, str]]:
+    for key, item in definition["properties"].items():
+        if key != skip:
+            yield code(prefix + key), _kind(item), cell(_sentence(item))
+
+
+def _restarts(path: str) -> bool:
+    """What a reload does with a change of this key, asked of the code that decides it."""
+    return layers._needs_restart(path)
+
+
+def _default(value: object) -> str:
+    if isinstance(value, str):
+        return str(value) or '""'
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _definition(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = item.get("$ref")
+    if reference is None and len(item.get("allOf", ())) == 1:
+        reference = item["allOf"][0].get("$ref")
+    if reference is None:
+        return item
+    found: Mapping[str, Any] = schema()["$defs"][reference.rpartition("/")[2]]
+    return found
+
+
+def _sentence(item: Mapping[str, Any]) -> str:
+    return str(item.get("description") or _definition(item).get("description", ""))
+
+
+_WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "bool"}
+
+
+def _kind(item: Mapping[str, Any]) -> str:
+    found = _definition(item)
+    if "const" in found:
+        return code(str(found["const"]))
+    if "enum" in found:
+        return ", ".join(code(str(value)) for value in found["enum"])
+    if "anyOf" in found:
+        return " or ".join(dict.fromkeys(_kind(one) for one in found["anyOf"]))
+    if found.get("type") == "array":
+        inner = _definition(found["items"])
+        return "list" if "properties" in inner else f"list of {_kind(found['items'])}"
+    if found.get("type") == "object":
+        return "mapping"
+    words = _WORDS[str(found.get("type"))]
+    low, high = found.get("minimum"), found.get("maximum")
+    if low is not None and high is not None:
+        return f"{words}, {low} to {high}"
+    return f"{words}, at least {low}" if low is not None else words
+
+
+if __name__ == "__main__":
+    write("configuration.md", "tools.docs_config", text())

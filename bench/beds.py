@@ -12,6 +12,7 @@ import os
 import socket as socket_module
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +57,7 @@ class Bed:
     process: asyncio.subprocess.Process
     log: Path
     state: Path
+    seconds_to_active: float
     port: int = 0
     residents: list[EmbeddedContainer] = field(default_factory=list)
 
@@ -136,6 +138,7 @@ async def bed(
     async with runtime:
         if before is not None:
             await before(runtime)
+        started = time.perf_counter()
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *command, cwd=REPOSITORY, env=environment(), stdout=output, stderr=output
@@ -149,7 +152,12 @@ async def bed(
                 raise RuntimeError(f"the plugin ended:\n{log.read_text()[-2000:]}")
             await active
             yield Bed(
-                runtime=runtime, process=process, log=log, state=directory / "state", port=port
+                runtime=runtime,
+                process=process,
+                log=log,
+                state=directory / "state",
+                seconds_to_active=time.perf_counter() - started,
+                port=port,
             )
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -7,10 +7,12 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from bench.beds import MACHINES, SHARED, Bed, bed, fill, scratch
+from bench.beds import MACHINES, REPOSITORY, SHARED, Bed, bed, environment, fill, scratch
 from bench.latency import cycle
 from bench.stats import ms, summary, table, us
 
@@ -25,21 +27,37 @@ async def get(port: int, path: str) -> bytes:
         writer.close()
 
 
-async def _again(port: int, path: str, pause: float) -> None:
-    while True:
-        await get(port, path)
-        await asyncio.sleep(pause)
-
-
-async def _page(port: int) -> None:
-    """An open page: the event stream, read as it comes, and the listing after each event."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-    writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+@contextlib.asynccontextmanager
+async def _client(*arguments: object) -> AsyncIterator[None]:
+    """`bench.disturb` beside us; raises when it did not live to the end."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.disturb", *map(str, arguments),
+        cwd=REPOSITORY, env=environment(), stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
     try:
-        while await reader.read(1 << 16):
-            pass
+        assert process.stdout is not None
+        if await process.stdout.readline() != b"ready\n":
+            raise RuntimeError(f"the client {arguments} did not get an answer")
+        yield
+        if process.returncode is not None:
+            raise RuntimeError(f"the client {arguments} ended by itself")
     finally:
-        writer.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def _reloads(pid: int) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(_reload(pid))
+    try:
+        yield
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, OSError):
+            await task
 
 
 async def _reload(pid: int) -> None:
@@ -57,19 +75,24 @@ async def measure(*, rounds: int = 200, residents: int = 1000) -> str:
             await fill(one, residents, SHARED)
             while b"nri_numa" not in await _try(one.port):
                 await asyncio.sleep(0.2)
-            cases: list[tuple[str, Callable[[], Awaitable[None]] | None]] = [
-                ("quiet", None),
-                ("/metrics scraped 5 times a second", lambda: _again(one.port, "/metrics", 0.2)),
-                ("a page open on /v1/events", lambda: _page(one.port)),
+            cases: list[tuple[str, Callable[[], AbstractAsyncContextManager[None]]]] = [
+                ("quiet", contextlib.nullcontext),
                 (
-                    f"/v1/assignments of {residents:,} again and again",
-                    lambda: _again(one.port, "/v1/assignments", 0.05),
+                    "/metrics scraped 5 times a second",
+                    lambda: _client("get", one.port, "/metrics", 0.2),
                 ),
-                ("/v1/explain of one pod again and again", lambda: _again(
-                    one.port, "/v1/explain/shop/resident-7", 0.05)),
-                ("SIGHUP five times a second", lambda: _reload(one.pid)),
-                ("quiet again", None),
-            ]  # fmt: skip
+                ("a page open, told of every change", lambda: _client("page", one.port)),
+                (
+                    f"/v1/assignments of {residents:,} 20 times a second",
+                    lambda: _client("get", one.port, "/v1/assignments", 0.05),
+                ),
+                (
+                    "/v1/explain of one pod 20 times a second",
+                    lambda: _client("get", one.port, "/v1/explain/shop/resident-7", 0.05),
+                ),
+                ("SIGHUP five times a second", lambda: _reloads(one.pid)),
+                ("quiet again", contextlib.nullcontext),
+            ]
             for name, disturb in cases:
                 samples = await _timed(one, rounds, disturb)
                 s = summary(samples)
@@ -82,26 +105,20 @@ async def measure(*, rounds: int = 200, residents: int = 1000) -> str:
 
 
 async def _timed(
-    one: Bed, rounds: int, disturb: Callable[[], Awaitable[None]] | None
+    one: Bed, rounds: int, disturb: Callable[[], AbstractAsyncContextManager[None]]
 ) -> list[float]:
-    task = None if disturb is None else asyncio.ensure_future(disturb())
-    await asyncio.sleep(0.1)
-    gc.collect()
-    gc.disable()
-    try:
-        samples = []
-        for n in range(rounds):
-            samples.append((await cycle(one, SHARED, f"i-{n}"))[0])
-            await asyncio.sleep(0)
-        if task is not None and task.done():
-            task.result()  # raises: whatever was to disturb did not
-        return samples
-    finally:
-        gc.enable()
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, OSError):
-                await task
+    async with disturb():
+        gc.collect()
+        gc.disable()
+        try:
+            samples = []
+            for n in range(rounds):
+                samples.append((await cycle(one, SHARED, f"i-{n}"))[0])
+                # A node that starts twenty pods in a second is a busy one.
+                await asyncio.sleep(0.02)
+            return samples
+        finally:
+            gc.enable()
 
 
 async def _try(port: int) -> bytes:

@@ -35,11 +35,11 @@ DURATION_BUCKETS = (
 )  # fmt: skip
 WRITE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 
-_CHUNK_ROWS = 200
+_CHUNK_ROWS = 50
 """Rows between two chances for the event loop: well under a millisecond."""
 
 
-_CHUNK_METRICS = 4
+_CHUNK_METRICS = 1
 
 
 class _Collects(Protocol):

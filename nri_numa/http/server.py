@@ -362,7 +362,10 @@ class _Connection:
             if flush and self._reader.at_eof():
                 raise EOFError
             await self._drain()
-            # drain() returns at once while the buffer has room; give others their turn.
+            # drain() returns at once while the buffer has room; give others their turn. Once is not
+            # enough: what was scheduled before the loop looked at its sockets runs before what it
+            # found there, so a request of the runtime would wait for one more piece.
+            await asyncio.sleep(0)
             await asyncio.sleep(0)
 
     def next(self) -> bool:

@@ -87,7 +87,7 @@ class PluginRegistry:
         async with asyncio.timeout(limit), self._changed:
             await self._changed.wait_for(lambda: len(self.active()) >= count)
 
-    def accept(self) -> asyncio.Protocol:
+    def accept(self) -> asyncio.BaseProtocol:
         """Take a new connection of an external plugin."""
         peer = self._new_peer()
         self._spawn(self._serve(peer, ""))

@@ -2,7 +2,7 @@
 
 `NRILink` owns one connection at a time and one `PluginSession`. It speaks protobuf messages with
 the handler it was given and knows nothing of placement. Handlers are plain functions: they run
-inside `data_received`, one after the other, and the answer is written before the next request is
+inside `buffer_updated`, one after the other, and the answer is written before the next request is
 parsed. The runtime waits two seconds for an answer and then carries on without it, so a handler
 must be quick and an exception in one must still become an answer.
 

@@ -34,10 +34,10 @@ async def pieces(response: Response) -> list[bytes]:
 
 
 def test_a_long_list_comes_in_short_pieces() -> None:
-    """The loop gets its turn after at most 50 containers, however many there are."""
+    """The loop gets its turn after at most ten containers, however many there are."""
     view = FakeView([assignment(n) for n in range(1000)])
     made = asyncio.run(pieces(ask(api(view), "/v1/assignments")))
-    assert max(piece.count(b'"podUID"') for piece in made) == 50
+    assert max(piece.count(b'"podUID"') for piece in made) == 10
     assert len(json.loads(b"".join(made))["containers"]) == 1000
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 from nri_numa.config import HTTP
 from nri_numa.errors import ConfigError
 from nri_numa.http import server as server_module
+from nri_numa.http.documents import Assignment
 from nri_numa.http.server import HTTPServer
+from nri_numa.http.view import Listing
 from nri_numa.metrics import Metrics
 from tests.support.http_view import (
     HOSTILE,
@@ -420,5 +423,41 @@ def test_loopback_refuses_names_that_dns_could_point_at_it() -> None:
                 ("127.0.0.1.evil.example:9891", 421),
             ):
                 assert (await get(address, "/v1/status", Host=host)).status == status, host
+
+    run(test)
+
+
+def test_what_came_in_meanwhile_goes_before_the_next_piece() -> None:
+    """A request of the runtime waits for the rest of one piece of a long listing, and no longer."""
+
+    async def test() -> None:
+        ours, runtime = socket.socketpair()
+        ours.setblocking(False)
+        order: list[str] = []
+
+        class Watched(FakeView):
+            def listing(self) -> Listing:
+                whole = super().listing()
+
+                def watched() -> Iterator[Assignment]:
+                    for n, one in enumerate(whole.containers):
+                        order.append("container")
+                        if n == 12:
+                            runtime.send(b"request")
+                        yield one
+
+                return dataclasses.replace(whole, containers=watched())
+
+        def request() -> None:
+            ours.recv(100)
+            order.append("request")
+
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours, request)
+        with ours, runtime:
+            async with serving(Watched([assignment(n) for n in range(100)])) as (_, address):
+                assert (await get(address, "/v1/assignments")).status == 200
+            loop.remove_reader(ours)
+        assert order.index("request") == 20  # sent with the thirteenth, and a piece has ten
 
     run(test)

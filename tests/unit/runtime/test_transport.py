@@ -37,7 +37,9 @@ async def test_the_first_reason_for_closing_is_kept_and_later_data_ignored() -> 
     with theirs:
         connection.close("because")
         connection.close("something else")
-        connection.data_received(golden("register-plugin"))
+        late = golden("register-plugin")
+        connection.get_buffer(-1)[: len(late)] = late
+        connection.buffer_updated(len(late))
         connection.flush()
         connection.pause_writing()
         connection.resume_writing()

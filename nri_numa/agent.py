@@ -442,10 +442,11 @@ class Agent:
         if isinstance(trace, Trace):
             self._traces[container_id] = self._keeper.keep(trace)
 
-    def _soon(self, function: Callable[[], None]) -> None:
+    def _soon(self, *functions: Callable[[], None]) -> None:
         """Do what nobody waits for when the reply has left; log lines keep their ``op``."""
-        self._waiting.append((copy_context(), function))
-        if len(self._waiting) == 1:
+        context, idle = copy_context(), not self._waiting
+        self._waiting.extend((context, function) for function in functions)
+        if idle:
             self._later(self._work)
 
     def _work(self) -> None:
@@ -512,8 +513,9 @@ class Agent:
         self._report(violations(state, machine.topology, machine.settings))
 
     def _synchronized(self, outcome: Resynced) -> None:
-        for alone in outcome.left_alone:
-            self._soon(partial(self._tell_placed, alone, self._cpus_in(outcome.state, alone), 0))
+        if outcome.left_alone:
+            cpus = self._cpus_in(outcome.state, outcome.left_alone[0])  # the same for all of them
+            self._soon(*(partial(self._tell_placed, one, cpus, 0) for one in outcome.left_alone))
         for decision in outcome.decisions:
             if isinstance(decision, Admitted):
                 self._admitted(decision)

@@ -228,8 +228,12 @@ class NodeState:
             return self
         pods = dict(self.pods)
         for uid, ids in containers.items():
-            record = pods.get(uid) or PodRecord(uid=uid, pod_id=pod_ids[uid])
-            pods[uid] = replace(record, containers=record.containers | ids)
+            record = pods.get(uid)
+            pods[uid] = (
+                PodRecord(uid=uid, pod_id=pod_ids[uid], containers=frozenset(ids))
+                if record is None
+                else replace(record, containers=record.containers | ids)
+            )
         return replace(
             self,
             serial=self.serial + 1,

@@ -84,7 +84,7 @@ $(DOCS_STAMP): requirements/docs.txt
 	@touch $@
 
 docs: $(DOCS_STAMP) ## Build the documentation into build/site, and check its links
-	$(DOCS_VENV)/bin/mkdocs --quiet build --strict
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs --quiet build --strict
 	$(DOCS_VENV)/bin/python tools/docs_check.py --site build/site
 
 lock: ## Resolve the dependencies anew (needs uv in the environment)

@@ -29,14 +29,14 @@ def text() -> str:
         rows.append(
             (
                 code(path),
-                " ".join([cell(operation["summary"]), *query]),
                 _answer(operation["responses"]["200"]),
                 ", ".join(codes),
                 "yes" if len(operation["security"]) > 1 else "no",
+                " ".join([cell(operation["summary"]), *query]),
             )
         )
     lines = ["## Paths", ""]
-    lines += table(("path", "what", "answer", "status", "token"), rows)
+    lines += table(("path", "answer", "status", "token", "what"), rows)
     lines += ["", "## Documents", ""]
     schemas = document["components"]["schemas"]
     for name in sorted(schemas, key=lambda n: (n not in _ROOTS, n)):

@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from nri_numa.engine.answers import ContainerUpdate
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.errors import CheckpointError, ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet import KubeletWatch
+from nri_numa.loop import GapWatch, watched_loop
 from nri_numa.metrics import Metrics
 from nri_numa.notify import Notifier
 from nri_numa.protocol.versions import RuntimeInfo, synchronizes_launched_plugins
@@ -49,6 +51,8 @@ TICK = 1.0
 MEMORY_EVERY = 5
 HOTPLUG_EVERY = 5
 """Rounds of housekeeping between two looks at memory and at the online CPUs."""
+GAPS = 120
+"""Rounds that the recent longest gap of the event loop is taken over."""
 BLIND_EVERY = 15
 """Rounds between two pictures of the node on runtimes that tell launched plugins nothing."""
 PENDING_WAIT = 2
@@ -61,12 +65,13 @@ class Daemon:
     """One running agent: its parts, and the loops around them."""
 
     def __init__(
-        self, config: AgentConfig, load: Callable[[str], AgentConfig] | None = None
+        self, config: AgentConfig, load: Callable[[str], AgentConfig] | None, watch: GapWatch
     ) -> None:
         """Build the parts that need no event loop.
 
         Args:
             config: checked.
+            watch: knows the gaps of the loop that this will run in.
             load: reads the configuration again, given the text of NRI's Configure request.
 
         Raises:
@@ -86,6 +91,8 @@ class Daemon:
         self._stop = asyncio.Event()
         self._reading: Reading | None = None
         self._pending_rounds = 0
+        self._watch = watch
+        self._gaps: deque[float] = deque(maxlen=GAPS)
 
         self.topology = discover(config.sysfs_root)
         for warning in self.topology.warnings:
@@ -180,10 +187,10 @@ class Daemon:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._hangup)
         await self._read_memory()
+        self._watch.take()  # the start is no gap: no runtime waits yet
         link = asyncio.create_task(self.link.run(), name="link")
         others = [
             asyncio.create_task(self._housekeeping(), name="housekeeping"),
-            asyncio.create_task(self._measure_lag(), name="lag"),
             asyncio.create_task(self.reconciler.run(lambda: self.config), name="reconcile"),
             asyncio.create_task(
                 KubeletWatch(self.metrics, self.config.kubelet_root).run(), name="kubelet"
@@ -252,6 +259,8 @@ class Daemon:
             await self._look_around()
             await self._push_pending()
             self.notifier.watchdog()
+            self._gaps.append(self._watch.take())
+            self.metrics.loop_lag(max(self._gaps))
 
     def _compact(self) -> None:
         try:
@@ -330,18 +339,6 @@ class Daemon:
         )
         self.topology = topology
         self.agent.retopology(Machine(topology=topology, settings=self.agent.machine.settings))
-
-    async def _measure_lag(self) -> None:
-        """Record by how much the loop is late, which is how long some request had to wait."""
-        loop = asyncio.get_running_loop()
-        step, window = 0.5, 120
-        recent: list[float] = []
-        while True:
-            before = loop.time()
-            await asyncio.sleep(step)
-            recent.append(max(0.0, loop.time() - before - step))
-            del recent[:-window]
-            self.metrics.loop_lag(max(recent))
 
     # --- told by the link -------------------------------------------------------------------------
 
@@ -454,8 +451,8 @@ def identity(config: AgentConfig) -> dict[str, str]:
     return {"version": __version__, "machine": config.sysfs_root, "boot": boot}
 
 
-async def run(config: AgentConfig, load: Callable[[str], AgentConfig] | None = None) -> int:
-    """Run the plugin.
+def run(config: AgentConfig, load: Callable[[str], AgentConfig] | None = None) -> int:
+    """Run the plugin in an event loop of its own.
 
     Args:
         config: checked configuration.
@@ -467,8 +464,16 @@ async def run(config: AgentConfig, load: Callable[[str], AgentConfig] | None = N
     Raises:
         ConfigError: the configuration does not go with this machine.
     """
+    loop, watch = watched_loop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(_run(config, load, watch))
+
+
+async def _run(
+    config: AgentConfig, load: Callable[[str], AgentConfig] | None, watch: GapWatch
+) -> int:
     try:
-        daemon = Daemon(config, load)
+        daemon = Daemon(config, load, watch)
     except StateDirectoryBusy as error:
         log.error("another instance is running", error=str(error))
         return EXIT_UNAVAILABLE

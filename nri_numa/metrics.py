@@ -210,7 +210,7 @@ class Metrics:
         )
 
         self._lag = gauge(
-            "loop_lag_seconds", "Longest gap of the event loop within the last minutes."
+            "loop_lag_seconds", "Longest gap of the event loop within the last two minutes."
         )
         self._lag_longest = gauge(
             "loop_lag_longest_seconds", "Longest gap of the event loop since the start."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Mapping
@@ -164,7 +163,7 @@ def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONF
     from nri_numa import daemon
 
     try:
-        return asyncio.run(daemon.run(config, load=load))
+        return daemon.run(config, load=load)
     except ConfigError:
         with friendly():
             raise

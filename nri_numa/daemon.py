@@ -187,7 +187,6 @@ class Daemon:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._hangup)
         await self._read_memory()
-        self._watch.take()  # the start is no gap: no runtime waits yet
         link = asyncio.create_task(self.link.run(), name="link")
         others = [
             asyncio.create_task(self._housekeeping(), name="housekeeping"),
@@ -205,6 +204,8 @@ class Daemon:
         gc.freeze()
         # Nor may it run within a request, where it took more than half of a large Synchronize.
         gc.disable()
+        # All of this is no gap yet: the link is dialled when it is done.
+        loop.call_soon(self._watch.take)
         try:
             await asyncio.wait({link, stop, *others}, return_when=asyncio.FIRST_COMPLETED)
             return self._ended(link, others)

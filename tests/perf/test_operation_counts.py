@@ -176,5 +176,26 @@ def test_a_request_stays_within_its_number_of_calls() -> None:
     assert calls(lambda: adapter.stop_container(stop)) <= STOP_CALLS
 
 
-CREATE_CALLS = 540
+CREATE_CALLS = 536
 STOP_CALLS = 106
+
+
+def test_a_synchronized_container_costs_a_fixed_number_of_calls() -> None:
+    """Strangers that ask for nothing, and everybody who is known: in proportion, and briefly."""
+    strangers, known = [], []
+    for count in (100, 1100):
+        pods = [pb.PodSandbox(id=f"s-{n}", uid=f"u-{n}", name=f"p-{n}") for n in range(count)]
+        live = [
+            pb.Container(id=f"c-{n}", pod_sandbox_id=f"s-{n}", name="main") for n in range(count)
+        ]
+        node = Node(0, policy="")
+        adapter = Adapter(node.agent, Metrics("test"))
+        strangers.append(calls(partial(adapter.synchronize, pods, live)))
+        known.append(calls(partial(adapter.synchronize, pods, live)))
+        assert len(node.agent.state.allocations) == count
+    assert (strangers[1] - strangers[0]) / 1000 <= STRANGER_CALLS
+    assert (known[1] - known[0]) / 1000 <= KNOWN_CALLS
+
+
+STRANGER_CALLS = 75
+KNOWN_CALLS = 56

@@ -41,6 +41,7 @@ from nri_numa.engine.workload import Container, PodSandbox, Resources
 from nri_numa.errors import CheckpointError
 from nri_numa.logs import get_logger
 from nri_numa.metrics import Metrics
+from nri_numa.topology.cpuset import CPUSet
 from nri_numa.traces import KeptTrace, TraceKeeper, unpack
 
 log = get_logger("agent")
@@ -276,6 +277,21 @@ class Agent:
         for update in updates:
             if update.container_id in self.state.allocations:
                 self._pending.setdefault(update.container_id, update)
+
+    def overtaken(self, updates: Iterable[ContainerUpdate]) -> None:
+        """Updates went out by themselves: say again what a request changed meanwhile.
+
+        The runtime may have applied the request's answer first, and the older set after it.
+        """
+        for update in updates:
+            allocation = self.state.allocations.get(update.container_id)
+            if allocation is None or not update.cpus or allocation.kind is Kind.FOREIGN:
+                continue
+            cpus = self.cpus_of(allocation) or str(self._pool())
+            if cpus != update.cpus:
+                again = update._replace(cpus=cpus)
+                waiting = self._pending.get(update.container_id)
+                self._remember([again if waiting is None else waiting._replace(cpus=cpus)])
 
     @property
     def has_pending(self) -> bool:
@@ -540,6 +556,9 @@ class Agent:
             gone=len(outcome.gone),
             updates=len(outcome.updates),
         )
+
+    def _pool(self) -> CPUSet:
+        return self.state.pool(self.machine.topology, self.machine.settings)
 
     def _cpus_in(self, state: NodeState, allocation: Allocation) -> str:
         machine = self.machine

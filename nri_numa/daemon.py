@@ -299,7 +299,9 @@ class Daemon:
         self._pending_rounds = 0
         updates = self.agent.take_pending()
         result = await self._push(updates)
-        if not result.ok:
+        if result.ok:
+            self.agent.overtaken(updates)
+        else:
             log.warning("updates not pushed", count=len(updates), detail=result.detail)
             self.agent.put_back(updates)
 

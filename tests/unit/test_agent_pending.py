@@ -48,3 +48,21 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind() -> None
     assert "first" not in world.agent.places
     assert world.agent.places["second"].cgroups_path == "/pods/second"
     assert world.agent.trace_of("first") is None
+
+
+def test_a_set_that_a_request_changed_while_it_was_on_its_way_is_said_again() -> None:
+    """The runtime may apply the answer to the request first, and the older set after it."""
+    world = node()
+    sent = world.agent.take_pending()
+    assert [u.cpus for u in sent] == ["0-3"]
+    own = pod("next", {"cpus": "exclusive"})
+    world.place(own, container(own, wants=resources(1)))
+    assert world.has("free-app")[0] == "1-3"
+    world.agent.overtaken(sent)
+    assert [(u.container_id, u.cpus) for u in world.agent.take_pending()] == [("free-app", "1-3")]
+
+
+def test_a_set_that_nobody_changed_is_said_once() -> None:
+    world = node()
+    world.agent.overtaken(world.agent.take_pending())
+    assert not world.agent.has_pending

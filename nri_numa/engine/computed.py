@@ -152,7 +152,9 @@ def _aligned(
     if not alignment.admitted:
         return Failed(
             reason="TopologyAffinityError",
-            message=affinity_message(machine, pod, container, wishes, demand, books, policy),
+            message=affinity_message(
+                machine, pod, container, wishes, demand, books, policy, alignment
+            ),
             rule=f"policy {policy} admits no wider set than an empty machine would need"
             if policy is Policy.RESTRICTED
             else f"policy {policy} admits one NUMA node only",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from nri_numa.engine.counting import hints_by_index, reachable_masks, result_class, spread_masks
 from nri_numa.engine.families import Family, families_of
@@ -71,6 +72,10 @@ class NodeAmount:
     numa_node: int
     free: int
     capacity: int
+
+
+DIFFERENT_WIDTHS: Final = "the resources need different numbers of NUMA nodes"
+"""Begins the reason when no mask can be preferred by all, on an empty machine either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +330,7 @@ def why_not_preferred(problem: Problem) -> str:
     widths = {s.resource: s.preferred_width for s, f in wishing if f.additive}
     if not single and len(set(widths.values())) > 1:
         told = ", ".join(f"{r} fits on {nodes_text(w)}" for r, w in widths.items())
-        return f"the resources need different numbers of NUMA nodes: {told}"
+        return f"{DIFFERENT_WIDTHS}: {told}"
     told = "; ".join(
         f"{s.resource} on {_where(s, f, problem, order)}" for s, f in wishing if not f.nil_too
     )

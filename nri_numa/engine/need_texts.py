@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.demand import Demand
+from nri_numa.engine.hint_reasons import DIFFERENT_WIDTHS
 from nri_numa.engine.needs import Books
 from nri_numa.engine.placement import (
     human_bytes,
     human_milli,
     per_node,
 )
+from nri_numa.engine.policies import Alignment
 from nri_numa.engine.workload import (
     Bind,
     Container,
@@ -70,16 +72,21 @@ def affinity_message(
     demand: Demand,
     books: Books,
     policy: Policy,
+    alignment: Alignment,
 ) -> str:
     """One line: what was needed, on how many NUMA nodes, and what each had."""
-    whose = "all its containers together" if wishes.scope is Scope.POD else "it"
+    verb = "all its containers together need" if wishes.scope is Scope.POD else "it needs"
+    needs = f"pod {pod.full_name}, container {container.name}: {verb} {needed_text(demand, wishes)}"
+    left = left_text(machine, demand, wishes, books)
+    if policy is Policy.RESTRICTED and alignment.reason.startswith(DIFFERENT_WIDTHS):
+        # The kubelet's verdict. More free CPUs or memory would not change it.
+        return (
+            f"{needs}, and {alignment.reason}; policy {policy} wants one number for all, as the "
+            f"kubelet's does, so take best-effort; free: {left}"
+        )
     limit = (
         "one NUMA node"
         if policy is Policy.SINGLE_NUMA_NODE
         else "no more NUMA nodes than an empty machine would need"
     )
-    return (
-        f"pod {pod.full_name}, container {container.name}: {whose} "
-        f"{'need' if wishes.scope is Scope.POD else 'needs'} {needed_text(demand, wishes)} on "
-        f"{limit} (policy {policy}); free: {left_text(machine, demand, wishes, books)}"
-    )
+    return f"{needs} on {limit} (policy {policy}); free: {left}"

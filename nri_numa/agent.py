@@ -186,11 +186,7 @@ class Agent:
         if outcome.state is not self.state:
             self._swap(outcome.state, {container.id: pod.uid})
             allocation = self.state.allocations[container.id]
-            self._trace(allocation, outcome.trace)
-            cpus = self._cpus_in(self.state, allocation)
-            self._soon(
-                partial(self._note, "info", "container resized", **_fields(allocation, cpus))
-            )
+            self._resized(allocation, outcome.trace)
         if self.observe:
             return Resized(state=outcome.state, own=None, trace=outcome.trace)
         own = self._own_with_pending(container.id, outcome.own)
@@ -525,6 +521,11 @@ class Agent:
         )
         self.notify()
 
+    def _resized(self, allocation: Allocation, trace: Trace) -> None:
+        self._trace(allocation, trace)
+        cpus = self._cpus_in(self.state, allocation)
+        self._soon(partial(self._note, "info", "container resized", **_fields(allocation, cpus)))
+
     def _check(self, state: NodeState, machine: Machine) -> None:
         self._report(violations(state, machine.topology, machine.settings))
 
@@ -537,6 +538,8 @@ class Agent:
                 self._admitted(decision)
             else:
                 self._refused(decision)
+        for allocation, trace in outcome.resized:
+            self._resized(allocation, trace)
         for container_id in outcome.gone:
             self._forget(container_id)
         if outcome.gap:

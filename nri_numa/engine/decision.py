@@ -247,6 +247,7 @@ class Resynced:
         problems: sentences for the log, such as two containers claiming one CPU.
         decisions: about strangers.
         left_alone: strangers that nothing asks to pin.
+        resized: known containers whose resources changed while we were away.
     """
 
     state: NodeState
@@ -258,3 +259,4 @@ class Resynced:
     problems: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     left_alone: tuple[Allocation, ...] = ()
+    resized: tuple[tuple[Allocation, Trace], ...] = ()

@@ -14,7 +14,7 @@ from nri_numa.engine.allocator import Taken, TakeRequest, take_cpus
 from nri_numa.engine.answers import NO_QUOTA, ContainerUpdate
 from nri_numa.engine.decide import ladder, new_allocation, place, pool_updates
 from nri_numa.engine.decision import Machine, Reading, Refused, Resized, Trace
-from nri_numa.engine.demand import BadDemand, Demand, demand
+from nri_numa.engine.demand import BadDemand, Demand, demand, limit_milli, request_milli
 from nri_numa.engine.memory import widen_for_memory
 from nri_numa.engine.placement import (
     Failed,
@@ -74,6 +74,46 @@ def resize(
     own = _own_update(machine, after, allocation, state.allocations[container.id], asked)
     updates = pool_updates(machine, state, after, skip=container.id)
     return Resized(state=after, own=own, updates=updates, trace=trace)
+
+
+def resized_meanwhile(
+    machine: Machine,
+    state: NodeState,
+    pod: PodSandbox,
+    container: Container,
+    reading: Reading | None,
+    now: float,
+) -> tuple[Allocation, Trace] | Refused | None:
+    """Catch up with a resize that nobody told us of.
+
+    Only the resources count: a rule that reads differently by now moves no running container.
+
+    Args:
+        machine: topology and settings.
+        state: as it is, with the container.
+        pod: the pod.
+        container: as the runtime has it.
+        reading: what the kernel has left, when known.
+        now: Unix time in seconds.
+
+    Returns:
+        None when its size is as remembered, else as `resize` would have decided.
+    """
+    allocation = state.allocations[container.id]
+    if allocation.kind is Kind.FOREIGN or (allocation.kind is Kind.UNBOUND and not allocation.mems):
+        return None
+    resources = container.resources
+    if (resources.cpu_quota or 0) <= 0 and allocation.quota:
+        # The quota was lifted, so the one it was created with still counts.
+        resources = replace(resources, cpu_quota=allocation.quota)
+    milli = limit_milli(resources, []) or request_milli(resources, [])
+    memory = resources.memory_limit or 0
+    if milli == allocation.cpu_milli and (
+        memory <= 0 or not allocation.mems or memory == allocation.memory_bytes
+    ):
+        return None
+    container = replace(container, resources=resources)
+    return _resized(machine, state, pod, container, allocation, reading, now)
 
 
 def _changes_size(asked: Resources) -> bool:

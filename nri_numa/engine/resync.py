@@ -14,9 +14,10 @@ from dataclasses import replace
 
 from nri_numa.engine.answers import NO_QUOTA, ContainerUpdate
 from nri_numa.engine.decide import ASSIGNED, admit, left_alone
-from nri_numa.engine.decision import Decision, Machine, Reading, Refused, Resynced
-from nri_numa.engine.demand import request_milli
+from nri_numa.engine.decision import Decision, Machine, Reading, Refused, Resynced, Trace
+from nri_numa.engine.demand import limit_milli, request_milli
 from nri_numa.engine.placement import spread_charges
+from nri_numa.engine.resize import resized_meanwhile
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -64,6 +65,18 @@ def resync(
     ]
     state = build(kept, records, prior.serial)
     adopted = [a.container_id for a in kept]
+    resized: list[tuple[Allocation, Trace]] = []
+    for allocation in kept:
+        # One that carries the annotation alone was read from its present size.
+        container = live[allocation.container_id]
+        if container.id not in prior.allocations:
+            continue
+        found = resized_meanwhile(machine, state, by_pod[container.pod_id], container, reading, now)
+        if isinstance(found, Refused):
+            problems.append(f"resized while we were away and keeps what it has: {found.message}")
+        elif found is not None:
+            state = state.without(container.id).with_allocation(found[0])
+            resized.append(found)
     pool = state.pool(machine.topology, machine.settings)
     gap: list[str] = []
     decisions: list[Decision] = []
@@ -105,6 +118,7 @@ def resync(
         problems=tuple(problems),
         decisions=tuple(decisions),
         left_alone=tuple(calm),
+        resized=tuple(resized),
     )
 
 
@@ -191,7 +205,7 @@ def _from_annotation(
     if not (numa_nodes | mems) <= machine.topology.numa_ids:
         return None
     owned = kind is Kind.EXCLUSIVE or bool(document.get("owned"))
-    milli = request_milli(resources, [])
+    milli = limit_milli(resources, []) or request_milli(resources, [])
     if owned and not same and milli != 1000 * len(cpus):
         return None
     if kind is Kind.EXCLUSIVE:

@@ -1,0 +1,94 @@
+"""Resources that were changed while the plugin was away are caught up with at the next picture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.engine.state import Kind
+from nri_numa.engine.workload import Resources
+from nri_numa.topology.synthetic import synthetic
+from tests.support.world import GIB, World, container, pod, resources
+
+OWN = {"cpus": "exclusive"}
+
+
+def node() -> World:
+    world = World(
+        synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64)
+    )
+    world.synchronize()
+    return world
+
+
+def placed(world: World, name: str, wants: Resources, annotations: dict[str, str]) -> str:
+    of = pod(name, annotations)
+    world.place(of, container(of, wants=wants))
+    return f"{name}-app"
+
+
+def resize_unseen(world: World, container_id: str, wants: Resources) -> None:
+    """The runtime changes a container while nobody listens; its cpuset stays."""
+    old = world.live[container_id]
+    kept = replace(wants, cpus=old.resources.cpus, mems=old.resources.mems)
+    world.live[container_id] = replace(old, resources=kept)
+    world.boot()
+    world.synchronize()
+
+
+@pytest.mark.parametrize(("cpus", "expected"), [(3, "0-2"), (1, "0")])
+def test_an_owner_grows_and_shrinks_around_the_cpus_it_has(cpus: float, expected: str) -> None:
+    world = node()
+    owner = placed(world, "owner", resources(2, 1), OWN)
+    other = placed(world, "other", resources(0.5), {})
+    assert world.live[owner].resources.cpus == "0-1"
+    resize_unseen(world, owner, resources(cpus, 1))
+    assert world.live[owner].resources.cpus == expected
+    allowed = {"0-2": "3-7", "0": "1-7"}[expected]
+    assert world.live[other].resources.cpus == allowed
+    assert world.agent.state.allocations[owner].cpu_milli == cpus * 1000
+    assert world.agent.trace_of(owner) is not None
+    world.check()
+
+
+def test_a_shared_container_is_booked_by_its_new_size_where_it_is() -> None:
+    world = node()
+    shared = placed(world, "web", resources(1, 4), {"policy": "best-effort", "cpus": "shared"})
+    before = world.agent.state.allocations[shared]
+    resize_unseen(world, shared, resources(2, 8))
+    after = world.agent.state.allocations[shared]
+    assert (after.numa_nodes, after.mems, after.kind) == (
+        before.numa_nodes,
+        before.mems,
+        Kind.SHARED,
+    )
+    assert (after.cpu_milli, after.memory_bytes) == (2000, 8 * GIB)
+    assert after.since == before.since
+    world.check()
+
+
+def test_a_size_that_does_not_fit_leaves_a_running_container_what_it_has() -> None:
+    world = node()
+    first = placed(world, "first", resources(3, 1), {**OWN, "policy": "single-numa-node"})
+    placed(world, "second", resources(3, 1), {**OWN, "policy": "single-numa-node"})
+    had = world.live[first].resources.cpus
+    resize_unseen(world, first, resources(6, 1))
+    assert world.live[first].resources.cpus == had
+    assert world.agent.state.allocations[first].cpu_milli == 3000
+    world.check()
+
+
+def test_what_was_not_changed_stays_and_nothing_is_sent() -> None:
+    """A lifted quota, an unbound container and a foreign pin look like changes, and are none."""
+    world = node()
+    owner = placed(world, "owner", resources(2, 1), OWN)
+    placed(world, "web", resources(0.5), {})
+    foreign = replace(resources(1), cpus="7")
+    of = pod("kubelet")
+    world.place(of, container(of, wants=foreign))
+    assert world.live[owner].resources.cpu_quota == -1
+    state = world.agent.state
+    world.boot()
+    assert world.synchronize() == ()
+    assert world.agent.state.allocations == state.allocations

@@ -1,0 +1,95 @@
+"""The running plugin keeps to its OpenAPI file, whatever it is asked; cases by schemathesis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.schemas import OpenApiSchema
+
+from tests.support.embedded_node import CRIError, Node
+from tests.support.http_view import HOSTILE
+
+# An event stream has no end; tests/unit/http reads it.
+ENDLESS = "/v1/events"
+CASES = 40
+# A slash in a path parameter is another segment to the generator.
+NASTY = HOSTILE.replace("/", "")
+TOKEN = "a-token-for-tests"
+
+
+@pytest.fixture(scope="module", params=["open", "token"])
+def node(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Node]:
+    """A plugin that placed containers of each kind, and refused one."""
+    directory = tmp_path_factory.mktemp("api")
+    config = {}
+    if request.param == "token":
+        secret = directory / "token"
+        secret.write_text(TOKEN)
+        secret.chmod(0o600)
+        config = {"http": {"tokenFile": str(secret)}}
+    with Node(directory, config=config) as node:
+        node.start()
+        node.listed()
+        node.owner()
+        node.shared()
+        node.free()
+        node.listed(NASTY)
+        with pytest.raises(CRIError):
+            node.listed("refused", cpus="4000")
+        yield node
+
+
+def address(node: Node) -> str:
+    return f"http://{node.plugin.address}"
+
+
+def test_every_operation_answers_as_documented(node: Node) -> None:
+    """Status, headers and bodies, for good requests and bad ones, with and without a token."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    schema: OpenApiSchema = schemathesis.openapi.from_url(
+        f"{address(node)}/openapi.yaml", headers=headers
+    )
+    seen = set()
+    for found in schema.get_all_operations():
+        assert isinstance(found, Ok), found
+        operation = found.ok()
+        if operation.path == ENDLESS:
+            continue
+        seen.add(operation.path)
+
+        @settings(
+            max_examples=CASES, derandomize=True, database=None, deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(case=operation.as_strategy())
+        def ask(case: schemathesis.Case[Any]) -> None:
+            case.call_and_validate(base_url=address(node), headers=headers, timeout=20)
+
+        ask()
+    assert len(seen) >= 10
+
+
+def test_what_is_there_is_answered_as_documented(node: Node) -> None:
+    """Made-up names are mostly not there: these are."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    schema: OpenApiSchema = schemathesis.openapi.from_url(
+        f"{address(node)}/openapi.yaml", headers=headers
+    )
+    for pod in ("owner", "listed", "shared", "free", "refused", NASTY):
+        for path, more in (
+            ("/v1/explain/{namespace}/{pod}", {}),
+            ("/v1/explain/{namespace}/{pod}/{container}", {"container": "app"}),
+        ):
+            case = schema[path]["GET"].Case(
+                path_parameters={"namespace": "default", "pod": pod, **more}
+            )
+            response = case.call(base_url=address(node), headers=headers, timeout=20)
+            assert response.status_code == 200, (pod, response.text)
+            case.validate_response(response)

@@ -16,11 +16,24 @@ from pathlib import Path
 import pytest
 
 from tests.support.containerd import LABELS, Containerd, find_binaries
+from tests.support.cpus import MACHINE
 from tests.support.cri import CRI
 from tests.support.plugin_process import PluginProcess, StartPlugin
 from tests.support.testbed import TestbedUnavailable, require_root
 
 _FAILED = pytest.StashKey[bool]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what needs more CPUs than there are, also where the beds must be there.
+
+    The virtual machines prove the same with CPUs enough.
+    """
+    for item in items:
+        marker = item.get_closest_marker("cpus")
+        if marker is not None and len(MACHINE) < marker.args[0]:
+            reason = f"needs {marker.args[0]} CPUs, this machine has {len(MACHINE)}"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def unavailable(error: TestbedUnavailable) -> None:

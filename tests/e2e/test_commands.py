@@ -40,17 +40,17 @@ def document(done: subprocess.CompletedProcess[str]) -> Any:
 
 
 def test_status_shows_who_has_what(cri: CRI, plugin: PluginProcess) -> None:
-    pod = cri.run_pod("listed", namespace="shop", annotations={f"{PREFIX}/numacpu": "1-2"})
+    pod = cri.run_pod("listed", namespace="shop", annotations={f"{PREFIX}/numacpu": "0-1"})
     container = cri.run(pod, "web")
     poll(lambda: plugin.responsive() or None, "HTTP served")
     done = nri_numa("status", f"--api={plugin.address}", "-o", "json")
     assert done.returncode == 0, done.stderr
     text = json.dumps(document(done))
-    for words in ("shop", "listed", "web", "1-2"):
+    for words in ("shop", "listed", "web", "0-1"):
         assert words in text
     table = nri_numa("status", f"--api={plugin.address}")
     assert table.returncode == 0
-    assert re.search(r"shop\s+listed\s+web\b.*\b1-2\b", table.stdout)
+    assert re.search(r"shop\s+listed\s+web\b.*\b0-1\b", table.stdout)
     cri.remove(container)
     gone = nri_numa("status", f"--api={plugin.address}")
     assert "listed" not in gone.stdout
@@ -85,6 +85,7 @@ def test_the_checkpoint_can_be_read_while_the_plugin_runs(cri: CRI, plugin: Plug
     assert container.id in done.stdout
 
 
+@pytest.mark.cpus(3)
 def test_a_second_plugin_on_the_same_state_leaves(
     containerd: Containerd, cri: CRI, plugin: PluginProcess
 ) -> None:

@@ -165,6 +165,7 @@ class Terminal:
             self._process.wait()
 
 
+@pytest.mark.cpus(3)
 def test_every_block_of_the_quick_start(containerd: Containerd, tmp_path: Path) -> None:
     """From a node whose NRI is off to a pinned pod, a refusal, and everything given back."""
     checkout = make_checkout(tmp_path)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.topology.cpuset import CPUSet
+from tests.support.cpus import LAST, MACHINE
 from tests.support.cri import (
     CRI,
     Container,
     CRIError,
     QoS,
     Resources,
-    allowed,
     burstable,
     guaranteed,
     poll,
@@ -21,7 +21,6 @@ from tests.support.plugin_process import PluginProcess, StartPlugin
 pytestmark = pytest.mark.e2e
 
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
-MACHINE = CPUSet.parse(allowed("self").cpus)
 
 
 def cpus(cri: CRI, container: Container) -> CPUSet:
@@ -29,6 +28,7 @@ def cpus(cri: CRI, container: Container) -> CPUSet:
     return CPUSet.parse(cri.allowed(container).cpus)
 
 
+@pytest.mark.cpus(3)
 def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
     """The grant's own answer takes the CPUs from all others; the stop gives them back."""
     before = cri.run(cri.run_pod("before", qos=QoS.BURSTABLE), resources=burstable(0.5))
@@ -53,6 +53,7 @@ def test_an_owner_that_exits_by_itself_gives_back_too(cri: CRI, plugin: PluginPr
     assert len(cpus(cri, cri.run(pod, "next", resources=guaranteed(1)))) == 1
 
 
+@pytest.mark.cpus(4)
 def test_two_owners_never_share(cri: CRI, plugin: PluginProcess) -> None:
     owners = []
     for name in ("one", "two", "three"):
@@ -82,12 +83,13 @@ def test_listed_cpus_of_an_owner_are_refused(cri: CRI, plugin: PluginProcess) ->
 
 def test_listed_cpus_can_be_owned(cri: CRI, plugin: PluginProcess) -> None:
     shared = cri.run(cri.run_pod("shared"))
-    annotations = {**EXCLUSIVE, "numa.kubernetes.io/numacpu": "2"}
+    annotations = {**EXCLUSIVE, "numa.kubernetes.io/numacpu": LAST}
     owner = cri.run(cri.run_pod("owner", annotations=annotations), resources=guaranteed(1))
-    assert cri.first_line(owner).cpus == "2"
-    assert cpus(cri, shared) == MACHINE - CPUSet.parse("2")
+    assert cri.first_line(owner).cpus == LAST
+    assert cpus(cri, shared) == MACHINE - CPUSet.parse(LAST)
 
 
+@pytest.mark.cpus(4)
 def test_reserved_cpus_are_not_given_away(cri: CRI, start_plugin: StartPlugin) -> None:
     start_plugin({"reservedCPUs": "0-1"})
     pod = cri.run_pod("owner", annotations=EXCLUSIVE)
@@ -98,7 +100,7 @@ def test_reserved_cpus_are_not_given_away(cri: CRI, start_plugin: StartPlugin) -
 
 def test_exclusive_cpus_run_without_quota(cri: CRI, plugin: PluginProcess) -> None:
     """A quota of n CPUs on n own CPUs would only throttle in bursts; the kubelet lifts it too."""
-    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(2))
+    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
     quota = cri.info(owner)["runtimeSpec"]["linux"]["resources"]["cpu"]["quota"]
     assert quota == -1
 
@@ -106,7 +108,7 @@ def test_exclusive_cpus_run_without_quota(cri: CRI, plugin: PluginProcess) -> No
 def test_nobody_widens_a_pin_by_accident(cri: CRI, plugin: PluginProcess) -> None:
     """Somebody else's cpuset in an update does not move an owner, a list or the shared ones."""
     owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
-    listed_pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": "3"})
+    listed_pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": LAST})
     listed = cri.run(listed_pod)
     shared = cri.run(cri.run_pod("shared"))
     before = [cpus(cri, each) for each in (owner, listed, shared)]
@@ -115,6 +117,7 @@ def test_nobody_widens_a_pin_by_accident(cri: CRI, plugin: PluginProcess) -> Non
     assert [cpus(cri, each) for each in (owner, listed, shared)] == before
 
 
+@pytest.mark.cpus(3)
 def test_resize_in_place_keeps_what_it_has(cri: CRI, plugin: PluginProcess) -> None:
     shared = cri.run(cri.run_pod("shared"))
     owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
@@ -130,6 +133,7 @@ def test_resize_in_place_keeps_what_it_has(cri: CRI, plugin: PluginProcess) -> N
     assert cpus(cri, shared) == MACHINE - cpus(cri, owner)
 
 
+@pytest.mark.cpus(4)
 def test_a_failed_creation_gives_back(cri: CRI, plugin: PluginProcess) -> None:
     """The runtime fails after we granted: the start of a program that is not there."""
     shared = cri.run(cri.run_pod("shared"))

@@ -29,6 +29,7 @@ def cpus(cri: CRI, container: Container) -> CPUSet:
     return CPUSet.parse(cri.allowed(container).cpus)
 
 
+@pytest.mark.cpus(4)
 def test_a_plugin_that_hangs_is_dropped_and_comes_back(cri: CRI, plugin: PluginProcess) -> None:
     """Past the request timeout the runtime goes on without us; what it did meanwhile is found."""
     owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
@@ -59,6 +60,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
+@pytest.mark.cpus(4)
 def test_a_full_state_directory_stops_nobody(
     cri: CRI, start_plugin: StartPlugin, tiny: Path
 ) -> None:

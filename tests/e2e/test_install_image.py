@@ -156,6 +156,7 @@ def answers(port: int, path: str) -> bool | None:
         return None
 
 
+@pytest.mark.cpus(3)
 def test_the_plugin_pins_from_inside_a_container(
     cri: CRI, kubelet: Kubelet, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.containerd import Containerd
+from tests.support.cpus import LAST
 from tests.support.cri import CRI, allowed, poll
 from tests.support.plugin_process import REPOSITORY, free_port
 
@@ -82,10 +83,10 @@ def test_the_drop_in_counts_from_the_start(
     assert f"127.0.0.1:{installed.port}" in text
     assert "too late" not in text
 
-    installed.configure(rules=[{"match": {"namespaces": ["ruled"]}, "set": {"numacpu": "3"}}])
+    installed.configure(rules=[{"match": {"namespaces": ["ruled"]}, "set": {"numacpu": LAST}}])
     os.kill(installed.pid(), signal.SIGHUP)
     poll(lambda: "changed=rules" in installed.log.read_text() or None, "reloaded")
-    assert cri.allowed(cri.run(cri.run_pod("by-rule", namespace="ruled"))).cpus == "3"
+    assert cri.allowed(cri.run(cri.run_pod("by-rule", namespace="ruled"))).cpus == LAST
 
 
 def test_a_mistake_in_the_drop_in_costs_the_drop_in_only(

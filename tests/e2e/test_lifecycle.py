@@ -13,7 +13,8 @@ from tests.support.containerd import Containerd
 from tests.support.cri import CRI, Container, QoS, Resources, allowed, burstable, guaranteed, poll
 from tests.support.plugin_process import PluginProcess, StartPlugin
 
-pytestmark = pytest.mark.e2e
+# An owner, a list, and one more owner.
+pytestmark = [pytest.mark.e2e, pytest.mark.cpus(3)]
 
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
 LISTED = {"numa.kubernetes.io/numacpu": "1", "numa.kubernetes.io/numamem": "0"}

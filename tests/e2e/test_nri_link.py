@@ -18,6 +18,7 @@ from nri_numa.runtime.handler import LinkState, RequestRefused
 from nri_numa.runtime.nri import NRILink
 from nri_numa.runtime.push import PushResult
 from tests.support.containerd import Containerd
+from tests.support.cpus import FIRST, LAST
 from tests.support.cri import CRI, CRIError, Resources, allowed, poll
 
 pytestmark = pytest.mark.e2e
@@ -175,8 +176,8 @@ def test_the_runtime_is_known_by_name_and_version(containerd: Containerd, link: 
 
 
 def test_an_adjustment_holds_from_the_first_instruction(cri: CRI, link: Plugin) -> None:
-    pod = cri.run_pod(annotations={"cpus": "2-3"})
-    assert cri.first_line(cri.run(pod)).cpus == "2-3"
+    pod = cri.run_pod(annotations={"cpus": LAST})
+    assert cri.first_line(cri.run(pod)).cpus == LAST
 
 
 def test_a_long_answer_arrives_whole(cri: CRI, link: Plugin) -> None:
@@ -195,13 +196,13 @@ def test_a_refusal_is_in_the_cri_error(cri: CRI, link: Plugin) -> None:
 
 def test_updates_of_others_ride_on_answers(cri: CRI, link: Plugin) -> None:
     first = cri.run(cri.run_pod("first"))
-    link.handler.on_create = {first.id: "0-1"}
+    link.handler.on_create = {first.id: FIRST}
     second = cri.create(cri.run_pod("second"))
-    assert cri.allowed(first).cpus == "0-1"
-    link.handler.on_create, link.handler.on_stop = {}, {first.id: "1-2"}
+    assert cri.allowed(first).cpus == FIRST
+    link.handler.on_create, link.handler.on_stop = {}, {first.id: LAST}
     cri.start(second)
     cri.stop(second)
-    poll(lambda: cri.allowed(first).cpus == "1-2" or None, "update in the answer to a stop")
+    poll(lambda: cri.allowed(first).cpus == LAST or None, "update in the answer to a stop")
 
 
 def test_every_event_of_a_life_is_seen(cri: CRI, link: Plugin) -> None:
@@ -219,7 +220,7 @@ def test_synchronize_shows_what_runs_and_takes_updates(containerd: Containerd, c
     container = cri.run(pod)
     plugin = Plugin(containerd)
     try:
-        plugin.handler.on_synchronize = {container.id: "3"}
+        plugin.handler.on_synchronize = {container.id: LAST}
         plugin.wait_active()
         assert plugin.handler.pods == [pod.id]
         assert plugin.handler.containers == [container.id]
@@ -227,7 +228,7 @@ def test_synchronize_shows_what_runs_and_takes_updates(containerd: Containerd, c
         plugin.close()
     with linked(containerd) as again:
         again.handler.on_synchronize = {}
-        poll(lambda: cri.allowed(container).cpus == "3" or None, "update in the synchronisation")
+        poll(lambda: cri.allowed(container).cpus == LAST or None, "update in the synchronisation")
 
 
 def test_a_picture_of_many_megabytes_is_taken(containerd: Containerd, cri: CRI) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from nri_numa.topology.cpuset import CPUSet
 from nri_numa.topology.synthetic import synthetic
+from tests.support.cpus import FIRST, LAST
 from tests.support.cri import (
     CRI,
     CRIError,
@@ -43,11 +44,11 @@ def test_cpus_and_mems_as_listed(cri: CRI, plugin: PluginProcess) -> None:
 
 
 def test_cpus_only_leaves_the_memory_alone(cri: CRI, plugin: PluginProcess) -> None:
-    pod = cri.run_pod("cpus-only", annotations=asks(numacpu="2-3"))
+    pod = cri.run_pod("cpus-only", annotations=asks(numacpu=LAST))
     container = cri.run(pod)
-    assert cri.first_line(container) == Seen(cpus="2-3", mems=allowed("self").mems)
+    assert cri.first_line(container) == Seen(cpus=LAST, mems=allowed("self").mems)
     spec = cri.info(container)["runtimeSpec"]["linux"]["resources"]["cpu"]
-    assert spec["cpus"] == "2-3"
+    assert spec["cpus"] == LAST
     assert not spec.get("mems")
 
 
@@ -58,10 +59,10 @@ def test_memory_only_leaves_the_cpus_alone(cri: CRI, plugin: PluginProcess) -> N
 
 def test_keys_for_one_container_beat_those_of_the_pod(cri: CRI, plugin: PluginProcess) -> None:
     pod = cri.run_pod(
-        "per-container", annotations=asks(numacpu="0-1", numacpu__web="2", numacpu__log="3")
+        "per-container", annotations=asks(numacpu="0-1", numacpu__web=FIRST, numacpu__log=LAST)
     )
-    assert cri.first_line(cri.run(pod, "web")).cpus == "2"
-    assert cri.first_line(cri.run(pod, "log")).cpus == "3"
+    assert cri.first_line(cri.run(pod, "web")).cpus == FIRST
+    assert cri.first_line(cri.run(pod, "log")).cpus == LAST
     assert cri.first_line(cri.run(pod, "other")).cpus == "0-1"
 
 
@@ -72,19 +73,19 @@ def test_nothing_asked_is_nothing_changed(cri: CRI, plugin: PluginProcess) -> No
 
 
 def test_the_decision_can_be_read_back(cri: CRI, plugin: PluginProcess) -> None:
-    pod = cri.run_pod("read-back", annotations=asks(numacpu="1-2", numamem="0"))
+    pod = cri.run_pod("read-back", annotations=asks(numacpu=LAST, numamem="0"))
     container = cri.run(pod)
     assigned = json.loads(cri.spec_annotations(container)[f"{PREFIX}/assigned"])
-    assert (assigned["cpus"], assigned["mems"]) == ("1-2", "0")
+    assert (assigned["cpus"], assigned["mems"]) == (LAST, "0")
     assert assigned["reason"]
     cri.first_line(container)
-    assert cri.logs(container)[0].endswith("numa_cpus=1-2 numa_mems=0")
+    assert cri.logs(container)[0].endswith(f"numa_cpus={LAST} numa_mems=0")
     decided = [record for record in plugin.records() if record.get("container") == "main"]
     assert any(record.get("pod") == "default/read-back" for record in decided)
 
 
 def test_the_api_tells_the_same(cri: CRI, plugin: PluginProcess) -> None:
-    pod = cri.run_pod("api", annotations=asks(numacpu="1-2"))
+    pod = cri.run_pod("api", annotations=asks(numacpu=LAST))
     container = cri.run(pod)
     poll(lambda: plugin.responsive() or None, "HTTP served")
     assert plugin.get("/readyz")[0] == 200
@@ -139,6 +140,7 @@ def two_nodes(tmp_path: Path) -> Path:
     return write_sysfs(tmp_path / "machine", topology)
 
 
+@pytest.mark.cpus(4)
 @pytest.mark.parametrize(("strategy", "same"), [("spread", False), ("pack", True)])
 def test_computed_shared_assignments(
     cri: CRI, start_plugin: StartPlugin, two_nodes: Path, strategy: str, same: bool
@@ -155,6 +157,7 @@ def test_computed_shared_assignments(
     assert (seen[0] == seen[1]) == same
 
 
+@pytest.mark.cpus(4)
 def test_single_numa_node_refuses_what_no_node_has(
     cri: CRI, start_plugin: StartPlugin, two_nodes: Path
 ) -> None:
@@ -168,6 +171,7 @@ def test_single_numa_node_refuses_what_no_node_has(
     assert len(CPUSet.parse(cri.first_line(cri.run(widened, resources=guaranteed(3))).cpus)) == 3
 
 
+@pytest.mark.cpus(4)
 def test_exclusive_cpus_stay_inside_one_node(
     cri: CRI, start_plugin: StartPlugin, two_nodes: Path
 ) -> None:
@@ -179,13 +183,17 @@ def test_exclusive_cpus_stay_inside_one_node(
 
 def test_rules_speak_for_pods_that_say_nothing(cri: CRI, start_plugin: StartPlugin) -> None:
     start_plugin(
-        {"rules": [{"match": {"namespaces": ["batch-*"]}, "set": {"numacpu": "3", "numamem": "0"}}]}
+        {
+            "rules": [
+                {"match": {"namespaces": ["batch-*"]}, "set": {"numacpu": LAST, "numamem": "0"}}
+            ]
+        }
     )
     ruled = cri.run(cri.run_pod("ruled", namespace="batch-night"))
-    own = cri.run(cri.run_pod("own", namespace="batch-night", annotations=asks(numacpu="2")))
+    own = cri.run(cri.run_pod("own", namespace="batch-night", annotations=asks(numacpu=FIRST)))
     other = cri.run(cri.run_pod("other", namespace="web"))
-    assert cri.first_line(ruled).cpus == "3"
-    assert cri.first_line(own).cpus == "2"
+    assert cri.first_line(ruled).cpus == LAST
+    assert cri.first_line(own).cpus == FIRST
     assert cri.first_line(other) == allowed("self")
 
 

@@ -12,7 +12,7 @@ from tests.support.cri import CRI, CRIError, guaranteed
 from tests.support.machines import write_sysfs
 from tests.support.plugin_process import PluginProcess, StartPlugin
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.cpus(4)]
 
 PREFIX = "numa.kubernetes.io/"
 

@@ -12,6 +12,7 @@ import pytest
 
 from nri_numa.topology.cpuset import CPUSet
 from tests.support.containerd import Containerd
+from tests.support.cpus import LAST
 from tests.support.cri import CRI, Seen, allowed, guaranteed, poll
 from tests.support.plugin_process import REPOSITORY
 
@@ -42,7 +43,7 @@ def launched(
     program.chmod(0o755)
     drop_in = containerd.nri_config_directory / "90-nri-numa.conf"
     drop_in.write_text(
-        json.dumps({"rules": [{"match": {"namespaces": ["ruled"]}, "set": {"numacpu": "3"}}]})
+        json.dumps({"rules": [{"match": {"namespaces": ["ruled"]}, "set": {"numacpu": LAST}}]})
     )
     containerd.stop()
     try:
@@ -64,9 +65,10 @@ def test_pins_and_takes_its_drop_in_configuration(
     pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": "1"})
     assert cri.first_line(cri.run(pod)) == Seen(cpus="1", mems=allowed("self").mems)
     ruled = cri.run(cri.run_pod("by-rule", namespace="ruled"))
-    assert cri.first_line(ruled).cpus == "3"
+    assert cri.first_line(ruled).cpus == LAST
 
 
+@pytest.mark.cpus(3)
 def test_the_next_one_started_goes_on(containerd: Containerd, cri: CRI, launched: Path) -> None:
     """It ends with its runtime, and the one that the next runtime starts moves nothing."""
     owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))

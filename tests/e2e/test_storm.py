@@ -70,6 +70,7 @@ def impatient(containerd: Containerd) -> Iterator[Callable[[], CRI]]:
         )
 
 
+@pytest.mark.cpus(4)
 def test_pushes_under_load_do_not_lock_the_runtime(
     cri: CRI, start_plugin: StartPlugin, impatient: Callable[[], CRI]
 ) -> None:

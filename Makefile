@@ -71,8 +71,10 @@ proto: $(STAMP) ## Generate the protobuf code again
 	$(BIN)/python proto/generate.py
 	$(BIN)/python proto/generate_cri.py
 
-schema: $(STAMP) ## Generate the configuration's JSON Schema again
-	$(BIN)/python -m nri_numa.config.schema
+schema: $(STAMP) ## Generate again what follows from the configuration and the commands
+	$(BIN)/python -m nri_numa.config.schema config
+	$(BIN)/python -m tools.helm_schema
+	$(BIN)/python -m tools.docs_regions
 
 # The site has an environment of its own: none of its packages is needed to run or test.
 DOCS_VENV := build/docs-venv

@@ -5,6 +5,7 @@
     AgentError                     base; has ``reason``, a short CamelCase name
     ├── ConfigError                the configuration cannot be used; carries all problems
     ├── TopologyError              a machine description cannot be read
+    ├── ManifestError              a Pod manifest cannot be read (`nri_numa.manifests`)
     ├── ProtocolError              never raised itself
     │   ├── LocalProtocolError     we asked the protocol layer for something illegal: a bug
     │   └── RemoteProtocolError    the peer broke the protocol: close the link and dial again

@@ -32,7 +32,7 @@ def _command(command: click.Command, name: str, root: click.Context) -> Iterator
         yield from ("```text", f"nri-numa {name} {usage}".rstrip(), "```", "")
         yield from _paragraphs(command.help or "")
         rows = [
-            (code(", ".join((*one.opts, *one.secondary_opts)) + _value(one)), _meaning(one))
+            (code(", ".join(_names(one, context)) + _value(one)), _meaning(one))
             for one in command.get_params(context)
             if isinstance(one, click.Option) and not one.hidden
         ]
@@ -40,6 +40,13 @@ def _command(command: click.Command, name: str, root: click.Context) -> Iterator
         if command.epilog:
             epilog = textwrap.dedent(command.epilog.replace("\b\n", ""))
             yield from ("", "```text", *epilog.strip("\n").splitlines(), "```")
+
+
+def _names(option: click.Option, context: click.Context) -> list[str]:
+    if option.name == "help":
+        # The command keeps the option it made first, with the names that were right for that call.
+        return list(context.help_option_names)
+    return [*option.opts, *option.secondary_opts]
 
 
 def _paragraphs(help_text: str) -> Iterator[str]:

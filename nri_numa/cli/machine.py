@@ -44,3 +44,8 @@ def capture(target: str, sysfs_root: str | None) -> None:
     click.echo(f"{report.target}: {len(report.files)} files, {human_size(report.size_bytes)}B")
     for name in report.unreadable:
         click.echo(f"  could not be read: {harmless(name)}", err=True)
+    count = sum(report.left_out.values())
+    if count:
+        # The archive goes to somebody else: its sender can see that nothing but topology is in it.
+        files = "1 file" if count == 1 else f"{count} files"
+        click.echo(f"  left out, because they say nothing of the topology: {files}")

@@ -145,9 +145,6 @@ class Reconcile(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_ca
 class History(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
     """How much of the past stays in memory for explain and the page."""
 
-    decisions: Annotated[
-        int, Meta(ge=0, le=100_000, description="Explanations kept of containers that are gone.")
-    ] = 256
     refusals: Annotated[int, Meta(ge=0, le=100_000, description="Refusals kept.")] = 256
 
 

@@ -85,12 +85,10 @@ def _annotations(config: AgentConfig) -> Iterator[str]:
 
 
 def _values(path: str, values: Mapping[str, str | int]) -> Iterator[str]:
-    from nri_numa.engine.wishes import check_value
+    from nri_numa.engine.wishes import check_level
 
-    for key, value in values.items():
-        problem = check_value(key, str(value))
-        if problem is not None:
-            yield f"{path}.{key}: {problem}"
+    for problem in check_level({key: str(value) for key, value in values.items()}):
+        yield f"{path}.{problem}"
 
 
 def _numbers(config: AgentConfig) -> Iterator[str]:

@@ -93,7 +93,7 @@ class _IdSet:
             match = _ITEM.fullmatch(item)
             if match is None:
                 raise ListFormatError(
-                    f"{item!r} is not a number or a range such as 0-3"
+                    f"{item[:24]!r} is not a number or a range such as 0-3"
                     if item
                     else "there is an empty item between commas"
                 )
@@ -104,7 +104,7 @@ class _IdSet:
             low = int(low_text)
             high = low if high_text is None else int(high_text)
             if high < low:
-                raise ListFormatError(f"range {item} runs backwards")
+                raise ListFormatError(f"range {item[:24]} runs backwards")
             if high >= cls.LIMIT:
                 raise ListFormatError(f"{cls.NOUN} {high} is above {cls.LIMIT - 1}")
             bits |= (1 << (high + 1)) - (1 << low)

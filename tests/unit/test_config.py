@@ -322,7 +322,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
         "stateDir: ''",
         "annotationPrefix: a_b",
         "annotationPrefix: numa.kubernetes.io/",
-        "history: {decisions: -1}",
+        "history: {refusals: -1}",
         "reconcile: {interval: -1}",
         "reconcile: {interval: .inf}",
         "reservedMemory: {0: -1}",
@@ -337,12 +337,20 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
         "http: {address: '127.evil.example:9891'}",
         "http: {tlsCert: x}",
         f"runtime: {{nriSocket: /{'x' * 110}}}",
+        "defaults: {numacpu: 1, bind: none}",
+        "rules: [{set: {numacpu: 3, bind: none}}]",
     ],
 )
 def test_bad_values_are_refused(tmp_path: Path, text: str) -> None:
     found = mistakes(tmp_path, text)
     assert len(found) == 1
     assert ": " in found[0]
+
+
+def test_keys_that_exclude_each_other_are_found_when_the_file_is_read(tmp_path: Path) -> None:
+    """Not by the first pod that the rule is for."""
+    (found,) = mistakes(tmp_path, "rules: [{set: {policy: none}}, {set: {numacpu: 3, bind: none}}]")
+    assert found.startswith("rules[1].set.numacpu: '3' is not valid, expected no bind 'none'")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from nri_numa.cli import cli
 from nri_numa.cli.capture import capture
 from nri_numa.errors import TopologyError
 from nri_numa.topology.sysfs import discover, read_memory
@@ -129,3 +131,14 @@ def test_others_may_read_the_archive(tmp_path: Path) -> None:
     root = write_sysfs(tmp_path / "root", machines.one_cpu())
     report = capture(root, tmp_path / "machine.tar.gz")
     assert report.target.stat().st_mode & 0o777 == 0o644
+
+
+def test_the_command_says_what_it_left_out(tmp_path: Path) -> None:
+    """An archive for a bug report goes to strangers: its sender can see what is not in it."""
+    root = machines.write_sysfs(tmp_path / "machine", machines.dual_smt())
+    secret = tmp_path / "machine/sys/devices/system/node/node0/serial"
+    secret.write_text("SN-4711")
+    target = tmp_path / "m.tar.gz"
+    done = CliRunner().invoke(cli, ["capture", str(target), f"--sysfs-root={root}"])
+    assert done.exit_code == 0, done.output
+    assert "left out, because they say nothing of the topology: " in done.output

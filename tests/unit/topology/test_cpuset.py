@@ -54,6 +54,8 @@ REFUSED = [
     ("0 - 3", "'0 - 3' is not"),
     ("\t1", "'\\t1' is not"),
     ("1\n", "'1\\n' is not"),
+    ("x" * 1000, "'xxxxxxxxxxxxxxxxxxxxxxxx' is not"),
+    ("9" * 8 + "-" + "0" * 8, "range 99999999-00000000 runs backwards"),
     ("0-3\n", "'0-3\\n' is not"),
     ("3-1", "range 3-1 runs backwards"),
     ("0-", "'0-' is not"),

@@ -18,7 +18,7 @@ def text() -> str:
     """One section for each command: usage, what it does, arguments and options."""
     rows = [line.split(maxsplit=1) for line in EXIT_CODES.splitlines()[2:]]
     lines = ["## Exit codes", "", *table(("code", "meaning"), rows), ""]
-    with click.Context(cli, info_name="nri-numa") as root:
+    with click.Context(cli, info_name="nri-numa", **cli.context_settings) as root:
         for name in COMMANDS:
             command = cli.get_command(root, name)
             assert command is not None, name  # noqa: S101  # a name of the table
@@ -43,7 +43,7 @@ def _command(command: click.Command, name: str, root: click.Context) -> Iterator
 
 
 def _names(option: click.Option, context: click.Context) -> list[str]:
-    if option.name == "help":
+    if option is context.command.get_help_option(context):
         # The command keeps the option it made first, with the names that were right for that call.
         return list(context.help_option_names)
     return [*option.opts, *option.secondary_opts]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.vm.guest import Guest
 
 # Order of running: first what needs no plugin, last what changes the machine.
-MODULES = ("machine", "explicit", "policies", "memory", "lifecycle", "hotplug")
+MODULES = ("machine", "explicit", "policies", "memory", "lifecycle", "hotplug", "systemd_unit")
 
 
 class SkipCase(Exception):

@@ -56,7 +56,7 @@ format: $(STAMP) ## Put the code into form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-check: lint coverage test ## What CI runs
+check: lint coverage docs test ## What CI runs
 
 bench: $(STAMP) ## Measure, and print the tables of docs/performance.md
 	$(BIN)/python -m bench

@@ -8,6 +8,7 @@ import pytest
 
 from nri_numa.runtime.cri import ContainerState, CRIClient, CRIResources
 from tests.support.containerd import Containerd
+from tests.support.cpus import LAST
 from tests.support.cri import CRI, Seen
 
 pytestmark = pytest.mark.e2e
@@ -31,12 +32,12 @@ def test_reads_and_moves_a_container(containerd: Containerd, cri: CRI) -> None:
             status = await client.container_status(container.id)
             assert status is not None
             assert status.pid == cri.pid(container)
-            update = CRIResources(cpus="1-2", mems="0")
+            update = CRIResources(cpus=LAST, mems="0")
             assert await client.update_resources(container.id, update) is None
             status = await client.container_status(container.id)
             assert status is not None
             assert status.resources is not None
-            assert (status.resources.cpus, status.resources.mems) == ("1-2", "0")
+            assert (status.resources.cpus, status.resources.mems) == (LAST, "0")
             failed = await client.update_resources(container.id, CRIResources(cpus="4000"))
             assert failed is not None
             assert not failed.gone
@@ -47,4 +48,4 @@ def test_reads_and_moves_a_container(containerd: Containerd, cri: CRI) -> None:
             assert await client.container_status(absent) is None
 
     asyncio.run(use())
-    assert cri.allowed(container) == Seen(cpus="1-2", mems="0")
+    assert cri.allowed(container) == Seen(cpus=LAST, mems="0")

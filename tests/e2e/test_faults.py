@@ -107,6 +107,7 @@ def test_a_socket_that_is_replaced_is_found(
     assert cri.first_line(cri.run(pod)).cpus == "1"
 
 
+@pytest.mark.cpus(4)
 def test_random_kills_under_churn(cri: CRI, plugin: PluginProcess) -> None:
     """Kill -9 at any moment, also inside a request: the books of plugin and kernel agree after."""
     rng = random.Random(20_251_121)

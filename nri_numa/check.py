@@ -368,6 +368,8 @@ def _certificate(cert: str, key: str) -> Iterator[Finding]:
     import ssl
     import time
 
+    from nri_numa.http.security import seconds_left
+
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
@@ -377,11 +379,8 @@ def _certificate(cert: str, key: str) -> Iterator[Finding]:
             "Give PEM files that belong together.",
         )
         return
-    try:
-        # The standard library has no public way to read a certificate from a file.
-        decoded = ssl._ssl._test_decode_cert(cert)  # type: ignore[attr-defined]
-        left = ssl.cert_time_to_seconds(decoded["notAfter"]) - time.time()
-    except (AttributeError, KeyError, ValueError, ssl.SSLError):
+    left = seconds_left(cert, time.time())
+    if left is None:
         return
     if left < 0:
         yield _fail("http", f"{cert} has expired", "Renew the certificate.")

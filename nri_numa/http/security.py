@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
+import time
 from typing import TYPE_CHECKING
 
 from nri_numa.config.values import is_loopback
@@ -84,11 +85,30 @@ class Certificate:
             return f"{self._files[0]}: {error}"
         return ""
 
+    def expired(self) -> str:
+        """Say so when clients will refuse the certificate; it is served all the same."""
+        left = seconds_left(self._files[0], time.time())
+        if left is None or left >= 0:
+            return ""
+        return f"{self._files[0]} expired {int(-left // 86400)} days ago, clients will refuse it"
+
     def _load(self) -> None:
         seen = tuple(os.stat(path).st_mtime_ns for path in self._files)
         if seen != self._seen:
             self.context.load_cert_chain(*self._files)
             self._seen = seen
+
+
+def seconds_left(cert: str, now: float) -> float | None:
+    """Seconds until the first certificate of a PEM file expires; None when that cannot be told."""
+    import ssl
+
+    try:
+        # The standard library has no public way to read a certificate from a file.
+        decoded = ssl._ssl._test_decode_cert(cert)  # type: ignore[attr-defined]
+        return ssl.cert_time_to_seconds(decoded["notAfter"]) - now
+    except (AttributeError, KeyError, ValueError, ssl.SSLError):
+        return None
 
 
 def host_is_expected(header: bytes, configured: str) -> bool:

@@ -154,6 +154,7 @@ class HTTPServer:
         sock = self._server.sockets[0]
         self.address = sock.getsockname()[:2]
         self._metrics.http_up.set(1)
+        self._tell_expired()
         log.info(
             "http listening",
             address=f"{self.address[0]}:{self.address[1]}",
@@ -161,6 +162,10 @@ class HTTPServer:
             token=self._token is not None,
         )
         return True
+
+    def _tell_expired(self) -> None:
+        if self._certificate is not None and (problem := self._certificate.expired()):
+            log.error("certificate expired", problem=problem, remedy="renew http.tlsCert")
 
     def _cannot_listen(self, error: OSError) -> None:
         self._metrics.http_up.set(0)

@@ -31,6 +31,34 @@ def make_certificate(directory: Path, name: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+CA = """
+[ca]
+default_ca = here
+[here]
+database = {at}/index
+serial = {at}/serial
+new_certs_dir = {at}
+default_md = sha256
+policy = any
+[any]
+commonName = supplied
+"""
+
+
+def make_expired(directory: Path) -> None:
+    """A certificate of the year 2020; only ``openssl ca`` takes dates of the past."""
+    (directory / "ca.cnf").write_text(CA.format(at=directory))
+    (directory / "index").write_text("")
+    (directory / "serial").write_text("01")
+    key, request = str(directory / "key.pem"), str(directory / "request.pem")
+    make = ["openssl", "req", "-new", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=old"]
+    sign = ["openssl", "ca", "-selfsign", "-batch", "-notext", "-keyfile", key, "-in", request]
+    sign += ["-config", str(directory / "ca.cnf"), "-out", str(directory / "cert.pem")]
+    sign += ["-startdate", "20200101000000Z", "-enddate", "20200102000000Z"]
+    for command in ([*make, "-keyout", key, "-out", request], sign):
+        subprocess.run(command, check=True, capture_output=True)
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[int, Path]]:
     """A server in a thread of its own: its port, and the directory of its files."""
@@ -114,3 +142,39 @@ def test_plain_http_at_a_tls_port_is_turned_away(served: tuple[int, Path]) -> No
     result = CliRunner().invoke(cli, ["status", "--api", f"127.0.0.1:{port}"])
     assert result.exit_code == 3
     assert ask(port, directory, "/healthz")[0] == 200
+
+
+def test_an_expired_certificate_is_said_and_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A scraper that does not verify goes on, and the log says what is wrong with the others."""
+    make_expired(tmp_path)
+    (tmp_path / "token").write_text(TOKEN)
+    section = HTTP(
+        address="127.0.0.1:0",
+        token_file=str(tmp_path / "token"),
+        tls_cert=str(tmp_path / "cert.pem"),
+        tls_key=str(tmp_path / "key.pem"),
+    )
+
+    def unverified(port: int) -> int:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=context)
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    async def serve() -> int:
+        server = HTTPServer(section, FakeView(), Metrics("0"), version="0.1.0")
+        assert await server.start()
+        assert server.address is not None
+        try:
+            return await asyncio.to_thread(unverified, server.address[1])
+        finally:
+            await server.stop()
+
+    assert asyncio.run(serve()) == 200
+    assert "certificate expired" in caplog.text

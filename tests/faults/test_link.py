@@ -187,3 +187,41 @@ def test_slow_answers_are_said(impatient: Node) -> None:
     node.four()
     assert node.runtime.plugins, f"dropped after {time.monotonic() - begin:.2f} s"
     node.check()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\xff" * 64, b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\x00\x00\x01\xff\xff\xff\xff"],
+    ids=["noise", "another-protocol", "huge-frame"],
+)
+def test_garbage_from_the_runtime_is_counted_said_and_survived(node: Node, garbage: bytes) -> None:
+    """The link is closed and dialled again; nothing that was placed is touched."""
+    import socket
+    import threading
+
+    node.start()
+    node.four()
+    before = node.connections
+    node.call(node.runtime.stop())
+    node.socket.unlink(missing_ok=True)
+    babbler = socket.socket(socket.AF_UNIX)
+    babbler.bind(str(node.socket))
+    babbler.listen(4)
+
+    def babble() -> None:
+        connection, _ = babbler.accept()
+        connection.sendall(garbage)
+        connection.recv(1)  # until it hangs up, or has said something
+        connection.close()
+
+    thread = threading.Thread(target=babble, daemon=True)
+    thread.start()
+    until(lambda: node.metric("nri_numa_protocol_errors_total") >= 1, "it is counted")
+    until(lambda: "the peer broke the protocol" in node.plugin.log(), "and said")
+    thread.join(10)
+    babbler.close()
+    node.socket.unlink()
+    node.call(node.runtime.start())
+    node.reconnected(before)
+    node.check()
+    assert node.metric("nri_numa_internal_errors_total") == 0

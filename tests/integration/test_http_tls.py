@@ -18,6 +18,7 @@ from nri_numa.cli import cli
 from nri_numa.config import HTTP
 from nri_numa.http.server import HTTPServer
 from nri_numa.metrics import Metrics
+from tests.support.certificates import make_expired
 from tests.support.http_view import FakeView
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -29,34 +30,6 @@ def make_certificate(directory: Path, name: str) -> None:
     command += ["-addext", "subjectAltName=IP:127.0.0.1"]
     command += ["-keyout", str(directory / "key.pem"), "-out", str(directory / "cert.pem")]
     subprocess.run(command, check=True, capture_output=True)
-
-
-CA = """
-[ca]
-default_ca = here
-[here]
-database = {at}/index
-serial = {at}/serial
-new_certs_dir = {at}
-default_md = sha256
-policy = any
-[any]
-commonName = supplied
-"""
-
-
-def make_expired(directory: Path) -> None:
-    """A certificate of the year 2020; only ``openssl ca`` takes dates of the past."""
-    (directory / "ca.cnf").write_text(CA.format(at=directory))
-    (directory / "index").write_text("")
-    (directory / "serial").write_text("01")
-    key, request = str(directory / "key.pem"), str(directory / "request.pem")
-    make = ["openssl", "req", "-new", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=old"]
-    sign = ["openssl", "ca", "-selfsign", "-batch", "-notext", "-keyfile", key, "-in", request]
-    sign += ["-config", str(directory / "ca.cnf"), "-out", str(directory / "cert.pem")]
-    sign += ["-startdate", "20200101000000Z", "-enddate", "20200102000000Z"]
-    for command in ([*make, "-keyout", key, "-out", request], sign):
-        subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.fixture

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa import check
+from nri_numa import check, config
 from nri_numa.check import Finding, Level
 from nri_numa.config import HTTP, AgentConfig, Runtime
+from nri_numa.topology.model import Topology
+from tests.support import machines
+from tests.support.certificates import make_expired
 
 
 def only(findings: object) -> Finding:
@@ -238,3 +241,78 @@ def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert only(check.privileges()).level is Level.WARN
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert only(check.privileges()).level is Level.OK
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+def examined(tmp_path: Path, topology: Topology, text: str = "") -> dict[str, list[Finding]]:
+    """Everything that is looked at, on another machine, by subject."""
+    root = machines.write_sysfs(tmp_path / "machine", topology)
+    loaded = config.load(
+        text=f"{text}\nsysfsRoot: {root}\nstateDir: {tmp_path / 'state'}\nhttp: {{address: off}}\n"
+        f"cgroupRoot: {tmp_path / 'cgroup'}\nkubeletRoot: {tmp_path / 'kubelet'}\n"
+        f"runtime: {{nriSocket: {tmp_path / 'nri.sock'}}}\n"
+    )
+    found: dict[str, list[Finding]] = {}
+    for one in check.examine(loaded, tmp_path):
+        assert bool(one.remedy) == (one.level is not Level.OK), one
+        found.setdefault(one.subject, []).append(one)
+    return found
+
+
+def test_everything_is_examined_and_every_complaint_has_a_remedy(tmp_path: Path) -> None:
+    found = examined(tmp_path, machines.snc_smt())
+    assert {"machine", "configuration", "cgroups", "NRI", "state", "http"} <= set(found), set(found)
+    assert found["machine"][0].level is Level.OK
+    assert "NUMA nodes" in found["machine"][0].message
+    assert found["configuration"] == [
+        Finding(subject="configuration", level=Level.OK, message="sound, and fits this machine")
+    ]
+
+
+def test_a_machine_with_one_numa_node_has_nothing_to_align(tmp_path: Path) -> None:
+    (found, *_) = examined(tmp_path, machines.single_no_smt())["machine"]
+    assert found.level is Level.WARN
+    assert "there is nothing to align" in found.message
+
+
+def test_a_configuration_for_another_machine_is_a_failure(tmp_path: Path) -> None:
+    found = examined(tmp_path, machines.single_no_smt(), "reservedCPUs: 500")["configuration"]
+    assert [f.level for f in found] == [Level.FAIL]
+    assert "reservedCPUs" in found[0].message
+    assert "500" in found[0].message
+
+
+def test_no_machine_at_all_is_said_and_the_rest_is_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    loaded = config.load(text=f"sysfsRoot: {tmp_path / 'empty'}\nhttp: {{address: off}}")
+    found = list(check.examine(loaded, tmp_path))
+    assert (found[0].subject, found[0].level) == ("machine", Level.FAIL)
+    assert "--sysfs-root" in found[0].remedy
+    assert {"NRI", "state"} <= {f.subject for f in found}
+
+
+def test_a_socket_that_nobody_serves_is_told_from_one_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "nri.sock"
+    loaded = AgentConfig(runtime=Runtime(nri_socket=str(path)))
+    assert any("there is no socket" in f.message for f in check.runtime(loaded, tmp_path))
+    path.write_text("")
+    assert any("is no socket" in f.message for f in check.runtime(loaded, tmp_path))
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+        assert any("does not answer" in f.message for f in check.runtime(loaded, tmp_path))
+
+
+def test_a_state_directory_below_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = only(check.state_directory(tmp_path / "file" / "state"))
+    assert (found.level, "is no directory" in found.message) == (Level.FAIL, True)
+
+
+def test_an_expired_certificate_is_a_failure(tmp_path: Path) -> None:
+    make_expired(tmp_path)
+    files = {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
+    (found, *_) = http(address="127.0.0.1:1", **files)
+    assert (found.level, "has expired" in found.message) == (Level.FAIL, True)

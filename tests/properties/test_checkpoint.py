@@ -121,9 +121,9 @@ def test_a_flipped_byte_costs_at_most_its_own_line(
         ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
         if where < ends[0]:
             return  # without its first line nobody knows whose it is
-        # A damaged line end spoils the line after it as well.
+        # A damaged line end spoils the line after it as well, unless another end came in its place.
         spoilt_steps = {n for n, end in enumerate(ends[1:]) if ends[n] <= where < end}
-        if data[where] == 10:
+        if data[where] == 10 and not inserted.endswith(b"\n"):
             spoilt_steps |= {n + 1 for n in spoilt_steps}
         # A record of nothing writes no line.
         real = [step for step in history if step[0] or step[1] is not None]

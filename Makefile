@@ -5,24 +5,36 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+NODE_STAMP := $(VENV)/.node
 REQUIREMENTS := requirements/lock.txt
+NODE_REQUIREMENTS := requirements/runtime.txt requirements/build.txt
 PYTEST := $(BIN)/pytest
 UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit coverage test-e2e test-vm test-vm-all fuzz soak lint format check bench proto schema docs lock clean
+.PHONY: help setup node demo test test-unit coverage test-e2e test-vm test-vm-all test-kube kube fuzz fuzz-guided mutation recorded soak lint format check bench cluster density headline proto schema sbom checksums kubectl docs lock clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make the virtual environment (demo and test do it by themselves)
 
-$(STAMP): $(REQUIREMENTS) pyproject.toml
+node: $(NODE_STAMP) ## The same for a node and for the image: only what the plugin needs to run
+
+# $(call environment,FILES): make the environment with what the files pin, and install this tree.
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit("nri-numa needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "cannot make a virtual environment: on Debian, apt-get install python3-venv"; exit 3; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(REQUIREMENTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes $(1:%=-r %)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
+endef
+
+$(STAMP): $(REQUIREMENTS) pyproject.toml
+	$(call environment,$(REQUIREMENTS))
+
+$(NODE_STAMP): $(NODE_REQUIREMENTS) pyproject.toml
+	$(call environment,$(NODE_REQUIREMENTS))
 
 demo: $(STAMP) ## Run the main job against the embedded runtime
 	@$(BIN)/nri-numa demo
@@ -31,11 +43,11 @@ test: $(STAMP) ## All tests; those that need root, containerd or VMs run when th
 	$(PYTEST)
 
 test-unit: $(STAMP) ## Only the tests that need nothing but Python
-	$(PYTEST) -m "not e2e and not vm and not browser"
+	$(PYTEST) -m "not e2e and not vm and not kube and not browser"
 
 coverage: $(STAMP) ## The pure packages must be covered completely, branches included
 	$(PYTEST) -q tests/perf
-	$(PYTEST) -q -n 2 tests/unit/engine tests/unit/protocol tests/unit/topology tests/unit/cli tests/scenarios tests/properties tests/integration/test_captured_machines.py --cov --cov-config=tests/pure_coverage.ini
+	$(PYTEST) -q -n 2 tests/unit/engine tests/unit/nri/wire tests/unit/machine tests/unit/cli tests/scenarios tests/properties tests/integration/test_captured_machines.py --cov --cov-config=tests/pure_coverage.ini
 
 test-e2e: $(STAMP) ## The tests against real containerd (root)
 	$(PYTEST) -m e2e
@@ -45,6 +57,13 @@ test-vm: $(STAMP) ## The core set of virtual machines (root)
 
 test-vm-all: $(STAMP) ## Every virtual machine (root; takes a while)
 	NRI_NUMA_VM=all $(PYTEST) -m vm
+
+test-kube: $(STAMP) ## The tests in a real Kubernetes, built once (root)
+	$(BIN)/python -m tests.beds.kube.build
+	NRI_NUMA_REQUIRE_KUBE=1 $(PYTEST) -m kube
+
+kube: $(STAMP) ## A shell with kubectl in front of a real Kubernetes with nri-numa (root)
+	@$(BIN)/python -m tests.kube
 
 lint: $(STAMP) ## Format, lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -61,8 +80,42 @@ check: lint coverage docs test ## What CI runs
 bench: $(STAMP) ## Measure, and print the tables of docs/performance.md
 	$(BIN)/python -m bench
 
+cluster: $(STAMP) ## Pods behind three schedulers on a real control plane: refused, and time to their CPUs (root)
+	$(BIN)/python -m bench.cluster
+
+density: $(STAMP) ## Pods that come and go on captured machines: refused, stranded, on several NUMA nodes
+	$(BIN)/python -m bench.replay
+
+headline: $(STAMP) ## A training job beside co-tenants that Kubernetes cannot see, placed in four ways (root)
+	$(BIN)/python -m bench.headline
+
 fuzz: $(STAMP) ## Fuzz the parsers for ten minutes
 	$(BIN)/python -m tests.fuzz --seconds 600
+
+# One target each, so that a finding of one does not end the others; atheris is needed nowhere else.
+FUZZ_TARGETS := extender capacity small kubelet-state slots frames kubelet-config requests protocol config manifests http annotations notices assigned checkpoint
+FUZZ_SECONDS ?= 60
+
+fuzz-guided: $(STAMP) ## Fuzz by coverage, FUZZ_SECONDS each; new inputs are in build/fuzz
+	@test -d build/atheris || $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --target build/atheris -r requirements/fuzz.txt
+	$(foreach one,$(FUZZ_TARGETS),PYTHONPATH=build/atheris $(BIN)/python -m tests.fuzz.guided $(one) --seconds $(FUZZ_SECONDS) &&) true
+
+# Seconds, and modules or directories of them; cosmic-ray is needed nowhere else.
+BUDGET ?= 600
+ONLY ?=
+
+build/cosmic-ray: requirements/mutation.txt | $(STAMP)
+	@rm -rf $@ $@.part
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --target $@.part -r requirements/mutation.txt
+	@mv $@.part $@ && touch $@
+
+mutation: $(STAMP) build/cosmic-ray ## Do tests notice mutants? BUDGET=600 ONLY=nri_numa/engine/place
+	PYTHONPATH=build/cosmic-ray nice -n 19 $(BIN)/python -m tests.mutation --budget $(BUDGET) --only $(ONLY)
+
+recorded: $(STAMP) ## Write down again what pods get in tests/golden; read the difference
+	$(BIN)/python -m tests.checks.choices
+	$(BIN)/python -m tests.checks.searches
+	$(BIN)/python -m tests.beds.lives
 
 soak: $(STAMP) ## 10,000 pods through the embedded runtime, 500 through containerd
 	$(BIN)/python -m tests.soak
@@ -74,7 +127,17 @@ proto: $(STAMP) ## Generate the protobuf code again
 schema: $(STAMP) ## Generate again what follows from the configuration and the commands
 	$(BIN)/python -m nri_numa.config.schema config
 	$(BIN)/python -m tools.helm_schema
+	$(BIN)/python -m tools.chart_files
 	$(BIN)/python -m tools.docs_regions
+
+sbom: $(NODE_STAMP) ## Write what a node gets for scanners of weaknesses and licences
+	$(BIN)/python -m tools.sbom -o build/nri-numa.cdx.json
+
+checksums: $(NODE_STAMP) ## Build wheel, chart and image into build/release, with SHA256SUMS
+	$(BIN)/python -m tools.release -o build/release
+
+kubectl: $(NODE_STAMP) ## Pack `kubectl numa` for krew into build/kubectl
+	$(BIN)/python -m tools.kubectl_plugin -o build/kubectl
 
 # The site has an environment of its own: none of its packages is needed to run or test.
 DOCS_VENV := build/docs-venv
@@ -91,7 +154,12 @@ docs: $(DOCS_STAMP) ## Build the documentation into build/site, and check its li
 
 lock: ## Resolve the dependencies anew (needs uv in the environment)
 	$(UV) pyproject.toml requirements/test.in requirements/lint.in requirements/vm.in -o $(REQUIREMENTS)
+	$(UV) -c $(REQUIREMENTS) pyproject.toml -o requirements/runtime.txt
+	$(UV) -c $(REQUIREMENTS) requirements/build.in -o requirements/build.txt
 	$(UV) requirements/docs.in -o requirements/docs.txt
+	$(UV) requirements/go.in -o requirements/go.txt
+	$(UV) requirements/fuzz.in -o requirements/fuzz.txt
+	$(UV) -c $(REQUIREMENTS) requirements/mutation.in -o requirements/mutation.txt
 
 clean: ## Remove what was built, the environment included
 	rm -rf $(VENV) build dist site artifacts *.egg-info

@@ -14,14 +14,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import (
+    ahead,
+    answers,
+    attacks,
     containerd_cycles,
+    day,
     density,
+    devices,
     engine,
+    extender,
+    gaps,
     interference,
     latency,
     machine,
     resources,
+    rounds,
     synchronize,
+    told,
 )
 from bench.beds import MACHINES
 
@@ -37,6 +46,26 @@ def _latency(quick: bool) -> str:
 
 PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
     "latency": ("A request through a real socket, beside an empty plugin", _latency),
+    "ahead": (
+        "From the parsed request to the bytes of its answer, in one process",
+        lambda quick: ahead.report(ahead.measure(rounds=100 if quick else 400)),
+    ),
+    "gaps": (
+        "CreateContainer back to back and every 20 ms, decided ahead and not",
+        lambda quick: gaps.report(asyncio.run(gaps.measure(rounds=40 if quick else 150))),
+    ),
+    "told": (
+        "Exclusive CPUs with many to tell, beside an empty plugin that names the same containers",
+        lambda quick: told.report(asyncio.run(told.measure(rounds=40 if quick else 150))),
+    ),
+    "devices": (
+        "CreateContainer with devices looked for, on against off",
+        lambda quick: devices.report(asyncio.run(devices.measure(rounds=40 if quick else 150))),
+    ),
+    "day": (
+        "A node's day: 80 % replicas, 20 % singles, decided ahead and not",
+        lambda quick: asyncio.run(day.measure(pods=120 if quick else 400)),
+    ),
     "containerd": (
         "Real containerd, plugin on against off",
         lambda quick: containerd_cycles.measure(batches=2 if quick else 4),
@@ -45,6 +74,10 @@ PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
         "Synchronize",
         lambda quick: asyncio.run(synchronize.measure(rounds=2 if quick else 5)),
     ),
+    "answers": (
+        "An answer that changes many containers, as bytes",
+        lambda quick: answers.answers(60 if quick else 300),
+    ),
     "merge": ("Merging the hints of four resources", lambda quick: engine.merges()),
     "admit": (
         "The decision alone",
@@ -52,6 +85,18 @@ PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
     ),
     "density": ("Density", lambda quick: density.measure(seeds=8 if quick else 40)),
     "resources": ("Start, memory, CPU", lambda quick: asyncio.run(resources.measure(quick=quick))),
+    "rounds": (
+        "Looking at every container all the time",
+        lambda quick: rounds.measure(quick=quick),
+    ),
+    "attacks": (
+        "Attacks on the HTTP side",
+        lambda quick: asyncio.run(attacks.measure(rounds=150 if quick else 400)),
+    ),
+    "extender": (
+        "The scheduler's extender: 5,000 nodes with 4 NUMA nodes and 20 pods each",
+        lambda quick: extender.measure(quick=quick),
+    ),
     "interference": (
         "Interference",
         lambda quick: asyncio.run(interference.measure(rounds=60 if quick else 150)),

@@ -17,10 +17,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nri_numa.protocol.pb import nri_pb2 as pb
-from nri_numa.runtime.embedded import EmbeddedContainer, EmbeddedRuntime
-from nri_numa.topology.model import Topology
-from nri_numa.topology.synthetic import synthetic, sysfs_files
+from nri_numa.embedded.runtime import EmbeddedContainer, EmbeddedRuntime
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.simulate.manifests.workloads import PERIOD, quota_of, shares_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PREFIX = "numa.kubernetes.io/"
@@ -94,8 +95,8 @@ def real_command(socket: Path, state: Path, sysfs: Path, *more: str) -> list[str
     ]  # fmt: skip
 
 
-def empty_command(socket: Path) -> list[str]:
-    return [sys.executable, "-m", "bench.empty_plugin", str(socket)]
+def empty_command(socket: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "bench.empty_plugin", str(socket), *more]
 
 
 @contextlib.asynccontextmanager
@@ -107,6 +108,7 @@ async def bed(
     more: Sequence[str] = (),
     http: bool = False,
     before: Callable[[EmbeddedRuntime], Awaitable[None]] | None = None,
+    request_timeout: float = 30,  # a busy machine must not end the measurement
 ) -> AsyncIterator[Bed]:
     """Start a runtime and one plugin; the plugin is active when this yields.
 
@@ -114,9 +116,10 @@ async def bed(
         directory: for the socket, the machine, the state and the log.
         topology: the machine.
         empty: the floor instead of the real plugin.
-        more: further flags of the real plugin.
+        more: further flags of the plugin.
         http: serve the API, on a port that was free a moment ago.
         before: puts something onto the node before the plugin starts.
+        request_timeout: seconds the runtime waits for an answer.
     """
     directory.mkdir(parents=True, exist_ok=True)
     sysfs = directory / "machine"
@@ -125,7 +128,7 @@ async def bed(
     port = free_port() if http else 0
     address = f"127.0.0.1:{port}" if http else "off"
     command = (
-        empty_command(socket)
+        empty_command(socket, *more)
         if empty
         else real_command(socket, directory / "state", sysfs, f"--http={address}", *more)
     )
@@ -133,7 +136,7 @@ async def bed(
         str(socket),
         cpus=str(topology.online),
         mems=str(topology.memory_nodes),
-        request_timeout=30,  # a busy machine must not end the measurement
+        request_timeout=request_timeout,
     )
     async with runtime:
         if before is not None:
@@ -211,7 +214,6 @@ def typical_container(name: str = "app") -> pb.Container:
             "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
         }
     )
-    container.linux.oom_score_adj.value = -997
     return container
 
 
@@ -245,7 +247,29 @@ LISTED = Shape(
 )  # fmt: skip
 
 
+SMALLER_BYTES = 512 << 30
+"""Memory of the smaller of the machines."""
+
+
+def oom_score(shape: Shape) -> int:
+    """The OOM score that the kubelet gives: of Burstable pods it tells the memory request.
+
+    The request is the limit. All shapes here ask for so little of a machine that the score is the
+    same on the smaller and on the larger one.
+    """
+    if shape.cgroup == "/kubepods":
+        return -997
+    if shape.cgroup.endswith("/besteffort"):
+        return 1000
+    return min(999, max(3, 1000 - 1000 * shape.memory // SMALLER_BYTES))
+
+
 def pod_of(shape: Shape, name: str) -> pb.PodSandbox:
+    """A pod with one container, as containerd tells a kubelet's.
+
+    The sandbox carries the sum of what containers ask for, and what the pod costs by itself; each
+    number is wrapped, also where it is 0.
+    """
     pod = pb.PodSandbox(
         name=name,
         namespace="shop",
@@ -258,17 +282,35 @@ def pod_of(shape: Shape, name: str) -> pb.PodSandbox:
         },
     )
     pod.linux.cgroup_parent = f"{shape.cgroup}/pod{name}"
+    shares, quota, period = _cpu(shape)
+    for given, amounts in (
+        (pod.linux.pod_resources, (shares, quota, period, shape.memory)),
+        (pod.linux.pod_overhead, (0, 0, 0, 0)),
+    ):
+        given.cpu.shares.value, given.cpu.quota.value, given.cpu.period.value = amounts[:3]
+        given.memory.limit.value = amounts[3]
     return pod
 
 
+def _cpu(shape: Shape) -> tuple[int, int, int]:
+    """Shares, quota and period."""
+    return shares_of(shape.milli), quota_of(shape.milli) or 0, PERIOD
+
+
 def container_of(shape: Shape, name: str = "app") -> pb.Container:
+    """The container of such a pod; what nobody asked for is not there."""
     container = typical_container(name)
-    if shape.milli:
-        cpu = container.linux.resources.cpu
-        cpu.quota.value, cpu.period.value = shape.milli * 100, 100_000
-        cpu.shares.value = shape.milli * 1024 // 1000
+    resources = container.linux.resources
+    shares, quota, period = _cpu(shape)
+    resources.cpu.shares.value, resources.cpu.period.value = shares, period
+    if quota:
+        resources.cpu.quota.value = quota
     if shape.memory:
-        container.linux.resources.memory.limit.value = shape.memory
+        resources.memory.limit.value = shape.memory
+    # The kubelet limits pages of every size that the machine has.
+    for size in ("2MB", "1GB"):
+        resources.hugepage_limits.add(page_size=size, limit=0)
+    container.linux.oom_score_adj.value = oom_score(shape)
     return container
 
 

@@ -11,10 +11,10 @@ import sys
 import time
 from random import Random
 
-from nri_numa.engine.hints import Demand, ResourceDemand
-from nri_numa.engine.policies import Alignment, align
-from nri_numa.engine.workload import Policy
-from nri_numa.topology.cpuset import NUMASet
+from nri_numa.engine.align.hints import HintDemand, ResourceDemand
+from nri_numa.engine.align.policies import Alignment, align
+from nri_numa.engine.values.workload import Policy
+from nri_numa.machine.cpuset import NUMASet
 
 SIZES = (2, 4, 8, 10, 16, 32, 64)
 NAMES = ("cpu", "memory", "hugepages-1Gi", "gpu")
@@ -30,7 +30,7 @@ def demand(name: str, need: int, capacity: int, available: list[int]) -> Resourc
     )
 
 
-def loads(n: int) -> dict[str, list[Demand]]:
+def loads(n: int) -> dict[str, list[HintDemand]]:
     """Problems of ``n`` NUMA nodes by name, from everyday to adversarial."""
     random = Random(n)
     return {
@@ -61,7 +61,7 @@ def distance(i: int, j: int) -> int:
     return 12 if i // 4 == j // 4 else 32
 
 
-def measure(n: int, demands: list[Demand]) -> tuple[list[float], Alignment]:
+def measure(n: int, demands: list[HintDemand]) -> tuple[list[float], Alignment]:
     rank = {i: n - i for i in range(n)}
     numa_ids = NUMASet(range(n))
 

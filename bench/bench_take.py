@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from nri_numa.engine.allocator import AllocatorIndex, Taken, TakeRequest, index, take_cpus
-from nri_numa.engine.load import parse_load
-from nri_numa.engine.settings import CPUOrder, Settings
-from nri_numa.engine.workload import HIGH, LOW, SMT
-from nri_numa.topology.cpuset import CPUSet
-from nri_numa.topology.model import Topology
-from nri_numa.topology.synthetic import synthetic
+from nri_numa.engine.cpus.allocator import AllocatorIndex, Taken, TakeRequest, index, take_cpus
+from nri_numa.engine.request.load import parse_load
+from nri_numa.engine.values.settings import CPUOrder, Settings
+from nri_numa.engine.values.workload import HIGH, LOW, SMT
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic
 
 ROUNDS = 31
 COUNTS = (1, 2, 4, 8, 16, 64, 256)

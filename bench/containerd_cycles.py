@@ -11,10 +11,10 @@ from pathlib import Path
 
 from bench.beds import PREFIX
 from bench.stats import ms, summary, table
-from tests.support.containerd import Containerd, find_binaries
-from tests.support.cri import CRI, guaranteed
-from tests.support.plugin_process import PluginProcess
-from tests.support.testbed import TestbedUnavailable
+from tests.beds.containerd import Containerd, find_binaries
+from tests.beds.cri import CRI, guaranteed
+from tests.beds.plugin_process import PluginProcess
+from tests.beds.testbed import TestbedUnavailable
 
 
 def _cycle(cri: CRI, name: str) -> tuple[float, float]:

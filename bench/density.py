@@ -17,13 +17,13 @@ import numpy
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from bench.stats import table
-from nri_numa.engine.decide import admit
+from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted, Machine
-from nri_numa.engine.settings import CPUOrder, Settings
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.workload import Container, PodSandbox, QoSClass, Resources, Strategy
-from nri_numa.topology.model import Topology
-from nri_numa.topology.synthetic import synthetic
+from nri_numa.engine.values.settings import CPUOrder, Settings
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources, Strategy
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic
 
 GIB = 1 << 30
 Pod = tuple[int, int]  # whole CPUs, GiB

@@ -10,14 +10,18 @@ import asyncio
 import gc
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from google.protobuf.message import Message
 
-from nri_numa.protocol.pb import nri_pb2 as pb
-from nri_numa.protocol.versions import RuntimeInfo
-from nri_numa.runtime.handler import LinkState
-from nri_numa.runtime.nri import NRILink
+from bench.beds import EXCLUSIVE
+from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerUpdate
+from nri_numa.nri import conversion
+from nri_numa.nri.handler import LinkState
+from nri_numa.nri.link import NRILink
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.session import Answer
+from nri_numa.nri.wire.versions import RuntimeInfo
 
 
 class Empty:
@@ -30,16 +34,20 @@ class Empty:
     ) -> Sequence[pb.ContainerUpdate]:
         return []
 
-    def create_container(self, request: pb.CreateContainerRequest) -> pb.CreateContainerResponse:
+    def create_container(self, request: pb.CreateContainerRequest) -> Answer:
         return pb.CreateContainerResponse()
 
     def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:
         return pb.UpdateContainerResponse()
 
-    def stop_container(self, request: pb.StopContainerRequest) -> pb.StopContainerResponse:
+    def stop_container(self, request: pb.StopContainerRequest) -> Answer:
         return pb.StopContainerResponse()
 
     def remove_container(self, pod: pb.PodSandbox, container: pb.Container) -> None: ...
+
+    def start_container(self, pod: pb.PodSandbox, container: pb.Container) -> None: ...
+
+    def post_start_container(self, pod: pb.PodSandbox, container: pb.Container) -> None: ...
 
     def post_update_container(self, pod: pb.PodSandbox, container: pb.Container) -> None: ...
 
@@ -59,10 +67,47 @@ class Empty:
         raise error
 
 
-async def main(socket_path: str) -> None:
+class Naming(Empty):
+    """Decides nothing either, and names every container it knows where ours would.
+
+    That is at the creation and at the stop of a container that asks for exclusive CPUs. The answer
+    is made in the quickest way we have.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, None] = {}
+        self._exclusive: set[str] = set()
+
+    def create_container(self, request: pb.CreateContainerRequest) -> Answer:
+        mine = request.container.id
+        if not any(key.endswith("/policy") for key in request.pod.annotations):
+            return pb.CreateContainerResponse()
+        told = ()
+        if request.container.linux.resources.cpu.quota.value >= EXCLUSIVE.milli * 100:
+            self._exclusive.add(mine)
+            told = _named(self._known)
+        else:
+            self._known[mine] = None
+        return conversion.create_answer(NO_ADJUSTMENT, told)
+
+    def stop_container(self, request: pb.StopContainerRequest) -> Answer:
+        mine = request.container.id
+        self._known.pop(mine, None)
+        if mine not in self._exclusive:
+            return pb.StopContainerResponse()
+        self._exclusive.remove(mine)
+        return conversion.stop_answer(_named(self._known))
+
+
+def _named(ids: Iterable[str]) -> tuple[ContainerUpdate, ...]:
+    return tuple(ContainerUpdate(i, "0-27,32-59", ignore_failure=True) for i in ids)
+
+
+async def main(socket_path: str, *, naming: bool = False) -> None:
     loop = asyncio.get_running_loop()
+    handler = Naming() if naming else Empty()
     link = asyncio.create_task(
-        NRILink(Empty(), name="empty", index="10", socket_path=socket_path).run()
+        NRILink(handler, name="empty", index="10", socket_path=socket_path).run()
     )
     loop.add_signal_handler(signal.SIGTERM, link.cancel)
     gc.collect()
@@ -71,4 +116,4 @@ async def main(socket_path: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], naming="naming" in sys.argv[2:]))

@@ -8,12 +8,12 @@ from bench.beds import EXCLUSIVE, MACHINES, SHARED, Shape, container_of, pod_of
 from bench.bench_merge import ROUNDS, SIZES, loads
 from bench.bench_merge import measure as measure_merge
 from bench.stats import summary, table, us
-from nri_numa.engine.decide import admit
+from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted, Machine
-from nri_numa.engine.settings import Settings
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.workload import Container, PodSandbox
-from nri_numa.runtime import convert
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.nri import conversion
 
 
 def merges() -> str:
@@ -34,7 +34,7 @@ def merges() -> str:
 def _request(shape: Shape, name: str) -> tuple[PodSandbox, Container]:
     pod, container = pod_of(shape, name), container_of(shape)
     pod.id, container.id, container.pod_sandbox_id = f"s-{name}", f"c-{name}", f"s-{name}"
-    return convert.pod_from(pod, container), convert.container_from(container)
+    return conversion.pod_from(pod, container), conversion.container_from(container)
 
 
 def admits(rounds: int = 400) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from bench.beds import (
     scratch,
 )
 from bench.stats import ms, summary, table
-from nri_numa.topology.model import Topology
+from bench.synchronize import _populate
+from nri_numa.machine.model import Topology
 
 MACHINE = "64 CPUs, 2 NUMA nodes"
 
@@ -68,6 +70,13 @@ async def measure(*, quick: bool = False) -> str:
                 await asyncio.sleep(max(0.0, begun + n - time.perf_counter()))
             share = (cpu_seconds(one.pid) - before) / (time.perf_counter() - begun)
             rows.append(("CPU, 200 pods and one create and stop a second", f"{share:.2%}", "≤ 2 %"))
+    for name, shape in (("with a policy", SHARED), ("that ask for nothing", PLAIN)):
+        with scratch() as directory:
+            populate = functools.partial(_populate, count=500, shape=shape)
+            async with bed(Path(directory), topology, http=True, before=populate) as one:
+                await asyncio.sleep(8)  # what the runtime told is given back within seconds
+                what = f"resident memory after Synchronize of 500 {name}, HTTP on"
+                rows.append((what, f"{rss_bytes(one.pid) / 2**20:.1f} MiB", "≤ 45 MiB"))
     for name, shape in (("shared", SHARED), ("unbound", PLAIN)):
         with scratch() as directory:
             async with bed(Path(directory), topology) as one:

@@ -5,20 +5,21 @@
     AgentError                     base; has ``reason``, a short CamelCase name
     ├── ConfigError                the configuration cannot be used; carries all problems
     ├── TopologyError              a machine description cannot be read
-    ├── ManifestError              a Pod manifest cannot be read (`nri_numa.manifests`)
+    ├── ManifestError              a Pod manifest cannot be read (`nri_numa.simulate.manifests`)
     ├── ProtocolError              never raised itself
     │   ├── LocalProtocolError     we asked the protocol layer for something illegal: a bug
     │   └── RemoteProtocolError    the peer broke the protocol: close the link and dial again
-    ├── InvariantViolated          a bug in us; counted and logged, never caught to continue
     ├── CheckpointError
     │   ├── CheckpointCorrupt      not ours, damaged, or cut short
     │   ├── CheckpointTooNew       written by a newer version
     │   └── StateDirectoryBusy     another agent uses the state directory
     ├── RuntimeUnavailable         the NRI or CRI endpoint is absent or went away
-    └── KubernetesAPIError         the API server refused or was not reachable
+    ├── RuntimeBusy                somebody else works on the runtime that we want alone
+    ├── DevicePluginBusy           another device plugin of ours serves this node
+    └── UnknownSlots               the kubelet gives away ids that were never offered
 
 A *refusal* of a container is an ordinary outcome and travels as a value
-(`nri_numa.engine.decide.Refused`), never as an exception.
+(`nri_numa.engine.admit.Refused`), never as an exception.
 """
 
 from __future__ import annotations
@@ -91,20 +92,6 @@ class RemoteProtocolError(ProtocolError):
     reason = "RemoteProtocolError"
 
 
-class InvariantViolated(AgentError):
-    """The node state contradicts itself: a bug in us, reported and not hidden.
-
-    Attributes:
-        violations: one sentence for each broken rule.
-    """
-
-    reason = "InvariantViolated"
-
-    def __init__(self, violations: Sequence[str]) -> None:
-        self.violations = tuple(violations)
-        super().__init__("; ".join(self.violations))
-
-
 class CheckpointError(AgentError):
     """Base of the checkpoint errors; caught at start, where the file is set aside.
 
@@ -154,7 +141,32 @@ class RuntimeUnavailable(AgentError):
     reason = "RuntimeUnavailable"
 
 
-class KubernetesAPIError(AgentError):
-    """The API server refused a request or could not be reached."""
+class RuntimeBusy(AgentError):
+    """Somebody else works on the runtime that we want alone.
 
-    reason = "KubernetesAPIError"
+    Attributes:
+        pid: of them, None when it cannot be told.
+    """
+
+    reason = "RuntimeBusy"
+
+    def __init__(self, directory: str, pid: int | None) -> None:
+        self.pid = pid
+        who = "an agent" if pid is None else f"an agent (process {pid})"
+        super().__init__(
+            f"{directory}: {who} works on the runtime of this NRI socket, with whatever state "
+            "directory, and would pin everything again; stop it first, for instance: systemctl "
+            "stop nri-numa"
+        )
+
+
+class DevicePluginBusy(AgentError):
+    """Another device plugin of ours serves this node; the kubelet would mix up two of them."""
+
+    reason = "DevicePluginBusy"
+
+
+class UnknownSlots(AgentError):
+    """The kubelet gives away ids that were never offered; the message is for the pod's events."""
+
+    reason = "UnknownSlots"

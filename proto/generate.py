@@ -1,4 +1,4 @@
-"""Generate nri_numa/protocol/pb from the .proto files of this directory.
+"""Generate nri_numa/nri/wire/pb from the .proto files of this directory.
 
 Usage: ``python proto/generate.py [--check]``. With ``--check`` nothing is written; the exit
 status is 1 when a checked-in file differs from what the compiler makes of the sources.
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TARGET = HERE.parent / "nri_numa" / "protocol" / "pb"
+TARGET = HERE.parent / "nri_numa" / "nri" / "wire" / "pb"
 SOURCES = ("nri.proto", "ttrpc.proto")
 
 

@@ -1,4 +1,4 @@
-"""Generate nri_numa/runtime/pb (CRI and PodResources) from the .proto files of this directory.
+"""Generate what is spoken over gRPC: CRI, PodResources, the device plugin API and DRA.
 
 Usage: ``python proto/generate_cri.py [--check]``. With ``--check`` nothing is written; the exit
 status is 1 when a checked-in file differs from what the compiler makes of the sources.
@@ -13,38 +13,42 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 # The compiler derives the Python imports in *_pb2_grpc.py from the path it knows a source by, so
 # the sources are mapped to where their output lives.
-PACKAGE = "nri_numa/runtime/pb"
-TARGET = HERE.parent / PACKAGE
-SOURCES = ("cri.proto", "podresources.proto")
+PACKAGES = {
+    "nri_numa/cri/pb": ("cri.proto", "podresources.proto"),
+    "nri_numa/device_plugin/pb": ("deviceplugin.proto",),
+    "nri_numa/dra/pb": ("dra.proto", "pluginregistration.proto"),
+}
 
 
 def generate(root: Path) -> None:
-    """Write messages, type stubs and gRPC stubs below ``root/nri_numa/runtime/pb``."""
+    """Write messages, type stubs and gRPC stubs of every package below ``root``."""
     from grpc_tools import protoc
 
-    status = protoc.main(
-        [
-            "protoc",
-            f"--proto_path={PACKAGE}={HERE}",
-            f"--python_out={root}",
-            f"--pyi_out={root}",
-            f"--grpc_python_out={root}",
-            *(f"{PACKAGE}/{source}" for source in SOURCES),
-        ]
-    )
-    if status != 0:
-        raise SystemExit(f"protoc failed with status {status}")
+    for package, sources in PACKAGES.items():
+        status = protoc.main(
+            [
+                "protoc",
+                f"--proto_path={package}={HERE}",
+                f"--python_out={root}",
+                f"--pyi_out={root}",
+                f"--grpc_python_out={root}",
+                *(f"{package}/{source}" for source in sources),
+            ]
+        )
+        if status != 0:
+            raise SystemExit(f"protoc failed with status {status}")
 
 
-def stale(target: Path = TARGET) -> list[str]:
-    """Return the names of generated files that are missing or differ from the sources."""
+def stale(root: Path = HERE.parent) -> list[str]:
+    """Return the paths of generated files that are missing or differ from the sources."""
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
+        made = (file for file in Path(scratch).rglob("*") if file.is_file())
+        paths = {file.relative_to(scratch): file.read_bytes() for file in made}
         return sorted(
-            file.name
-            for file in (Path(scratch) / PACKAGE).iterdir()
-            if not (target / file.name).exists()
-            or (target / file.name).read_bytes() != file.read_bytes()
+            str(path)
+            for path, data in paths.items()
+            if not (root / path).exists() or (root / path).read_bytes() != data
         )
 
 
@@ -53,7 +57,7 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         names = stale()
         for name in names:
-            print(f"{TARGET / name}: not what proto/ says; run proto/generate_cri.py")
+            print(f"{name}: not what proto/ says; run proto/generate_cri.py")
         return 1 if names else 0
     if arguments:
         print(__doc__)

@@ -6,7 +6,7 @@ from this tree. No shell, no package manager. One layer, in an archive in the OC
 also carries the older ``manifest.json``, so that ``ctr images import``, ``podman load`` and
 ``docker load`` all take it. The same inputs give the same bytes.
 
-``--rootfs rootfs.tar`` writes the plain layer instead, for the Containerfile beside it.
+``--rootfs rootfs.tar`` writes the plain layer instead, for the Containerfile at the top.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
+RUNTIME_LOCK: Final = REPOSITORY / "requirements" / "runtime.txt"
 SITE: Final = "opt/nri-numa"
 PROGRAM: Final = "usr/local/bin/nri-numa"
 EPOCH: Final = 0
@@ -40,7 +41,7 @@ EPOCH: Final = 0
 # Parts of the standard library that no service uses, by the first part of their path.
 _LEFT_OUT: Final = re.compile(
     r"(test|tests|idlelib|tkinter|turtledemo|turtle\.py|ensurepip|lib2to3|pydoc_data|distutils"
-    r"|sqlite3|curses|dbm|venv|config-[^/]*|site-packages|dist-packages|__phello__.*|LICENSE.*"
+    r"|sqlite3|curses|dbm|venv|config-[^/]*|site-packages|dist-packages|__phello__.*"
     r"|EXTERNALLY-MANAGED|sitecustomize\.py|_sysconfigdata.*)(/|$)"
 )
 _LEFT_OUT_EXTENSIONS: Final = re.compile(
@@ -127,28 +128,51 @@ def dumps(code: Any) -> bytes:
 # --- what goes in -----------------------------------------------------------------------------
 
 
+def pins() -> dict[str, str]:
+    """Versions by name that a node gets on this platform."""
+    from packaging.requirements import Requirement
+
+    found = {}
+    for line in RUNTIME_LOCK.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
+        requirement = Requirement(line.partition(" --hash=")[0])
+        if requirement.marker is None or requirement.marker.evaluate():
+            (specifier,) = requirement.specifier
+            found[requirement.name] = specifier.version
+    return found
+
+
 def requirements(root: str = "nri-numa") -> list[importlib.metadata.Distribution]:
     """The installed distributions that ``root`` needs, it left out, sorted by name.
 
     Raises:
-        SystemExit: one is not installed.
+        SystemExit: one is not installed, or not in the version that is pinned.
     """
     from packaging.requirements import Requirement
 
     found: dict[str, importlib.metadata.Distribution] = {}
-    waiting = [Requirement(r) for r in importlib.metadata.requires(root) or ()]
+    pinned = pins()
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [(Requirement(r), frozenset({""})) for r in importlib.metadata.requires(root) or ()]
     while waiting:
-        requirement = waiting.pop()
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        requirement, extras = waiting.pop()
+        marker = requirement.marker
+        if marker is not None and not any(marker.evaluate({"extra": one}) for one in extras):
             continue
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        if name in found:
+        asked = frozenset({"", *requirement.extras})
+        if (name, asked) in seen:
             continue
+        seen.add((name, asked))
         try:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            raise SystemExit(f"{name} is not installed: run make setup first") from None
-        waiting += [Requirement(r) for r in found[name].requires or ()]
+            raise SystemExit(f"{name} is not installed: run make node first") from None
+        if (version := found[name].version) != pinned.get(name):
+            raise SystemExit(
+                f"{name} {version} is installed, {RUNTIME_LOCK.relative_to(REPOSITORY)} has"
+                f" {pinned.get(name, 'none')}: run make node first"
+            )
+        waiting += [(Requirement(r), asked) for r in found[name].requires or ()]
     return [found[name] for name in sorted(found)]
 
 
@@ -182,6 +206,8 @@ def _add_standard_library(rootfs: Rootfs) -> list[Path]:
         name = source.relative_to(library).as_posix()
         if _LEFT_OUT.match(name) or _LEFT_OUT_EXTENSIONS.match(name):
             continue
+        if not source.is_file():
+            continue  # a link into documentation that is not installed
         if source.suffix == ".py":
             rootfs.python(source, f"{library}/{name}".lstrip("/"))
         else:
@@ -257,6 +283,7 @@ def assemble() -> Rootfs:
         rootfs.copy(library.resolve(), str(library))
     for package, file in _licences([interpreter, *libraries]).items():
         rootfs.copy(file, f"usr/share/doc/{package}/copyright")
+    rootfs.copy(REPOSITORY / "LICENSE", "usr/share/doc/nri-numa/LICENSE")
     rootfs.add(
         PROGRAM,
         f"#!{interpreter} -P\nimport sys\n\nsys.path.insert(0, '/{SITE}')\n"

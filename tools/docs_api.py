@@ -11,7 +11,16 @@ from typing import Any
 from nri_numa.http.openapi import describe
 from tools.docs_regions import cell, code, table, write
 
-_ROOTS = ("Status", "Readiness", "Assignments", "Explanations", "Refusals", "NUMAInfo", "Error")
+_ROOTS = (
+    "Status",
+    "Readiness",
+    "Assignments",
+    "Explanations",
+    "Refusals",
+    "Kubelet",
+    "NUMAInfo",
+    "Error",
+)
 
 
 def text() -> str:

@@ -35,18 +35,37 @@ def text() -> str:
         *_item_rows(match, "match.", skip=""),
     ]
     lines += table(("key", "type", "meaning"), rows)
+    lines += ["", "## Items of permissions", ""]
+    lines += ["Each item of `permissions` is a mapping; every key may be left out.", ""]
+    permission, match = definitions["PermissionDocument"], definitions["PodMatch"]
+    rows = [
+        *_item_rows(match, "match.", skip=""),
+        *_item_rows(permission, "", skip="match"),
+    ]
+    lines += table(("key", "type", "meaning"), rows)
+    lines += ["", "## Items of quotas.namespaces", ""]
+    rows = list(_item_rows(definitions["NamespaceQuotaDocument"], "", skip=""))
+    lines += table(("key", "type", "meaning"), rows)
     return "\n".join(lines)
 
 
 def _rows(definition: Mapping[str, Any], prefix: str) -> list[str]:
+    rows = _row_texts(definition, prefix)
+    return table(("key", "type", "default", "change", "meaning, environment"), rows)
+
+
+def _row_texts(definition: Mapping[str, Any], prefix: str) -> list[tuple[str, ...]]:
     leaves = layers.leaves()
     names: dict[str, str] = {}
     for name, path in layers.environment_names().items():
         names.setdefault(path, name)  # the full name comes first, then some short ones
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for key, item in definition["properties"].items():
         path = prefix + key
         found = _definition(item)
+        if "properties" in found and prefix:
+            rows += _row_texts(found, f"{path}.")  # a section in a section has no heading
+            continue
         if "properties" in found:
             rows.append(
                 (
@@ -70,7 +89,7 @@ def _rows(definition: Mapping[str, Any], prefix: str) -> list[str]:
                 meaning,
             )
         )
-    return table(("key", "type", "default", "change", "meaning, environment"), rows)
+    return rows
 
 
 def _item_rows(

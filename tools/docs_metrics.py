@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import re
 
-from nri_numa.metrics import Metrics, NUMANodeSample, Snapshot
+from nri_numa.observe.late import LateCounts
+from nri_numa.observe.local_memory import LocalMemory
+from nri_numa.observe.metrics import Metrics, NUMANodeSample, Snapshot
+from nri_numa.observe.steal import StealGauges
+from nri_numa.observe.waiting import Waiting
 from tools.docs_regions import cell, code, table, write
 
 _SAMPLE = Snapshot(
@@ -18,27 +22,40 @@ _SAMPLE = Snapshot(
             idle_cpus=1,
             shared_cpus=1,
             reserved_cpus=1,
-            allocatable_cpus=1,
+            capacity_cpus=1,
+            allocated_cpus=1,
+            available_cpus=1,
             memory=1,
             memory_allocated=1,
             memory_available=1,
             hugepages={1: (1, 1)},
         ),
     ),
-    container_kinds={"shared": 1},
+    node_name="node-1",
+    container_kinds={("shared", True): 1},
+    checkpoint_written=1.0,
     checkpoint_age=1.0,
+    local_memory=LocalMemory(ratios=(("a", "b", "c", 1.0),), states={"known": 1}),
+    waiting=Waiting(
+        pressure=(("a", "b", "c", 1.0),), tasks=(("a", "b", "c", 1.0),), states={"known": 1}
+    ),
 )
 
 _HELP = re.compile(r"^# HELP (nri_numa_\w+) (.*)$", re.MULTILINE)
 _TYPE = re.compile(r"^# TYPE (nri_numa_\w+) (\w+)$", re.MULTILINE)
 
-_CONTAINER_LABELS = ("namespace", "pod", "container", "kind", "policy", "numa_nodes")
+_CONTAINER_LABELS = (
+    "pod_namespace", "pod_name", "container_name", "namespace", "pod", "container",
+    "kind", "policy", "numa_nodes", "preferred",
+)  # fmt: skip
 
 
 def text() -> str:
     """A table with name, kind, labels and help text, in the order of a scrape."""
     metrics = Metrics("")
     metrics.snapshot = lambda: _SAMPLE
+    StealGauges(metrics).set({0: 1.0}, {0: 0.0}, {0: 0.0}, {0: 2e9})
+    LateCounts(metrics)
     labels = {
         str(one._name): tuple(one._labelnames)  # type: ignore[attr-defined]
         for one in metrics._own

@@ -4,8 +4,8 @@
     ...
     <!-- end of generated -->
 
-``python -m tools.docs_regions`` writes all of them; a test keeps them fresh. The rest of a page is
-written by hand.
+``python -m tools.docs_regions`` writes all of them, and the drawing of `tools.docs_rooms`; a test
+keeps them fresh. The rest of a page is written by hand.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def generators() -> tuple[tuple[str, str, Callable[[], str]], ...]:
     """Page, module and what makes the text, for every region."""
-    from tools import docs_api, docs_cli, docs_config, docs_metrics
+    from tools import docs_api, docs_cli, docs_config, docs_metrics, docs_rooms, licences
 
     return (
         ("configuration.md", "tools.docs_config", docs_config.text),
         ("metrics.md", "tools.docs_metrics", docs_metrics.text),
         ("cli.md", "tools.docs_cli", docs_cli.text),
         ("http-api.md", "tools.docs_api", docs_api.text),
+        ("architecture.md", "tools.docs_rooms", docs_rooms.text),
+        ("security.md", "tools.licences", licences.text),
     )
 
 
@@ -74,10 +76,15 @@ def write(page: str, tool: str, text: str) -> None:
 
 
 def main() -> None:
-    """Write every region."""
+    """Write every region, and the drawing that is made of the same."""
+    from tools import docs_rooms, remedies
+
     for page, tool, text in generators():
         write(page, tool, text())
         sys.stdout.write(f"docs/{page}\n")
+    remedies.PAGE.write_text(remedies.text())
+    docs_rooms.DRAWING.write_text(docs_rooms.svg())
+    sys.stdout.write(f"docs/img/{docs_rooms.DRAWING.name}\n")
 
 
 if __name__ == "__main__":

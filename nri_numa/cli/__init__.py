@@ -25,17 +25,37 @@ Exit codes:
 # name: (module and attribute, one line for the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("nri_numa.cli.run:run", "Run the plugin: place containers before they start."),
-    "demo": ("nri_numa.demo:main", "See it work on a modelled machine, without Kubernetes."),
+    "publish": (
+        "nri_numa.cli.publish:publish",
+        "Write Events, annotations and labels to the API server, without root.",
+    ),
+    "controller": (
+        "nri_numa.cli.controller:controller",
+        "Tell Nodes what capacity others measured, one for a cluster.",
+    ),
+    "scheduler": (
+        "nri_numa.cli.scheduler:scheduler",
+        "Judge nodes and bind pods for a stock kube-scheduler.",
+    ),
+    "demo": (
+        "nri_numa.embedded.demo:main",
+        "See it work on a modelled machine, without Kubernetes.",
+    ),
     "topology": ("nri_numa.cli.machine:topology", "Show sockets, NUMA nodes, caches and CPUs."),
     "status": ("nri_numa.cli.status:status", "Show who has which CPUs and memory nodes."),
     "explain": ("nri_numa.cli.explain:explain", "Say why a container is where it is."),
     "simulate": ("nri_numa.cli.simulate:simulate", "Say what pods would get on a machine."),
     "check": ("nri_numa.cli.check:check", "Say whether this machine is ready, and what to do."),
+    "measure": ("nri_numa.cli.measure:measure", "Measure what placement gains on this machine."),
     "capture": ("nri_numa.cli.machine:capture", "Pack what describes this machine, for a report."),
     "checkpoint": ("nri_numa.cli.checkpoint:checkpoint", "Show the saved state."),
     "release": (
         "nri_numa.cli.release:release",
         "Give every container back what it had without us.",
+    ),
+    "device-plugin": (
+        "nri_numa.cli.device_plugin:device_plugin",
+        "Let the stock scheduler count exclusive CPUs.",
     ),
     "completion": ("nri_numa.cli.completion:completion", "Print the shell's completion script."),
 }

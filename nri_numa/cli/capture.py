@@ -1,7 +1,7 @@
 """Packs what describes this machine's CPUs and NUMA nodes into one archive.
 
 Users attach it to a bug report, so nothing that names the machine or its owner goes in: only files
-on an allow-list (`nri_numa.topology.tree.NEEDED`) are read, and the two facts about ourselves that
+on an allow-list (`nri_numa.machine.tree.NEEDED`) are read, and the two facts about ourselves that
 matter, which CPUs and which memory containers may have, are written in their shortest form. Two
 captures of an unchanged machine differ only in how much memory was free.
 """
@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nri_numa.topology.cpuset import NUMASet
-from nri_numa.topology.sysfs import discover
-from nri_numa.topology.tree import LINKS, NEEDED, open_tree
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.sysfs import discover
+from nri_numa.machine.tree import LINKS, NEEDED, open_tree
 
 _NUMBER = re.compile(r"\d+", re.ASCII)
 _TEXT = re.compile(r"[\w\s:,()/.+-]*", re.ASCII)
@@ -101,7 +101,8 @@ def _write(target: Path, members: Mapping[str, str | None]) -> int:
             link = LINKS.fullmatch(name)
             if text is None and link is not None:
                 info.type = tarfile.SYMTYPE
-                info.linkname = f"../../node/node{link[2]}"
+                to_cpu = link[1].startswith("cpu")
+                info.linkname = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
                 archive.addfile(info)
             elif text is not None:
                 content = f"{text}\n".encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -14,21 +15,24 @@ from nri_numa.cli.common import (
     config_path,
     describe,
     emit,
-    harmless,
     output_option,
     sysfs_option,
     terminal_width,
 )
+from nri_numa.cli.progress import progress
 from nri_numa.errors import ConfigError
+from nri_numa.text import harmless
 
 if TYPE_CHECKING:
-    from nri_numa.check import Finding
+    from nri_numa.node.preflight import Finding
 
 _MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
 
 @click.command()
 @config_option
+@click.option("--nri-socket", metavar="PATH", help="Unix socket of the runtime's NRI.")
+@click.option("--state-dir", metavar="DIR", help="Directory of the checkpoint.")
 @sysfs_option
 @click.option(
     "--fix-containerd",
@@ -48,6 +52,8 @@ _MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", 
 def check(
     ctx: click.Context,
     config_path: str | None,
+    nri_socket: str | None,
+    state_dir: str | None,
     sysfs_root: str | None,
     fix_containerd: bool,
     write: bool,
@@ -66,16 +72,21 @@ def check(
         return
     if write:
         raise click.UsageError("--write goes with --fix-containerd")
-    _check(ctx, config_path, sysfs_root, output)
+    flags: dict[str, object] = {
+        "runtime.nriSocket": nri_socket,
+        "stateDir": state_dir,
+        "sysfsRoot": sysfs_root,
+    }
+    _check(ctx, config_path, flags, output)
 
 
-def _check(ctx: click.Context, given: str | None, sysfs_root: str | None, output: str) -> None:
-    from nri_numa import check as checks
+def _check(ctx: click.Context, given: str | None, flags: Mapping[str, object], output: str) -> None:
     from nri_numa import config as configuration
+    from nri_numa.node import preflight as checks
 
     path = config_path(given)
     try:
-        config = configuration.load(path, os.environ, {"sysfsRoot": sysfs_root})
+        config = configuration.load(path, os.environ, flags)
     except ConfigError as error:
         if output == "table":
             raise Mistake(describe(error)) from error
@@ -85,7 +96,8 @@ def _check(ctx: click.Context, given: str | None, sysfs_root: str | None, output
         ]
         emit({"ready": False, "findings": findings, "config": None}, output)
         ctx.exit(2)
-    found = list(checks.examine(config))
+    with progress("looking at this node"):
+        found = list(checks.examine(config))
     worst = checks.worst(found)
     if output == "table":
         _print(found)

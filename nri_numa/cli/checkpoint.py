@@ -17,12 +17,13 @@ from nri_numa.cli.common import (
     config_path,
     describe,
     emit,
-    harmless,
     human_duration,
     output_option,
     table,
 )
+from nri_numa.cli.progress import progress
 from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, ConfigError
+from nri_numa.text import harmless
 
 
 @click.command()
@@ -43,7 +44,8 @@ def checkpoint(
     Works while the agent runs. Exit code 1 when the checkpoint is damaged, 3 when there is none.
     """
     path = Path(file) if file else _path(config_path, state_dir)
-    document, problems = _read(path)
+    with progress(f"reading {path}"):
+        document, problems = _read(path)
     if output == "table":
         _print(path, document)
     else:
@@ -56,7 +58,7 @@ def checkpoint(
 
 def _path(given: str | None, state_dir: str | None) -> Path:
     from nri_numa import config as configuration
-    from nri_numa.checkpoint import JOURNAL
+    from nri_numa.store.checkpoint import JOURNAL
 
     try:
         config = configuration.load(config_path(given), os.environ, {"stateDir": state_dir})
@@ -66,8 +68,8 @@ def _path(given: str | None, state_dir: str | None) -> Path:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
-    from nri_numa import checkpoint as store
-    from nri_numa import statedoc
+    from nri_numa.store import checkpoint as store
+    from nri_numa.store import documents
 
     try:
         loaded = store.read(str(path))
@@ -75,7 +77,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
         raise Failure(harmless(str(error))) from error
     except CheckpointError as error:
         raise Unreachable(harmless(str(error))) from error
-    state, damaged = statedoc.state_from(loaded.entries)
+    state, damaged = documents.state_from(loaded.entries)
     document = {
         "file": str(path),
         "writtenBy": loaded.head,

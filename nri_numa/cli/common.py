@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from nri_numa.errors import AgentError, ConfigError
+from nri_numa.text import harmless
+
+if TYPE_CHECKING:
+    from nri_numa.config import AgentConfig
 
 DEFAULT_CONFIG = "/etc/nri-numa/agent.yaml"
 WIDTH = 80
@@ -56,6 +59,42 @@ def friendly() -> Iterator[None]:
         raise kind(harmless(str(error))) from error
 
 
+def serve(given: str | None, flags: dict[str, object], run: Callable[[AgentConfig], int]) -> int:
+    """Load the configuration and run a process that serves; the result is the exit code.
+
+    Args:
+        given: path of the configuration, where the command line has one.
+        flags: settings of the command line by their names; None for what it does not say.
+        run: works until it is told to stop.
+    """
+    from nri_numa import config as configuration
+    from nri_numa.observe import logs
+
+    with friendly():
+        config = configuration.load(config_path(given), dict(os.environ), flags)
+        try:
+            logs.setup(config.log.level, config.log.format, file=config.log.file)
+        except OSError as error:
+            raise Mistake(f"log.file: {error.filename}: {error.strerror or error}") from error
+        try:
+            return run(config)
+        finally:
+            logs.flush()
+
+
+def log_options(function: Function) -> Function:
+    """``--log-level`` and ``--log-format``."""
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        help="Least severe line that is written.",
+    )
+    form = click.option(
+        "--log-format", type=click.Choice(["logfmt", "json"]), help="How lines are written."
+    )
+    return level(form(function))
+
+
 def describe(error: ConfigError) -> str:
     """All problems of a configuration, one on each line."""
     count = len(error.problems)
@@ -88,12 +127,24 @@ def output_option(*forms: str) -> Callable[[Function], Function]:
     )
 
 
+def named(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse an empty name: it is a variable that was not set, and not the live machine.
+
+    Raises:
+        click.BadParameter: it is empty.
+    """
+    if value == "":
+        raise click.BadParameter("is empty; expected the name of a folder or file")
+    return value
+
+
 def sysfs_option(function: Function) -> Function:
     """``--sysfs-root DIR``."""
     return click.option(
         "--sysfs-root",
         metavar="DIR",
         type=click.Path(),
+        callback=named,
         help="Directory that holds a sys/ tree, or an archive of one.  [default: /]",
     )(function)
 
@@ -103,13 +154,6 @@ def config_path(given: str | None) -> str | None:
     if given:
         return given
     return DEFAULT_CONFIG if os.path.exists(DEFAULT_CONFIG) else None
-
-
-def harmless(text: str) -> str:
-    """``text`` without anything that could move a cursor or end a line."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def emit(document: object, output: str) -> None:
@@ -125,6 +169,13 @@ def emit(document: object, output: str) -> None:
     click.echo(text, nl=False)
 
 
+def one_line(document: object) -> str:
+    """A document as JSON in one line of ASCII: nothing in it ends a line or moves a cursor."""
+    import json
+
+    return json.dumps(document)
+
+
 def _serialize(document: object, output: str, *, plain: bool) -> str:
     if output == "json":
         import json
@@ -136,8 +187,27 @@ def _serialize(document: object, output: str, *, plain: bool) -> str:
 
 
 def terminal_width() -> int:
-    """Columns to fill: the terminal's, 80 where there is none."""
-    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    """Columns to wrap sentences at: ``COLUMNS``, else the terminal's, 80 where there is none."""
+    if sys.stdout.isatty():
+        import shutil  # with it come four compressors, which an agent never needs
+
+        return shutil.get_terminal_size((WIDTH, 24)).columns
+    return _given_columns() or WIDTH
+
+
+def table_width() -> int | None:
+    """Columns that a table may take; None for as many as it needs.
+
+    What reads a pipe looks for whole words: nothing is narrowed for it, unless it says by
+    ``COLUMNS`` how wide it is, as ``watch`` does.
+    """
+    return terminal_width() if sys.stdout.isatty() else _given_columns()
+
+
+def _given_columns() -> int | None:
+    text = os.environ.get("COLUMNS", "")
+    fine = text.isascii() and text.isdigit() and len(text) < 7
+    return int(text) or None if fine else None
 
 
 def cell_width(text: str) -> int:
@@ -167,8 +237,14 @@ def clip(text: str, width: int) -> str:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[object]], *, width: int | None = None
 ) -> list[str]:
-    """Lines of a table that fits ``width`` columns: the widest columns give way first."""
-    limit = width or terminal_width()
+    """Lines of a table: on a terminal the widest columns give way, in a pipe none does.
+
+    Args:
+        head: titles.
+        rows: cells.
+        width: columns that it must fit, whatever standard output is.
+    """
+    limit = width or (terminal_width() if sys.stdout.isatty() else sys.maxsize)
     cells = [list(head), *([harmless(str(cell)) for cell in row] for row in rows)]
     widths = [max(cell_width(row[i]) for row in cells) for i in range(len(head))]
     room = limit - 2 * (len(head) - 1)

@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from nri_numa.check import nri_section
 from nri_numa.cli.common import Failure, Mistake
+from nri_numa.node.preflight import nri_section
 
 NAME = "io.containerd.nri.v1.nri"
 _HEADER = re.compile(rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NAME)}\1[ \t]*\]")

@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 import difflib
+import os
 import textwrap
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from nri_numa.cli.client import Client, NotKnown, api_options, client, segment
-from nri_numa.cli.common import emit, harmless, output_option, terminal_width
-from nri_numa.engine import explain_text
+from nri_numa.cli import differing, names
+from nri_numa.cli.agent_client import AgentClient, NotKnown, api_options, client, segment
+from nri_numa.cli.common import emit, human_size, output_option, terminal_width
+from nri_numa.cli.progress import progress
+from nri_numa.engine.explain import sentences
+from nri_numa.text import harmless
 
 
 @click.command()
-@click.argument("pod", metavar="[NAMESPACE/]POD")
-@click.argument("container", required=False)
-@click.option("-n", "--namespace", metavar="NAME", default="default", show_default=True)
+@click.argument("pod", metavar="[NAMESPACE/]POD", shell_complete=names.pods_of_namespaces)
+@click.argument("container", required=False, shell_complete=names.containers)
+@click.option(
+    "-n",
+    "--namespace",
+    metavar="NAME",
+    shell_complete=names.namespaces,
+    help="The pod's namespace.  [default: all namespaces]",
+)
+@click.option(
+    "-A",
+    "--all-namespaces",
+    is_flag=True,
+    help="Explain every pod of that name, where several namespaces have one.",
+)
+@click.option(
+    "--kubelet/--no-kubelet",
+    default=None,
+    help="Ask the kubelet of this node as well, what it gave to the pod.  [default: with an agent "
+    "on this node, where a kubelet is]",
+)
+@click.option(
+    "--kubelet-root",
+    metavar="DIR",
+    envvar="NRI_NUMA_KUBELET_ROOT",
+    default="/var/lib/kubelet",
+    show_default=True,
+    help="The kubelet's directory, with its socket for PodResources.",
+)
 @output_option()
 @api_options
 @click.pass_context
@@ -25,7 +56,10 @@ def explain(
     ctx: click.Context,
     pod: str,
     container: str | None,
-    namespace: str,
+    namespace: str | None,
+    all_namespaces: bool,
+    kubelet: bool | None,
+    kubelet_root: str,
     output: str,
     api: str | None,
     token_file: str | None,
@@ -33,58 +67,152 @@ def explain(
 ) -> None:
     """Say why the containers of POD are where they are, or why they were refused.
 
+    Without a namespace the pod is looked for in all of them, as status shows all of them.
+
     Exit code 0 when they were placed, 1 when one was refused or the pod is not known here.
     """
-    if "/" in pod:
-        namespace, _, pod = pod.partition("/")
-    if not namespace or not pod:
-        raise click.UsageError("expected POD, or NAMESPACE/POD")
+    namespace, pod = _named(namespace, pod, container)
+    if all_namespaces and namespace is not None:
+        raise click.UsageError(
+            f"-A and namespace {harmless(namespace)} contradict each other; expected one of them"
+        )
     asked = client(api, token_file, ca_file)
-    path = f"/v1/explain/{segment(namespace)}/{segment(pod)}"
-    if container is not None:
-        path += f"/{segment(container)}"
-    try:
-        document = asked.get(path)
-    except NotKnown as error:
-        hint = _near(asked, namespace, pod)
-        raise NotKnown(error.message + hint) from error
+    with progress(f"asking {asked.address}"):
+        spaces = _namespaces_of(asked, pod) if namespace is None else [namespace]
+        if len(spaces) > 1 and not all_namespaces:
+            raise click.UsageError(
+                f"pods called {harmless(pod)} are in {len(spaces)} namespaces: "
+                f"{harmless(', '.join(spaces))}; expected NAMESPACE/POD, or -A for all of them"
+            )
+        document = _asked(asked, spaces, pod, container)
+    told: list[str] = []
+    if kubelet is None:
+        kubelet = asked.on_this_node and os.path.isdir(kubelet_root)
+    if kubelet and len(spaces) == 1:
+        # After the agent's answer: grpc is imported for it, and the kubelet may hang.
+        from nri_numa.cli import kubelet_word
+
+        with progress("asking the kubelet"):
+            document["kubelet"] = kubelet_word.ask(kubelet_root, spaces[0], pod)
+        for sentence in kubelet_word.sentences(document["kubelet"], document["explanations"]):
+            told += _wrapped(sentence, terminal_width(), "")
     if output == "table":
-        click.echo("\n".join(lines(document["explanations"])))
+        shown = [*lines(document["explanations"], time.time())]
+        click.echo("\n".join([*shown, "", *told] if told else shown))
     else:
         emit(document, output)
     if any(one["outcome"] == "refused" for one in document["explanations"]):
         ctx.exit(1)
 
 
-def _near(asked: Client, namespace: str, pod: str) -> str:
+def _named(namespace: str | None, pod: str, container: str | None) -> tuple[str | None, str]:
+    """Namespace, None for all, and name of the pod that is meant.
+
+    Raises:
+        click.UsageError: it is none.
+    """
+    before = namespace
+    if "/" in pod:
+        namespace, _, pod = pod.partition("/")
+    if namespace == "" or not pod:
+        raise click.UsageError("expected POD, or NAMESPACE/POD")
+    if "/" in pod:
+        # No name of Kubernetes has a slash: somebody wrote the container behind it.
+        name, _, rest = pod.partition("/")
+        raise click.UsageError(
+            f"{harmless(f'{namespace}/{pod}')} has too many parts, expected [NAMESPACE/]POD and "
+            "the container as a word of its own: nri-numa explain "
+            f"{harmless(f'{namespace}/{name} {container or rest}')}"
+        )
+    if before not in (None, namespace):
+        raise click.UsageError(
+            f"--namespace {harmless(str(before))} and {harmless(f'{namespace}/{pod}')} name two "
+            "namespaces; expected one"
+        )
+    return namespace, pod
+
+
+def _asked(
+    asked: AgentClient, spaces: list[str], pod: str, container: str | None
+) -> dict[str, Any]:
+    """The explanations of the pods of this name in these namespaces."""
+    if not spaces:
+        what = harmless(pod)
+        raise NotKnown(
+            f"nothing is known about a pod called {what} in any namespace; it does not run on "
+            f"this node, or it is gone and its refusal is too old{_near(asked, '', pod)}"
+        )
+    found: list[Any] = []
+    for namespace in spaces:
+        path = f"/v1/explain/{segment(namespace)}/{segment(pod)}"
+        if container is not None:
+            path += f"/{segment(container)}"
+        try:
+            found += asked.get(path)["explanations"]
+        except NotKnown as error:
+            if len(spaces) == 1:
+                raise NotKnown(error.message + _near(asked, namespace, pod)) from error
+    if not found:
+        raise NotKnown(
+            f"no pod called {harmless(pod)} has a container {harmless(str(container))}; looked in "
+            f"namespaces {harmless(', '.join(spaces))}"
+        )
+    return {"explanations": found}
+
+
+def _namespaces_of(asked: AgentClient, pod: str) -> list[str]:
+    """Namespaces with a pod of this name that runs here or was refused lately, sorted."""
+    listed = [
+        *asked.get(f"/v1/assignments?pod={segment(pod)}")["containers"],
+        *asked.get("/v1/refusals")["refusals"],
+    ]
+    return sorted({one["namespace"] for one in listed if one["pod"] == pod})
+
+
+def _near(asked: AgentClient, namespace: str, pod: str) -> str:
     """Names that were perhaps meant."""
     known = {f"{c['namespace']}/{c['pod']}" for c in asked.get("/v1/assignments")["containers"]} | {
         f"{r['namespace']}/{r['pod']}" for r in asked.get("/v1/refusals")["refusals"]
     }
-    same = sorted(name for name in known if name.partition("/")[2] == pod)
-    near = same or difflib.get_close_matches(f"{namespace}/{pod}", sorted(known), n=3)
+    if namespace:
+        same = sorted(name for name in known if name.partition("/")[2] == pod)
+        near = same or difflib.get_close_matches(f"{namespace}/{pod}", sorted(known), n=3)
+    else:
+        alone = sorted({name.partition("/")[2] for name in known})
+        close = difflib.get_close_matches(pod, alone, n=3)
+        near = [n for c in close for n in sorted(known) if n.partition("/")[2] == c]
     return f"\n  Did you mean {harmless(' or '.join(near[:3]))}?" if near else ""
 
 
-def lines(explanations: list[dict[str, Any]]) -> Iterator[str]:
-    """The text; every line fits the terminal."""
+def lines(explanations: list[dict[str, Any]], now: float) -> Iterator[str]:
+    """The text; no line is wider than the terminal."""
     width = terminal_width()
     for number, one in enumerate(explanations):
         if number:
             yield ""
+        assignment, refusal = one.get("assignment"), one.get("refusal")
+        real = assignment.get("actual") if assignment else None
         if one.get("details") is not None:
-            yield from explain_text.text(one["details"], width).split("\n")
+            document = one["details"]
+            if real:  # how long is easier to read than since when
+                document = {**document, "actual": differing.said(real, now)}
+            yield from sentences.text(document, width).split("\n")
+            yield from _memory(assignment, width)
             continue
         yield harmless(f"{one['namespace']}/{one['pod']}, container {one['container']}")
-        assignment, refusal = one.get("assignment"), one.get("refusal")
+        if real:
+            yield from _wrapped(f"not so at present: {differing.said(real, now)}", width, "  ")
         if assignment is not None:
             cpus = assignment["cpus"] or "any"
             mems = assignment["mems"] or "any"
-            yield f"  CPUs {cpus}, memory nodes {mems}: {assignment['kind']}, policy " + (
+            yield f"  CPUs: {cpus}, memory nodes: {mems}: {assignment['kind']}, policy " + (
                 f"{assignment['policy']}"
                 f"{'' if assignment['preferred'] else ', not the preferred set'}"
             )
+            if "mempolicy" in assignment:
+                yield f"  memory policy: {harmless(assignment['mempolicy'])}"
             yield from _wrapped(f"because {one['summary']}", width, "  ")
+            yield from _memory(assignment, width)
         if refusal is not None:
             yield f"  refused: {harmless(refusal['reason'])}"
             yield from _wrapped(one["summary"], width, "  ")
@@ -97,6 +225,26 @@ def lines(explanations: list[dict[str, Any]]) -> Iterator[str]:
                 width,
                 "    ",
             )
+
+
+def _memory(assignment: dict[str, Any] | None, width: int) -> Iterator[str]:
+    """Where its memory is, if the agent looks for that."""
+    memory = assignment.get("memory") if assignment else None
+    if assignment is None or memory is None:
+        return
+    by_numa_node = ", ".join(
+        f"{human_size(amount)} on NUMA node {i}"
+        for i, amount in memory["byNUMANode"].items()
+        if amount
+    )
+    percent = memory["localPercent"]
+    if percent is not None:
+        home = assignment["mems"] or assignment["numaNodes"]
+        text = f"{percent:g} % is on its own NUMA nodes ({home}): {by_numa_node}"
+    else:
+        text = f"what part is on its own NUMA nodes is not known here, because {memory['problem']}"
+        text += f": {by_numa_node}" if by_numa_node else ""
+    yield from _wrapped(f"Memory: {text}", width, "  ", "    ")
 
 
 def _wrapped(text: str, width: int, first: str, rest: str | None = None) -> list[str]:

@@ -6,23 +6,36 @@ from pathlib import Path
 
 import click
 
-from nri_numa.cli.common import Failure, friendly, harmless, human_size, output_option, sysfs_option
+from nri_numa.cli.common import (
+    Failure,
+    friendly,
+    human_size,
+    output_option,
+    sysfs_option,
+    table_width,
+)
+from nri_numa.cli.progress import progress
+from nri_numa.text import harmless
 
 
 @click.command()
 @sysfs_option
 @output_option()
 def topology(sysfs_root: str | None, output: str) -> None:
-    """Show sockets, NUMA nodes, memory, distances, caches, cores and threads.
+    """Show sockets, NUMA nodes, memory, distances, caches, cores, threads and PCI devices.
 
     What was odd about the machine stands at the end, or under "warnings".
     """
-    from nri_numa.cli.topology_view import render_topology
-    from nri_numa.topology.sysfs import discover
+    from nri_numa.cli.topology_output import render_topology
+    from nri_numa.machine.pci import pci_devices
+    from nri_numa.machine.sysfs import discover
+    from nri_numa.machine.tree import open_tree
 
-    with friendly():
+    with friendly(), progress(f"reading {sysfs_root or 'this machine'}"):
         machine = discover(sysfs_root or "/")
-    click.echo(render_topology(machine, output), nl=False)  # type: ignore[arg-type]  # a Choice
+        devices = pci_devices(open_tree(sysfs_root or "/"))
+    text = render_topology(machine, output, devices=devices, width=table_width())  # type: ignore[arg-type]  # a Choice
+    click.echo(text, nl=False)
 
 
 @click.command()
@@ -38,7 +51,8 @@ def capture(target: str, sysfs_root: str | None) -> None:
 
     with friendly():
         try:
-            report = pack(Path(sysfs_root or "/"), Path(target))
+            with progress(f"packing {sysfs_root or 'this machine'}"):
+                report = pack(Path(sysfs_root or "/"), Path(target))
         except OSError as error:
             raise Failure(f"cannot write {target}: {error.strerror or error}") from error
     click.echo(f"{report.target}: {len(report.files)} files, {human_size(report.size_bytes)}B")

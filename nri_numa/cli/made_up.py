@@ -6,11 +6,12 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from nri_numa.manifests import quantity
-from nri_numa.topology.cpuset import CPUSet
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.machine.words import agree, cpus_text
+from nri_numa.text import HUGEPAGES, BadQuantity, page_size, whole_bytes
 
 if TYPE_CHECKING:
-    from nri_numa.topology.model import Topology
+    from nri_numa.machine.model import Topology
 
 _GIB = 1 << 30
 MOST_CPUS: Final = 4096
@@ -22,22 +23,26 @@ def made_up(text: str) -> Topology:
 
     Args:
         text: ``sockets=2,numa=2,cores=8,threads=2,memory=64Gi`` and the other keys of `KEYS`;
-            what is not given is as in `nri_numa.topology.synthetic.synthetic`.
+            what is not given is as in `nri_numa.machine.synthetic.synthetic`.
 
     Raises:
         ValueError: with what was expected.
     """
-    from nri_numa.topology.synthetic import synthetic
+    from nri_numa.machine.synthetic import synthetic
 
     given: dict[str, Any] = {}
     hugepages: dict[int, int] = {}
+    seen: set[str] = set()
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
             raise ValueError(f"{part!r} is no KEY=VALUE; keys are {', '.join(KEYS)}")
+        if key in seen:
+            raise ValueError(f"{key} is given twice; expected it once")
+        seen.add(key)
         try:
-            if key.startswith(quantity.HUGEPAGES):
-                hugepages[quantity.page_size(key)] = quantity.whole_bytes(value)
+            if key.startswith(HUGEPAGES):
+                hugepages[page_size(key)] = whole_bytes(value)
                 continue
             if key not in KEYS:
                 near = difflib.get_close_matches(key, KEYS, n=1)
@@ -45,7 +50,7 @@ def made_up(text: str) -> Topology:
                 raise ValueError(f"there is no key {key!r}{hint}; keys are {', '.join(KEYS)}")
             name, read = KEYS[key]
             given[name] = read(value)
-        except quantity.BadQuantity as error:
+        except BadQuantity as error:
             raise ValueError(f"{key} is {value!r}, expected {error}") from error
     cpus = given.get("sockets", 2) * given.get("numa_per_socket", 2) * given.get("threads", 2)
     cores = given.get("cores_per_numa", 4) + given.get("efficient_cores_per_numa", 0)
@@ -53,18 +58,28 @@ def made_up(text: str) -> Topology:
         raise ValueError(f"has {cpus * cores} CPUs, expected at most {MOST_CPUS}")
     if given.get("sockets_per_numa", 1) > 1:
         given.setdefault("numa_per_socket", 1)
-    return synthetic(**given, hugepages=hugepages)
+    machine = synthetic(**given, hugepages=hugepages)
+    for key in ("offline", "isolated", "nohz-full"):
+        missing = given.get(KEYS[key][0], NO_CPUS) - machine.present
+        if missing:
+            raise ValueError(
+                f"{key} names {cpus_text(missing)}, which {agree(missing, 'does', 'do')} not "
+                f"exist; expected CPUs among {machine.present}"
+            )
+    if not machine.online:
+        raise ValueError(f"offline is all of {machine.present}; expected one CPU to be left")
+    return machine
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise quantity.BadQuantity("a whole number")
+        raise BadQuantity("a whole number")
     return int(text)
 
 
 def _gib(text: str) -> float:
     """Memory as a quantity; a bare number below a million is GiB."""
-    amount = quantity.whole_bytes(text)
+    amount = whole_bytes(text)
     if text.isdigit() and amount < 1_000_000:
         return float(amount)
     return amount / _GIB
@@ -78,12 +93,12 @@ def _cpus(text: str) -> CPUSet:
     try:
         return CPUSet.parse(text.replace("+", ","))
     except ValueError as error:
-        raise quantity.BadQuantity(f"a list of CPUs such as 0-3+8 ({error})") from error
+        raise BadQuantity(f"a list of CPUs such as 0-3+8 ({error})") from error
 
 
 def _word(text: str) -> str:
     if text not in ("split", "adjacent", "alternating"):
-        raise quantity.BadQuantity("split, adjacent or alternating")
+        raise BadQuantity("split, adjacent or alternating")
     return text
 
 
@@ -100,5 +115,6 @@ KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "numbering": ("numbering", _word),
     "offline": ("offline", _cpus),
     "isolated": ("isolated", _cpus),
+    "nohz-full": ("nohz_full", _cpus),
 }
 """Key to the parameter of `synthetic` and how to read it; ``hugepages-<size>`` come on top."""

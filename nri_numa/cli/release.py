@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,17 @@ from nri_numa.cli.common import (
     describe,
     emit,
     friendly,
-    harmless,
     output_option,
     sysfs_option,
     table,
 )
+from nri_numa.cli.progress import progress
 from nri_numa.errors import ConfigError
+from nri_numa.text import harmless
 
 if TYPE_CHECKING:
     from nri_numa.config import AgentConfig
-    from nri_numa.release import Released, Report
+    from nri_numa.node.give_back import GivenBack, Report
 
 
 @click.command()
@@ -59,17 +59,17 @@ def release(
     """Give every container back what it would have without nri-numa.
 
     That is all CPUs and all memory nodes of the machine, and the CPU limit that was lifted for
-    containers with CPUs of their own. Containers that somebody else pinned are left alone.
+    containers with exclusive CPUs. Containers that somebody else pinned are left alone.
 
-    Stop the agent first: a running one is named, and nothing is done. Running it again does no
-    harm. Exit code 1 when an agent runs or a container could not be released, 3 when the runtime
-    cannot be reached.
+    Stop the agent first: a running one is named, whatever its state directory, and nothing is
+    done. Running it again does no harm. Exit code 1 when an agent runs or a container could not be
+    released, 3 when the runtime cannot be reached.
     """
     import asyncio
     import signal
 
-    from nri_numa import daemon
-    from nri_numa import release as releasing
+    from nri_numa.node import daemon
+    from nri_numa.node import give_back as releasing
 
     flags: dict[str, object] = {
         "runtime.nriSocket": nri_socket,
@@ -80,14 +80,14 @@ def release(
     ends = (signal.SIGTERM, signal.SIGINT)
     if stay and dry_run:
         raise click.UsageError("--stay goes with a real release, not with --dry-run")
-    with friendly():
+    with friendly(), progress("asking the runtime") as at:
         report = asyncio.run(
             releasing.release(
                 config,
                 identity=daemon.identity(config),
                 dry_run=dry_run,
                 timeout=timeout,
-                waiting=_say_waiting,
+                waiting=lambda: at("waiting for the runtime, which first lets containers end"),
             )
         )
     document = _document(report, dry_run)
@@ -115,11 +115,6 @@ def _load(given: str | None, flags: dict[str, object]) -> AgentConfig:
         raise Mistake(describe(error)) from error
 
 
-def _say_waiting() -> None:
-    if sys.stderr.isatty():
-        click.echo("Waiting for the runtime, which first lets containers end …", err=True)
-
-
 def _document(report: Report, dry_run: bool) -> dict[str, Any]:
     return {
         "dryRun": dry_run,
@@ -143,7 +138,7 @@ def _document(report: Report, dry_run: bool) -> dict[str, Any]:
 
 
 def _print(report: Report, dry_run: bool) -> None:
-    from nri_numa.release import Result
+    from nri_numa.node.give_back import Result
 
     changed = [c for c in report.containers if c.changed]
     if changed:
@@ -166,7 +161,7 @@ def _print(report: Report, dry_run: bool) -> None:
             click.echo(f"nri-numa: {name}: {c.note}", err=True)
 
 
-def _row(c: Released) -> tuple[str, ...]:
+def _row(c: GivenBack) -> tuple[str, ...]:
     return (
         c.namespace,
         c.pod,

@@ -15,6 +15,7 @@ from nri_numa.cli.common import (
     config_path,
     describe,
     friendly,
+    log_options,
     sysfs_option,
 )
 from nri_numa.errors import ConfigError
@@ -26,6 +27,10 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
 @click.command()
 @config_option
 @click.option("--nri-socket", metavar="PATH", help="Unix socket of the runtime's NRI.")
+@click.option(
+    "--link", type=click.Choice(["nri", "cri"]), help="How the runtime is reached.  [default: nri]"
+)
+@click.option("--cri-socket", metavar="PATH", help="Unix socket of the runtime's CRI.")
 @click.option("--plugin-name", metavar="NAME", help="Name to register under.")
 @click.option("--plugin-index", metavar="NN", help="Two digits that order a node's plugins.")
 @click.option("--state-dir", metavar="DIR", help="Directory of the checkpoint.")
@@ -41,15 +46,12 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
 @click.option(
     "--observe/--no-observe", default=None, help="Decide, log and count, but change nothing."
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Least severe line that is written.",
-)
-@click.option("--log-format", type=click.Choice(["logfmt", "json"]), help="How lines are written.")
+@log_options
 def run(
     config_path: str | None,
     nri_socket: str | None,
+    link: str | None,
+    cri_socket: str | None,
     plugin_name: str | None,
     plugin_index: str | None,
     state_dir: str | None,
@@ -66,11 +68,16 @@ def run(
     before it starts. Launched by the runtime itself (as NN-nri-numa in its plugin directory) it
     uses the socket it inherits.
 
+    With --link cri it watches a runtime that has no NRI: containers get their CPUs after they were
+    created, mostly some milliseconds after their start, and refusals stop nothing.
+
     Flags beat the environment (NRI_NUMA_HTTP_ADDRESS for http.address, and so on), which beats
     the configuration file. SIGHUP reads the file again; SIGTERM ends the plugin and moves nothing.
     """
     flags: dict[str, object] = {
         "runtime.nriSocket": nri_socket,
+        "runtime.link": link,
+        "runtime.criSocket": cri_socket,
         "runtime.pluginName": plugin_name,
         "runtime.pluginIndex": plugin_index,
         "stateDir": state_dir,
@@ -118,7 +125,7 @@ def drop_in(env: Mapping[str, str], directory: str) -> str:
 def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONFIG_DIR) -> int:
     """Load the configuration and run the daemon; the result is the exit code."""
     from nri_numa import config as configuration
-    from nri_numa import logs
+    from nri_numa.observe import logs
 
     path = config_path(given)
     env = dict(os.environ)
@@ -160,7 +167,7 @@ def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONF
     except OSError as error:
         raise Mistake(f"log.file: {error.filename}: {error.strerror or error}") from error
 
-    from nri_numa import daemon
+    from nri_numa.node import daemon
 
     try:
         return daemon.run(config, load=load)

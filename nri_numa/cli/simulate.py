@@ -14,16 +14,20 @@ from nri_numa.cli.common import (
     config_path,
     emit,
     friendly,
-    harmless,
+    named,
     output_option,
     sysfs_option,
 )
+from nri_numa.cli.progress import progress
 from nri_numa.errors import ConfigError
+from nri_numa.machine.words import counted
+from nri_numa.text import harmless
 
 if TYPE_CHECKING:
     from nri_numa.engine.decision import Machine, Reading
-    from nri_numa.manifests import Manifests
-    from nri_numa.topology.model import Topology
+    from nri_numa.machine.model import Topology
+    from nri_numa.simulate.inventory import Inventory
+    from nri_numa.simulate.manifests import Manifests
 
 SYNTHETIC = "synthetic:"
 
@@ -32,7 +36,7 @@ A machine made up (numa: NUMA nodes per socket; cores, memory: per NUMA node):
   --machine synthetic:sockets=2,numa=2,cores=8,threads=2,memory=64Gi
   other keys: hugepages-2Mi=, hugepages-1Gi=, memory-only=64Gi+64Gi,
   l3-cores=, efficient-cores=, sockets-per-numa=, offline=4+12, isolated=2-3,
-  numbering=split|adjacent|alternating
+  nohz-full=2-3, numbering=split|adjacent|alternating
 
 \b
 Exit codes:
@@ -47,9 +51,24 @@ Exit codes:
 @click.option(
     "--machine",
     metavar="FILE",
+    callback=named,
     help="A captured machine (archive or folder), or one made up, as below.",
 )
 @sysfs_option
+@click.option(
+    "--devices",
+    "inventory",
+    metavar="FILE",
+    callback=named,
+    help="An inventory: the devices of each extended resource, and their NUMA nodes.",
+)
+@click.option(
+    "--cluster",
+    metavar="FILE",
+    callback=named,
+    help="Judge by the scheduler's rules in this cluster: NodeResourceTopology, Nodes and Pods as "
+    "kubectl get prints them with -o json or yaml; - for standard input.",
+)
 @config_option
 @click.option(
     "--set",
@@ -78,6 +97,8 @@ def simulate(
     pods: tuple[str, ...],
     machine: str | None,
     sysfs_root: str | None,
+    inventory: str | None,
+    cluster: str | None,
     config_path: str | None,
     settings: tuple[str, ...],
     compare: tuple[str, ...],
@@ -92,37 +113,77 @@ def simulate(
     List; a folder stands for all of its files, - for standard input. Their pods are placed in
     order on the machine, which starts empty; without --machine it is this one. A later document
     of the same kind and name is a change: other resources resize in place, other replicas add or
-    remove pods.
+    remove pods. With --devices containers that ask for devices are given those that are free,
+    in the inventory's order, and are placed beside them. With --cluster they are judged on its
+    nodes as they are: which fit, why not the others, and which pods would have to move where none
+    does.
     """
-    from nri_numa.cli import simulate_view as view
-    from nri_numa.manifests import ManifestError, read_files
-    from nri_numa.simulate import plan
-    from nri_numa.simulate import simulate as run
+    if cluster is not None:
+        given = (
+            machine,
+            sysfs_root,
+            inventory,
+            compare or None,
+            live_memory or None,
+            verbose or None,
+        )
+        if any(one is not None for one in given):
+            raise click.UsageError(
+                "--cluster goes with --config, --set and --output, and with none of --machine, "
+                "--sysfs-root, --devices, --compare, --live-memory and --verbose"
+            )
+        if not _in_cluster(cluster, pods, config_path, settings, output):
+            ctx.exit(1)
+        return
+    from nri_numa.cli import simulate_output as view
+    from nri_numa.simulate.manifests import ManifestError, read_files
+    from nri_numa.simulate.simulator import plan
+    from nri_numa.simulate.simulator import simulate as run
 
     if machine is not None and sysfs_root is not None:
         raise click.UsageError("--machine and --sysfs-root name the machine twice; expected one")
     live = machine is None and sysfs_root is None
-    with friendly():
+    with friendly(), progress(f"reading {machine or sysfs_root or 'this machine'}"):
         topology, reading, described = _machine(machine or sysfs_root, live_memory=live_memory)
     # The configuration of this node says nothing about other machines.
     path = _config_path(config_path, live=live)
-    first = _configured(path, topology, _pairs("--set", settings))
+    first, counted_by, hinted = _configured(path, topology, _pairs("--set", settings))
     second = None
     if compare:
         both = {**_pairs("--set", settings), **_pairs("--compare", compare)}
-        second = _configured(path, topology, both)
+        second, *_ = _configured(path, topology, both)
+    devices = None
+    if inventory is not None:
+        devices = _inventory(inventory, topology, machine or sysfs_root or "/", counted_by)
     manifests: Manifests
     try:
-        manifests = read_files(pods)
-        planned = plan(manifests.workloads)
+        if "-" in pods:  # somebody may be typing it
+            manifests = read_files(pods, counted_by, devices)
+            planned = plan(manifests.workloads)
+        else:
+            with progress("reading manifests"):
+                manifests = read_files(pods, counted_by, devices)
+                planned = plan(manifests.workloads)
     except ManifestError as error:
         raise Mistake(_mistakes(error.problems)) from error
 
-    result = run(first, planned, reading=reading, keep_going=keep_going)
     other = None
-    if second is not None:
-        other = run(second, planned, reading=reading, keep_going=keep_going)
+    with progress(f"placing {len(planned)} pods"):
+        result = run(first, planned, reading=reading, keep_going=keep_going, inventory=devices)
+        if second is not None:
+            other = run(second, planned, reading=reading, keep_going=keep_going, inventory=devices)
     notes = [*manifests.notes, *topology.warnings]
+    if devices is not None and not hinted:
+        notes.append(
+            "devices.enabled is off in the configuration; containers are placed beside their "
+            "devices only where it is on, as it was taken to be here"
+        )
+    if live and any(one.first_refused is not None for one in (result, other) if one is not None):
+        notes.append(
+            f"This machine has {counted(len(topology.online), 'CPU')} on "
+            f"{counted(len(topology.numa_nodes), 'NUMA node')}; --machine takes another one, which "
+            "may be made up: see --help."
+        )
     if output != "table":
         emit(view.document(described, result, other, compare, notes), output)
     elif other is None:
@@ -133,15 +194,39 @@ def simulate(
         ctx.exit(1)
 
 
-def _mistakes(problems: tuple[str, ...]) -> str:
+def _in_cluster(
+    cluster: str, pods: tuple[str, ...], path: str | None, settings: Iterable[str], output: str
+) -> bool:
+    """Judge the pods in a cluster; whether all fit."""
+    from nri_numa import config as configuration
+    from nri_numa.cli.simulate_cluster import simulate_cluster
+    from nri_numa.config.extended_resource import slots_resource
+    from nri_numa.simulate.manifests import ManifestError, read_files
+
+    if cluster == "-" and "-" in pods:
+        raise click.UsageError("--cluster - and - are both standard input; expected a file of one")
+    with friendly():
+        config = configuration.load(path, {}, _pairs("--set", settings))
+    counted_by = slots_resource(config)
+    try:
+        manifests = read_files(pods, counted_by)
+    except ManifestError as error:
+        raise Mistake(_mistakes(error.problems)) from error
+    found = [pod for workload in manifests.workloads for pod in workload.pods]
+    return simulate_cluster(
+        cluster, found, configuration.settings(config), output, counted_by, config.dra.enabled
+    )
+
+
+def _mistakes(problems: tuple[str, ...], where: str = "the manifests") -> str:
     count = len(problems)
-    head = f"{count} mistake{'s' if count != 1 else ''} in the manifests"
+    head = f"{count} mistake{'s' if count != 1 else ''} in {where}"
     return "\n".join([head, *(f"  {harmless(problem)}" for problem in problems)])
 
 
 def _machine(given: str | None, *, live_memory: bool) -> tuple[Topology, Reading | None, str]:
     """The machine, what its kernel has left, and what to call it."""
-    from nri_numa.topology.sysfs import discover, read_memory
+    from nri_numa.machine.sysfs import discover, read_memory
 
     if given is not None and given.startswith(SYNTHETIC):
         from nri_numa.cli.made_up import made_up
@@ -164,6 +249,21 @@ def _machine(given: str | None, *, live_memory: bool) -> tuple[Topology, Reading
     return topology, reading, given or "this machine"
 
 
+def _inventory(path: str, topology: Topology, machine: str, counted_by: str) -> Inventory:
+    """The devices that an inventory says the machine has."""
+    from nri_numa.machine.pci import pci_devices
+    from nri_numa.machine.tree import open_tree
+    from nri_numa.simulate.inventory import read_inventory
+    from nri_numa.simulate.manifests import ManifestError
+
+    with friendly():
+        pci = () if machine.startswith(SYNTHETIC) else pci_devices(open_tree(machine))
+    try:
+        return read_inventory(path, topology, pci, counted_by)
+    except ManifestError as error:
+        raise Mistake(_mistakes(error.problems, "the inventory of devices")) from error
+
+
 def _config_path(given: str | None, *, live: bool) -> str | None:
     return config_path(given) if live else given
 
@@ -183,6 +283,8 @@ def _pairs(option: str, texts: Iterable[str]) -> dict[str, object]:
             near = difflib.get_close_matches(key, leaves(), n=2)
             hint = f", did you mean {' or '.join(near)}?" if near else ""
             raise click.UsageError(f"{option} {text}: there is no configuration key {key!r}{hint}")
+        if key in found:
+            raise click.UsageError(f"{option} {text}: {key} is given twice; expected it once")
         try:
             found[key] = value if isinstance(leaf.default, str) else yaml_reader.parse(value)
         except yaml_reader.YAMLProblem as problem:
@@ -190,9 +292,12 @@ def _pairs(option: str, texts: Iterable[str]) -> dict[str, object]:
     return found
 
 
-def _configured(path: str | None, topology: Topology, values: Mapping[str, object]) -> Machine:
-    """The machine and how to use it."""
+def _configured(
+    path: str | None, topology: Topology, values: Mapping[str, object]
+) -> tuple[Machine, str, bool]:
+    """The machine and how to use it, what counts exclusive CPUs, and whether devices are on."""
     from nri_numa import config as configuration
+    from nri_numa.config.extended_resource import slots_resource
     from nri_numa.engine.decision import Machine
 
     with friendly():
@@ -200,4 +305,5 @@ def _configured(path: str | None, topology: Topology, values: Mapping[str, objec
         problems = configuration.problems(config, topology)
         if problems:
             raise ConfigError(path or "configuration", problems)
-    return Machine(topology=topology, settings=configuration.settings(config))
+    machine = Machine(topology=topology, settings=configuration.settings(config))
+    return machine, slots_resource(config), config.devices.enabled

@@ -14,13 +14,16 @@ from nri_numa.config.layers import (
     merge_text,
     reloaded,
 )
-from nri_numa.config.model import (
+from nri_numa.config.problems import problems
+from nri_numa.config.sections import (
     API_VERSION,
     HTTP,
     KIND,
     AgentConfig,
+    DevicePlugin,
     History,
     InternalErrorAnswer,
+    LinkKind,
     Log,
     LogFormat,
     LogLevel,
@@ -29,8 +32,14 @@ from nri_numa.config.model import (
     RuleMatch,
     Runtime,
 )
-from nri_numa.config.problems import problems
-from nri_numa.config.values import parse_duration, parse_quantity, settings, split_address
+from nri_numa.config.values import (
+    is_loopback,
+    parse_duration,
+    parse_quantity,
+    plugin_index,
+    settings,
+    split_address,
+)
 
 __all__ = [
     "API_VERSION",
@@ -38,8 +47,10 @@ __all__ = [
     "HTTP",
     "KIND",
     "AgentConfig",
+    "DevicePlugin",
     "History",
     "InternalErrorAnswer",
+    "LinkKind",
     "Log",
     "LogFormat",
     "LogLevel",
@@ -49,10 +60,12 @@ __all__ = [
     "Runtime",
     "changes",
     "effective",
+    "is_loopback",
     "load",
     "merge_text",
     "parse_duration",
     "parse_quantity",
+    "plugin_index",
     "problems",
     "reloaded",
     "settings",

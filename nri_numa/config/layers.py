@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from nri_numa.config.model import AgentConfig
+from nri_numa.config.sections import AgentConfig
 from nri_numa.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "NRI_NUMA_"
@@ -34,21 +34,35 @@ _SHORT_NAMES = {
 }
 # Read by the command line itself, not part of the document.
 _OTHER_NAMES = frozenset({"NRI_NUMA_CONFIG", "NRI_NUMA_API", "NRI_NUMA_TOKEN_FILE"})
-# Kubernetes puts these into every pod beside a Service called nri-numa.
-_SERVICE_LINK = re.compile(r"NRI_NUMA_(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]*)?")
+# Kubernetes puts these into every pod beside a Service called nri-numa, or nri-numa-controller.
+_SERVICE_LINK = re.compile(
+    r"NRI_NUMA_(?:CONTROLLER_)?(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]*)?"
+)
 
 _RESTART = (
     "apiVersion",
     "kind",
     "runtime.",
+    "nodeName",
     "stateDir",
     "sysfsRoot",
     "cgroupRoot",
     "kubeletRoot",
+    "decideAhead",
     "http.",
+    "devicePlugin.",
+    "devices.",
+    "dra.",
+    "publish.",
+    "offlineCapacity.",
+    "controller.",
+    "scheduler.",
     "log.format",
     "log.file",
     "history.",
+    "memoryLocality.",
+    "cpuWaiting.",
+    "measuredCapacity.",
 )
 """Paths that are read once at start; everything else is applied by a reload."""
 

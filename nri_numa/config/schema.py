@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from nri_numa.config.model import AgentConfig
+from nri_numa.config.sections import AgentConfig
 
 _WIDTH = 96
 
@@ -113,6 +113,8 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
     elif rule == "anyOf":
         kinds = [_TYPES.get(one.get("type", ""), "a value") for one in error.validator_value]
         yield path, f"{shown}, expected {' or '.join(kinds)}"
+    elif rule == "exclusiveMinimum":
+        yield path, f"{shown}, expected more than {error.validator_value}"
     elif rule == "minimum":
         yield path, f"{shown}, expected at least {error.validator_value}"
     elif rule == "maximum":
@@ -214,8 +216,17 @@ def _needs_quotes(value: object) -> bool:
 _EXAMPLES = {
     "defaults": ["defaults: {policy: best-effort, bind: cpu+mem}"],
     "capacityFactor": ["capacityFactor: {0: 1.0, 1: 0.5}"],
-    "reservedMemory": ["reservedMemory: {0: 1Gi}"],
+    "reservedMemory": ["reservedMemory: {0: 1Gi, 1: {memory: 1Gi, hugepages-2Mi: 64Mi}}"],
     "reservedCPUs": ["reservedCPUs: 0-1,32-33"],
+    "permissions": [
+        "permissions:",
+        "  - match: {namespaces: [db-*], qos: [Guaranteed]}",
+        "  - match: {namespaces: [lab]}",
+        "    unpaidCPUs: true",
+        "  - keys: [policy, cpus, numacpu]",
+        "    values: {cpus: [shared], numacpu: [8-15]}",
+        "    otherwise: ignore",
+    ],
     "rules": [
         "rules:",
         "  - match:",

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 
-from nri_numa.config.model import AgentConfig
-from nri_numa.engine.settings import Rule, Settings
-from nri_numa.topology.cpuset import CPUSet, NUMASet
+from nri_numa import text
+from nri_numa.config import tenants
+from nri_numa.config.sections import AgentConfig, Quantity
+from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.machine.cpuset import CPUSet, NUMASet
 
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMGTPE]|[KMGTPE]i)?", re.ASCII)
+_SIZE = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[kMGTPE]|[KMGTPE]i)?", re.ASCII)
+"""How people write memory: no sign, no exponent, no thousandths of a byte."""
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h))+", re.ASCII)
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
-_DECIMAL = "kMGTPE"
-_BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 
 def parse_quantity(value: str | int) -> int:
@@ -27,16 +29,28 @@ def parse_quantity(value: str | int) -> int:
         if value < 0:
             raise ValueError(f"{value} is negative, expected bytes")
         return value
-    match = _QUANTITY.fullmatch(value) if len(value) <= 40 else None
-    if match is None:
+    if len(value) > 40 or not _SIZE.fullmatch(value):
         raise ValueError(f"{value[:40]!r} is no quantity, expected bytes or a text such as 512Mi")
-    number, suffix = match.groups()
-    factor = 1
-    if suffix in _BINARY:
-        factor = 1024 ** (_BINARY.index(suffix) + 1)
-    elif suffix:
-        factor = 1000 ** (_DECIMAL.index(suffix) + 1)
-    return int(Fraction(number) * factor)
+    return int(text.quantity(value))
+
+
+def reserved_types(value: Quantity | Mapping[str, Quantity]) -> Mapping[str, Quantity]:
+    """What ``reservedMemory`` says of one NUMA node, by type; one quantity is of ``memory``."""
+    return value if isinstance(value, Mapping) else {"memory": value}
+
+
+def page_size(resource: str) -> int:
+    """Bytes of one page of ``hugepages-2Mi`` and the like.
+
+    Raises:
+        ValueError: with what was expected.
+    """
+    try:
+        return text.page_size(resource)
+    except text.BadQuantity as error:
+        raise ValueError(
+            "unknown type, expected memory or huge pages such as hugepages-1Gi"
+        ) from error
 
 
 def parse_duration(value: str | float) -> float:
@@ -104,6 +118,7 @@ def plugin_index(config: AgentConfig) -> str:
 
 def settings(config: AgentConfig) -> Settings:
     """What the engine sees of a configuration that has no `problems`."""
+    reserved = {i: reserved_types(value) for i, value in config.reserved_memory.items()}
     return Settings(
         prefix=config.annotation_prefix,
         defaults={key: str(value) for key, value in config.defaults.items()},
@@ -123,17 +138,30 @@ def settings(config: AgentConfig) -> Settings:
         capacity_factor=config.capacity_factor,
         reserved_cpus=CPUSet.parse(str(config.reserved_cpus)),
         strict_reserved=config.strict_reserved,
-        reserved_memory={i: parse_quantity(q) for i, q in config.reserved_memory.items()},
+        reserved_memory={i: parse_quantity(q.get("memory", 0)) for i, q in reserved.items()},
+        reserved_hugepages={
+            i: {page_size(t): parse_quantity(q) for t, q in types.items() if t != "memory"}
+            for i, types in reserved.items()
+            if types.keys() - {"memory"}
+        },
+        static_cpus=config.static_cpus,
         prefer_closest=config.prefer_closest,
         kubelet_ties=config.kubelet_ties,
         kubelet_memory=config.kubelet_memory,
+        kubelet_cpus=config.kubelet_cpus,
         cpu_order=config.cpu_order,
         distribute_across_numa=config.distribute_across_numa,
+        distribute_across_cores=config.distribute_across_cores,
         align_l3=config.align_l3,
         align_by_socket=config.align_by_socket,
         isolated=config.isolated_cpus,
+        nohz_full=config.nohz_full_cpus,
         cores=config.cores,
         memory_only_nodes=NUMASet.parse(str(config.memory_only_nodes)),
+        memory_tiers=frozenset(NUMASet.parse(str(config.memory_tiers))),
         lift_quota=config.lift_quota,
         tell_environment=config.environment,
+        permissions=tenants.permissions(config.permissions),
+        limits=tenants.limits(config.quotas, config.shared_pool),
+        kubelet_override=config.kubelet.override,
     )

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from nri_numa.engine.answers import NO_ADJUSTMENT, ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.cpu_index import AllocatorIndex, index
-from nri_numa.engine.demand import Demand
-from nri_numa.engine.policies import Alignment
-from nri_numa.engine.settings import Settings
+from nri_numa.engine import accounting
+from nri_numa.engine.align.policies import Alignment
+from nri_numa.engine.cpus.index import AllocatorIndex, index
+from nri_numa.engine.memory.tiers import Tiers, tiers
+from nri_numa.engine.request.annotations import Resolver
+from nri_numa.engine.request.bounds import longest_list
+from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.request.slots import SLOTS
 from nri_numa.engine.state import Allocation, NodeState
-from nri_numa.engine.wishes import Resolver
-from nri_numa.engine.workload import Container, PodSandbox, Wishes
-from nri_numa.topology.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.topology.model import Topology
+from nri_numa.engine.values.answers import (
+    NO_ADJUSTMENT,
+    NO_CHANGE,
+    ContainerAdjustment,
+    ContainerUpdate,
+    StateChange,
+)
+from nri_numa.engine.values.memory_policy import EVERY_MEMORY_POLICY, MemoryPolicies
+from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Container, PodSandbox, Requested
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.machine.model import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +46,26 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine and how to use it; tables that many decisions need are worked out once."""
+    """The machine and how to use it; tables that many decisions need are worked out once.
+
+    Attributes:
+        key: signs what is written on containers (`nri_numa.engine.adopt.assigned`); empty signs
+            nothing.
+        memory_policies: what the runtime and the kernel can set.
+    """
 
     topology: Topology
     settings: Settings
+    key: bytes = field(default=b"", repr=False)
+    memory_policies: MemoryPolicies = EVERY_MEMORY_POLICY
+
+    def with_memory_policies(self, policies: MemoryPolicies) -> Machine:
+        """The same machine with its tables, none of which depends on memory policies."""
+        if policies == self.memory_policies:
+            return self
+        made = copy(self)
+        object.__setattr__(made, "memory_policies", policies)
+        return made
 
     @cached_property
     def index(self) -> AllocatorIndex:
@@ -45,8 +74,18 @@ class Machine:
 
     @cached_property
     def resolve(self) -> Resolver:
-        """Reads what a container asks for; see `nri_numa.engine.wishes.resolve`."""
-        return Resolver(self.settings)
+        """Reads what a container asks for; see `nri_numa.engine.request.annotations.resolve`."""
+        return Resolver(self.settings, self.list_limit)
+
+    @cached_property
+    def slots_key(self) -> str:
+        """The annotation of containers that says which slots they hold."""
+        return f"{self.settings.prefix}/{SLOTS}"
+
+    @cached_property
+    def list_limit(self) -> int:
+        """Characters of the longest list of CPUs or NUMA nodes that this machine can need."""
+        return longest_list(max([0, *self.topology.possible, *self.topology.numa_ids]) + 1)
 
     @cached_property
     def memory_total(self) -> int:
@@ -56,8 +95,28 @@ class Machine:
     @cached_property
     def numa_ids(self) -> NUMASet:
         """NUMA nodes that computed assignments may use: with CPUs, or memory tiers let in."""
-        tiers = self.settings.memory_only_nodes & self.topology.memory_nodes
-        return self.topology.cpu_nodes | tiers
+        if self.settings.kubelet_memory:
+            tiers = self.settings.memory_only_nodes & self.topology.memory_nodes
+            return self.topology.cpu_nodes | tiers
+        return self.topology.cpu_nodes | NUMASet(self.tiers.near)
+
+    @cached_property
+    def tiers(self) -> Tiers:
+        """NUMA nodes without CPUs. The kubelet knows no such: by its rules all are alike."""
+        settings = self.settings
+        if settings.kubelet_memory:
+            return Tiers()
+        return tiers(self.topology, settings.memory_only_nodes, settings.memory_tiers)
+
+    @cached_property
+    def places(self) -> NUMASet:
+        """The NUMA nodes that alignment chooses from: what serves others is part of them."""
+        return self.numa_ids - NUMASet(self.tiers.near)
+
+    @cached_property
+    def place_ids(self) -> tuple[int, ...]:
+        """`places`, ascending."""
+        return tuple(self.places)
 
     @cached_property
     def node_cpus(self) -> Mapping[int, CPUSet]:
@@ -77,9 +136,18 @@ class Machine:
         return {i: n for i, n in self.cpu_capacity.items() if n}
 
     @cached_property
+    def cpu_counts(self) -> Mapping[int, int]:
+        """By NUMA node, the number of CPUs that containers may use there."""
+        return {i: len(cpus) for i, cpus in self.node_cpus.items()}
+
+    @cached_property
     def whole_cpus(self) -> Mapping[int, int]:
         """By NUMA node, the number of CPUs that containers may use there; without the empty."""
         return {i: len(cpus) for i, cpus in self.node_cpus.items() if cpus}
+
+    def serves(self, cpus: int) -> int:
+        """Thousandths of a CPU that so many CPUs of the shared pool can be promised as."""
+        return int(cpus * 1000 * self.settings.oversale)
 
     @cached_property
     def memory_nodes(self) -> NUMASet:
@@ -88,7 +156,7 @@ class Machine:
 
     @cached_property
     def cpu_total(self) -> Mapping[int, int]:
-        """By NUMA node, what can be booked: CPUs × oversale × capacity factor, in thousandths."""
+        """By NUMA node, what can be allocated: CPUs × oversale × capacity factor, in milli-CPUs."""
         settings = self.settings
         strict = settings.reserved_cpus if settings.strict_reserved else NO_CPUS
         return {
@@ -100,9 +168,10 @@ class Machine:
 
     @cached_property
     def memory_capacity(self) -> Mapping[int, int]:
-        """By NUMA node, bytes that can be booked: total − huge pages − reserved memory.
+        """By NUMA node, bytes that can be allocated: total − huge pages − reserved memory.
 
-        NUMA nodes whose memory our own cpuset withholds have none for anybody.
+        All NUMA nodes, also those that only a list (``numamem``) may name. Those whose memory our
+        own cpuset withholds have none for anybody.
         """
         reserved = self.settings.reserved_memory
         withheld = self.topology.withheld_memory
@@ -110,33 +179,42 @@ class Machine:
             i: 0
             if i in withheld
             else max(0, n.memory_bytes - sum(n.hugepages.values()) - reserved.get(i, 0))
-            for i in self.numa_ids
-            for n in (self.topology.numa_nodes[i],)
+            for i, n in self.topology.numa_nodes.items()
         }
 
+    @cached_property
+    def usable_memory(self) -> Mapping[int, int]:
+        """`memory_capacity` of the NUMA nodes that computed assignments may use."""
+        return {i: self.memory_capacity[i] for i in self.numa_ids}
+
     def hugepages_capacity(self, size: int) -> dict[int, int]:
-        """By NUMA node, bytes of huge pages of one size on an empty machine."""
+        """By NUMA node, bytes of huge pages of one size that can be allocated: total − reserved."""
         withheld = self.topology.withheld_memory
+        reserved = self.settings.reserved_hugepages
         return {
-            i: 0 if i in withheld else self.topology.numa_nodes[i].hugepages.get(size, 0)
-            for i in self.numa_ids
+            i: 0
+            if i in withheld
+            else max(0, n.hugepages.get(size, 0) - reserved.get(i, {}).get(size, 0))
+            for i, n in self.topology.numa_nodes.items()
         }
 
     def cpu_left(self, state: NodeState) -> dict[int, int]:
-        """By NUMA node, bookable thousandths of a CPU left; never negative."""
-        charges = state.charges
-        left = dict(self.cpu_total)
-        for i, charge in charges.items():
-            if i in left:
-                left[i] = max(0, left[i] - charge.cpu_milli)
-        return left
+        """By NUMA node, thousandths of a CPU left; see `nri_numa.engine.accounting`."""
+        return accounting.cpu_left(self, state)
 
     def memory_left(self, state: NodeState, reading: Reading | None) -> dict[int, int]:
-        """By NUMA node, bytes left: bookable, and never more than the kernel has."""
+        """By NUMA node, bytes left: bookable, and never more than the kernel has.
+
+        The kubelet's rules do not look at what the kernel has.
+        """
+        reading = None if self.settings.kubelet_memory else reading
         left = dict(self.memory_capacity)
         for i, charge in state.charges.items():
             if i in left:
                 left[i] = max(0, left[i] - charge.memory)
+        for i, granted in state.kubelet.memory.items():
+            if i in left:
+                left[i] = max(0, left[i] - granted)
         if reading is not None:
             for i, free in reading.memory.items():
                 if i in left and free < left[i]:
@@ -146,10 +224,12 @@ class Machine:
     def hugepages_left(
         self, size: int, state: NodeState, reading: Reading | None
     ) -> dict[int, int]:
-        """By NUMA node, bytes of huge pages of one size left."""
+        """By NUMA node, bytes of huge pages of one size left; as with `memory_left`."""
+        reading = None if self.settings.kubelet_memory else reading
         left: dict[int, int] = {}
         for i, total in self.hugepages_capacity(size).items():
-            amount = max(0, total - state.charge(i).hugepages.get(size, 0))
+            granted = state.kubelet.hugepages.get(i, {}).get(size, 0)
+            amount = max(0, total - state.charge(i).hugepages.get(size, 0) - granted)
             if reading is not None and i in reading.hugepages:
                 amount = min(amount, reading.hugepages[i].get(size, amount))
             left[i] = amount
@@ -158,18 +238,19 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """How a decision came about; rendered by `nri_numa.engine.explain`, never logged whole.
+    """How a decision came about; rendered by `engine.explain.explanation`, never logged whole.
 
     Attributes:
         steps: plain sentences, in order.
         cpu_left, memory_left: by NUMA node before the decision, where they were looked at.
         pool_before, pool_after: the shared pool.
         rule: the rule that refused, empty when none did.
+        ignored: sentences about requests that are not permitted and were passed over.
     """
 
     pod: PodSandbox
     container: Container
-    wishes: Wishes | None = None
+    requested: Requested | None = None
     demand: Demand | None = None
     alignment: Alignment | None = None
     steps: tuple[str, ...] = ()
@@ -178,6 +259,7 @@ class Trace:
     pool_before: CPUSet = NO_CPUS
     pool_after: CPUSet = NO_CPUS
     rule: str = ""
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,28 +267,36 @@ class Admitted:
     """The container gets this, once the agent swaps ``state`` in.
 
     Attributes:
+        change: of the state: the container, and those whose place it takes.
         updates: changes to other live containers, at most one for each.
+        warnings: what was done as asked and is probably not meant.
     """
 
     state: NodeState
+    change: StateChange
     allocation: Allocation
     adjustment: ContainerAdjustment = NO_ADJUSTMENT
     updates: tuple[ContainerUpdate, ...] = ()
+    warnings: tuple[str, ...] = ()
     trace: Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """The container cannot have what it asks for.
+    """The container cannot have what it asks for, and how that came about."""
 
-    Attributes:
-        reason: CamelCase, bounded set; metric label and first word of the message.
-        message: one line for the pod's author: what was needed, what there was, which rule.
-    """
-
-    reason: str
-    message: str
+    refusal: Refusal
     trace: Trace
+
+    @property
+    def reason(self) -> str:
+        """The refusal's."""
+        return self.refusal.reason
+
+    @property
+    def message(self) -> str:
+        """The refusal's."""
+        return self.refusal.message
 
 
 Decision = Admitted | Refused
@@ -214,9 +304,10 @@ Decision = Admitted | Refused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """A container gave back what it had."""
+    """A container, or a whole pod, gave back what it had."""
 
     state: NodeState
+    change: StateChange = NO_CHANGE
     updates: tuple[ContainerUpdate, ...] = ()
 
 
@@ -230,9 +321,25 @@ class Resized:
     """
 
     state: NodeState
+    change: StateChange = NO_CHANGE
     own: ContainerUpdate | None
     updates: tuple[ContainerUpdate, ...] = ()
     trace: Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """The state with a container whose creation nobody told us.
+
+    Attributes:
+        decision: about it; a refused one stays unpinned.
+        updates: for it and for others, so that all have what they should.
+    """
+
+    decision: Decision
+    state: NodeState
+    change: StateChange
+    updates: tuple[ContainerUpdate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,12 +352,18 @@ class Resynced:
         gap: ids of containers that started while we were away.
         gone: ids of containers that we remembered and the runtime does not have.
         problems: sentences for the log, such as two containers claiming one CPU.
-        decisions: about strangers.
+        decisions: about strangers; one that changes nothing for others carries the state before
+            all of them.
         left_alone: strangers that nothing asks to pin.
         resized: known containers whose resources changed while we were away.
+        disbelieved: sentences about ``assigned`` annotations that were not believed.
+        unexplained: full names of containers with a cpuset that nothing explains.
+        undecided: strangers for which no time was left, with their pods; they stay as they are
+            until `nri_numa.engine.resync.decide_late`.
     """
 
     state: NodeState
+    change: StateChange
     updates: tuple[ContainerUpdate, ...] = ()
     adopted: tuple[str, ...] = ()
     repaired: tuple[str, ...] = ()
@@ -260,3 +373,6 @@ class Resynced:
     decisions: tuple[Decision, ...] = ()
     left_alone: tuple[Allocation, ...] = ()
     resized: tuple[tuple[Allocation, Trace], ...] = ()
+    disbelieved: tuple[str, ...] = ()
+    unexplained: tuple[str, ...] = ()
+    undecided: tuple[tuple[PodSandbox, Container], ...] = ()

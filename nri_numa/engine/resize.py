@@ -1,40 +1,36 @@
 """A live container's resources change: in-place resize, or somebody else's cpuset.
 
-A resize keeps the CPUs it can: growing adds to them, shrinking gives some of them back, and a
-shared container stays on its NUMA nodes. A pin is never widened by accident: where the new size
-does not fit, the degrade ladder decides, and its default for strict policies refuses the resize,
-which leaves the container as it is.
+A resize keeps the CPUs it can: growing adds to them, shrinking gives some of them back, and NUMA
+nodes and memory nodes stay (`nri_numa.engine.place.in_place`). Where the new size does not fit, the
+degrade ladder decides, and its default for strict policies refuses the resize, which leaves the
+container as it is.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from nri_numa.engine.allocator import Taken, TakeRequest, take_cpus
-from nri_numa.engine.answers import NO_QUOTA, ContainerUpdate
-from nri_numa.engine.decide import ladder, new_allocation, place, pool_updates
+from nri_numa.engine.admit import new_allocation, pool_updates
+from nri_numa.engine.case import Case
 from nri_numa.engine.decision import Machine, Reading, Refused, Resized, Trace
-from nri_numa.engine.demand import BadDemand, Demand, demand, limit_milli, request_milli
-from nri_numa.engine.memory import widen_for_memory
-from nri_numa.engine.placement import (
-    Failed,
-    Placed,
-    human_bytes,
-    human_milli,
-    own_cpus,
-    spread_charges,
-)
+from nri_numa.engine.others.foreign import judged, pinned_to
+from nri_numa.engine.others.kubelets import taken_back
+from nri_numa.engine.place.in_place import place_in_place
+from nri_numa.engine.place.kubelet_claims import Ours, whose
+from nri_numa.engine.request.demand import Demand, demand, limit_milli, request_milli
+from nri_numa.engine.request.slots import SLOTS, with_slots
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
-from nri_numa.engine.wishes import BadWish, resolve
-from nri_numa.engine.workload import (
+from nri_numa.engine.values.answers import NO_CHANGE, ContainerUpdate, StateChange
+from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.values.workload import (
     Container,
     OnFailure,
     PodSandbox,
-    Policy,
     Resources,
-    Wishes,
 )
-from nri_numa.topology.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.machine.observed import NO_QUOTA
+from nri_numa.machine.words import cpus_text
 
 
 def resize(
@@ -59,21 +55,28 @@ def resize(
     """
     allocation = state.allocations.get(container.id)
     trace = Trace(pod=pod, container=container)
-    if allocation is None or allocation.kind is Kind.FOREIGN:
+    if allocation is None:
         return Resized(state=state, own=None, trace=trace)
-    if allocation.kind is Kind.UNBOUND and not allocation.mems:
-        return _resize_unbound(machine, state, allocation, asked, trace)
+    granted = state.kubelet.cpus_of(pod.uid, container.name, container.id)
+    wanted = pinned_to(asked.cpus) if granted and asked.cpus else NO_CPUS
+    if wanted and (wanted <= granted or allocation.kind is Kind.FOREIGN):
+        given_up = _given_up(machine, state, pod, container, asked, trace)
+        if given_up is not None:
+            return given_up
+    if allocation.kind in (Kind.UNBOUND, Kind.FOREIGN) and not allocation.mems:
+        return _set_by_others(machine, state, allocation, asked, trace)
     merged = _merged(container, allocation, asked)
-    after: NodeState = state
+    after, change = state, NO_CHANGE
     if _changes_size(asked):
         found = _resized(machine, state, pod, merged, allocation, reading, now)
         if isinstance(found, Refused):
             return found
         allocation, trace = found
         after = state.without(container.id).with_allocation(allocation)
+        change = StateChange((container.id,), (pod.uid,))
     own = _own_update(machine, after, allocation, state.allocations[container.id], asked)
     updates = pool_updates(machine, state, after, skip=container.id)
-    return Resized(state=after, own=own, updates=updates, trace=trace)
+    return Resized(state=after, change=change, own=own, updates=updates, trace=trace)
 
 
 def resized_meanwhile(
@@ -107,6 +110,9 @@ def resized_meanwhile(
         # The quota was lifted, so the one it was created with still counts.
         resources = replace(resources, cpu_quota=allocation.quota)
     milli = limit_milli(resources, []) or request_milli(resources, [])
+    if (resources.cpu_quota or 0) <= 0 and allocation.quota == 0:
+        # Lifted before the checkpoint was lost: nothing tells its size but the CPUs it has.
+        milli = allocation.cpu_milli
     memory = resources.memory_limit or 0
     if milli == allocation.cpu_milli and (
         memory <= 0 or not allocation.mems or memory == allocation.memory_bytes
@@ -138,29 +144,68 @@ def _merged(container: Container, allocation: Allocation, asked: Resources) -> C
     )
 
 
-def _resize_unbound(
+def _given_up(
+    machine: Machine,
+    state: NodeState,
+    pod: PodSandbox,
+    container: Container,
+    asked: Resources,
+    trace: Trace,
+) -> Resized | None:
+    """Leave a container to the kubelet, which granted it CPUs and writes them now.
+
+    The kubelet may do so with a container that we placed: its policy became static afterwards.
+    Both would write for ever, so the configured side wins; None when that is ours.
+    """
+    allocation = state.allocations[container.id]
+    requested = machine.resolve(pod, container)
+    if not isinstance(requested, Refusal):
+        side = whose(machine.settings, state.kubelet, pod, container, requested)
+        if isinstance(side, Ours):
+            return None
+    pinned = pinned_to(asked.cpus)
+    if allocation.kind is Kind.FOREIGN and allocation.pinned == pinned:
+        return Resized(state=state, own=None, trace=trace)
+    theirs = taken_back(allocation, pinned)
+    after = state.without(container.id).with_allocation(theirs)
+    mems = ""
+    if allocation.mems and not asked.mems:
+        mems = str(machine.topology.memory_nodes)  # nobody else takes our pin back
+    return Resized(
+        state=after,
+        change=StateChange((container.id,), (pod.uid,)),
+        own=ContainerUpdate(container_id=container.id, mems=mems) if mems else None,
+        updates=pool_updates(machine, state, after, skip=container.id),
+        trace=replace(trace, steps=(theirs.reason,)),
+    )
+
+
+def _set_by_others(
     machine: Machine, state: NodeState, allocation: Allocation, asked: Resources, trace: Trace
 ) -> Resized:
-    """Somebody else's cpuset on an unbound container: let it, but never onto owned CPUs."""
-    if not asked.cpus:
-        return Resized(state=state, own=None, trace=trace)
-    try:
-        wanted = CPUSet.parse(asked.cpus)
-    except ListFormatError:
-        return Resized(state=state, own=None, trace=trace)  # the runtime will refuse it
-    taken = wanted & (state.owned | state.idle)
-    if taken:
-        pool = state.pool(machine.topology, machine.settings)
+    """Somebody else's cpuset on a container that nothing of ours binds.
+
+    It makes the container foreign, or unbound again when it holds the whole shared pool. It never
+    takes an unbound container onto owned CPUs.
+    """
+    if not asked.cpus or not pinned_to(asked.cpus):
+        return Resized(state=state, own=None, trace=trace)  # what is no list, the runtime refuses
+    wanted = pinned_to(asked.cpus)
+    pool = state.pool(machine.topology, machine.settings)
+    taken = wanted & state.withheld
+    after = allocation
+    if allocation.kind is Kind.FOREIGN or not taken:
+        after = judged(allocation, asked.cpus, pool, state.kubelet.shared)
+    own, step, change = None, after.reason, NO_CHANGE
+    if after.kind is Kind.UNBOUND and wanted != pool:
         own = ContainerUpdate(container_id=allocation.container_id, cpus=str(pool))
-        step = f"CPUs {taken} belong to others: {pool} instead of {asked.cpus}"
-        return Resized(state=state, own=own, trace=replace(trace, steps=(step,)))
-    foreign = replace(
-        allocation,
-        kind=Kind.FOREIGN,
-        reason=f"pinned by somebody else to CPUs {asked.cpus}",
-    )
-    after = state.without(allocation.container_id).with_allocation(foreign)
-    return Resized(state=after, own=None, trace=replace(trace, steps=(foreign.reason,)))
+        step = f"{cpus_text(pool)}, which everybody shares, instead of {asked.cpus}"
+        if taken:
+            step += f": {cpus_text(taken, 'is', 'are')} exclusive to others"
+    if after is not allocation:
+        state = state.without(allocation.container_id).with_allocation(after)
+        change = StateChange((allocation.container_id,), (allocation.pod_uid,))
+    return Resized(state=state, change=change, own=own, trace=replace(trace, steps=(step,)))
 
 
 def _resized(
@@ -180,159 +225,63 @@ def _resized(
         memory_left=machine.memory_left(rest, reading),
         pool_before=state.pool(machine.topology, machine.settings),
     )
-    wishes = resolve(machine.settings, pod, container)
-    if isinstance(wishes, BadWish):
+    requested = machine.resolve(pod, container)
+    if isinstance(requested, Refusal):
         # It was readable at creation; a rule changed under it. What it has stays valid.
-        return allocation, replace(trace, steps=(wishes.message,))
-    wanted = demand(pod, container, wishes, machine.memory_total)
-    trace = replace(trace, wishes=wishes)
-    if isinstance(wanted, BadDemand):
-        return Refused(
-            reason=wanted.reason,
-            message=wanted.message,
-            trace=replace(trace, rule=wanted.expected),
-        )
+        return allocation, replace(trace, steps=(requested.message,))
+    if allocation.slots:
+        # As many as at its creation: an extended resource is not resized.
+        key = f"{machine.settings.prefix}/{SLOTS}"
+        holding = replace(container, annotations={key: allocation.slots})
+        counted = with_slots(machine.settings, pod, holding, requested)
+        if isinstance(counted, Refusal):
+            return _resize_refused(counted, trace)
+        requested = counted
+    wanted = demand(pod, container, requested, machine.memory_total)
+    trace = replace(trace, requested=requested)
+    if isinstance(wanted, Refusal):
+        return Refused(wanted, replace(trace, rule=wanted.rule))
     trace = replace(trace, demand=wanted)
-    placed = _placed(machine, rest, pod, container, wishes, wanted, allocation, reading)
-    if isinstance(placed, Failed):
-        if ladder(wishes) is OnFailure.REJECT:
-            return Refused(
-                reason=placed.reason,
-                message=f"resize refused: {placed.message}",
-                trace=replace(trace, alignment=placed.alignment, rule=placed.rule),
-            )
+    wanted = _still_owned(allocation, wanted)
+    case = Case(machine, rest, pod, container, requested, wanted, reading, allocation.policy)
+    placed = place_in_place(case, allocation)
+    if isinstance(placed, Refusal):
+        # What nobody pays for is no matter of room: it is refused, whatever was asked for then.
+        keeps_unpaid = (
+            allocation.kind is Kind.EXCLUSIVE
+            and 1000 * len(allocation.cpus) > wanted.cpu_paid_milli
+            and not requested.unpaid_cpus
+        )
+        if case.on_failure is OnFailure.REJECT or placed.reason == "UnpaidCPUs" or keeps_unpaid:
+            return _resize_refused(placed, trace)
         return allocation, replace(
             trace, steps=(placed.message, "it keeps what it has, which is less than asked for")
         )
-    resized = new_allocation(pod, container, wishes, wanted, placed, machine, now)
+    resized = new_allocation(case, placed, now)
     return (
-        replace(resized, since=allocation.since),
+        replace(
+            resized,
+            since=allocation.since,
+            mempolicy=allocation.mempolicy,  # that of its processes, which nobody changes
+            smt=allocation.smt if allocation.owned and placed.owned else resized.smt,
+        ),
         replace(trace, alignment=placed.alignment, steps=placed.steps),
     )
 
 
-def _placed(
-    machine: Machine,
-    rest: NodeState,
-    pod: PodSandbox,
-    container: Container,
-    wishes: Wishes,
-    wanted: Demand,
-    allocation: Allocation,
-    reading: Reading | None,
-) -> Placed | Failed:
-    if allocation.kind is Kind.EXPLICIT or allocation.kind is Kind.UNBOUND:
-        return place(machine, rest, pod, container, wishes, wanted, reading)
-    count = len(allocation.cpus)
-    if allocation.kind is Kind.EXCLUSIVE and wanted.exclusive_cpus > count:
-        return place(machine, rest, pod, container, wishes, wanted, reading, held=allocation.cpus)
-    if allocation.kind is Kind.EXCLUSIVE and wanted.exclusive_cpus:
-        taken = take_cpus(
-            machine.topology,
-            TakeRequest(
-                count=wanted.exclusive_cpus,
-                available=NO_CPUS,
-                held=allocation.cpus,
-                smt=allocation.smt,
-                load=allocation.load,
-                busy=rest.owned | rest.idle,
-                settings=machine.settings,
-            ),
-            machine.index,
-        )
-        if not isinstance(taken, Taken):
-            return Failed(
-                reason="SMTAlignmentError",
-                message=f"pod {pod.full_name}, container {container.name}: {taken}",
-                rule="smt: full-core gives whole cores only",
-            )
-        return _stay(machine, rest, wishes, wanted, allocation, reading, taken.cpus, taken.idle)
-    if allocation.kind is Kind.SHARED and not wanted.exclusive_cpus:
-        return _stay(machine, rest, wishes, wanted, allocation, reading, NO_CPUS, NO_CPUS)
-    # From shared to whole CPUs of its own or back: decided anew, on the same NUMA nodes if it can.
-    return place(machine, rest, pod, container, wishes, wanted, reading)
-
-
-def _stay(
-    machine: Machine,
-    rest: NodeState,
-    wishes: Wishes,
-    wanted: Demand,
-    allocation: Allocation,
-    reading: Reading | None,
-    cpus: CPUSet,
-    idle: CPUSet,
-) -> Placed | Failed:
-    """Keep the NUMA nodes (and the CPUs ``cpus``) and book the new size there."""
-    topology = machine.topology
-    who = f"pod {allocation.namespace}/{allocation.pod}, container {allocation.container}"
-    numa_nodes = topology.numa_of(cpus) if cpus else allocation.numa_nodes
-    preferred, steps = allocation.preferred, [f"stays on NUMA node {allocation.numa_nodes}"]
-    cpu_left = machine.cpu_left(rest)
-    if not cpus and wanted.cpu_milli > allocation.cpu_milli:
-        have = sum(cpu_left.get(i, 0) for i in numa_nodes)
-        if have < wanted.cpu_milli:
-            text = (
-                f"{who}: needs {human_milli(wanted.cpu_milli)} on NUMA node {numa_nodes}, "
-                f"which has {human_milli(have)} left"
-            )
-            if _strict(wishes):
-                return Failed(reason="NotEnoughCPUs", message=text, rule="a resize stays in place")
-            steps.append(text)
-            preferred = False
-    mems = allocation.mems
-    memory_left = machine.memory_left(rest, reading)
-    grows = wanted.memory_bytes > allocation.memory_bytes
-    if mems and grows and sum(memory_left.get(i, 0) for i in mems) < wanted.memory_bytes:
-        wider = widen_for_memory(
-            mems,
-            wanted.memory_bytes,
-            memory_left,
-            topology.distance,
-            machine.numa_ids & topology.memory_nodes,
-        )
-        text = (
-            f"{who}: needs {human_bytes(wanted.memory_bytes)} memory on NUMA node {mems}, which "
-            f"has {human_bytes(sum(memory_left.get(i, 0) for i in mems))} left"
-        )
-        if wider is None or _strict(wishes):
-            return Failed(reason="NotEnoughMemory", message=text, rule="a resize stays in place")
-        steps += [text, f"memory widened to NUMA node {wider}"]
-        mems, preferred = wider, False
-    milli = {}
-    if cpus:
-        milli = {i: 1000 * len(topology.numa_nodes[i].cpus & cpus) for i in numa_nodes}
-    else:
-        each, odd = divmod(wanted.cpu_milli, len(numa_nodes))
-        milli = {i: each + (1 if n < odd else 0) for n, i in enumerate(numa_nodes)}
-    hugepages = wanted.hugepages if mems else {}
-    charges = spread_charges(
-        numa_nodes,
-        milli,
-        mems,
-        wanted.memory_bytes if mems else 0,
-        memory_left,
-        hugepages,
-        {size: machine.hugepages_left(size, rest, reading) for size in hugepages},
-    )
-    what = own_cpus(cpus) if cpus else "shared CPUs"
-    return Placed(
-        kind=allocation.kind,
-        cpus=cpus,
-        idle=idle,
-        owned=allocation.owned,
-        numa_nodes=numa_nodes,
-        mems=mems,
-        charges=charges,
-        policy=allocation.policy,
-        preferred=preferred,
-        reason=f"{what} on NUMA node {numa_nodes}" + ("" if preferred else ", wider than ideal"),
-        steps=tuple(steps),
+def _resize_refused(why: Refusal, trace: Trace) -> Refused:
+    return Refused(
+        replace(why, message=f"resize refused: {why.message}"),
+        replace(trace, alignment=why.alignment, rule=why.rule),
     )
 
 
-def _strict(wishes: Wishes) -> bool:
-    return ladder(wishes) is OnFailure.REJECT and wishes.policy is not Policy.BEST_EFFORT
+def _still_owned(allocation: Allocation, wanted: Demand) -> Demand:
+    """Whole CPUs of an owner stay its own, whatever a rule that was changed says by now."""
+    whole, fraction = divmod(wanted.cpu_milli, 1000)
+    if allocation.kind is not Kind.EXCLUSIVE or wanted.exclusive_cpus or fraction:
+        return wanted
+    return replace(wanted, exclusive_cpus=whole)
 
 
 def _own_update(
@@ -348,6 +297,8 @@ def _own_update(
     """
     pool = after.pool(machine.topology, machine.settings)
     wanted = effective_cpus(allocation, pool, machine.topology)
+    if not wanted and allocation.kind is Kind.UNBOUND and asked.cpus:
+        wanted = pool  # its memory is bound by us, so nobody else's pin makes it foreign
     changed = allocation.cpus != before.cpus or allocation.kind is not before.kind
     cpus = ""
     if wanted and (changed or (asked.cpus and not _same_cpus(asked.cpus, wanted))):

@@ -4,6 +4,7 @@ Pools, all subsets of the CPUs that may be given to containers (`Topology.allowe
 
 - *owned*: CPUs that belong to one container alone;
 - *idle*: thread siblings kept idle for an owner (``smt: isolate``);
+- *the kubelet's*: CPUs that its static CPU Manager granted exclusively; nobody else gets them;
 - *shared pool*: everything else; with strict reservation, without the reserved CPUs too.
   Containers without CPUs of their own run here. It is never empty.
 - *reserved*: never owned; normally still part of the shared pool.
@@ -19,11 +20,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TypedDict
 
-from nri_numa.engine.settings import Settings
-from nri_numa.engine.workload import SMT, Load, Policy, QoSClass
-from nri_numa.topology.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.topology.model import Topology
+from nri_numa.engine.values.kubelet import NO_GRANTS, KubeletGrants
+from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import SMT, Container, Load, PodSandbox, Policy, QoSClass
+from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.machine.model import Topology
 
 
 class Kind(StrEnum):
@@ -80,7 +84,10 @@ class Allocation:
         charges: what is booked for it, by NUMA node.
         preferred: False when a wider set than ideal had to be taken.
         reason: why it has what it has, one clause.
+        pinned: CPUs that somebody else pinned a foreign container to, as far as we know.
         quota: the CFS quota that was asked for, kept while it is lifted; None when not lifted.
+        slots: ids of the extended resource that it holds, separated by commas.
+        mempolicy: the memory policy that the runtime was asked to start it with, if any.
         since: Unix time in seconds at which it was decided.
     """
 
@@ -106,13 +113,41 @@ class Allocation:
     load: Load | None = None
     preferred: bool = True
     reason: str = ""
+    pinned: CPUSet = NO_CPUS
     quota: int | None = None
+    slots: str = ""
+    mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     since: float = 0.0
 
     @property
     def full_name(self) -> str:
         """``namespace/pod/container``."""
         return f"{self.namespace}/{self.pod}/{self.container}"
+
+
+class Identity(TypedDict):
+    """Those fields of an `Allocation` that say whose it is."""
+
+    container_id: str
+    pod_id: str
+    pod_uid: str
+    namespace: str
+    pod: str
+    container: str
+    qos: QoSClass
+
+
+def identity(pod: PodSandbox, container: Container) -> Identity:
+    """Whose an allocation for this container is."""
+    return Identity(
+        container_id=container.id,
+        pod_id=pod.id,
+        pod_uid=pod.uid,
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=container.name,
+        qos=pod.qos,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +192,11 @@ class NodeState:
         owned, idle: unions over the allocations.
         listed: CPUs of explicit lists that are not owned, by container id.
         listed_cpus: their union; never given exclusively to somebody else.
+        foreign: sets of CPUs that somebody else pinned containers to, as bits, and how many
+            containers to each.
         charges: sums by NUMA node.
         groups: container ids by group key.
+        kubelet: what the kubelet granted; not of our making, and never saved.
     """
 
     serial: int = 0
@@ -168,15 +206,35 @@ class NodeState:
     idle: CPUSet = NO_CPUS
     listed: Mapping[str, CPUSet] = field(default_factory=dict)
     listed_cpus: CPUSet = NO_CPUS
+    foreign: Mapping[int, int] = field(default_factory=dict)
     charges: Mapping[int, Charge] = field(default_factory=dict)
     groups: Mapping[int, Mapping[str, None]] = field(default_factory=dict)
+    kubelet: KubeletGrants = NO_GRANTS
 
     def pool(self, topology: Topology, settings: Settings) -> CPUSet:
-        """The shared pool."""
+        """The shared pool.
+
+        The kubelet knows nothing of owned CPUs and may grant all that are left. Containers must
+        run somewhere, and then share with those it granted CPUs to rather than with owners.
+        """
         bits = topology.allowed.bits & ~(self.owned.bits | self.idle.bits)
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
-        return CPUSet.from_bits(bits)
+        return CPUSet.from_bits(bits & ~self.kubelet.taken.bits or bits)
+
+    @property
+    def withheld(self) -> CPUSet:
+        """CPUs that nobody else may be given: owned, kept idle, or the kubelet's."""
+        return CPUSet.from_bits(self.withheld_bits)
+
+    @property
+    def withheld_bits(self) -> int:
+        """The bits of `withheld`, to compare two states without making sets."""
+        return self.owned.bits | self.idle.bits | self.kubelet.taken.bits
+
+    def with_kubelet(self, grants: KubeletGrants) -> NodeState:
+        """The kubelet granted something else."""
+        return replace(self, serial=self.serial + 1, kubelet=grants)
 
     def charge(self, numa_node: int) -> Charge:
         """What is booked on one NUMA node."""
@@ -209,8 +267,12 @@ class NodeState:
             idle=self.idle | allocation.idle if allocation.idle else self.idle,
             listed=listed,
             listed_cpus=listed_cpus,
-            charges=_charged(self.charges, allocation.charges, 1),
-            groups=_grouped(self.groups, allocation, present=True),
+            foreign=counted(self.foreign, allocation, 1)
+            if allocation.kind is Kind.FOREIGN
+            else self.foreign,
+            charges=charged(self.charges, allocation.charges, 1),
+            groups=grouped(self.groups, allocation, present=True),
+            kubelet=self.kubelet,
         )
 
     def with_unbound(self, allocations: Iterable[Allocation]) -> NodeState:
@@ -255,14 +317,19 @@ class NodeState:
                 **former,
                 allocation.container: Former(allocation.cpus, allocation.numa_nodes),
             }
-        pods[allocation.pod_uid] = replace(
-            record, containers=record.containers - {container_id}, former=former
+        pods[allocation.pod_uid] = PodRecord(
+            uid=record.uid,
+            pod_id=record.pod_id,
+            containers=record.containers - {container_id},
+            affinity=record.affinity,
+            affinity_preferred=record.affinity_preferred,
+            former=former,
         )
         listed, listed_cpus = self.listed, self.listed_cpus
         if container_id in listed:
             # Lists may overlap, so what is left has to be looked through.
             listed = {i: cpus for i, cpus in listed.items() if i != container_id}
-            listed_cpus = _union(listed.values())
+            listed_cpus = union(listed.values())
         return NodeState(
             serial=self.serial + 1,
             allocations=allocations,
@@ -271,8 +338,12 @@ class NodeState:
             idle=self.idle - allocation.idle if allocation.idle else self.idle,
             listed=listed,
             listed_cpus=listed_cpus,
-            charges=_charged(self.charges, allocation.charges, -1),
-            groups=_grouped(self.groups, allocation, present=False),
+            foreign=counted(self.foreign, allocation, -1)
+            if allocation.kind is Kind.FOREIGN
+            else self.foreign,
+            charges=charged(self.charges, allocation.charges, -1),
+            groups=grouped(self.groups, allocation, present=False),
+            kubelet=self.kubelet,
         )
 
     def with_pod(self, record: PodRecord) -> NodeState:
@@ -285,19 +356,43 @@ class NodeState:
             return self
         pods = dict(self.pods)
         del pods[uid]
-        return replace(self, serial=self.serial + 1, pods=pods)
+        # Every pod ends so: asking a dataclass for its fields takes three times as long.
+        return NodeState(
+            serial=self.serial + 1,
+            allocations=self.allocations,
+            pods=pods,
+            owned=self.owned,
+            idle=self.idle,
+            listed=self.listed,
+            listed_cpus=self.listed_cpus,
+            foreign=self.foreign,
+            charges=self.charges,
+            groups=self.groups,
+            kubelet=self.kubelet,
+        )
 
 
-def _union(sets: Iterable[CPUSet]) -> CPUSet:
+def union(sets: Iterable[CPUSet]) -> CPUSet:
+    """All CPUs of several sets."""
     bits = 0
     for cpus in sets:
         bits |= cpus.bits
     return CPUSet.from_bits(bits)
 
 
-def _charged(
+def counted(sets: Mapping[int, int], allocation: Allocation, sign: int) -> Mapping[int, int]:
+    """How often each set is pinned by somebody else, with one container more (1) or less (-1)."""
+    bits = allocation.pinned.bits
+    if not bits:
+        return sets
+    count = sets.get(bits, 0) + sign
+    return {**{b: n for b, n in sets.items() if b != bits}, **({bits: count} if count else {})}
+
+
+def charged(
     sums: Mapping[int, Charge], charges: Mapping[int, Charge], sign: int
 ) -> Mapping[int, Charge]:
+    """What is booked on each NUMA node, with one container's charges more (1) or less (-1)."""
     if not charges:
         return sums
     result = dict(sums)
@@ -319,9 +414,10 @@ def group_of(allocation: Allocation) -> int | None:
     return None
 
 
-def _grouped(
+def grouped(
     groups: Mapping[int, Mapping[str, None]], allocation: Allocation, *, present: bool
 ) -> Mapping[int, Mapping[str, None]]:
+    """The members of each group, with one container more or less."""
     key = group_of(allocation)
     if key is None:
         return groups
@@ -346,8 +442,8 @@ def group_cpus(key: int, pool: CPUSet, topology: Topology) -> CPUSet:
     """
     if key == UNBOUND_GROUP:
         return pool
-    cpus = pool & topology.cpus_of(NUMASet.from_bits(key))
-    return cpus if cpus else pool
+    bits = pool.bits & topology.bits_of(key)
+    return CPUSet.from_bits(bits) if bits else pool
 
 
 def effective_cpus(allocation: Allocation, pool: CPUSet, topology: Topology) -> CPUSet:
@@ -367,97 +463,14 @@ def effective_cpus(allocation: Allocation, pool: CPUSet, topology: Topology) -> 
     return group_cpus(key, pool, topology)
 
 
-def contradiction(a: Allocation) -> str:
-    """Say what cannot be true of any allocation; empty when nothing is wrong.
-
-    For allocations that were read back from somewhere: everything else relies on none of these.
-    """
-    if a.kind is Kind.EXCLUSIVE and not (a.owned and a.cpus):
-        return "an exclusive container must own CPUs"
-    if a.kind is Kind.SHARED and not a.numa_nodes:
-        return "a shared container must have NUMA nodes"
-    if a.owned and a.kind not in (Kind.EXCLUSIVE, Kind.EXPLICIT):
-        return f"a container that is {a.kind} cannot own CPUs"
-    if a.idle & a.cpus or (a.idle and not a.owned):
-        return "only siblings of owned CPUs are kept idle"
-    if a.kind is Kind.FOREIGN and a.mems:
-        return "a foreign container has no memory nodes of ours"
-    return ""
-
-
-def step_violations(
-    before: NodeState, after: NodeState, topology: Topology, settings: Settings
-) -> list[str]:
-    """Check what one step can break, at a cost that does not grow with the number of containers."""
-    found: list[str] = []
-    if not after.pool(topology, settings):
-        found.append("the shared pool is empty")
-    if after.owned & after.idle:
-        found.append(f"CPUs {after.owned & after.idle} are both owned and kept idle")
-    if not after.owned <= topology.possible:
-        found.append(f"CPUs {after.owned - topology.possible} are owned but do not exist")
-    newly = after.owned - before.owned
-    if newly & settings.reserved_cpus:
-        found.append(f"reserved CPUs {newly & settings.reserved_cpus} were given exclusively")
-    return found
-
-
-def violations(state: NodeState, topology: Topology, settings: Settings) -> list[str]:
-    """Check every invariant, over all containers; one sentence for each that does not hold."""
-    found = step_violations(state, state, topology, settings)
-    owned, idle = NO_CPUS, NO_CPUS
-    listed: dict[str, CPUSet] = {}
-    charges: Mapping[int, Charge] = {}
-    groups: Mapping[int, Mapping[str, None]] = {}
-    for container_id, allocation in sorted(state.allocations.items()):
-        if allocation.container_id != container_id:
-            found.append(f"{container_id} is filed under another id: {allocation.container_id}")
-        if allocation.owned:
-            if allocation.cpus & owned:
-                found.append(
-                    f"CPUs {allocation.cpus & owned} of {allocation.full_name} are owned twice"
-                )
-            owned = owned | allocation.cpus
-        elif allocation.kind is Kind.EXPLICIT:
-            listed[container_id] = allocation.cpus
-        if allocation.kind is Kind.EXCLUSIVE and not allocation.cpus:
-            found.append(f"{allocation.full_name} is exclusive and has no CPUs")
-        if allocation.kind is Kind.SHARED and not allocation.numa_nodes:
-            found.append(f"{allocation.full_name} is shared and has no NUMA nodes")
-        if allocation.kind is Kind.FOREIGN and allocation.mems:
-            found.append(f"{allocation.full_name} is {allocation.kind} and has memory nodes")
-        idle = idle | allocation.idle
-        charges = _charged(charges, allocation.charges, 1)
-        groups = _grouped(groups, allocation, present=True)
-        record = state.pods.get(allocation.pod_uid)
-        if record is None or container_id not in record.containers:
-            found.append(f"{allocation.full_name} is missing from its pod's record")
-    for container_id, cpus in listed.items():
-        if cpus & owned:
-            name = state.allocations[container_id].full_name
-            found.append(f"CPUs {cpus & owned} listed for {name} are owned by another container")
-    if owned != state.owned:
-        found.append(f"owned CPUs are booked as {state.owned} and add up to {owned}")
-    if idle != state.idle:
-        found.append(f"idle CPUs are booked as {state.idle} and add up to {idle}")
-    if listed != dict(state.listed) or _union(listed.values()) != state.listed_cpus:
-        found.append("explicit lists are booked differently from the allocations")
-    if dict(charges) != dict(state.charges):
-        found.append(f"charges are booked as {state.charges} and add up to {charges}")
-    if {k: set(v) for k, v in groups.items()} != {k: set(v) for k, v in state.groups.items()}:
-        found.append("groups are booked differently from the allocations")
-    for uid, record in state.pods.items():
-        missing = [i for i in record.containers if i not in state.allocations]
-        if missing:
-            found.append(f"pod {uid} remembers containers that are gone: {', '.join(missing)}")
-    return found
-
-
 _NOBODY: frozenset[str] = frozenset()
 
 
 def build(
-    allocations: Iterable[Allocation], pods: Iterable[PodRecord] = (), serial: int = 0
+    allocations: Iterable[Allocation],
+    pods: Iterable[PodRecord] = (),
+    serial: int = 0,
+    kubelet: KubeletGrants = NO_GRANTS,
 ) -> NodeState:
     """Put a state together from parts, as after a restart, in one pass over them.
 
@@ -465,6 +478,7 @@ def build(
         allocations: with different container ids.
         pods: what is remembered of pods; their ``containers`` are worked out anew.
         serial: of the state before.
+        kubelet: what the kubelet granted.
     """
     by_id: dict[str, Allocation] = {}
     members: dict[str, set[str]] = {}
@@ -472,6 +486,7 @@ def build(
     owned = idle = 0
     listed: dict[str, CPUSet] = {}
     charges: dict[int, Charge] = {}
+    foreign: Mapping[int, int] = {}
     groups: dict[int, dict[str, None]] = {}
     for a in allocations:
         by_id[a.container_id] = a
@@ -483,6 +498,7 @@ def build(
         elif a.kind is Kind.EXPLICIT:
             listed[a.container_id] = a.cpus
         idle |= a.idle.bits
+        foreign = counted(foreign, a, 1)
         for numa_node, charge in a.charges.items():
             charges[numa_node] = charges.get(numa_node, NOTHING).plus(charge)
         key = group_of(a)
@@ -500,7 +516,9 @@ def build(
         owned=CPUSet.from_bits(owned),
         idle=CPUSet.from_bits(idle),
         listed=listed,
-        listed_cpus=_union(listed.values()),
+        listed_cpus=union(listed.values()),
+        foreign=foreign,
         charges=charges,
         groups=groups,
+        kubelet=kubelet,
     )

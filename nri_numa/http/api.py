@@ -10,25 +10,33 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import resources
+from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from nri_numa.http.documents import (
+from nri_numa.http.responses import (
+    ContainerUses,
     Error,
     ErrorBody,
     Explanations,
     Refusals,
 )
-from nri_numa.http.view import AgentView
-from nri_numa.metrics import CONTENT_TYPE as METRICS_TYPE
-from nri_numa.metrics import Metrics
+from nri_numa.http.scrape import SharedScrape
+from nri_numa.http.source import AgentView
+from nri_numa.observe.metrics import CONTENT_TYPE as METRICS_TYPE
+from nri_numa.observe.metrics import Metrics
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
 _PIECE = 10
 """Containers between two chances for the event loop: about a tenth of a millisecond, five times as
 long when other work had the caches meanwhile."""
+
+PROBES: Final = frozenset(("/healthz", "/readyz"))
+"""Open to everybody, and answered even when there is no place for anything else."""
+STUCK = 10.0
+"""Seconds after which a loop that never waits is not at work but lost."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -109,16 +117,22 @@ class API:
         view: the agent.
         metrics: exposed on /metrics.
         events: makes the pieces of the event stream.
+        busy_for: seconds that the runtime's loop is at work without a pause.
     """
 
     def __init__(
-        self, view: AgentView, metrics: Metrics, events: Callable[[], AsyncIterator[bytes]]
+        self,
+        view: AgentView,
+        metrics: Metrics,
+        events: Callable[[], AsyncIterator[bytes]],
+        busy_for: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._view = view
-        self._metrics = metrics
+        self._busy_for = busy_for
         self._events = events
+        self._scrapes = SharedScrape(metrics.chunks)
         self._topology: tuple[object, bytes] | None = None
-        self._listed: tuple[int, bytes] | None = None
+        self._listed: tuple[_Listed, bytes] | None = None
         self._assets: dict[str, _Asset] | None = None
         # Patterns by number of segments; "*" matches any one segment.
         self._routes: list[tuple[str, tuple[str, ...], Handler]] = [
@@ -133,6 +147,12 @@ class API:
                 ("/v1/explain/{namespace}/{pod}", self._explain),
                 ("/v1/explain/{namespace}/{pod}/{container}", self._explain),
                 ("/v1/refusals", self._refused),
+                ("/v1/slots", self._slots),
+                ("/v1/zones", self._zones),
+                ("/v1/kubelet", self._kubelet),
+                ("/v1/notices", self._notices),
+                ("/v1/use", self._use),
+                ("/v1/use/{namespace}/{pod}/{container}", self._container_use),
                 ("/v1/events", self._stream),
                 ("/v2/system/numa/info", self._numa_info),
                 ("/openapi.yaml", self._openapi),
@@ -141,7 +161,7 @@ class API:
 
     def needs_token(self, path: str) -> bool:
         """Probes and the page itself are open; everything that tells of pods is not."""
-        return path not in ("/healthz", "/readyz") and self._asset(path) is None
+        return path not in PROBES and self._asset(path) is None
 
     def respond(self, request: Request) -> Awaitable[Response] | Response:
         """The answer to a request; `APIError` when there is none."""
@@ -171,10 +191,13 @@ class API:
 
     def _scrape(self, request: Request) -> Response:
         _expect_query(request)
-        return Response(200, _paced(self._metrics.chunks()), METRICS_TYPE)
+        return Response(200, self._scrapes.pieces(), METRICS_TYPE)
 
     def _health(self, request: Request) -> Response:
         _expect_query(request, "verbose")
+        if (busy := self._busy_for()) > STUCK:
+            text = f"the loop that answers the runtime is stuck for {busy:.0f} s\n"
+            return Response(503, text.encode(), "text/plain; charset=utf-8")
         return Response(200, b"ok\n", "text/plain; charset=utf-8")
 
     def _ready(self, request: Request) -> Response:
@@ -202,7 +225,7 @@ class API:
         head = _encoder.encode(listing.head)
         yield head[:-1] + b',"containers":['
         serial = listing.head.serial
-        if not query and self._listed is not None and self._listed[0] == serial:
+        if not query and self._listed is not None and self._listed[0].same(serial, listing.key):
             yield self._listed[1] + b"]}\n"
             return
         pieces: list[bytes] = []
@@ -222,7 +245,7 @@ class API:
             pieces.append(b",".join(piece))
             yield (b"," if len(pieces) > 1 else b"") + pieces[-1]
         if not query:
-            self._listed = serial, b",".join(pieces)
+            self._listed = _Listed(serial, listing.key), b",".join(pieces)
         yield b"]}\n"
 
     def _explain(self, request: Request) -> Response:
@@ -244,6 +267,41 @@ class API:
         _expect_query(request)
         return _json(Refusals(refusals=tuple(self._view.refusals())))
 
+    def _slots(self, request: Request) -> Response:
+        _expect_query(request)
+        return _json(self._view.slots())
+
+    def _zones(self, request: Request) -> Response:
+        _expect_query(request)
+        return _json(self._view.zones())
+
+    def _kubelet(self, request: Request) -> Response:
+        _expect_query(request)
+        return _json(self._view.kubelet())
+
+    def _notices(self, request: Request) -> Response:
+        _expect_query(request, "after")
+        text = request.query.get("after", "0")
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise APIError(400, "BadRequest", f"after={text[:80]!r}, expected a number")
+        return _json(self._view.notices(int(text)))
+
+    def _use(self, request: Request) -> Response:
+        _expect_query(request)
+        return _json(self._view.use())
+
+    async def _container_use(self, request: Request) -> Response:
+        _expect_query(request)
+        namespace, pod, container = request.segments[2:5]
+        found = await self._view.container_use(namespace, pod, container)
+        if not found:
+            raise APIError(
+                404,
+                "NotFound",
+                f"container {container!r} of pod {namespace}/{pod} does not run on this node",
+            )
+        return _json(ContainerUses(containers=tuple(found)))
+
     def _stream(self, request: Request) -> Response:
         _expect_query(request)
         if request.method == "HEAD":
@@ -256,7 +314,7 @@ class API:
 
     def _openapi(self, request: Request) -> Response:
         _expect_query(request)
-        data = resources.files("nri_numa").joinpath("data", "openapi.yaml").read_bytes()
+        data = resources.files("nri_numa.http").joinpath("openapi.yaml").read_bytes()
         return Response(200, data, "application/yaml")
 
     # --- the page -------------------------------------------------------------------------------
@@ -265,6 +323,24 @@ class API:
         if self._assets is None:
             self._assets = dict(_load_assets())
         return self._assets.get(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What a finished list was made from."""
+
+    serial: int
+    key: tuple[object, ...]
+
+    def same(self, serial: int, key: tuple[object, ...]) -> bool:
+        return serial == self.serial and all(a is b for a, b in zip(key, self.key, strict=True))
+
+
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""No inline code and nothing from elsewhere: a hostile name stays text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +355,7 @@ class _Asset:
         headers = [
             ("ETag", self.tag),
             ("Cache-Control", "no-cache"),
-            # No inline code and nothing from elsewhere: a hostile name stays text.
-            (
-                "Content-Security-Policy",
-                "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-                "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-            ),
+            ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
         ]
         if request.if_none_match == self.tag:
             return Response(304, b"", self.content_type, headers)
@@ -304,7 +375,7 @@ _TYPES = {
 
 def _load_assets() -> Iterator[tuple[str, _Asset]]:
     """The page's files by URL path; read once, so that no request names a file of the disk."""
-    for entry in resources.files("nri_numa").joinpath("web").iterdir():
+    for entry in resources.files("nri_numa.http").joinpath("web").iterdir():
         suffix = entry.name[entry.name.rfind(".") :]
         if suffix in _TYPES and entry.is_file():
             data = entry.read_bytes()
@@ -316,11 +387,6 @@ def _load_assets() -> Iterator[tuple[str, _Asset]]:
 
 def _json(document: object, status: int = 200) -> Response:
     return Response(status, _encoder.encode(document) + b"\n")
-
-
-async def _paced(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield piece
 
 
 def _matches(pattern: tuple[str, ...], segments: tuple[str, ...]) -> bool:

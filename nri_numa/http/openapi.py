@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from nri_numa.http import documents
+from nri_numa.http import responses as documents
+from nri_numa.http import zones
 
 _TOPOLOGY: dict[str, Any] = {
     "title": "Topology",
@@ -27,6 +28,7 @@ _TOPOLOGY: dict[str, Any] = {
         "numaNodes",
         "l3Groups",
         "cores",
+        "partitions",
         "warnings",
     ],
     "properties": {
@@ -37,7 +39,10 @@ _TOPOLOGY: dict[str, Any] = {
         "numaNodes": {"type": "array", "items": {"type": "object"}},
         "l3Groups": {"type": "array", "items": {"type": "object"}},
         "cores": {"type": "array", "items": {"type": "object"}},
+        "partitions": {"type": "array", "items": {"type": "object"}},
         "warnings": {"type": "array", "items": {"type": "string"}},
+        # Only where the configuration has containers placed by their devices.
+        "devices": {"type": "array", "items": {"type": "object"}},
     },
 }
 
@@ -47,6 +52,12 @@ _RECORDS = (
     documents.Assignments,
     documents.Explanations,
     documents.Refusals,
+    documents.Slots,
+    zones.Zones,
+    documents.Kubelet,
+    documents.Notices,
+    documents.Use,
+    documents.ContainerUses,
     documents.NUMAInfo,
     documents.Error,
 )
@@ -74,15 +85,22 @@ def _parameter(name: str, where: str, description: str) -> dict[str, Any]:
 _NAMESPACE = _parameter("namespace", "path", "The pod's namespace.")
 _POD = _parameter("pod", "path", "The pod's name.")
 _CONTAINER = _parameter("container", "path", "The container's name.")
+_AFTER = {
+    **_parameter("after", "query", "Only what changed after this number of the sequence."),
+    "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1},
+}
 _KNOWN = {"200": _document("Explanations", "What is known."), "404": "NotFound"}
 
 # path: (operation id, summary, parameters, answers, whether a token is needed)
 _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] = {
     "/healthz": (
         "healthz",
-        "The process is alive and its event loop turns.",
+        "The process is alive, and the loop that answers the runtime turns.",
         [],
-        {"200": _text("text/plain", "Alive.")},
+        {
+            "200": _text("text/plain", "Alive."),
+            "503": _text("text/plain", "That loop is stuck for ten seconds or more."),
+        },
         False,
     ),
     "/readyz": (
@@ -118,7 +136,7 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
     ),
     "/v1/assignments": (
         "assignments",
-        "Every container with what it has, and every NUMA node with what is left.",
+        "Every container with what it has, and every NUMA node with what is free.",
         [
             _parameter("namespace", "query", "Only containers of this namespace."),
             _parameter("pod", "query", "Only containers of pods of this name."),
@@ -147,10 +165,52 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
         {"200": _document("Refusals", "The refusals.")},
         True,
     ),
+    "/v1/slots": (
+        "slots",
+        "Exclusive CPUs that the scheduler may count, and the slots that containers hold.",
+        [],
+        {"200": _document("Slots", "The count.")},
+        True,
+    ),
+    "/v1/zones": (
+        "zones",
+        "Every NUMA node as who schedules counts it: capacity, allocatable, available.",
+        [],
+        {"200": _document("Zones", "The NUMA nodes, and the pods that are charged.")},
+        True,
+    ),
+    "/v1/kubelet": (
+        "kubelet",
+        "The kubelet beside us: what its managers granted, and where it and nri-numa disagree.",
+        [],
+        {"200": _document("Kubelet", "The kubelet beside us.")},
+        True,
+    ),
+    "/v1/notices": (
+        "notices",
+        "What happened to containers that whoever looks at the pod wants to know.",
+        [_AFTER],
+        {"200": _document("Notices", "The notices, in the order of their numbers.")},
+        True,
+    ),
+    "/v1/use": (
+        "use",
+        "What is really used of CPUs and memory, as the kernel counts it; the last minutes.",
+        [],
+        {"200": _document("Use", "The last sample and those before.")},
+        True,
+    ),
+    "/v1/use/{namespace}/{pod}/{container}": (
+        "containerUse",
+        "What one container really uses: measured now, over half a second.",
+        [_NAMESPACE, _POD, _CONTAINER],
+        {"200": _document("ContainerUses", "What it uses."), "404": "NotFound"},
+        True,
+    ),
     "/v1/events": (
         "events",
         "Server-sent events: one `state` event for every change, its data an object with serial, "
-        "version and ready.",
+        "version, ready and the number of the last notice.",
         [],
         {"200": _text("text/event-stream", "The stream; it ends when the client leaves.")},
         True,
@@ -242,7 +302,7 @@ class _Plain(yaml.SafeDumper):
 
 def text() -> str:
     """The description as YAML."""
-    head = "# Generated by python -m nri_numa.http.openapi; edit nri_numa/http/documents.py.\n"
+    head = "# Generated by python -m nri_numa.http.openapi; edit nri_numa/http/responses.py.\n"
     return head + str(yaml.dump(describe(), Dumper=_Plain, sort_keys=False, width=100))
 
 

@@ -1,92 +1,53 @@
-"""Serves the API over HTTP/1.1: one small server on h11 and asyncio streams.
+"""Serves the API over HTTP/1.1: listens, decides who may be there, and answers.
 
-It is read-only, so a request is a path and a few headers; everything else is turned away early.
-Nothing here may keep the event loop for long, because the same loop answers the runtime.
+It is read-only, so a request is a path and a few headers; everything else is turned away early. It
+runs in a loop and a thread of its own (`nri_numa.node.serving`). This loop gives way to the one
+that answers the runtime whenever it looks for something to do: between any two answers, and between
+any two pieces of one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import inspect
+import resource
 import socket
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import Callable
+from typing import Final
 
 import h11
 
 from nri_numa.config import HTTP as HTTPConfig
 from nri_numa.config import split_address
 from nri_numa.errors import ConfigError
-from nri_numa.http.api import API, EVENTS, APIError, Request, Response, parse_target
+from nri_numa.http import connection as connections
+from nri_numa.http.api import API, PROBES, APIError, Request, parse_target
+from nri_numa.http.connection import MAX_HEADER_BYTES, Connection
+from nri_numa.http.early_read import EarlyRead
+from nri_numa.http.places import ConnectionPlace, ConnectionPlaces
 from nri_numa.http.security import Certificate, TokenFile, host_is_expected
-from nri_numa.http.view import AgentView
-from nri_numa.logs import get_logger
-from nri_numa.metrics import Metrics
+from nri_numa.http.sockets import LOCAL, accept, close, forget, listen, listen_at
+from nri_numa.http.source import AgentView
+from nri_numa.http.streams import Changes
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import Metrics
 
 log = get_logger("http")
 
 RETRY = 10.0
 """Seconds between two attempts to get an address that somebody else has."""
-REQUEST_TIMEOUT = 10.0
-IDLE_TIMEOUT = 60.0
-WRITE_TIMEOUT = 30.0
-HEARTBEAT = 15.0
-MAX_CONNECTIONS = 128
+PROBE_TIMEOUT = 2.0
+"""Seconds for everything, TLS handshake included, on a connection for which there was no place."""
+MAX_REQUESTS = 1000
+"""Requests of one connection; whoever has more to ask connects again, and queues with the rest."""
 MAX_STREAMS = 32
-MAX_HEADER_BYTES = 16 * 1024
-MAX_BODY_BYTES = 4 * 1024
-SETTLE = 0.25
-"""Seconds in which several changes are told as one."""
-
-
-class Changes:
-    """Tells open event streams that the state changed; costs nothing while none is open."""
-
-    def __init__(self, view: AgentView) -> None:
-        self._view = view
-        self._streams: set[asyncio.Event] = set()
-        self._end: Callable[[], None] | None = None
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    async def stream(self) -> AsyncIterator[bytes]:
-        """Pieces of one event stream: where we are, then every change, then a heartbeat."""
-        changed = asyncio.Event()
-        changed.set()
-        self._streams.add(changed)
-        if self._end is None:
-            self._end = self._view.subscribe(self._wake)
-        try:
-            yield b"retry: 2000\n\n"
-            while True:
-                try:
-                    async with asyncio.timeout(HEARTBEAT):
-                        await changed.wait()
-                except TimeoutError:
-                    yield b": still here\n\n"
-                    continue
-                changed.clear()
-                yield self._event()
-                await asyncio.sleep(SETTLE)
-        finally:
-            self._streams.discard(changed)
-            if not self._streams and self._end is not None:
-                self._end()
-                self._end = None
-
-    def _wake(self) -> None:
-        for changed in self._streams:
-            changed.set()
-
-    def _event(self) -> bytes:
-        status = self._view.status()
-        data = (
-            f'{{"serial":{status.serial},"version":"{status.version}",'
-            f'"ready":{"true" if status.ready else "false"}}}'
-        )
-        return f"id: {status.serial}\nevent: state\ndata: {data}\n\n".encode()
+TLS_RESERVE = 64
+"""ConnectionPlaces of the reserve behind TLS, where one byte is enough to be looked at further."""
+EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+EXHAUSTED_RETRY = 1.0
+EXHAUSTED_SAID_EVERY = 60.0
 
 
 class HTTPServer:
@@ -97,6 +58,7 @@ class HTTPServer:
         view: the agent.
         metrics: exposed, and counted into.
         version: named in the Server header.
+        busy_for: seconds that the loop of the runtime's requests is at work without a pause.
 
     Attributes:
         problem: why it does not listen; empty when it does, or is off.
@@ -107,23 +69,32 @@ class HTTPServer:
     """
 
     def __init__(
-        self, config: HTTPConfig, view: AgentView, metrics: Metrics, *, version: str
+        self,
+        config: HTTPConfig,
+        view: AgentView,
+        metrics: Metrics,
+        *,
+        version: str,
+        busy_for: Callable[[], float] = lambda: 0.0,
     ) -> None:
         wanted = split_address(config.address)
-        if wanted is None:
+        if wanted is None and not config.socket:
             raise ConfigError("configuration", ["http.address: is off; there is nothing to serve"])
-        self._host, self._port = wanted
+        self._host, self._port = wanted or ("", -1)
+        self._socket = config.socket
         self._token = TokenFile(config.token_file) if config.token_file else None
         self._certificate = (
             Certificate(config.tls_cert, config.tls_key) if config.tls_cert else None
         )
-        self._view = view
         self._metrics = metrics
         self._server_name = f"nri-numa/{version}"
         self._changes = Changes(view)
-        self._api = API(view, metrics, self._changes.stream)
+        self._api = API(view, metrics, self._changes.stream, busy_for)
+        self._places = _places(tls=self._certificate is not None)
+        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
         self._connections: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._exhausted_at = -EXHAUSTED_SAID_EVERY
         self.problem = ""
         self.address: tuple[str, int] | None = None
 
@@ -132,36 +103,49 @@ class HTTPServer:
         try:
             while not await self.start():  # noqa: ASYNC110  # nobody tells when an address is free
                 await asyncio.sleep(RETRY)
-            await asyncio.Event().wait()
+            await asyncio.gather(*self._accepting)
         finally:
             await self.stop()
 
     async def start(self) -> bool:
         """Begin to listen; False when that is not possible now."""
         try:
-            self._server = await asyncio.start_server(
-                self._accept,
-                self._host or None,
-                self._port,
-                ssl=self._certificate.context if self._certificate else None,
-                limit=MAX_HEADER_BYTES,
-                reuse_address=True,
-            )
+            self._listeners = listen(self._host, self._port) if self._port >= 0 else []
         except OSError as error:
             self._cannot_listen(error)
             return False
+        self._accepting = [asyncio.create_task(self._accept(one)) for one in self._listeners]
+        if self._socket:
+            self._accepting.append(asyncio.create_task(self._accept_at_socket()))
         self.problem = ""
-        sock = self._server.sockets[0]
-        self.address = sock.getsockname()[:2]
+        if self._port >= 0:
+            self.address = self._listeners[0].getsockname()[:2]
         self._metrics.http_up.set(1)
         self._tell_expired()
         log.info(
             "http listening",
-            address=f"{self.address[0]}:{self.address[1]}",
+            address=f"{self.address[0]}:{self.address[1]}" if self.address else "off",
             tls=self._certificate is not None,
             token=self._token is not None,
         )
         return True
+
+    async def _accept_at_socket(self) -> None:
+        """Serve on the unix socket too; what is served elsewhere does not depend on it."""
+        told = ""
+        listener: socket.socket | None = None
+        while listener is None:
+            try:
+                listener = listen_at(self._socket)
+            except OSError as error:
+                problem = f"{self._socket}: {error.strerror or error}"
+                if problem != told:
+                    log.error("no unix socket", problem=problem, remedy="see http.socket")
+                told = problem
+                await asyncio.sleep(RETRY)
+        log.info("http listening at the unix socket", path=self._socket)
+        self._listeners.append(listener)
+        await self._accept(listener)
 
     def _tell_expired(self) -> None:
         if self._certificate is not None and (problem := self._certificate.expired()):
@@ -185,53 +169,148 @@ class HTTPServer:
         self.problem = problem
 
     async def stop(self) -> None:
-        """Close the listener and every connection."""
+        """Close the listeners and every connection."""
         self._metrics.http_up.set(0)
-        if self._server is not None:
-            self._server.close()
-        self._server = None
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
+        self._accepting, self._listeners = [], []
+        self._places.close()
         while self._connections:
             for task in self._connections:
                 task.cancel()
             await asyncio.gather(*self._connections, return_exceptions=True)
 
-    # --- one connection -------------------------------------------------------------------------
+    # --- connections ----------------------------------------------------------------------------
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  # streams run this in a task
-        if self._certificate is not None and (problem := self._certificate.refresh()):
-            log.warning("certificate not renewed", problem=problem)
-        connection = _Connection(reader, writer, self._server_name)
+    async def _accept(self, listener: socket.socket) -> None:
+        """Take connections for ever; each gets a place before anything of it is looked at."""
+        while True:
+            try:
+                sock, client = await accept(listener)
+            except OSError as error:
+                if error.errno in EXHAUSTED:
+                    self._exhausted(error)
+                    await asyncio.sleep(EXHAUSTED_RETRY)
+                else:  # the client left the queue
+                    await asyncio.sleep(0)
+                continue
+            self._begin(sock, client)
+            # Whoever is connected gets a turn before the next newcomer may take a place.
+            await asyncio.sleep(self._places.pause())
+
+    def _begin(self, sock: socket.socket, client: str) -> None:
+        place = self._places.take(client)
+        tls = self._certificate is not None and client != LOCAL
+        if place.reserve or tls:
+            # A TLS stream takes 300 kB: nobody gets one before a byte has come.
+            early_read = EarlyRead(sock, tls=tls)
+            place.close = early_read.close
+            early_read.begin(
+                PROBE_TIMEOUT if place.reserve else connections.REQUEST_TIMEOUT,
+                heard=lambda said: self._start(sock, place, said),
+                ended=lambda: self._dropped(place),
+            )
+        else:
+            self._start(sock, place)
+        self._metrics.http_connections.set(len(self._places))
+
+    def _start(self, sock: socket.socket, place: ConnectionPlace, said: bytes = b"") -> None:
+        task = asyncio.create_task(self._serve(sock, place, said))
+        place.close = task.cancel
         self._connections.add(task)
-        try:
-            if self._server is None:  # accepted while the listener was being closed
-                return
-            if len(self._connections) > MAX_CONNECTIONS:
-                await connection.send(_busy("connections"), head=False)
-                return
-            while await self._exchange(connection):
-                pass
-        except (OSError, EOFError, TimeoutError, h11.LocalProtocolError):
-            pass  # the client went away, or is too slow: its loss, and nothing to report
-        except asyncio.CancelledError:
-            if not task.cancelling():
-                raise
-        finally:
-            self._connections.discard(task)
-            writer.close()
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(1):
-                    await writer.wait_closed()
+        task.add_done_callback(lambda task: self._ended(task, sock, place))
 
-    async def _exchange(self, connection: _Connection) -> bool:
+    def _ended(self, task: asyncio.Task[None], sock: socket.socket, place: ConnectionPlace) -> None:
+        self._connections.discard(task)
+        if task.cancelled():
+            sock.close()  # its transport does that, but it may not have got as far
+            self._dropped(place)
+            return
+        if (error := task.exception()) is not None:
+            log.error("http connection failed", error=repr(error))
+        self._left(place)
+
+    def _dropped(self, place: ConnectionPlace) -> None:
+        self._metrics.http_dropped.inc()
+        self._left(place)
+
+    def _left(self, place: ConnectionPlace) -> None:
+        self._places.leave(place)
+        self._metrics.http_connections.set(len(self._places))
+
+    def _exhausted(self, error: OSError) -> None:
+        now = time.monotonic()
+        if now - self._exhausted_at >= EXHAUSTED_SAID_EVERY:
+            self._exhausted_at = now
+            log.warning(
+                "no more connections can be taken",
+                problem=error.strerror,
+                open=len(self._places),
+                remedy="raise the limit of open files (LimitNOFILE) to 1024 or more",
+            )
+
+    async def _serve(self, sock: socket.socket, place: ConnectionPlace, said: bytes) -> None:
+        """One connection from the handshake to its end."""
+        timeout = PROBE_TIMEOUT if place.reserve else connections.REQUEST_TIMEOUT
+        deadline = asyncio.get_running_loop().time() + timeout
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout_at(deadline):
+                reader, writer = await self._streams(sock, local=place.client == LOCAL)
+            connection = Connection(
+                reader,
+                writer,
+                self._server_name,
+                deadline=deadline,
+                initial=said,
+            )
+            while await self._exchange(connection, place):  # noqa: ASYNC110  # it is no polling
+                # Requests that are there already would be answered without a pause otherwise:
+                # here the loop looks whether the runtime wants something, and other clients.
+                await asyncio.sleep(0)
+        except TimeoutError as error:
+            self._metrics.http_dropped.inc()  # too slow: its loss, and nothing to report
+            forget(error)
+        except (OSError, EOFError, h11.LocalProtocolError) as error:
+            forget(error)  # the client went away: its loss too
+        except asyncio.CancelledError as error:
+            if writer is not None:
+                writer.transport.abort()
+            forget(error)
+            raise
+        finally:
+            if writer is not None:
+                await close(writer)
+
+    async def _streams(
+        self, sock: socket.socket, *, local: bool
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The streams of an accepted connection, behind the TLS handshake where there is one."""
+        loop = asyncio.get_running_loop()
+        context = None
+        if self._certificate is not None and not local:
+            if problem := self._certificate.refresh():
+                log.warning("certificate not renewed", problem=problem)
+            context = self._certificate.context
+        reader = asyncio.StreamReader(limit=MAX_HEADER_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=context)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    async def _exchange(self, connection: Connection, place: ConnectionPlace) -> bool:
         """One request and its answer; False when the connection is finished."""
         request: Request | None = None
         try:
             event = await connection.request()
+            place.idle_since = None
             if event is None:
                 return False
-            request = self._admit(event)
+            request = self._admit(event, local=place.client == LOCAL)
+            if place.reserve and request.path not in PROBES:
+                raise _too_many("connections")
             answer = self._api.respond(request)
             response = await answer if inspect.isawaitable(answer) else answer
         except APIError as error:
@@ -246,17 +325,21 @@ class HTTPServer:
             response = APIError(500, "Internal", "a mistake of ours; see the log").response()
         route = self._api.route_of(request) if request is not None else "other"
         self._metrics.http_request(route, response.status)
-        await connection.send(response, head=request is not None and request.method == "HEAD")
+        place.answered += 1
+        last = place.reserve or place.answered >= MAX_REQUESTS
+        head = request is not None and request.method == "HEAD"
+        await connection.send(response, head=head, last=last)
+        place.idle_since = time.monotonic()
         return connection.next()
 
-    def _admit(self, event: h11.Request) -> Request:
-        """The request, when whoever sends it may ask.
+    def _admit(self, event: h11.Request, *, local: bool) -> Request:
+        """The request, when whoever sends it may ask; over the unix socket the file's mode said so.
 
         Raises:
             APIError: when not.
         """
         headers: dict[bytes, bytes] = dict(event.headers)
-        if not host_is_expected(headers.get(b"host", b""), self._host):
+        if not local and not host_is_expected(headers.get(b"host", b""), self._host):
             raise APIError(
                 421,
                 "MisdirectedRequest",
@@ -265,6 +348,7 @@ class HTTPServer:
         path, segments, query = parse_target(event.target)
         if (
             self._token is not None
+            and not local
             and self._api.needs_token(path)
             and not self._token.admits(headers.get(b"authorization", b""))
         ):
@@ -285,106 +369,17 @@ class HTTPServer:
         )
 
 
+def _places(*, tls: bool) -> ConnectionPlaces:
+    """As many as there should be, and half of the files that may be open at most.
+
+    The other half is for the runtime's socket and the checkpoint, which clients must not keep out.
+    """
+    share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+    made = ConnectionPlaces(reserve=TLS_RESERVE) if tls else ConnectionPlaces()
+    if share > 0:  # not RLIM_INFINITY
+        made.limit, made.reserve = min(made.limit, share), min(made.reserve, share)
+    return made
+
+
 def _too_many(what: str) -> APIError:
     return APIError(503, "Busy", f"too many {what} are open", [("Retry-After", "5")])
-
-
-def _busy(what: str) -> Response:
-    return _too_many(what).response()
-
-
-class _Connection:
-    """h11 over a stream: requests in, answers out."""
-
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server_name: str
-    ) -> None:
-        self._reader, self._writer = reader, writer
-        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
-        self._server_name = server_name
-
-    async def request(self) -> h11.Request | None:
-        """The next request, its body read and thrown away; None when the client has no more."""
-        request: h11.Request | None = None
-        size = 0
-        # A client may be idle between requests; once it begins one, it has to get on with it.
-        timeout = IDLE_TIMEOUT
-        while True:
-            event = self._h11.next_event()
-            if event is h11.NEED_DATA:
-                if self._h11.they_are_waiting_for_100_continue:
-                    raise APIError(413, "BodyTooLarge", "this API takes no request body")
-                async with asyncio.timeout(timeout):
-                    data = await self._reader.read(MAX_HEADER_BYTES)
-                timeout = REQUEST_TIMEOUT
-                self._h11.receive_data(data)
-            elif isinstance(event, h11.Request):
-                request = event
-            elif isinstance(event, h11.Data):
-                size += len(event.data)
-                if size > MAX_BODY_BYTES:
-                    raise APIError(413, "BodyTooLarge", "this API takes no request body")
-            elif isinstance(event, h11.EndOfMessage):
-                return request
-            else:  # ConnectionClosed, or PAUSED after a protocol switch that we never accept
-                return None
-
-    async def send(self, response: Response, *, head: bool) -> None:
-        """Write an answer; a broken request makes it the last one."""
-        if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            return
-        body = response.body
-        headers = [
-            ("Server", self._server_name),
-            ("Content-Type", response.content_type),
-            ("X-Content-Type-Options", "nosniff"),
-            *response.headers,
-        ]
-        if not any(name == "Cache-Control" for name, _ in headers):
-            headers.append(("Cache-Control", "no-store"))
-        if isinstance(body, bytes):
-            headers.append(("Content-Length", str(len(body))))
-        if self._h11.their_state is not h11.DONE:
-            headers.append(("Connection", "close"))
-        raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers]
-        self._put(h11.Response(status_code=response.status, headers=raw))
-        try:
-            if isinstance(body, bytes):
-                if not head and body:
-                    self._put(h11.Data(data=body))
-            elif not head:
-                await self._send_pieces(body, flush=response.content_type == EVENTS)
-        finally:
-            if not isinstance(body, bytes):
-                await body.aclose()  # type: ignore[attr-defined]  # ours are generators
-        self._put(h11.EndOfMessage())
-        await self._drain()
-
-    async def _send_pieces(self, body: AsyncIterator[bytes], *, flush: bool) -> None:
-        async for piece in body:
-            if piece:
-                self._put(h11.Data(data=piece))
-            if flush and self._reader.at_eof():
-                raise EOFError
-            await self._drain()
-            # drain() returns at once while the buffer has room; give others their turn. Once is not
-            # enough: what was scheduled before the loop looked at its sockets runs before what it
-            # found there, so a request of the runtime would wait for one more piece.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-
-    def next(self) -> bool:
-        """Get ready for another request; False when the connection must be closed."""
-        if self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE:
-            self._h11.start_next_cycle()
-            return True
-        return False
-
-    def _put(self, event: h11.Event) -> None:
-        data = self._h11.send(event)
-        if data:
-            self._writer.write(data)
-
-    async def _drain(self) -> None:
-        async with asyncio.timeout(WRITE_TIMEOUT):
-            await self._writer.drain()

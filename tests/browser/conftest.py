@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.browser import CHROMIUM, Page, browser
+from tests.beds.browser import CHROMIUM, Page, browser
 
 
 @pytest.fixture(scope="session")

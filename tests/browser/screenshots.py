@@ -1,7 +1,8 @@
 """Take the pictures of docs/img: ``python -m tests.browser.screenshots [DIRECTORY]``.
 
 Every picture shows the real agent's process on a modelled machine, with pods that an embedded
-runtime starts; nothing is drawn for the picture.
+runtime starts; nothing is drawn for the picture. How busy CPUs are is made up, in the modelled
+machine's /proc/stat.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
-from nri_numa.topology.cpuset import CPUSet
-from nri_numa.topology.model import Topology
-from nri_numa.topology.synthetic import synthetic
-from tests.support.browser import Page, browser
-from tests.support.page_expressions import LIVE, STEPS, TITLE
-from tests.support.page_node import PageNode, page_node
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.browser import Page, browser
+from tests.beds.page_node import PageNode, page_node
+from tests.checks.page_expressions import LIVE, STEPS, TITLE
 
 GIB = 1 << 30
 TRAIN = "train-{}-7d4b9c6f5d-x2x1q"
@@ -72,6 +77,49 @@ def sixty_four(node: PageNode) -> None:
     node.create("greedy", cpus=40, memory_gib=1, policy=SINGLE)
 
 
+@contextmanager
+def working(node: PageNode, samples: int = 9) -> Iterator[None]:
+    """CPUs are busy meanwhile, exclusive ones most; begins when the agent has read it often."""
+    exclusive = CPUSet()
+    for use in node.get("v1/assignments")["numaNodes"]:
+        exclusive |= CPUSet.parse(use["exclusive"])
+    ticks = dict.fromkeys(node.topology.online, 0)
+    file = node.machine / "proc/stat"
+    file.parent.mkdir(exist_ok=True)
+    over = threading.Event()
+
+    def tick() -> None:
+        for number in count(1):
+            for cpu in ticks:
+                swing = (cpu * 7 + number * 5) % 24
+                ticks[cpu] += 62 + swing if cpu in exclusive else 8 + swing
+            lines = (
+                f"cpu{cpu} {busy} 0 0 {100 * number - busy} 0 0 0 0 0 0"
+                for cpu, busy in ticks.items()
+            )
+            fresh = file.with_name("stat.new")
+            fresh.write_text("\n".join(["cpu  1 1 1 1", *lines, ""]))
+            fresh.rename(file)
+            if over.wait(1):
+                return
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        while sum(n is not None for n in known(node)) < samples:
+            time.sleep(1)
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def known(node: PageNode) -> list[int | None]:
+    """How busy the first NUMA node was, as far as the agent has read it."""
+    use = node.get("v1/use")["numaNodes"]
+    return list(use[0]["cpuHistory"]) if use else []
+
+
 def row(pod: str) -> Callable[[Page], None]:
     """Choose a container by the name of its pod."""
 
@@ -105,12 +153,16 @@ def smaller(file: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bed:
-    """A machine, its pods, and the pictures: name, width, dark or not, what is chosen."""
+    """A machine, its pods, and the pictures: name, width, dark or not, what is chosen.
+
+    With ``busy`` the machine says how busy its CPUs are, which takes most of a minute.
+    """
 
     topology: Topology
     reserved: str
     populate: Callable[[PageNode], None]
     pictures: tuple[tuple[str, int, bool, Callable[[Page], None]], ...]
+    busy: bool = False
 
 
 PAGES = {2 << 20: 4 * GIB}
@@ -132,6 +184,7 @@ BEDS = (
             ("page-4-dark", 1440, True, row("solver-0")),
             ("page-4-narrow", 375, True, nothing),
         ),
+        busy=True,
     ),
     Bed(
         topology=synthetic(
@@ -163,23 +216,27 @@ def main(directory: Path) -> None:
     with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as page:
         for bed in BEDS:
             config = {
+                "nodeName": "worker-7",
                 "reservedCPUs": bed.reserved,
                 "capacityFactor": {max(bed.topology.cpu_nodes): 0.8},
             }
             with page_node(bed.topology, config) as node:
                 node.start_agent()
                 bed.populate(node)
-                count = f"{len(node.get('v1/assignments')['containers']):,}"
-                for name, width, dark, choose in bed.pictures:
-                    page.size(width, 900, dark=dark)
-                    page.open(node.url)
-                    page.wait(f"{LIVE} && {TITLE} === 'Containers ({count})'")
-                    choose(page)
-                    page.run("scrollTo(0, 0)")
-                    file = directory / f"{name}.png"
-                    page.screenshot(file)
-                    smaller(file)
-                    print(f"{file}: {file.stat().st_size // 1024} KiB")
+                total = f"{len(node.get('v1/assignments')['containers']):,}"
+                with working(node) if bed.busy else nullcontext():
+                    for name, width, dark, choose in bed.pictures:
+                        page.size(width, 900, dark=dark)
+                        page.open(node.url)
+                        page.wait(f"{LIVE} && {TITLE} === 'Containers ({total})'")
+                        if bed.busy:
+                            page.wait("document.querySelector('.use .spark') !== null")
+                        choose(page)
+                        page.run("scrollTo(0, 0)")
+                        file = directory / f"{name}.png"
+                        page.screenshot(file)
+                        smaller(file)
+                        print(f"{file}: {file.stat().st_size // 1024} KiB")
 
 
 if __name__ == "__main__":

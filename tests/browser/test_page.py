@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nri_numa.engine.settings import Settings
-from nri_numa.topology.cpuset import CPUSet
-from nri_numa.topology.model import Topology
-from tests.support import machines
-from tests.support.browser import Page
-from tests.support.page_bed import PageBed, page_bed
-from tests.support.page_expressions import (
+from nri_numa.engine.drift import Correction
+from nri_numa.engine.values.settings import Settings
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import Topology
+from tests.beds.browser import Page
+from tests.beds.page_bed import PageBed, page_bed
+from tests.checks.page_expressions import (
     BANNERS,
     CPUS,
     DETAILS,
@@ -39,6 +41,7 @@ from tests.support.page_expressions import (
     look,
     press_button,
 )
+from tests.machines import named as machines
 
 pytestmark = pytest.mark.browser
 
@@ -211,6 +214,97 @@ def test_a_link_that_is_down_is_told_apart_from_a_lost_agent(page: Page, bed: Pa
     page.wait(f"{BANNERS} === ''")
 
 
+def test_a_runtime_that_does_not_answer_is_said(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    bed.link = replace(bed.link, unanswered="the runtime has not answered a call for 60 s")
+    bed.do(bed.agent.notify)
+    page.wait(
+        f"{BANNERS}.includes('The runtime has not answered a call for 60 s. If no container')"
+    )
+    assert "does not answer" in page.run("document.getElementById('link-runtime').textContent")
+    bed.link = replace(bed.link, unanswered="")
+    bed.do(bed.agent.notify)
+    page.wait(f"{BANNERS} === ''")
+
+
+def differ(bed: PageBed, pod: str, cpus: CPUSet, *, given_up: bool = False) -> str:
+    """The kernel says that a container has other CPUs; returns its id."""
+    agent = bed.agent
+    (one,) = (a for a in agent.state.allocations.values() if a.pod == pod)
+    meant = CPUSet.parse(agent.cpus_of(one)) or agent.machine.topology.online
+    others = agent.state.owned - (one.cpus if one.owned else CPUSet())
+    wrong = Correction(
+        container_id=one.container_id,
+        name=one.full_name,
+        meant_cpus=meant,
+        has_cpus=cpus,
+        found=f"cpuset.cpus is {cpus}, meant {meant}",
+        rank=0 if cpus & others else 2,
+    )
+    ids = [one.container_id]
+    since = {one.container_id: time.time() - 12}
+    bed.do(lambda: agent.differences.looked(ids, [wrong], since, ids if given_up else None))
+    return one.container_id
+
+
+def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> None:
+    """In the drawing, in the table, in the details and on top; and gone when it is right again."""
+    visit(page, bed)
+    assert "is:differs" in page.run("document.getElementById('filter').placeholder")
+    agent = bed.agent
+    owner = next(a for a in agent.state.allocations.values() if a.owned)
+    (web,) = (a for a in agent.state.allocations.values() if a.pod == "web-0")
+    cpu = min(owner.cpus)
+    meant = CPUSet.parse(agent.cpus_of(web))
+    intruder = differ(bed, "web-0", meant | CPUSet([cpu]), given_up=True)
+    page.wait(f"{BANNERS}.includes('1 container can run on exclusive CPUs of another one')")
+
+    said = page.run(label(cpu))
+    assert f"exclusive to {owner.namespace}/{owner.pod}, {owner.container}" in said
+    assert "NOT AS MEANT: can be used by front/web-0, server" in said
+    assert page.run(f"{cell(cpu)}.textContent").endswith("!")
+    marked = page.run("document.querySelectorAll('#map .wrong').length")
+    assert marked == 1
+
+    assert page.run(
+        "document.querySelector('#figures').textContent.includes('1 on exclusive CPUs of others')"
+    )
+    page.run(press_button("#banners button", "Show"))
+    assert page.run(PODS) == ["web-0"]
+    row = page.run(f"document.querySelector('tr[data-id=\"{intruder}\"]').textContent")
+    assert f"! meant {meant}, has {meant | CPUSet([cpu])}" in row
+
+    page.run(press_button("#list tbody button", "web-0"))
+    told = page.run("document.getElementById('differs').textContent")
+    assert f"meant {meant}, has {meant | CPUSet([cpu])} since 1" in told
+    assert f"on exclusive CPUs of {owner.full_name}" in told
+    assert "because something else rewrites it" in told
+    page.wait(f"{DETAILS}.includes('Not so at present')")
+
+    page.run(f"{cell(cpu)}.click()")
+    assert "Can run here and should not (1)" in page.run(DETAILS)
+    page.run(fill("filter", f"cpu:{cpu}"))
+    assert {"web-0", owner.pod} <= set(page.run(PODS)), "who can run there, not who should"
+    page.run(fill("filter", ""))
+
+    bed.do(lambda: agent.differences.forget(intruder))
+    page.wait(f"{BANNERS} === '' && !document.querySelector('#map .wrong')")
+    assert "NOT AS MEANT" not in page.run(label(cpu))
+    assert "meant" not in page.run(LIST)
+
+
+def test_an_owner_that_lacks_a_cpu_is_marked_there(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    owner = next(a for a in bed.agent.state.allocations.values() if a.owned and len(a.cpus) > 1)
+    cpu = max(owner.cpus)
+    differ(bed, owner.pod, owner.cpus - CPUSet([cpu]))
+    page.wait("document.querySelectorAll('#map .wrong').length === 1")
+    assert f"cannot be used by {owner.namespace}/{owner.pod}" in page.run(label(cpu))
+    assert page.run(BANNERS) == "", "nobody is disturbed"
+    page.run(fill("filter", "is:differs"))
+    assert page.run(PODS) == [owner.pod]
+
+
 def test_a_tab_that_is_older_than_the_agent_offers_to_reload(page: Page, bed: PageBed) -> None:
     visit(page, bed)
     bed.hang_up()
@@ -311,7 +405,7 @@ def test_refusals_stand_there_with_their_reasons(page: Page, bed: PageBed) -> No
     for refusal in bed.agent.refusals:
         assert refusal.reason in text
         assert refusal.message in text
-    page.click("#refusals button")
+    page.click("#refusals li a:not(.reason)")
     page.wait(f"{DETAILS}.includes('Why it was refused')")
     page.wait(f"{STEPS} > 1")
 
@@ -454,18 +548,60 @@ def test_hostile_names_stay_text(page: Page, bed: PageBed, width: int) -> None:
     bed.create(f"refused {HOSTILE}", numacpu=HOSTILE)
     page.size(width, 900)
     visit(page, bed)
-    page.run(press_button("#list td button", "<img"))
+    page.run(press_button("#list tbody button", "<img"))
     page.wait(f"{STEPS} > 3")
     assert page.run("document.querySelectorAll('img, #main script').length") == 0
-    assert page.run("document.title").startswith("nri-numa ")
+    assert page.run("document.title").endswith("– nri-numa")
     shown = page.run("document.body.innerText + document.body.innerHTML")
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert "\\u{1b}" in shown
     assert "\\u{202e}" in shown
     assert page.run("document.documentElement.scrollWidth") <= width
-    page.run(press_button("#list td button", ".."))
-    page.wait(f"{DETAILS}.includes('own CPU')")
+    page.run(press_button("#list tbody button", ".."))
+    page.wait(f"{DETAILS}.includes('exclusive CPU')")
+
+
+STRANGE = HOSTILE + "\n\0\ufffe\u200b&amp;]]>'\"--></title>"
+SEEN = """(() => {
+  const said = [document.title, document.body.innerText];
+  for (const one of document.querySelectorAll("*")) {
+    for (const at of one.attributes) said.push(at.value);
+  }
+  return said.join(" ");
+})()"""
+KEPT = """(async () => {
+  const { picture } = await import("./picture.js");
+  const file = picture(document.querySelector("#map"), NAME);
+  const made = new DOMParser().parseFromString(file, "image/svg+xml");
+  const names = [...made.querySelectorAll("*")].flatMap((one) => one.getAttributeNames());
+  return [made.querySelectorAll("parsererror, script, img, b").length,
+    names.filter((name) => /^on|href/.test(name)).length,
+    made.querySelectorAll("title").length];
+})()"""
+
+
+def test_hostile_names_stay_text_in_all_that_opens(page: Page, bed: PageBed) -> None:
+    """Details, remedies, tooltips, the title and the drawing that is kept as a file."""
+    bed.create(STRANGE, STRANGE, namespace=STRANGE, policy="single-numa-node")
+    bed.create("wide " + STRANGE, STRANGE, cpus=500, policy="restricted")
+    for key in ("numacpu", "policy", STRANGE):
+        bed.create(f"{key} {STRANGE}", STRANGE, **{key: STRANGE})
+    visit(page, bed)
+    page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    for row in range(
+        1, 1 + int(page.run("document.querySelectorAll('#list tbody button').length"))
+    ):
+        page.run(f"document.querySelectorAll('#list tbody button')[{row - 1}]?.click()")
+        page.wait(f"{STEPS} > 0")
+        page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        seen = page.run(SEEN)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e]", seen)
+    assert page.run("document.title").endswith("– nri-numa")
+    assert page.run("document.querySelectorAll('img, #main script').length") == 0
+    errors, active, titles = page.run(KEPT.replace("NAME", json.dumps(STRANGE)))
+    assert (errors, active) == (0, 0)
+    assert titles > 1
 
 
 def test_nothing_is_loaded_from_elsewhere_and_no_code_can_be_slipped_in(
@@ -483,7 +619,7 @@ def test_nothing_is_loaded_from_elsewhere_and_no_code_can_be_slipped_in(
         "(document.createElement('script'))"
     )
     page.run("document.body.setAttribute('onclick', 'document.title = 2'); document.body.click()")
-    assert page.run("document.title").startswith("nri-numa ")
+    assert page.run("document.title").endswith("– nri-numa")
     refused = [e for e in page.errors if "Content Security Policy" in e]
     assert refused
     page.errors.clear()

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from nri_numa.topology.cpuset import CPUSet
-from nri_numa.topology.synthetic import synthetic
-from tests.support.browser import Page
-from tests.support.page_expressions import (
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.browser import Page
+from tests.beds.page_node import page_node
+from tests.checks.page_expressions import (
     BANNERS,
     CPUS,
     LIST,
@@ -21,7 +22,6 @@ from tests.support.page_expressions import (
     TITLE,
     fill,
 )
-from tests.support.page_node import page_node
 
 pytestmark = pytest.mark.browser
 

@@ -15,25 +15,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.containerd import LABELS, Containerd, find_binaries
-from tests.support.cpus import MACHINE
-from tests.support.cri import CRI
-from tests.support.plugin_process import PluginProcess, StartPlugin
-from tests.support.testbed import TestbedUnavailable, require_root
+from tests.beds.containerd import LABELS, Containerd, find_binaries
+from tests.beds.cri import CRI
+from tests.beds.plugin_process import PluginProcess, StartPlugin
+from tests.beds.testbed import TestbedUnavailable, require_root
+from tests.machines.cpus import MACHINE
+from tests.vm.selection import booted, unproven
 
 _FAILED = pytest.StashKey[bool]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what needs more CPUs than there are, also where the beds must be there.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what needs more CPUs than there are, if a virtual machine proves the same.
 
-    The virtual machines prove the same with CPUs enough.
+    ``@pytest.mark.cpus(4, proven_by="case")`` names the case, or the cases, of ``tests/vm``. Where
+    the beds must be there, one of the machines of that run must have it.
     """
-    for item in items:
-        marker = item.get_closest_marker("cpus")
-        if marker is not None and len(MACHINE) < marker.args[0]:
-            reason = f"needs {marker.args[0]} CPUs, this machine has {len(MACHINE)}"
-            item.add_marker(pytest.mark.skip(reason=reason))
+    marker = item.get_closest_marker("cpus")
+    if marker is None or len(MACHINE) >= marker.args[0]:
+        return
+    reason = f"needs {marker.args[0]} CPUs, this machine has {len(MACHINE)}"
+    proven_by = marker.kwargs.get("proven_by", ())
+    if os.environ.get("NRI_NUMA_REQUIRE_E2E") == "1" and (why := unproven(proven_by, booted())):
+        pytest.fail(f"NRI_NUMA_REQUIRE_E2E=1, but this {reason}, and {why}", pytrace=False)
+    pytest.skip(f"{reason}; in virtual machines: {proven_by}")
 
 
 def unavailable(error: TestbedUnavailable) -> None:
@@ -121,6 +127,20 @@ def containerd(request: pytest.FixtureRequest, beds: Beds) -> Iterator[Container
 
 
 @pytest.fixture
+def disposable() -> Iterator[Containerd]:
+    """A containerd 2 for one test alone: one that was hung on purpose serves nobody any more."""
+    directory = Path(tempfile.mkdtemp(prefix="nri-numa-e2e-"))
+    try:
+        require_root("containerd")
+        with Containerd(find_binaries("2"), directory / "c") as containerd:
+            yield containerd
+    except TestbedUnavailable as error:
+        unavailable(error)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
 def cri(containerd: Containerd) -> CRI:
     """The client of `containerd`."""
     return containerd.cri
@@ -141,6 +161,12 @@ def start_plugin(request: pytest.FixtureRequest, containerd: Containerd) -> Iter
 def plugin(start_plugin: StartPlugin) -> PluginProcess:
     """``nri-numa run`` with the default configuration, ready."""
     return start_plugin()
+
+
+def attach_if_failed(node: pytest.Item, name: str, text: str) -> None:
+    """Put a log into the report of a test that failed."""
+    if node.stash.get(_FAILED, False):
+        _attach(node, name, text)
 
 
 def _attach(node: pytest.Item, name: str, text: str) -> None:

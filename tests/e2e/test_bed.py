@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import cgroups
-from tests.support.containerd import Containerd
-from tests.support.cri import (
+from tests.beds import cgroups
+from tests.beds.containerd import Containerd
+from tests.beds.cri import (
     BEST_EFFORT,
     CRI,
     CRIError,

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.containerd import Containerd
-from tests.support.cri import CRI, CRIError, guaranteed, poll
-from tests.support.plugin_process import PluginProcess, StartPlugin, plugin_environment
+from tests.beds.containerd import Containerd
+from tests.beds.cri import CRI, CRIError, guaranteed, poll
+from tests.beds.plugin_process import PluginProcess, StartPlugin, plugin_environment
 
 pytestmark = pytest.mark.e2e
 
@@ -41,7 +41,7 @@ def document(done: subprocess.CompletedProcess[str]) -> Any:
 
 def test_status_shows_who_has_what(cri: CRI, plugin: PluginProcess) -> None:
     pod = cri.run_pod("listed", namespace="shop", annotations={f"{PREFIX}/numacpu": "0-1"})
-    container = cri.run(pod, "web")
+    container = cri.run(pod, "web", resources=guaranteed(2))
     poll(lambda: plugin.responsive() or None, "HTTP served")
     done = nri_numa("status", f"--api={plugin.address}", "-o", "json")
     assert done.returncode == 0, done.stderr
@@ -85,7 +85,6 @@ def test_the_checkpoint_can_be_read_while_the_plugin_runs(cri: CRI, plugin: Plug
     assert container.id in done.stdout
 
 
-@pytest.mark.cpus(3)
 def test_a_second_plugin_on_the_same_state_leaves(
     containerd: Containerd, cri: CRI, plugin: PluginProcess
 ) -> None:
@@ -100,10 +99,9 @@ def test_a_second_plugin_on_the_same_state_leaves(
     assert second.wait() != 0
     assert "Traceback" not in second.log()
     assert plugin.ready()
-    late = cri.run(
-        cri.run_pod("late", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
-    )
-    assert cri.allowed(late).cpus != cri.allowed(owner).cpus
+    thief = cri.run_pod("thief", annotations={f"{PREFIX}/numacpu": cri.allowed(owner).cpus})
+    with pytest.raises(CRIError, match="default/owner/main"):
+        cri.create(thief)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from nri_numa.runtime.cri import ContainerState, CRIClient, CRIResources
-from tests.support.containerd import Containerd
-from tests.support.cpus import LAST
-from tests.support.cri import CRI, Seen
+from nri_numa.cri.client import CRIClient, CRIContainerState, CRIResources
+from tests.beds.containerd import Containerd
+from tests.beds.cri import CRI, Seen
+from tests.machines.cpus import LAST
 
 pytestmark = pytest.mark.e2e
 
@@ -26,9 +26,9 @@ def test_reads_and_moves_a_container(containerd: Containerd, cri: CRI) -> None:
             (listed_pod,) = await client.list_pod_sandboxes()
             assert (listed_pod.id, listed_pod.namespace) == (pod.id, "tests")
             assert listed_pod.annotations["a"] == "b"
-            (listed,) = await client.list_containers(ContainerState.RUNNING)
+            (listed,) = await client.list_containers(CRIContainerState.RUNNING)
             assert (listed.id, listed.name) == (container.id, "main")
-            assert await client.list_containers(ContainerState.CREATED) == ()
+            assert await client.list_containers(CRIContainerState.CREATED) == ()
             status = await client.container_status(container.id)
             assert status is not None
             assert status.pid == cri.pid(container)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.topology.cpuset import CPUSet
-from tests.support.cpus import LAST, MACHINE
-from tests.support.cri import (
+from nri_numa.machine.cpuset import CPUSet
+from tests.beds.cri import (
     CRI,
     Container,
     CRIError,
@@ -16,7 +15,8 @@ from tests.support.cri import (
     guaranteed,
     poll,
 )
-from tests.support.plugin_process import PluginProcess, StartPlugin
+from tests.beds.plugin_process import PluginProcess, StartPlugin
+from tests.machines.cpus import FIRST, LAST, MACHINE
 
 pytestmark = pytest.mark.e2e
 
@@ -28,7 +28,7 @@ def cpus(cri: CRI, container: Container) -> CPUSet:
     return CPUSet.parse(cri.allowed(container).cpus)
 
 
-@pytest.mark.cpus(3)
+@pytest.mark.cpus(3, proven_by="exclusive_leaves_the_shared")
 def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
     """The grant's own answer takes the CPUs from all others; the stop gives them back."""
     before = cri.run(cri.run_pod("before", qos=QoS.BURSTABLE), resources=burstable(0.5))
@@ -53,7 +53,7 @@ def test_an_owner_that_exits_by_itself_gives_back_too(cri: CRI, plugin: PluginPr
     assert len(cpus(cri, cri.run(pod, "next", resources=guaranteed(1)))) == 1
 
 
-@pytest.mark.cpus(4)
+@pytest.mark.cpus(4, proven_by="churn")
 def test_two_owners_never_share(cri: CRI, plugin: PluginProcess) -> None:
     owners = []
     for name in ("one", "two", "three"):
@@ -89,11 +89,11 @@ def test_listed_cpus_can_be_owned(cri: CRI, plugin: PluginProcess) -> None:
     assert cpus(cri, shared) == MACHINE - CPUSet.parse(LAST)
 
 
-@pytest.mark.cpus(4)
 def test_reserved_cpus_are_not_given_away(cri: CRI, start_plugin: StartPlugin) -> None:
-    start_plugin({"reservedCPUs": "0-1"})
+    start_plugin({"reservedCPUs": FIRST})
     pod = cri.run_pod("owner", annotations=EXCLUSIVE)
-    assert cri.first_line(cri.run(pod, resources=guaranteed(2))).cpus == "2-3"
+    owner = cri.run(pod, resources=guaranteed(len(MACHINE) - 1))
+    assert CPUSet.parse(cri.first_line(owner).cpus) == MACHINE - CPUSet.parse(FIRST)
     with pytest.raises(CRIError, match="default/late"):
         cri.create(cri.run_pod("late", annotations=EXCLUSIVE), resources=guaranteed(1))
 
@@ -117,7 +117,7 @@ def test_nobody_widens_a_pin_by_accident(cri: CRI, plugin: PluginProcess) -> Non
     assert [cpus(cri, each) for each in (owner, listed, shared)] == before
 
 
-@pytest.mark.cpus(3)
+@pytest.mark.cpus(3, proven_by="exclusive_resized")
 def test_resize_in_place_keeps_what_it_has(cri: CRI, plugin: PluginProcess) -> None:
     shared = cri.run(cri.run_pod("shared"))
     owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
@@ -133,15 +133,15 @@ def test_resize_in_place_keeps_what_it_has(cri: CRI, plugin: PluginProcess) -> N
     assert cpus(cri, shared) == MACHINE - cpus(cri, owner)
 
 
-@pytest.mark.cpus(4)
 def test_a_failed_creation_gives_back(cri: CRI, plugin: PluginProcess) -> None:
     """The runtime fails after we granted: the start of a program that is not there."""
     shared = cri.run(cri.run_pod("shared"))
     pod = cri.run_pod("broken", annotations=EXCLUSIVE)
-    broken = cri.create(pod, resources=guaranteed(2), command=("/bin/not-there",))
+    most = len(MACHINE) - 1
+    broken = cri.create(pod, resources=guaranteed(most), command=("/bin/not-there",))
     with pytest.raises(CRIError, match="StartContainer"):
         cri.start(broken)
     cri.remove(broken)
     poll(lambda: cpus(cri, shared) == MACHINE or None, "CPUs given back")
-    fine = cri.run(pod, "main", resources=guaranteed(3), attempt=1)
-    assert len(cpus(cri, fine)) == 3
+    fine = cri.run(pod, "main", resources=guaranteed(most), attempt=1)
+    assert len(cpus(cri, fine)) == most

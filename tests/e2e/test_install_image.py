@@ -7,6 +7,8 @@ private test bed, and the configuration, are others than on a node.
 from __future__ import annotations
 
 import json
+import shutil
+import stat
 import subprocess
 import sys
 import urllib.error
@@ -19,10 +21,13 @@ import pytest
 import yaml
 
 from nri_numa import __version__
-from nri_numa.runtime.pb import cri_pb2
-from tests.support.containerd import Containerd
-from tests.support.cri import CRI, Pod, allowed, guaranteed, poll
-from tests.support.plugin_process import REPOSITORY, free_port
+from nri_numa.cri.pb import cri_pb2
+from nri_numa.machine.cpuset import CPUSet
+from tests.beds.cgroups import unified
+from tests.beds.containerd import Containerd
+from tests.beds.cri import CRI, CRIError, Pod, allowed, guaranteed, poll
+from tests.beds.plugin_process import REPOSITORY, free_port
+from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.e2e
 
@@ -53,6 +58,7 @@ class Kubelet:
         }
         assert self._spec["hostNetwork"]
         self.log_file = Path("/dev/null")
+        self.seccomp = cri_pb2.SecurityProfile(profile_type=cri_pb2.RuntimeDefault)
         self.pod: Pod = cri.run_pod("nri-numa", namespace="nri-numa")
 
     def run(self, *arguments: str, attempt: int = 0) -> str:
@@ -94,7 +100,7 @@ class Kubelet:
                     readonly_rootfs=security["readOnlyRootFilesystem"],
                     no_new_privs=not security["allowPrivilegeEscalation"],
                     privileged=security["privileged"],
-                    seccomp=cri_pb2.SecurityProfile(profile_type=cri_pb2.RuntimeDefault),
+                    seccomp=self.seccomp,
                     masked_paths=["/proc/kcore", "/proc/keys", "/sys/firmware"],
                     readonly_paths=["/proc/sys", "/proc/irq", "/proc/bus"],
                 ),
@@ -156,7 +162,6 @@ def answers(port: int, path: str) -> bool | None:
         return None
 
 
-@pytest.mark.cpus(3)
 def test_the_plugin_pins_from_inside_a_container(
     cri: CRI, kubelet: Kubelet, tmp_path: Path
 ) -> None:
@@ -176,11 +181,12 @@ def test_the_plugin_pins_from_inside_a_container(
     owner = cri.run(
         cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
     )
-    listed = cri.run(cri.run_pod("listed", annotations={f"{PREFIX}/numacpu": "1"}))
     own = cri.allowed(owner)
+    listed_cpu = str(max(MACHINE - CPUSet.parse(own.cpus)))
+    listed = cri.run(cri.run_pod("listed", annotations={f"{PREFIX}/numacpu": listed_cpu}))
     assert cri.first_line(owner) == own
     assert own.cpus != whole.cpus
-    assert cri.allowed(listed).cpus == "1"
+    assert cri.allowed(listed).cpus == listed_cpu
     # What the plugin's own container may use is not taken for the machine.
     assert cri.allowed(plugin).cpus != whole.cpus
 
@@ -189,10 +195,14 @@ def test_the_plugin_pins_from_inside_a_container(
     again = kubelet.run(attempt=1)
     poll(lambda: answers(port, "/readyz"), "ready again")
     assert cri.allowed(owner) == own
-    second = cri.run(
-        cri.run_pod("second", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
-    )
-    assert cri.allowed(second).cpus not in (own.cpus, "1", whole.cpus)
+    second_pod = cri.run_pod("second", annotations={f"{PREFIX}/cpus": "exclusive"})
+    pinned = [owner, listed]
+    if len(MACHINE) == 2:
+        with pytest.raises(CRIError, match="default/second"):
+            cri.create(second_pod, resources=guaranteed(1))
+    else:
+        pinned.append(cri.run(second_pod, resources=guaranteed(1)))
+        assert cri.allowed(pinned[-1]).cpus not in (own.cpus, listed_cpu, whole.cpus)
 
     busy = kubelet.run("release", attempt=2)
     assert kubelet.wait(busy) == 1
@@ -201,10 +211,62 @@ def test_the_plugin_pins_from_inside_a_container(
     cri.stop(again, timeout_s=5)
     done = kubelet.run("release", attempt=3)
     assert kubelet.wait(done) == 0, kubelet.log()
-    for container in (owner, listed, second):
+    for container in pinned:
         assert cri.allowed(container) == whole
 
     stays = kubelet.run("release", "--stay", attempt=4)
     poll(lambda: "Waiting to be stopped." in kubelet.log() or None, "released and stays")
     cri.stop(stays, timeout_s=10)
     assert cri.status(stays).status.exit_code == 0
+
+
+def test_the_seccomp_profile_is_enough_for_the_pod(
+    cri: CRI, kubelet: Kubelet, tmp_path: Path
+) -> None:
+    """As a runtime applies it, which needs some calls itself before the program begins."""
+    # Where a kubelet takes it from; a runtime is told the whole path.
+    profile = tmp_path / "nri-numa.json"
+    shutil.copy(REPOSITORY / "config/security/nri-numa.json", profile)
+    kubelet.seccomp = cri_pb2.SecurityProfile(
+        profile_type=cri_pb2.Localhost, localhost_ref=str(profile)
+    )
+    port = free_port()
+    (tmp_path / "config" / "agent.yaml").write_text(
+        json.dumps({"http": {"address": f"127.0.0.1:{port}"}})
+    )
+    whole = allowed("self")
+    plugin = kubelet.run()
+    poll(lambda: answers(port, "/readyz"), "ready")
+    assert "Seccomp:\t2" in Path(f"/proc/{cri.pid(plugin)}/status").read_text()
+    owner = cri.run(
+        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
+    )
+    own = cri.allowed(owner)
+    assert own.cpus != whole.cpus
+    cri.stop(plugin, timeout_s=5)
+    assert cri.status(plugin).status.exit_code == 0
+    released = kubelet.run("release", attempt=1)
+    assert kubelet.wait(released) == 0, kubelet.log()
+    assert cri.allowed(owner) == whole
+
+
+@pytest.mark.cpus(2)
+def test_cgroups_of_containers_can_be_written_from_inside(
+    cri: CRI, kubelet: Kubelet, tmp_path: Path
+) -> None:
+    """A mount that is read-only would leave starting containers to the runtime."""
+    port = free_port()
+    (tmp_path / "config" / "agent.yaml").write_text(
+        json.dumps({"http": {"address": f"127.0.0.1:{port}"}})
+    )
+    plugin = kubelet.run()
+    poll(lambda: answers(port, "/readyz"), "ready")
+    listed = cri.run(cri.run_pod("listed", annotations={f"{PREFIX}/numacpu": "1"}))
+    inside = Path(f"/proc/{cri.pid(plugin)}/root/sys/fs/cgroup")
+    path = cri.info(listed)["runtimeSpec"]["linux"]["cgroupsPath"].lstrip("/")
+    cpus = (inside if unified() else inside / "cpuset") / path / "cpuset.cpus"
+    assert cpus.read_text() == "1\n"
+    cpus.write_text("1\n")
+    # It is the plugin's user that owns the file; it has no capability that would help.
+    assert cpus.stat().st_uid == 0
+    assert cpus.stat().st_mode & stat.S_IWUSR

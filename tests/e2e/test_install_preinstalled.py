@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.containerd import Containerd
-from tests.support.cpus import LAST
-from tests.support.cri import CRI, allowed, poll
-from tests.support.plugin_process import REPOSITORY, free_port
+from tests.beds.containerd import Containerd
+from tests.beds.cri import CRI, allowed, poll
+from tests.beds.plugin_process import REPOSITORY, free_port
+from tests.machines.cpus import LAST
 
 pytestmark = pytest.mark.e2e
 

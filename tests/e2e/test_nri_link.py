@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import pytest
 from google.protobuf.message import Message
 
-from nri_numa.protocol.pb import nri_pb2 as pb
-from nri_numa.protocol.versions import RuntimeInfo
-from nri_numa.runtime.handler import LinkState, RequestRefused
-from nri_numa.runtime.nri import NRILink
-from nri_numa.runtime.push import PushResult
-from tests.support.containerd import Containerd
-from tests.support.cpus import FIRST, LAST
-from tests.support.cri import CRI, CRIError, Resources, allowed, poll
+from nri_numa.nri.handler import LinkState, RequestRefused
+from nri_numa.nri.link import NRILink
+from nri_numa.nri.registration import PushResult
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import RuntimeInfo
+from tests.beds.containerd import Containerd
+from tests.beds.cri import CRI, CRIError, Resources, allowed, poll
+from tests.machines.cpus import FIRST, LAST
 
 pytestmark = pytest.mark.e2e
 
@@ -70,6 +70,12 @@ class Handler:
 
     def remove_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
         self.calls.append("remove")
+
+    def start_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
+        self.calls.append("start")
+
+    def post_start_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
+        self.calls.append("started")
 
     def post_update_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
         self.calls.append("updated")
@@ -124,6 +130,8 @@ class Plugin:
             index="50",
             socket_path=str(self._containerd.nri_socket),
             push_interval=0.05,
+            # Pushes in the middle of everything: that they lock nothing is what is tried.
+            quiet_seconds=0.0,
         )
 
     async def _start(self) -> asyncio.Task[None]:
@@ -258,18 +266,23 @@ def test_pushes_arrive_and_never_lock_the_runtime(cri: CRI, link: Plugin) -> Non
     pod = cri.run_pod()
     pushed = [cri.run(pod, f"pushed{i}") for i in range(3)]
     updated = [cri.run(pod, f"updated{i}") for i in range(3)]
-    end = time.monotonic() + 6
+    begin = time.monotonic()
     errors: list[BaseException] = []
     done = {"push": 0, "update": 0}
 
+    def over() -> bool:
+        """Six seconds, and more on a machine that did little in them."""
+        after = time.monotonic() - begin
+        return after > 60 or (after > 6 and done["push"] > 5 and done["update"] > 50)
+
     def count(name: str) -> Iterator[int]:
-        while time.monotonic() < end and not errors:
+        while not over() and not errors:
             done[name] += 1
             yield done[name]
 
     def push() -> None:
         for number in count("push"):
-            result = link.push({each.id: str(number % 3) for each in pushed})
+            result = link.push({each.id: str(number % 2) for each in pushed})
             assert result.ok, result
 
     def update() -> None:
@@ -291,7 +304,7 @@ def test_pushes_arrive_and_never_lock_the_runtime(cri: CRI, link: Plugin) -> Non
     assert errors == []
     assert done["push"] > 5
     assert done["update"] > 50
-    expected = str(done["push"] % 3)
+    expected = str(done["push"] % 2)
     for container in pushed:
         poll(
             lambda c=container: cri.allowed(c).cpus == expected or None,  # type: ignore[misc]  # bound per turn

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.topology.cpuset import CPUSet
-from nri_numa.topology.synthetic import synthetic
-from tests.support.cri import CRI, CRIError, guaranteed
-from tests.support.machines import write_sysfs
-from tests.support.plugin_process import PluginProcess, StartPlugin
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.cri import CRI, CRIError, guaranteed
+from tests.beds.plugin_process import PluginProcess, StartPlugin
+from tests.machines.named import write_sysfs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cpus(4)]
+pytestmark = pytest.mark.e2e
 
 PREFIX = "numa.kubernetes.io/"
 
@@ -29,6 +29,7 @@ def node(tmp_path: Path, start_plugin: StartPlugin) -> PluginProcess:
     return start_plugin(sysfs_root=write_sysfs(tmp_path / "machine", topology))
 
 
+@pytest.mark.cpus(4, proven_by=("restricted_admitted", "restricted_refused"))
 def test_restricted_takes_two_nodes_only_when_an_empty_machine_would_need_them(
     cri: CRI, node: PluginProcess
 ) -> None:
@@ -44,6 +45,7 @@ def test_restricted_takes_two_nodes_only_when_an_empty_machine_would_need_them(
     assert cri.first_line(cri.run(late, resources=guaranteed(2))).cpus in ("0-1", "2-3")
 
 
+@pytest.mark.cpus(4, proven_by=("best_effort_widens", "single_numa_node_refused"))
 def test_best_effort_takes_what_is_left_and_says_so(cri: CRI, node: PluginProcess) -> None:
     """One CPU is taken on each NUMA node; two more are had by crossing over."""
     for number in (0, 2):
@@ -57,17 +59,20 @@ def test_best_effort_takes_what_is_left_and_says_so(cri: CRI, node: PluginProces
         cri.create(strict, resources=guaranteed(2))
 
 
+@pytest.mark.cpus(4, proven_by="single_numa_node_exclusive")
 def test_single_numa_node_admits_what_one_node_has(cri: CRI, node: PluginProcess) -> None:
     pod = cri.run_pod("single", annotations=asks(policy="single-numa-node"))
     assert cri.first_line(cri.run(pod, resources=guaranteed(2))).cpus in ("0-1", "2-3")
 
 
+@pytest.mark.cpus(4, proven_by="refusal_softened")
 def test_unpinned_starts_where_a_policy_would_refuse(cri: CRI, node: PluginProcess) -> None:
     annotations = asks(policy="single-numa-node") | {PREFIX + "on-failure": "unpinned"}
     pod = cri.run_pod("anyhow", annotations=annotations)
     assert cri.first_line(cri.run(pod, resources=guaranteed(3))).cpus == "0-3"
 
 
+@pytest.mark.cpus(4, proven_by="init_hands_its_cpus_on")
 def test_the_app_gets_the_cpus_of_its_init_container(cri: CRI, node: PluginProcess) -> None:
     pod = cri.run_pod("stages", annotations=asks(policy="single-numa-node"))
     init = cri.run(pod, "init", resources=guaranteed(1))

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from nri_numa.topology.cpuset import CPUSet
-from tests.support.cgroups import hierarchies
-from tests.support.containerd import Containerd
-from tests.support.cri import CRI, allowed, guaranteed, poll, with_cpus
-from tests.support.plugin_process import PluginProcess, StartPlugin, plugin_environment
+from nri_numa.machine.cpuset import CPUSet
+from tests.beds.cgroups import hierarchies
+from tests.beds.containerd import Containerd
+from tests.beds.cri import CRI, allowed, guaranteed, poll, with_cpus
+from tests.beds.plugin_process import PluginProcess, StartPlugin, plugin_environment
 
 pytestmark = pytest.mark.e2e
 

@@ -14,20 +14,22 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nri_numa.topology.cpuset import CPUSet
-from tests.support import cgroups
-from tests.support.containerd import Containerd
-from tests.support.cri import CRI, CRIError, QoS, Resources, allowed, burstable, guaranteed, poll
-from tests.support.plugin_process import StartPlugin
+from nri_numa.machine.cpuset import CPUSet
+from tests.beds import cgroups
+from tests.beds.containerd import Containerd
+from tests.beds.cri import CRI, CRIError, QoS, Resources, allowed, burstable, guaranteed, poll
+from tests.beds.plugin_process import StartPlugin
+from tests.machines.cpus import LAST
 
 pytestmark = pytest.mark.e2e
 
 MACHINE = CPUSet.parse(allowed("self").cpus)
+ROUNDS = 3  # of each sort of load, at least
 SECONDS = 6.0  # plain UpdateContainers locks 2.1.9 within 3 s of such a load
 
 
 class Storm:
-    """Runs functions again and again in threads until the time is over or one of them fails."""
+    """Runs functions in threads, until time is over and each ran often enough, or one fails."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -38,13 +40,18 @@ class Storm:
     def add(self, name: str, work: Callable[[], None]) -> None:
         def run() -> None:
             try:
-                while time.monotonic() < self._end and not self._errors:
+                while not self._over() and not self._errors:
                     work()
-                    self.rounds[name] = self.rounds.get(name, 0) + 1
+                    self.rounds[name] += 1
             except BaseException as error:
                 self._errors.append(error)
 
+        self.rounds[name] = 0
         self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+
+    def _over(self) -> bool:
+        # A slow machine takes longer for the same load.
+        return time.monotonic() >= self._end and min(self.rounds.values()) >= ROUNDS
 
     def run(self) -> None:
         for thread in self._threads:
@@ -70,7 +77,6 @@ def impatient(containerd: Containerd) -> Iterator[Callable[[], CRI]]:
         )
 
 
-@pytest.mark.cpus(4)
 def test_pushes_under_load_do_not_lock_the_runtime(
     cri: CRI, start_plugin: StartPlugin, impatient: Callable[[], CRI]
 ) -> None:
@@ -112,7 +118,9 @@ def test_pushes_under_load_do_not_lock_the_runtime(
         """The pool changes without any request to answer: what nobody asks for is pushed."""
         nonlocal narrow
         narrow = not narrow
-        reserved = {"reservedCPUs": "3", "strictReserved": True} if narrow else {}
+        # With two CPUs, one listed and one owned, the pool has none to spare: only drift is pushed.
+        narrower = narrow and len(MACHINE) > 2
+        reserved = {"reservedCPUs": LAST, "strictReserved": True} if narrower else {}
         plugin.reload({"reconcile": reconcile, **reserved})
         time.sleep(0.4)
 
@@ -126,7 +134,6 @@ def test_pushes_under_load_do_not_lock_the_runtime(
     storm.add("drift", drift)
     storm.run()
 
-    assert min(storm.rounds.values()) >= 3, storm.rounds
     # Still alive, and right: nobody has CPUs of a pool of long ago, a new pod is pinned from its
     # first line.
     plugin.reload({"reconcile": reconcile})
@@ -137,8 +144,8 @@ def test_pushes_under_load_do_not_lock_the_runtime(
             timeout_s=15,
         )
     poll(lambda: cri.allowed(listed).cpus == "1" or None, "drift repaired", timeout_s=15)
-    late = cri.run(cri.run_pod("late", annotations={"numa.kubernetes.io/numacpu": "2"}))
-    assert cri.first_line(late).cpus == "2"
+    late = cri.run(cri.run_pod("late", annotations={"numa.kubernetes.io/numacpu": LAST}))
+    assert cri.first_line(late).cpus == LAST
     assert plugin.ready()
 
 
@@ -148,7 +155,13 @@ def test_drift_is_found_and_repaired(cri: CRI, start_plugin: StartPlugin) -> Non
     pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": "1"})
     listed = cri.run(pod)
     cgroups.write_cpus(f"{pod.cgroup_parent}/{listed.id}", str(MACHINE))
-    assert CPUSet.parse(cri.allowed(listed).cpus) == MACHINE
+
+    def repaired() -> float:
+        # Which of the two looks first is a matter of when: the round, or the look after a start.
+        names = ("nri_numa_drift_repaired_total", "nri_numa_late_repairs_total")
+        return sum(plugin.metric(name) for name in names)
+
+    poll(lambda: repaired() or None, "drift found", timeout_s=30)
     poll(lambda: cri.allowed(listed).cpus == "1" or None, "drift repaired", timeout_s=30)
     assert plugin.ready()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.embedded_node import Node
+from tests.beds.embedded_node import Node
 
 THOROUGH = os.environ.get("NRI_NUMA_FAULTS") == "all"
 """Every step and every byte, instead of a selection that takes a minute."""

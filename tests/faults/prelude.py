@@ -5,19 +5,25 @@ Faults:
 ``kill:N:MOMENT``
     SIGKILL to itself at the N-th change of the checkpoint's files: ``before`` it, ``after`` it, or
     ``half`` way through a write.
+``call:MODULE:CLASS.METHOD:MOMENT``
+    SIGKILL to itself ``before`` the first call of that method is made, or ``after`` it returned.
 ``count:FILE``
     Write the number of such changes into FILE, whenever there is one more.
 ``clock:FILE``
     Unix time is off by the seconds that FILE holds.
+``confined:FILE``
+    No capability, and the system calls of the seccomp profile FILE only.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 STEPS = ("open", "write", "fsync", "rename", "link", "ftruncate")
@@ -83,6 +89,20 @@ def count_into(path: str) -> Callable[..., Any]:
     return hook
 
 
+def kill_at_call(module: str, method: str, moment: str) -> None:
+    """Replace a method by one that ends the process."""
+    owner, _, name = method.partition(".")
+    cls = vars(importlib.import_module(module))[owner]
+    real = vars(cls)[name]
+
+    def last(*arguments: Any, **options: Any) -> None:
+        if moment == "after":
+            real(*arguments, **options)
+        die()
+
+    setattr(cls, name, last)
+
+
 def jumping_clock(path: str) -> Callable[[], float]:
     """Make a ``time.time`` that jumps."""
     real = time.time
@@ -99,15 +119,24 @@ def main() -> None:
     name, _, rest = sys.argv.pop(1).partition(":")
     if name == "clock":
         time.time = jumping_clock(rest)
+    elif name == "confined":
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+        from tests.beds import confinement
+
+        if os.geteuid() == 0:
+            confinement.drop_capabilities()
+        confinement.load(Path(rest))
+    elif name == "call":
+        kill_at_call(*rest.split(":"))
     else:
-        import nri_numa.checkpoint
+        import nri_numa.store.checkpoint
 
         if name == "kill":
             number, moment = rest.split(":")
             hook = kill_at(int(number), moment)
         else:
             hook = count_into(rest)
-        vars(nri_numa.checkpoint)["os"] = BrokenOS(hook)
+        vars(nri_numa.store.checkpoint)["os"] = BrokenOS(hook)
     from nri_numa.cli import main as run
 
     sys.argv[0] = "nri-numa"

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa import statedoc
-from nri_numa.checkpoint import CheckpointStore
-from nri_numa.engine.workload import QoSClass
-from nri_numa.topology.cpuset import CPUSet
-from nri_numa.topology.synthetic import synthetic
+from nri_numa.engine.values.workload import QoSClass
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.store import documents
+from nri_numa.store.checkpoint import CheckpointStore
+from tests.beds.embedded_node import Node, until
+from tests.beds.world import World, container, pod, resources
 from tests.faults.conftest import THOROUGH
-from tests.support.embedded_node import Node, until
-from tests.support.world import World, container, pod, resources
 
 IDENTITY = {"version": "test", "machine": "m", "boot": "b"}
 
@@ -31,7 +31,7 @@ def tiny(directory: Path) -> Iterator[Path]:
     path = directory / "tiny"
     path.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)],
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(path)],
         capture_output=True,
         text=True,
         check=False,
@@ -164,6 +164,32 @@ def test_rubbish_for_a_checkpoint(node: Node, rubbish: bytes) -> None:
     node.usable()
 
 
+@pytest.mark.parametrize("what", ["fifo", "open to all"])
+def test_a_state_directory_that_others_have_been_at(node: Node, what: str) -> None:
+    """Nobody waits for a FIFO, and what anybody may have written is not believed."""
+    node.start()
+    node.four()
+    node.plugin.kill()
+    if what == "fifo":
+        node.plugin.checkpoint.unlink()
+        os.mkfifo(node.plugin.checkpoint)
+        said = "is a FIFO, expected a regular file"
+    else:
+        node.plugin.state_directory.chmod(0o777)
+        said = "has mode 0777, expected one that only its owner may write"
+    node.start()
+    node.logged(said)
+    assert node.metric("nri_numa_checkpoint_errors_total") >= 1
+    node.check()
+    node.plugin.state_directory.chmod(0o700)
+    churn(node, 2)
+    node.note(node.owner("kept"), "exclusive")
+    until(lambda: "kept" in node.plugin.checkpoint.read_text(), "the state is durable again")
+    node.plugin.restart(kill=True)
+    node.check()
+    node.usable()
+
+
 def test_cut_at_each_byte(tmp_path: Path) -> None:
     """Without processes, for each length: load, adopt; nobody moves and nothing is owned twice."""
     world = World(synthetic(memory_gib=64))
@@ -192,7 +218,7 @@ def test_cut_at_each_byte(tmp_path: Path) -> None:
         between_lines = b"\n" in whole[max(0, length - 1) : length + 1]
         assert loaded.problems or between_lines or length in (0, len(whole))
         agent = world.boot()
-        remembered, damaged = statedoc.state_from(loaded.entries)
+        remembered, damaged = documents.state_from(loaded.entries)
         assert not damaged
         agent.restore(remembered)
         world.synchronize()

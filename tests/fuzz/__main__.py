@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.fuzz.targets import TARGETS, Target, quiet
+from tests.fuzz.every import EVERY
+from tests.fuzz.targets import Target, quiet
 
 CASE_SECONDS = 1.0
 GROWTH_KIB = 128 << 10
@@ -83,7 +84,7 @@ def campaign(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fuzz from the command line."""
-    names = [target.name for target in TARGETS]
+    names = [target.name for target in EVERY]
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=None, help="60 when no count is given")
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if seconds is None and options.count is None:
         seconds = 60.0
     quiet()
-    targets = [kind() for kind in TARGETS if not options.target or kind.name in options.target]
+    targets = [kind() for kind in EVERY if not options.target or kind.name in options.target]
     try:
         return campaign(targets, seed=options.seed, seconds=seconds, count=options.count)
     finally:

@@ -21,14 +21,14 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from nri_numa.errors import RemoteProtocolError  # noqa: E402
-from nri_numa.protocol import events as ev  # noqa: E402
-from nri_numa.protocol.pb import nri_pb2 as pb  # noqa: E402
-from nri_numa.protocol.session import (  # noqa: E402
+from nri_numa.nri.wire import events as ev  # noqa: E402
+from nri_numa.nri.wire.pb import nri_pb2 as pb  # noqa: E402
+from nri_numa.nri.wire.session import (  # noqa: E402
     PluginSession,
     RuntimeSession,
     SessionLimits,
 )
-from tests.support import peer_bytes  # noqa: E402
+from tests.beds import peer_bytes  # noqa: E402
 
 MEMORY_LIMIT = 64 << 20
 """Far above what a session may hold: two messages of 4 MiB and the collected slices."""

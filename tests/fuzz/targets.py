@@ -7,6 +7,7 @@ case.
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import random
@@ -20,24 +21,28 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from nri_numa import config as configuration
-from nri_numa import logs, statedoc
-from nri_numa.agent import Answer
-from nri_numa.cgroups import relative_path
-from nri_numa.checkpoint import CheckpointStore
-from nri_numa.engine.decision import Refused
-from nri_numa.engine.wishes import KEYS, BadWish, resolve
-from nri_numa.engine.workload import Container, QoSClass, Resources, Wishes
+from nri_numa.engine.adopt.assigned import signed
+from nri_numa.engine.decision import Admitted, Refused
+from nri_numa.engine.request.annotations import KEYS, resolve
+from nri_numa.engine.state import NodeState
+from nri_numa.engine.values.answers import StateChange
+from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.values.workload import Container, QoSClass, Requested, Resources
 from nri_numa.errors import ConfigError
-from nri_numa.hotplug import concerns_cpus, parse_uevent
-from nri_numa.protocol.pb import nri_pb2 as pb
-from nri_numa.runtime.adapter import Adapter
-from nri_numa.runtime.handler import RequestRefused
-from nri_numa.topology.synthetic import synthetic
+from nri_numa.machine.cgroups import relative_path
+from nri_numa.machine.hotplug import concerns_cpus, parse_uevent
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.nri.adapter import Adapter
+from nri_numa.nri.handler import RequestRefused
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.observe import logs
+from nri_numa.store import documents
+from nri_numa.store.checkpoint import CheckpointStore
+from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.fuzz import fuzz_protocol
-from tests.support.world import PREFIX, World, container, pod, resources
 
 CORPUS = Path(__file__).with_name("corpus")
 MACHINE = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
@@ -91,6 +96,8 @@ class Target(ABC):
 
     Attributes:
         name: of the target, and of its part of the corpus.
+        corpus: inputs that make sense, written by hand.
+        found: inputs that a fuzzer found (`tests.fuzz.guided`); anything.
     """
 
     name: ClassVar[str]
@@ -98,10 +105,13 @@ class Target(ABC):
     def __init__(self) -> None:
         directory = CORPUS / self.name
         self.corpus = [path.read_bytes() for path in sorted(directory.glob("*"))]
+        found = CORPUS / f"{self.name}.base64"
+        lines = found.read_bytes().split() if found.exists() else []
+        self.found = [base64.b64decode(line) for line in lines]
 
     def from_corpus(self, rng: random.Random) -> bytes:
         """A member of the corpus, nearly always damaged."""
-        data = rng.choice(self.corpus)
+        data = rng.choice([*self.corpus, *self.found])
         return data if rng.random() < 0.05 else mutate(rng, data)
 
     @abstractmethod
@@ -110,9 +120,9 @@ class Target(ABC):
 
     def replay(self) -> int:
         """Try the corpus itself; how many inputs that were."""
-        for data in self.corpus:
+        for data in (*self.corpus, *self.found):
             self.feed(data)
-        return len(self.corpus)
+        return len(self.corpus) + len(self.found)
 
     def feed(self, data: bytes) -> str:
         """Try one given input."""
@@ -132,9 +142,13 @@ class Protocol(Target):
         """See `fuzz_protocol`."""
         return fuzz_protocol.one(rng.randrange(1 << 32))
 
+    def feed(self, data: bytes) -> str:
+        """To both roles, in one piece."""
+        return "/".join(fuzz_protocol.play(one, [data]) for one in fuzz_protocol.sessions())
+
 
 class Annotations(Target):
-    """What pods write, up to the decision: wishes or one sentence, never an exception."""
+    """What pods write, up to the decision: requested or one sentence, never an exception."""
 
     name = "annotations"
 
@@ -170,15 +184,15 @@ class Annotations(Target):
         of = pod("fuzz", {}, qos=QoSClass.GUARANTEED)
         of.annotations.update(annotations)  # type: ignore[attr-defined]
         made = container(of, wants=resources(2, 1))
-        wishes = resolve(self.world.settings, of, made)
-        assert isinstance(wishes, Wishes | BadWish)
+        requested = resolve(self.world.settings, of, made)
+        assert isinstance(requested, Requested | Refusal)
         answer = self.world.agent.create_container(of, made)
-        assert isinstance(answer, Answer | Refused)
+        assert isinstance(answer, Admitted | Refused)
         outcome = "admitted"
         if isinstance(answer, Refused):
             assert "\n" not in answer.message, answer.message
             assert len(answer.message) < 3000, len(answer.message)
-            assert not isinstance(wishes, BadWish) or answer.reason == "InvalidAnnotation"
+            assert not isinstance(requested, Refusal) or answer.reason == "InvalidAnnotation"
             outcome = answer.reason
         self.world.agent.stop_container(made.id)
         self.world.agent.remove_pod(of.uid)
@@ -202,18 +216,19 @@ class Assigned(Target):
         return self.feed(json.dumps(document).encode())
 
     def feed(self, data: bytes) -> str:
-        """Adopt two containers that carry it."""
+        """Adopt three that carry it: plain, with our signature, and for a pod that asks for it."""
         world = World(MACHINE)
         note = data.decode(errors="replace")
-        for name in ("one", "two"):
-            of = pod(name)
+        for name in ("one", "signed", "two"):
+            of = pod(name, {} if name == "one" else {"cpus": "exclusive"})
             world.pods[of.id] = of
-            made = container(of, wants=Resources(cpus="1"))
-            made.annotations[f"{PREFIX}assigned"] = note  # type: ignore[index]
+            made = container(of, wants=Resources(cpus="1", cpu_shares=1024))
+            text = signed(note.rstrip()[:-1], made.id, world.key) if name == "signed" else note
+            made.annotations[f"{PREFIX}assigned"] = text  # type: ignore[index]
             world.live[made.id] = made
         world.synchronize()
         state = world.agent.state
-        assert len(state.allocations) == 2
+        assert len(state.allocations) == 3
         value = world.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
         assert value == 0
         return "/".join(sorted(a.kind.value for a in state.allocations.values()))
@@ -281,7 +296,7 @@ class Checkpoint(Target):
         store = CheckpointStore(str(self.directory), identity=identity, clock=lambda: 1.0)
         try:
             loaded = store.load()
-            state, problems = statedoc.state_from(loaded.entries)
+            state, problems = documents.state_from(loaded.entries)
             world = World(MACHINE)
             world.agent.restore(state)
             for name in ("one", "two"):
@@ -296,7 +311,8 @@ class Checkpoint(Target):
             for container_id in list(world.live):
                 world.stop(container_id)
             assert not world.agent.state.owned
-            store.record(statedoc.all_documents(state))
+            whole = StateChange(containers=tuple(state.allocations), pods=tuple(state.pods))
+            store.record(documents.changed_documents(NodeState(), state, whole))
         finally:
             store.close()
         return f"{len(loaded.entries)} entries" + (" damaged" if problems else "")
@@ -343,10 +359,7 @@ class Requests(Target):
         self.world = World(MACHINE)
         self.adapter = Adapter(self.world.agent, self.world.metrics)
         self.adapter.synchronize([], [])
-
-    def one(self, rng: random.Random) -> str:
-        """One request with random fields; ids come from a handful, so that some fit together."""
-        requests: tuple[tuple[str, type[Message], Callable[[Any], object]], ...] = (
+        self.requests: tuple[tuple[str, type[Message], Callable[[Any], object]], ...] = (
             ("create", pb.CreateContainerRequest, self.adapter.create_container),
             ("update", pb.UpdateContainerRequest, self.adapter.update_container),
             ("stop", pb.StopContainerRequest, self.adapter.stop_container),
@@ -354,9 +367,25 @@ class Requests(Target):
             ("remove", pb.RemoveContainerRequest, self._remove),
             ("remove pod", pb.RemovePodSandboxRequest, self._remove_pod),
         )
-        name, kind, handle = rng.choice(requests)
+
+    def one(self, rng: random.Random) -> str:
+        """One request with random fields; ids come from a handful, so that some fit together."""
+        name, kind, handle = rng.choice(self.requests)
         message = kind()
         self.fill(rng, message, 0)
+        return self.asked(name, handle, message)
+
+    def feed(self, data: bytes) -> str:
+        """The first byte says which request the others are; what is no such message is no input."""
+        name, kind, handle = self.requests[data[0] % len(self.requests) if data else 0]
+        try:
+            message = kind.FromString(data[1:])
+        except DecodeError:
+            return "no input"
+        return self.asked(name, handle, message)
+
+    def asked(self, name: str, handle: Callable[[Any], object], message: Message) -> str:
+        """Handle it: refused in one line or done, and nobody's CPUs are given twice."""
         said = "ok"
         try:
             handle(message)
@@ -425,15 +454,18 @@ class Small(Target):
 
     def one(self, rng: random.Random) -> str:
         """One of each."""
-        event = b"online@/devices/cpu3\0ACTION=online\0SUBSYSTEM=cpu\0"
-        concerns = concerns_cpus(parse_uevent(mutate(rng, event)))
-        path = relative_path(
-            mutate(rng, b"kubepods-burstable-pod1.slice:cri-containerd:abc").decode(
-                errors="replace"
-            )
-            if rng.random() < 0.5
-            else "/" + text(rng)
-        )
+        event = mutate(rng, b"online@/devices/cpu3\0ACTION=online\0SUBSYSTEM=cpu\0")
+        if rng.random() < 0.5:
+            path = mutate(rng, b"kubepods-burstable-pod1.slice:cri-containerd:abc")
+        else:
+            path = f"/{text(rng)}".encode(errors="replace")
+        return self.feed(event + b"\n" + path)
+
+    def feed(self, data: bytes) -> str:
+        """An event, and a path behind the last line feed."""
+        event, _, given = data.rpartition(b"\n")
+        concerns = concerns_cpus(parse_uevent(event))
+        path = relative_path(given.decode(errors="replace"))
         assert not path.startswith("/")
         assert ".." not in path.split("/")
         return f"{concerns} {bool(path)}"

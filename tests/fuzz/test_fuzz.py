@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.fuzz.__main__ import case
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.every import EVERY
+from tests.fuzz.targets import Target
 
 CASES = {"protocol": 40, "assigned": 60, "checkpoint": 60, "config": 60}
 
 
-@pytest.mark.parametrize("kind", TARGETS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_a_short_walk(kind: type[Target]) -> None:
     """No exception but the documented ones, within bounded time; and not always the same end."""
     target = kind()

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from nri_numa.cli.capture import capture
-from nri_numa.cli.topology_view import WIDTH, render_topology
-from nri_numa.topology.model import CoreKind, Topology
-from nri_numa.topology.sysfs import discover, read_memory, read_online
-from nri_numa.topology.tree import LINKS, NEEDED
+from nri_numa.cli.topology_output import WIDTH, render_topology
+from nri_numa.machine.model import CoreKind, Topology
+from nri_numa.machine.sysfs import discover, read_memory, read_online
+from nri_numa.machine.tree import LINKS, NEEDED
 
 pytestmark = pytest.mark.slow  # thousands of members are unpacked
 

@@ -7,6 +7,7 @@ import os
 import pty
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.embedded_node import Node
-from tests.support.http_view import HOSTILE
+from tests.beds.embedded_node import Node
+from tests.beds.http_view import HOSTILE
 
 PROGRAM = Path(sys.executable).parent / "nri-numa"
 
@@ -29,6 +30,8 @@ class Terminal:
         self.pid, self.master = pty.fork()
         if self.pid == 0:  # pragma: no cover - the child
             os.environ.update(TERM="xterm", COLUMNS="80", LINES="40")
+            # Who runs the tests in the background may have it ignored, and that is inherited.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execv(command[0], command)
 
     def wait_for(self, text: str, limit: float = 30.0) -> None:
@@ -100,6 +103,45 @@ def test_no_name_reaches_the_terminal_as_a_command_to_it(node: Node, command: st
         assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+LONG = "checkout-service-with-a-long-name-7d4b9c6f5d-x2x1z-0123456789-abcdef"
+
+
+def test_a_narrow_terminal_shows_names_whole_and_a_pipe_one_row_a_line(node: Node) -> None:
+    """The next command needs every letter of the name; a pipe finds it in one piece."""
+    node.listed(LONG)
+    command = (str(PROGRAM), "status", f"--api={node.plugin.address}")
+    terminal = Terminal(*command)
+    try:
+        terminal.wait_for("-o wide shows all columns")
+    finally:
+        terminal.close()
+    assert "…" not in terminal.shown
+    rows = terminal.shown[terminal.shown.index("NAMESPACE") :].splitlines()
+    assert max(map(len, rows)) <= 80
+    begin, end = rows[0].index("POD"), rows[0].index("CONTAINER")
+    assert LONG in "".join(row[begin:end].strip() for row in rows)
+    environment = {name: text for name, text in os.environ.items() if name != "COLUMNS"}
+    piped = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    assert sum(LONG in line and "explicit" in line for line in piped.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["status"], ["explain", "web"]])
+def test_a_command_that_waits_says_for_what(words: list[str]) -> None:
+    """Here for an agent that accepts the connection and does not answer."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        terminal = Terminal(str(PROGRAM), *words, f"--api={address}")
+        try:
+            terminal.wait_for(f"asking {address} … ")
+            terminal.wait_for(f"\x1b[Knri-numa: no answer from {address}")
+        finally:
+            terminal.close()
+
+
 def in_shell(shell: str, script: str) -> str:
     """What a script prints in a real shell that finds the program."""
     found = shutil.which(shell)
@@ -127,6 +169,52 @@ def test_bash_completes(words: str, expected: str) -> None:
         "_nri_numa_completion nri-numa; echo ${COMPREPLY[@]}"
     )
     assert in_shell("bash", script).split() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("explain ''", ["default/database-0", "default/web"]),
+        ("explain d", ["default/database-0", "default/web", "database-0"]),
+        ("explain default/da", ["default/database-0"]),
+        ("explain -n default ''", ["database-0", "web"]),
+        ("status -n ''", ["default"]),
+        ("explain web ''", ["app"]),
+    ],
+)
+def test_bash_completes_the_names_of_the_live_plugin(
+    node: Node, words: str, expected: list[str]
+) -> None:
+    for name in ("database-0", "web"):
+        node.listed(name)
+    script = (
+        f"export NRI_NUMA_API={node.plugin.address}; source <(nri-numa completion bash); "
+        f"COMP_WORDS=(nri-numa {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+        "_nri_numa_completion nri-numa; echo ${COMPREPLY[@]}"
+    )
+    assert in_shell("bash", script).split() == expected
+
+
+@pytest.mark.parametrize("shell", ["fish", "zsh"])
+def test_what_fish_and_zsh_ask_is_answered_with_live_names(node: Node, shell: str) -> None:
+    """By what their scripts set; the shells themselves are in the tests below, where installed."""
+    node.listed("database-0")
+    words = {"fish": ("nri-numa explain ", ""), "zsh": ("nri-numa explain ", "2")}[shell]
+    done = subprocess.run(
+        [str(PROGRAM)],
+        env={
+            **os.environ,
+            "NRI_NUMA_API": str(node.plugin.address),
+            "_NRI_NUMA_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": words[0],
+            "COMP_CWORD": words[1],
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "default/database-0" in done.stdout
 
 
 def test_fish_completes() -> None:

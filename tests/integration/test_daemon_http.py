@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import re
+import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nri_numa.protocol.pb import nri_pb2 as pb
-from nri_numa.runtime.embedded import EmbeddedRuntime
-from nri_numa.runtime.embedded_world import CRIError, EmbeddedContainer
-from tests.support import machines
-from tests.support.http_view import Reply, connected, get
-from tests.support.plugin_process import plugin_environment
+from bench.attacker import flood, linger
+from nri_numa.embedded.runtime import EmbeddedRuntime
+from nri_numa.embedded.world import CRIError, EmbeddedContainer
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.http_view import Reply, connected, get
+from tests.beds.plugin_process import plugin_environment
+from tests.machines import named as machines
 
 PREFIX = "numa.kubernetes.io/"
 GIB = 1 << 30
@@ -38,7 +43,14 @@ class Node:
         self._grown = asyncio.Condition()
         self._reader: asyncio.Task[None]
 
-    async def start(self, http: str, environment: Mapping[str, str], *python: str) -> None:
+    async def start(
+        self,
+        http: str,
+        environment: Mapping[str, str],
+        *python: str,
+        stderr: int = asyncio.subprocess.PIPE,
+        files: int = 1024,
+    ) -> None:
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             *python,
@@ -51,12 +63,14 @@ class Node:
             f"--http={http}",
             env=plugin_environment(environment),
             stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=stderr,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
         )
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        assert self.process.stderr is not None
+        if self.process.stderr is None:
+            return
         async for line in self.process.stderr:
             async with self._grown:
                 self.lines.append(line.decode().rstrip())
@@ -130,6 +144,8 @@ async def node(
     http: str = "127.0.0.1:0",
     runtime: bool = True,
     environment: Mapping[str, str] | None = None,
+    stderr: int = asyncio.subprocess.PIPE,
+    files: int = 1024,
 ) -> AsyncIterator[Node]:
     """Two sockets, four NUMA nodes of 8 CPUs and 16 GiB; NUMA node 0 is CPUs 0-3,16-19."""
     topology = machines.snc_smt()
@@ -147,7 +163,7 @@ async def node(
         path, cpus=str(topology.online), mems=str(topology.memory_nodes)
     ) as embedded:
         made = Node(directory, embedded)
-        await made.start(http, environment or {}, *python)
+        await made.start(http, environment or {}, *python, stderr=stderr, files=files)
         try:
             await embedded.wait_for_plugin()
             yield made
@@ -176,7 +192,7 @@ def test_the_api_tells_what_the_runtime_was_told(tmp_path: Path, run: Run) -> No
             plain = await here.create("plain", {})
             listed = await here.create("listed", {"numacpu": "1,9", "numamem": "0"})
             own = await here.create("own", SINGLE, cpus=4, memory=4 * GIB)
-            with pytest.raises(CRIError, match="needs 9 exclusive CPUs and"):
+            with pytest.raises(CRIError, match="9 exclusive CPUs needed, more"):
                 await here.create("big", SINGLE, cpus=9, memory=4 * GIB)
             shared = await here.create("shared", {"policy": "best-effort"}, cpus=1.5)
             assert here.runtime is not None
@@ -200,13 +216,13 @@ def test_the_api_tells_what_the_runtime_was_told(tmp_path: Path, run: Run) -> No
 
             samples = await here.metrics()
             for kind in ("unbound", "explicit", "exclusive", "shared"):
-                assert samples[f'nri_numa_containers{{kind="{kind}"}}'] == 1
-            assert samples['nri_numa_containers{kind="foreign"}'] == 0
+                assert samples[f'nri_numa_containers{{kind="{kind}",preferred="true"}}'] == 1
+            assert samples['nri_numa_containers{kind="foreign",preferred="true"}'] == 0
             i = by_pod["own"]["numaNodes"]
             label = f'{{numa_node="{i}"}}'
             assert samples[f'nri_numa_numa_node_cpus{{numa_node="{i}",state="exclusive"}}'] == 4
             assert samples[f'nri_numa_numa_node_cpus{{numa_node="{i}",state="shared"}}'] == 4
-            assert samples[f"nri_numa_numa_node_allocatable_cpus{label}"] == 4
+            assert samples[f"nri_numa_numa_node_available_cpus{label}"] == 4
             assert samples[f"nri_numa_numa_node_memory_bytes{label}"] == 16 * GIB
             assert samples[f"nri_numa_numa_node_memory_allocated_bytes{label}"] == 4 * GIB
             assert samples[f"nri_numa_numa_node_memory_available_bytes{label}"] <= 12 * GIB
@@ -215,6 +231,11 @@ def test_the_api_tells_what_the_runtime_was_told(tmp_path: Path, run: Run) -> No
             assert samples["nri_numa_internal_errors_total"] == 0
             assert samples["nri_numa_invariant_violations_total"] == 0
             assert samples["nri_numa_checkpoint_age_seconds"] < 60
+            written = samples["nri_numa_checkpoint_written_timestamp_seconds"]
+            assert abs(time.time() - written) < 60
+            assert samples["nri_numa_config_last_reload_successful"] == 1
+            status = await here.get("/v1/status")
+            assert samples[f'nri_numa_node_info{{node_name="{status["nodeName"]}"}}'] == 1
             assert samples["nri_numa_checkpoint_write_seconds_count"] >= 4
             refused = (
                 'nri_numa_decisions_total{outcome="refused",policy="single-numa-node",'
@@ -226,9 +247,9 @@ def test_the_api_tells_what_the_runtime_was_told(tmp_path: Path, run: Run) -> No
             assert one["outcome"] == "admitted"
             assert one["assignment"]["cpus"] == own.cpus
             steps = " ".join(one["steps"])
-            assert f"It runs on CPUs {by_pod['own']['cpus']} of its own" in steps
+            assert f"It runs on exclusive CPUs {by_pod['own']['cpus']}" in steps
             assert (
-                "It asked for 4 CPUs of its own and 4 GiB on one NUMA node (annotation "
+                "It asked for 4 exclusive CPUs and 4 GiB on one NUMA node (annotation "
                 "numa.kubernetes.io/policy: single-numa-node)."
             ) in steps
             assert one["details"]["pool"]["after"] != one["details"]["pool"]["before"]
@@ -248,7 +269,7 @@ def test_the_api_tells_what_the_runtime_was_told(tmp_path: Path, run: Run) -> No
             # What it gives back is seen as well.
             await here.runtime.stop_container(own.id)
             samples = await here.metrics()
-            assert samples['nri_numa_containers{kind="exclusive"}'] == 0
+            assert samples['nri_numa_containers{kind="exclusive",preferred="true"}'] == 0
             assert samples["nri_numa_shared_pool_cpus"] == 32
             assert (await here.get("/v1/explain/shop/own", 404))["error"]["reason"] == "NotFound"
         assert "Traceback" not in "\n".join(here.lines)
@@ -391,7 +412,7 @@ def test_nothing_of_the_server_is_loaded_before_the_link_stands(tmp_path: Path, 
             loaded = [n for n, one in enumerate(here.lines) if one.startswith("import time:")]
             before = {here.lines[n].rpartition("|")[2].strip() for n in loaded if n < active}
             after = {here.lines[n].rpartition("|")[2].strip() for n in loaded if n > active}
-            assert {"h11", "nri_numa.http.server", "nri_numa.view"} <= after
+            assert {"h11", "nri_numa.http.server", "nri_numa.node.view"} <= after
             assert not {n for n in before if n.startswith(("nri_numa.http", "h11", "aiohttp"))}
             assert not {n for n in before | after if n.split(".")[0] in ("aiohttp", "grpc")}
 
@@ -440,5 +461,95 @@ def test_replies_are_documents(tmp_path: Path, run: Run) -> None:
                 reply: Reply = await get(address, target)
                 assert reply.status == 200
                 assert isinstance(reply.json, dict)
+
+    run(test())
+
+
+@asynccontextmanager
+async def attacked(*attackers: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Attackers at work; they go on until the end."""
+    tasks = [asyncio.ensure_future(one) for one in attackers]
+    try:
+        await asyncio.sleep(0)
+        yield
+        assert not any(task.done() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def places_all(here: Node, count: int = 25) -> None:
+    """Create containers one after the other: each is placed, and the runtime keeps the plugin."""
+    assert here.runtime is not None
+    for n in range(count):
+        made = await here.create(f"web-{n}", {"policy": "best-effort", "cpus": "shared"}, cpus=0.1)
+        assert here.runtime.containers[made.id].cpus, f"container {n} started unpinned"
+    assert not here.runtime.closed
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/status"])
+def test_pipelining_clients_delay_nobody(tmp_path: Path, run: Run, path: str) -> None:
+    """As anybody on the node can: without the token, with probes or with what is refused."""
+    (tmp_path / "token").write_text("0123456789abcdef")
+    token = {"NRI_NUMA_HTTP_TOKEN_FILE": str(tmp_path / "token")}
+
+    async def test() -> None:
+        async with node(tmp_path, environment=token) as here:
+            address = await here.address()
+            async with attacked(*(flood(address[1], path) for _ in range(4))):
+                assert (await get(address, path)).status in (200, 401)
+                await places_all(here)
+                assert (await get(address, "/healthz")).status == 200
+            assert await here.stop() == 0
+
+    run(test())
+
+
+def test_connections_that_never_finish_a_request_keep_no_probe_out(
+    tmp_path: Path, run: Run
+) -> None:
+    """More than there are places and more than the reserve holds."""
+
+    async def test() -> None:
+        async with node(tmp_path, files=128) as here:  # 32 places, and 32 in the reserve
+            address = await here.address()
+            async with attacked(*(linger(address[1], b"GET /heal", 0.1) for _ in range(80))):
+                while (await get(address, "/v1/status")).status != 503:
+                    pass
+                await places_all(here)
+                for path in ("/healthz", "/readyz"):
+                    assert (await get(address, path)).status == 200
+            while (reply := await get(address, "/metrics")).status != 200:
+                pass
+            assert b"nri_numa_http_dropped_total 0.0" not in reply.body
+            assert await here.stop() == 0
+
+    run(test())
+
+
+def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path, run: Run) -> None:
+    """Containers are placed, the lines wait for their reader, and SIGTERM ends the process."""
+
+    async def test() -> None:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        fcntl.fcntl(writing, 1031, 4096)  # F_SETPIPE_SZ: one page
+        debug = {"NRI_NUMA_LOG_LEVEL": "debug"}
+        try:
+            async with node(tmp_path, environment=debug, stderr=writing) as here:
+                await places_all(here, 60)
+                text = ""
+                while "pod=shop/web-59" not in text:
+                    await asyncio.sleep(0.01)
+                    with suppress(BlockingIOError):
+                        text += os.read(reading, 1 << 20).decode()
+                for n in range(60):
+                    assert f"pod=shop/web-{n} " in text
+                await places_all(here, 60)
+                assert await here.stop() == 0
+        finally:
+            os.close(reading)
+            os.close(writing)
 
     run(test())

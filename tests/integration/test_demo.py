@@ -6,18 +6,31 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nri_numa import demo_stage
-from nri_numa.demo_stage import NotAsTold, Stage, assigned, example, examples
-from nri_numa.manifests.kubelet import container_of, pod_sandbox
-from nri_numa.manifests.messages import container_message
-from nri_numa.runtime.embedded import CRIError
-from nri_numa.topology.sysfs import discover
+from nri_numa.cli.made_up import made_up
+from nri_numa.embedded import stage as demo_stage
+from nri_numa.embedded.messages import container_message
+from nri_numa.embedded.runtime import CRIError
+from nri_numa.embedded.stage import NotAsExpected, Stage, assigned, example, examples
+from nri_numa.machine.sysfs import discover
+from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder whose path is short: where it is long, the demo leaves ``TMPDIR`` for ``/tmp``.
+
+    ``tmp_path`` grows with the user's name, and with the worker's when tests run side by side.
+    """
+    with tempfile.TemporaryDirectory(prefix="demo-", dir="/tmp") as path:
+        yield Path(path)
 
 
 def demo(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,8 +47,8 @@ def demo(*arguments: str, home: Path, **environment: str) -> subprocess.Complete
     )
 
 
-def test_the_demo_goes_as_told_and_leaves_nothing(tmp_path: Path) -> None:
-    done = demo(home=tmp_path)
+def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
+    done = demo(home=home)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     for word in (
@@ -49,21 +62,40 @@ def test_the_demo_goes_as_told_and_leaves_nothing(tmp_path: Path) -> None:
         assert word in done.stdout
     for path in examples().iterdir():
         assert path.name in done.stdout, "every example is shown"
-    assert list(tmp_path.iterdir()) == []
+    assert list(home.iterdir()) == []
 
 
-def test_the_demo_fits_80_columns_of_plain_text(tmp_path: Path) -> None:
-    text = demo(home=tmp_path).stdout
+def test_the_demo_fits_80_columns_of_plain_text(home: Path) -> None:
+    text = demo(home=home).stdout
     lines = [line for line in text.splitlines() if "simulate /" not in line]  # an absolute path
     assert max(map(len, lines)) <= 80
     assert text.isascii()
     assert "\x1b" not in text
 
 
-def test_the_demo_does_not_care_what_this_node_is_configured_to(tmp_path: Path) -> None:
+def test_the_next_step_works_on_every_machine(home: Path) -> None:
+    """It names the machine of the demo; only the pod that is too big on purpose is refused."""
+    text = demo(home=home).stdout.replace("\\\n", "")
+    (words,) = re.findall(r"nri-numa (simulate .*)", text)
+    assert f"--machine {demo_stage.MODEL}" in words
+    assert made_up(demo_stage.MODEL.removeprefix("synthetic:")) == demo_stage.model()
+    done = subprocess.run(
+        [sys.executable, "-m", "nri_numa", *words.split()],
+        capture_output=True,
+        text=True,
+        cwd=home,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert re.findall(r"(\S+) +\S+ +REFUSED", done.stdout) == ["too-big"]
+
+
+def test_the_demo_does_not_care_what_this_node_is_configured_to(home: Path) -> None:
     """Neither its configuration, nor its service manager, nor a proxy."""
     done = demo(
-        home=tmp_path,
+        home=home,
         NRI_NUMA_STRATEGY="nonsense",
         NRI_NUMA_CONFIG="/nowhere.yaml",
         NOTIFY_SOCKET="/nowhere",
@@ -73,30 +105,30 @@ def test_the_demo_does_not_care_what_this_node_is_configured_to(tmp_path: Path) 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_kept_files_can_be_looked_at(tmp_path: Path) -> None:
-    done = demo("--keep", home=tmp_path)
+def test_kept_files_can_be_looked_at(home: Path) -> None:
+    done = demo("--keep", home=home)
     assert done.returncode == 0
-    (folder,) = tmp_path.iterdir()
+    (folder,) = home.iterdir()
     assert str(folder) in done.stderr
     assert "container placed" in (folder / "plugin.log").read_text()
     assert len(discover(folder / "root").online) == 32
 
 
-def test_a_plugin_that_does_not_start_is_told(tmp_path: Path) -> None:
+def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
     """Exit code 1, with the end of the plugin's log."""
-    broken = tmp_path / "broken"
+    broken = home / "broken"
     broken.mkdir()
     (broken / "msgspec.py").write_text("raise ImportError('broken on purpose')")
     code = (
-        "import sys, nri_numa.cli; from nri_numa import demo_stage; "
-        f"old = demo_stage._environment; demo_stage._environment = lambda: {{**old(), "
+        "import sys, nri_numa.cli; from nri_numa.embedded import stage; "
+        f"old = stage._environment; stage._environment = lambda: {{**old(), "
         f"'PYTHONPATH': {str(broken)!r}}}; nri_numa.cli.main(['demo'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.getcwd()},
+        env={**os.environ, "TMPDIR": str(home), "PYTHONPATH": os.getcwd()},
         timeout=120,
         check=False,
     )
@@ -118,9 +150,9 @@ async def test_a_refused_pod_is_gone_and_a_wrong_word_is_caught(tmp_path: Path) 
         (pinned,) = await stage.run(pod)
         assert assigned(pinned)["cpus"] == "1,17"
         pinned.message.annotations.clear()
-        with pytest.raises(NotAsTold, match="does not carry"):
+        with pytest.raises(NotAsExpected, match="does not carry"):
             assigned(pinned)
-        with pytest.raises(NotAsTold, match="HTTP Error 404"):
+        with pytest.raises(NotAsExpected, match="HTTP Error 404"):
             await stage.ask("/v1/nothing")
         assert re.fullmatch(r"[0-9,-]+", pinned.cpus)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.docs_blocks import blocks, environment, make_checkout, make_programs, run
+from tests.checks.docs_blocks import blocks, environment, make_checkout, make_programs, run
 
 
 def test_every_block_without_root(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import http.client
 import os
 import ssl
@@ -16,10 +18,11 @@ from click.testing import CliRunner
 
 from nri_numa.cli import cli
 from nri_numa.config import HTTP
+from nri_numa.http import connection, places
 from nri_numa.http.server import HTTPServer
-from nri_numa.metrics import Metrics
-from tests.support.certificates import make_expired
-from tests.support.http_view import FakeView
+from nri_numa.observe.metrics import Metrics
+from tests.beds.certificates import make_expired
+from tests.beds.http_view import FakeView
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -81,7 +84,7 @@ def test_the_api_is_served_over_tls_to_whoever_has_the_token(served: tuple[int, 
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(served: tuple[int, Path]) -> None:
-    """For the connection after the one that noticed it at the latest."""
+    """For the next connection already."""
     port, directory = served
     assert ask(port, directory, "/healthz")[0] == 200
     old = (directory / "cert.pem").read_bytes()
@@ -92,7 +95,6 @@ def test_a_renewed_certificate_is_used_without_a_restart(served: tuple[int, Path
     previous = directory / "old"
     previous.mkdir()
     (previous / "cert.pem").write_bytes(old)
-    ask(port, previous, "/healthz")
     assert ask(port, directory, "/healthz")[0] == 200
     with pytest.raises(ssl.SSLCertVerificationError):
         ask(port, previous, "/healthz")
@@ -151,3 +153,81 @@ def test_an_expired_certificate_is_said_and_served(
 
     assert asyncio.run(serve()) == 200
     assert "certificate expired" in caplog.text
+
+
+def held(kind: str) -> int:
+    """Objects of a class that are alive, found without collecting those that are garbage."""
+    return sum(type(one).__name__ == kind for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("greeting", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"])
+def test_handshakes_that_come_to_nothing_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, greeting: bytes
+) -> None:
+    """The plugin's collector looks at old objects every ten minutes; they must not wait for it."""
+    monkeypatch.setattr(connection, "REQUEST_TIMEOUT", 0.05)
+    monkeypatch.setattr(places, "MAX_CONNECTIONS", 8)
+    make_certificate(tmp_path, "first")
+    section = HTTP(
+        address="127.0.0.1:0",
+        tls_cert=str(tmp_path / "cert.pem"),
+        tls_key=str(tmp_path / "key.pem"),
+    )
+
+    async def one(address: tuple[str, int]) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(greeting)
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+
+    async def serve() -> None:
+        server = HTTPServer(section, FakeView(), Metrics("0"), version="0.1.0")
+        assert await server.start()
+        assert server.address is not None
+        for _ in range(4):
+            await asyncio.gather(*(one(server.address) for _ in range(8)))
+        while len(server._places):
+            await asyncio.sleep(0.01)
+        assert held("SSLProtocol") <= 2  # the latest may not be forgotten yet
+        await server.stop()
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(serve())
+    finally:
+        gc.enable()
+
+
+def test_silent_clients_do_not_get_as_far_as_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The places are taken by whoever came first; a probe is answered, over TLS, all the same."""
+    monkeypatch.setattr(places, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(places, "MAX_RESERVE", 8)
+    make_certificate(tmp_path, "first")
+    section = HTTP(
+        address="127.0.0.1:0",
+        tls_cert=str(tmp_path / "cert.pem"),
+        tls_key=str(tmp_path / "key.pem"),
+    )
+
+    async def serve() -> None:
+        server = HTTPServer(section, FakeView(), Metrics("0"), version="0.1.0")
+        assert await server.start()
+        assert server.address is not None
+        silent = [await asyncio.open_connection(*server.address) for _ in range(40)]
+        while len(server._places) < 12:
+            await asyncio.sleep(0.01)
+        assert held("SSLProtocol") == 0
+        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        reader, writer = await asyncio.open_connection(*server.address, ssl=context)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"200"
+        writer.close()
+        for _, other in silent:
+            other.close()
+        await server.stop()
+
+    asyncio.run(serve())

@@ -12,12 +12,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.protocol import events as ev
-from nri_numa.protocol.pb import nri_pb2 as pb
-from nri_numa.protocol.session import PluginSession
-from nri_numa.protocol.versions import PLUGIN_EVENTS, Event
-from nri_numa.runtime import nri
-from nri_numa.runtime.embedded import (
+from nri_numa.embedded.runtime import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
     CONTAINERD_2_4,
@@ -28,10 +23,22 @@ from nri_numa.runtime.embedded import (
     Faults,
     RuntimeProfile,
 )
-from nri_numa.runtime.nri import LinkState, RequestRefused
-from nri_numa.runtime.transport import SessionTransport
-from tests.support.link_bed import became_active, eventually, link_to, running
-from tests.support.recording_plugin import RecordingPlugin, adjustment, pin, update
+from nri_numa.nri import link as nri
+from nri_numa.nri.link import LinkState, NRILink, RequestRefused
+from nri_numa.nri.transport import SessionTransport
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.session import PluginSession
+from nri_numa.nri.wire.versions import PLUGIN_EVENTS, Event
+from tests.beds.link_bed import (
+    RawRuntime,
+    became_active,
+    eventually,
+    link_to,
+    raw_runtime,
+    running,
+)
+from tests.beds.recording_plugin import RecordingPlugin, adjustment, pin, update
 
 pytestmark = pytest.mark.asyncio
 
@@ -561,3 +568,60 @@ async def raw_old_plugin(path: str) -> AsyncIterator[list[str]]:
         yield seen
     finally:
         await connection.aclose("done")
+
+
+async def test_a_registration_that_is_never_synchronised_is_watched(tmp_path: Path) -> None:
+    """What a hung runtime looks like: it takes the connection, and nothing more comes of it."""
+    path = str(tmp_path / "nri.sock")
+    hang = True
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        await runtime.register()
+        await runtime.configure(pb.ConfigureRequest(runtime_name="containerd"))
+        if hang:
+            await runtime.reader.read()
+        else:
+            await runtime.synchronize()
+            await runtime.reader.read()
+
+    plugin = RecordingPlugin()
+    link = link_to(path, plugin)
+    async with raw_runtime(path, serve), running(link):
+        await eventually(lambda: LinkState.CONFIGURED in [s for s, _ in plugin.states])
+        assert link.watch.waiting()[0] == "registration"
+        waited = link.watch.waiting()[1]
+        link._close("dialled again by the test")  # from our side: no sign of life
+        await eventually(lambda: [s for s, _ in plugin.states].count(LinkState.CONFIGURED) == 2)
+        assert link.watch.waiting()[1] > waited
+        hang = False
+        link._close("and once more")
+        await eventually(lambda: became_active(plugin))
+        assert link.watch.waiting() == ("", 0.0)
+
+
+async def test_a_runtime_that_is_not_there_does_not_hang(tmp_path: Path) -> None:
+    plugin = RecordingPlugin()
+    link = link_to(str(tmp_path / "nowhere.sock"), plugin)
+    async with running(link):
+        await eventually(lambda: bool(plugin.states))
+        assert link.watch.waiting() == ("", 0.0)
+
+
+async def test_while_the_socket_takes_connections_a_pause_is_short(tmp_path: Path) -> None:
+    """After two short-lived links the next dial would have been half a minute away."""
+    path = str(tmp_path / "nri.sock")
+    pauses: list[float] = []
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        return
+
+    class Told(NRILink):
+        async def _pause(self, delay: float, before: tuple[int, int] | None) -> None:
+            pauses.append(delay)
+
+    link = Told(
+        RecordingPlugin(), name="a", index="10", socket_path=path, delays=lambda: iter([30.0] * 9)
+    )
+    async with raw_runtime(path, serve), running(link):
+        await eventually(lambda: len(pauses) >= 3)
+    assert pauses[:3] == [2.0, 2.0, 2.0]

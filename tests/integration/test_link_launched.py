@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.embedded.runtime import CONTAINERD_1_7, CONTAINERD_2_1, EmbeddedRuntime
 from nri_numa.errors import ConfigError
-from nri_numa.protocol.pb import nri_pb2 as pb
-from nri_numa.runtime.embedded import CONTAINERD_1_7, CONTAINERD_2_1, EmbeddedRuntime
-from nri_numa.runtime.nri import LinkState, NRILink, preinstalled_from_environment
-from tests.support.link_bed import eventually
-from tests.support.recording_plugin import RecordingPlugin, adjustment
+from nri_numa.nri.link import LinkState, NRILink, preinstalled_from_environment
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.link_bed import eventually
+from tests.beds.recording_plugin import RecordingPlugin, adjustment
 
 pytestmark = pytest.mark.asyncio
 

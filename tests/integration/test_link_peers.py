@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from nri_numa.protocol import events as ev
-from nri_numa.protocol import mux, ttrpc
-from nri_numa.protocol.pb import nri_pb2 as pb
-from nri_numa.protocol.pb import ttrpc_pb2
-from nri_numa.protocol.session import PluginSession
-from nri_numa.protocol.versions import EVENTS_OF_0_2, EVENTS_OF_0_10
-from nri_numa.runtime.embedded import CONTAINERD_1_7, CRIError, EmbeddedRuntime
-from nri_numa.runtime.nri import LinkState, RegistrationRefused, RequestRefused
-from tests.support.link_bed import (
+from nri_numa.embedded.runtime import CONTAINERD_1_7, CRIError, EmbeddedRuntime
+from nri_numa.nri.link import LinkState, RefusedForGood, RequestRefused
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire import mux, ttrpc
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.pb import ttrpc_pb2
+from nri_numa.nri.wire.session import PluginSession
+from nri_numa.nri.wire.versions import EVENTS_OF_0_2, EVENTS_OF_0_10
+from tests.beds.link_bed import (
     RawRuntime,
     became_active,
     eventually,
@@ -30,8 +30,8 @@ from tests.support.link_bed import (
     raw_runtime,
     running,
 )
-from tests.support.recording_plugin import RecordingPlugin, adjustment
-from tests.support.wire import request_frame
+from tests.beds.recording_plugin import RecordingPlugin, adjustment
+from tests.beds.wire import request_frame
 
 pytestmark = pytest.mark.asyncio
 
@@ -165,7 +165,7 @@ async def test_a_refused_registration_is_fatal_when_it_would_repeat_for_ever(
     plugin = RecordingPlugin()
     path = str(tmp_path / "nri.sock")
     async with raw_runtime(path, serve):
-        with pytest.raises(RegistrationRefused, match="10-numapin: invalid plugin index: 10"):
+        with pytest.raises(RefusedForGood, match="10-numapin: invalid plugin index: 10"):
             await asyncio.wait_for(link_to(path, plugin).run(), 10)
     assert plugin.states[1] == (
         LinkState.DISCONNECTED,
@@ -181,7 +181,7 @@ async def test_a_configuration_the_handler_refuses_is_fatal(tmp_path: Path) -> N
     plugin = RecordingPlugin(configured=refuse)
     path = str(tmp_path / "nri.sock")
     async with EmbeddedRuntime(path) as runtime:
-        with pytest.raises(RegistrationRefused, match="unknown key 'cpu'"):
+        with pytest.raises(RefusedForGood, match="unknown key 'cpu'"):
             await asyncio.wait_for(link_to(path, plugin).run(), 10)
         assert runtime.plugins == ()
 
@@ -191,7 +191,7 @@ async def test_events_nobody_ever_has_are_fatal(tmp_path: Path) -> None:
     path = str(tmp_path / "nri.sock")
     link = link_to(path, RecordingPlugin(), events=EVENTS_OF_0_10 & ~EVENTS_OF_0_2)
     async with EmbeddedRuntime(path, profile=CONTAINERD_1_7):
-        with pytest.raises(RegistrationRefused, match="none of the events"):
+        with pytest.raises(RefusedForGood, match="none of the events"):
             await asyncio.wait_for(link.run(), 10)
 
 
@@ -261,7 +261,8 @@ async def test_events_that_were_not_asked_for_are_answered_and_do_nothing(tmp_pa
         isinstance(answer, ev.Answered) and answer.status is None and answer.payload == b""
         for answer in answers
     )
-    assert plugin.log == ["Configure", "Synchronize"]
+    # The handler is told what it has a method for, asked for or not.
+    assert plugin.log == ["Configure", "Synchronize", "StartContainer ", "PostStartContainer "]
 
 
 async def test_a_flood_of_slices_leaves_memory_flat(tmp_path: Path) -> None:

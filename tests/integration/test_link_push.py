@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.errors import LocalProtocolError
-from nri_numa.protocol import events as ev
-from nri_numa.protocol.pb import nri_pb2 as pb
-from nri_numa.protocol.versions import EVENTS_OF_0_2, PushPath
-from nri_numa.runtime.embedded import (
+from nri_numa.embedded.runtime import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
     CONTAINERD_2_4,
@@ -21,8 +17,12 @@ from nri_numa.runtime.embedded import (
     EmbeddedRuntime,
     RuntimeProfile,
 )
-from nri_numa.runtime.nri import LinkState, NRILink
-from tests.support.link_bed import (
+from nri_numa.errors import LocalProtocolError
+from nri_numa.nri.link import LinkState, NRILink
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import EVENTS_OF_0_2, PushPath
+from tests.beds.link_bed import (
     RawRuntime,
     became_active,
     eventually,
@@ -30,7 +30,7 @@ from tests.support.link_bed import (
     raw_runtime,
     running,
 )
-from tests.support.recording_plugin import RecordingPlugin, update
+from tests.beds.recording_plugin import RecordingPlugin, update
 
 pytestmark = pytest.mark.asyncio
 
@@ -288,3 +288,98 @@ async def test_what_can_happen_to_a_second_registration(
     assert result.ok is (fault == "event first")
     assert detail in result.detail
     assert bool(detail) is bool(result.detail)
+
+
+async def test_a_push_waits_until_nothing_else_is_under_way(tmp_path: Path) -> None:
+    """A registration beside the removal of a sandbox hangs containerd 2.1."""
+    quiet = False
+    plugin = RecordingPlugin()
+    socket_path = str(tmp_path / "nri.sock")
+    link = link_to(socket_path, plugin, quiet=lambda: quiet)
+    async with EmbeddedRuntime(socket_path, profile=CONTAINERD_2_1) as runtime, running(link):
+        await runtime.wait_for_plugin()
+        container = await started(runtime)
+        push = asyncio.create_task(link.push([update(container.id, "1-2", "0")]))
+        done, _ = await asyncio.wait({push}, timeout=0.05)
+        assert not done
+        quiet = True
+        assert (await push).ok
+        assert container.cpus == "1-2"
+
+
+async def test_a_node_that_is_never_quiet_is_told_by_replies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nri_numa.nri.pusher.QUIET_WAIT", 0.0)
+    plugin = RecordingPlugin()
+    socket_path = str(tmp_path / "nri.sock")
+    link = link_to(socket_path, plugin, quiet=lambda: False)
+    async with EmbeddedRuntime(socket_path, profile=CONTAINERD_2_1) as runtime, running(link):
+        await runtime.wait_for_plugin()
+        container = await started(runtime)
+        before = container.cpus
+        result = await link.push([update(container.id, "1-2", "0")])
+        assert (result.ok, container.cpus) == (False, before)
+        assert "pods are started or removed all the time" in result.detail
+
+
+async def test_a_registration_without_an_answer_is_not_followed_by_another(tmp_path: Path) -> None:
+    """A runtime that hangs gets no more to hang on; what it answers late is not applied."""
+    path = str(tmp_path / "nri.sock")
+    connections = 0
+    go_on, answered = asyncio.Event(), asyncio.Event()
+    sent: list[int] = []
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        nonlocal connections
+        connections = number
+        await runtime.register()
+        await runtime.configure(describe(0))
+        if number == 2:
+            await go_on.wait()
+        runtime.session.request("Synchronize", pb.SynchronizeRequest())
+        await runtime.send()
+        answer = await runtime.next_event()
+        assert isinstance(answer, ev.Answered)
+        sent.append(len(pb.SynchronizeResponse.FromString(answer.payload).update))
+        if number == 2:
+            answered.set()
+        await runtime.reader.read()
+
+    plugin = RecordingPlugin()
+    link = link_to(path, plugin, push_timeout=0.5)
+    async with raw_runtime(path, serve), running(link):
+        await eventually(lambda: became_active(plugin))
+        first = await link.push([update("c", "1")])
+        assert "did not synchronise" in first.detail
+        second = await link.push([update("c", "2")])
+        assert second.detail == "an earlier registration is not answered yet"
+        assert connections == 2
+        assert link.watch.waiting()[0] == "second registration"
+        go_on.set()
+        await answered.wait()
+        await eventually(lambda: link.watch.waiting() == ("", 0.0))
+        assert sent == [0, 0]
+        assert (await link.push([update("c", "3")])).ok
+        assert sent == [0, 0, 1]
+
+
+async def test_a_link_that_ends_gives_up_what_is_not_answered(tmp_path: Path) -> None:
+    path = str(tmp_path / "nri.sock")
+    gone = asyncio.Event()
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        await runtime.register()
+        await runtime.configure(describe(0))
+        if number == 1:
+            await runtime.synchronize()
+        await runtime.reader.read()
+        if number == 2:
+            gone.set()
+
+    plugin = RecordingPlugin()
+    link = link_to(path, plugin, push_timeout=0.05)
+    async with raw_runtime(path, serve):
+        result = await push_once(link, plugin)
+        assert not result.ok
+        await gone.wait()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.embedded_node import CRIError, Node
-from tests.support.prometheus import PROGRAM, Prometheus
+from tests.beds.embedded_node import CRIError, Node
+from tests.beds.prometheus import PROGRAM, Prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "config" / "prometheus" / "alerts.yaml"
@@ -57,12 +57,13 @@ def test_prometheus_scrapes_judges_and_draws(node: Node, tmp_path: Path) -> None
         assert (scraped["health"], scraped["lastError"]) == ("up", "")
         values = {
             one["metric"]["kind"]: float(one["value"][1])
-            for one in server.query("nri_numa_containers")
+            for one in server.query("sum by (kind) (nri_numa_containers)")
         }
         assert values == {
             "exclusive": 1,
             "explicit": 1,
             "foreign": 0,
+            "kubelet": 0,
             "shared": 1,
             "unbound": 1,
         }
@@ -93,7 +94,7 @@ def test_prometheus_scrapes_judges_and_draws(node: Node, tmp_path: Path) -> None
                 )
                 assert "$" not in expression
                 found = server.query(expression)
-                if not found and panel["title"] != "Huge pages promised":
+                if not found and panel["title"] != "Huge pages allocated":
                     empty.append((panel["title"], expression))
         assert empty == []
 

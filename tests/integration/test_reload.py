@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.embedded_node import CRIError, Node, until
+from tests.beds.embedded_node import CRIError, Node, until
 
 
 @pytest.fixture
@@ -74,10 +75,20 @@ def test_what_needs_a_restart_is_named_at_every_reload_until_it_was_done(node: N
 
 
 def test_a_file_with_mistakes_changes_nothing_and_every_mistake_is_named(node: Node) -> None:
-    records = reload(node, {"strategy": "packed", "observe": True, "reservedCPUs": "999"})
-    problems = [r["problem"] for r in records if r["msg"] == "configuration not reloaded"]
-    assert any(p.startswith('strategy: "packed", expected pack or spread') for p in problems)
-    assert not any(r["msg"] == "configuration reloaded" for r in records)
+    began = len(node.plugin.records())
+    reload(node, {"strategy": "packed", "observe": True, "reservedCPUs": "999"})
+
+    def named() -> bool:
+        """Each mistake has a line of its own, and the first one ends the wait above."""
+        records = node.plugin.records()[began:]
+        problems = [r["problem"] for r in records if r["msg"] == "configuration not reloaded"]
+        expected = 'strategy: "packed", expected most-left, pack or spread'
+        return any(problem.startswith(expected) for problem in problems)
+
+    until(named, "the mistake is named")
+    assert not any(r["msg"] == "configuration reloaded" for r in node.plugin.records()[began:])
+    assert node.plugin.metric("nri_numa_config_last_reload_successful") == 0
+    started = node.plugin.metric("nri_numa_config_last_reload_success_timestamp_seconds")
     own = node.run("own", {"policy": "single-numa-node"}, cpus=2)
     assert node.assignments()[own.id]["kind"] == "exclusive"
     node.plugin.config_file.write_text("strategy: [")
@@ -88,6 +99,10 @@ def test_a_file_with_mistakes_changes_nothing_and_every_mistake_is_named(node: N
     with pytest.raises(CRIError, match="exclusive CPUs"):
         node.run("big", {"policy": "single-numa-node"}, cpus=33)
     node.check()
+    reload(node, {"strategy": "pack"})
+    assert node.plugin.metric("nri_numa_config_last_reload_successful") == 1
+    reloaded = node.plugin.metric("nri_numa_config_last_reload_success_timestamp_seconds")
+    assert reloaded > started
 
 
 def test_the_log_level_changes_at_once(node: Node) -> None:
@@ -99,3 +114,30 @@ def test_the_log_level_changes_at_once(node: Node) -> None:
     node.run("quiet", {"policy": "single-numa-node"}, cpus=1)
     node.check()
     assert [r for r in node.plugin.records()[before:] if r["level"] in ("debug", "info")] == []
+
+
+def test_containers_start_while_a_reload_waits_for_its_file(node: Node) -> None:
+    """A configuration on a slow or dead file system costs the reload, and no container start."""
+    text = node.plugin.config_file.read_text()
+    changed = json.dumps({**json.loads(text), "strategy": "pack"})
+    node.plugin.config_file.unlink()
+    os.mkfifo(node.plugin.config_file)  # whoever opens it waits for a writer
+    before = len(node.plugin.records())
+    os.kill(node.plugin.pid, signal.SIGHUP)
+    with node.plugin.config_file.open("w") as pipe:  # which opens when the plugin has
+        own = node.run("own", {"policy": "single-numa-node"}, cpus=2)
+        assert node.assignments()[own.id]["kind"] == "exclusive"
+        # Asked for once more meanwhile: the file is read again when this turn is over.
+        os.kill(node.plugin.pid, signal.SIGHUP)
+        node.run("plain", {})
+        other = node.plugin.config_file.with_name("other")
+        other.write_text(json.dumps({**json.loads(text), "strategy": "pack", "oversale": 2}))
+        other.rename(node.plugin.config_file)
+        pipe.write(changed)
+
+    def said() -> list[str]:
+        records = node.plugin.records()[before:]
+        return [r["changed"] for r in records if r["msg"] == "configuration reloaded"]
+
+    until(lambda: said() == ["strategy", "oversale"], "both are in force, in their order")
+    node.check()

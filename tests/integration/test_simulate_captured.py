@@ -14,14 +14,14 @@ from click.testing import CliRunner
 
 from nri_numa.cli import cli
 from nri_numa.engine.decision import Reading
-from nri_numa.engine.settings import PreferredCores, Settings
 from nri_numa.engine.state import Kind
-from nri_numa.engine.workload import Strategy
-from nri_numa.simulate import Simulation, Verdict
-from nri_numa.topology.cpuset import CPUSet, NUMASet
-from nri_numa.topology.model import Topology
-from nri_numa.topology.sysfs import discover, read_memory
-from tests.support.pods import container, outcomes, pod, replicated, run, the
+from nri_numa.engine.values.settings import PreferredCores, Settings
+from nri_numa.engine.values.workload import Strategy
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.sysfs import discover, read_memory
+from nri_numa.simulate.simulator import Simulation, Verdict
+from tests.machines.pods import container, outcomes, pod, replicated, run, the
 
 pytestmark = pytest.mark.slow  # thousands of members are unpacked
 
@@ -117,7 +117,14 @@ def test_what_nobody_asked_for_is_left_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*WHOLE_NODE, *ONE_NODE])
-def test_the_command_tells_it_within_80_columns(name: str, tmp_path: Path) -> None:
+def test_the_command_tells_it_within_80_columns(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal of so many; a pipe gets every list whole."""
+    monkeypatch.setattr(
+        "click.testing._NamedTextIOWrapper.isatty", lambda _self: True, raising=False
+    )
+    monkeypatch.setenv("COLUMNS", "80")
     pods = tmp_path / "pods.yaml"
     pods.write_text(
         "\n---\n".join(
@@ -126,9 +133,9 @@ def test_the_command_tells_it_within_80_columns(name: str, tmp_path: Path) -> No
     )
     done = CliRunner().invoke(cli, ["simulate", "--machine", str(_path(name)), str(pods)])
     assert done.exit_code == 1, done.output
-    assert "TopologyAffinityError" in done.output
+    assert "TopologyAffinityError" in done.stdout
     # The path of the machine is as long as it is.
-    lines = [line for line in done.output.splitlines() if str(_path(name)) not in line]
+    lines = [line for line in done.stdout.splitlines() if str(_path(name)) not in line]
     assert max(len(line) for line in lines) <= 80
 
 

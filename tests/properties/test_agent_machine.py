@@ -13,12 +13,15 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nri_numa.engine.decision import Machine, Refused
-from nri_numa.engine.settings import CPUOrder, Settings
-from nri_numa.engine.workload import QoSClass, Resources, Strategy
-from nri_numa.topology.cpuset import CPUSet
-from tests.support import machines
-from tests.support.world import PREFIX, World, container, pod, resources
+from nri_numa.engine.adopt.assigned import is_signed
+from nri_numa.engine.decision import Refused
+from nri_numa.engine.request.demand import limit_milli, request_milli
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.settings import CPUOrder, Settings
+from nri_numa.engine.values.workload import QoSClass, Resources, Strategy
+from nri_numa.machine.cpuset import CPUSet
+from tests.beds.world import PREFIX, World, container, pod, resources
+from tests.machines import named as machines
 
 MACHINES = [
     machines.single_smt,
@@ -33,6 +36,7 @@ annotations = st.fixed_dictionaries(
     {},
     optional={
         "policy": st.sampled_from(["none", "best-effort", "restricted", "single-numa-node"]),
+        "numamem": st.sampled_from(["0", "1"]),
         "scope": st.sampled_from(["container", "pod"]),
         "cpus": st.sampled_from(["shared", "exclusive"]),
         "smt": st.sampled_from(["any", "spread", "full-core", "isolate", "pair"]),
@@ -79,6 +83,8 @@ class Lives(RuleBasedStateMachine):
                 strict_reserved=strict,
                 kubelet_ties=kubelet,
                 kubelet_memory=kubelet,
+                kubelet_cpus=kubelet and strict,
+                static_cpus=not kubelet and strict,
             ),
         )
         self.world.synchronize()
@@ -142,10 +148,14 @@ class Lives(RuleBasedStateMachine):
             assert self.world.agent.state.allocations[container_id] == before[1]
 
     @precondition(lambda self: self.world.live)
-    @rule(pick=st.integers(0, 50), cpus=st.sampled_from(["0", "0-1", "2", "0-3"]))
+    @rule(pick=st.integers(0, 50), cpus=st.sampled_from(["0", "0-1", "2", "0-3", "0-255"]))
     def somebody_sets_a_cpuset(self, pick: int, cpus: str) -> None:
         ids = sorted(self.world.live)
-        assert self.world.update(ids[pick % len(ids)], Resources(cpus=cpus)) is None
+        text = str(CPUSet.parse(cpus) & self.world.topology.allowed)
+        assert self.world.update(ids[pick % len(ids)], Resources(cpus=text)) is None
+        if cpus == "0-255":
+            kind = self.world.agent.state.allocations[ids[pick % len(ids)]].kind
+            assert kind is not Kind.FOREIGN, "the whole machine pins nobody"
 
     @rule(reconnect_only=st.booleans())
     def agent_dies_and_comes_back(self, reconnect_only: bool) -> None:
@@ -187,29 +197,83 @@ class Lives(RuleBasedStateMachine):
     @rule()
     def checkpoint_is_lost(self) -> None:
         """What the containers carry is enough to adopt them where they are."""
-        before = {
-            i: self.world.has(i)
-            for i, a in self.world.agent.state.allocations.items()
-            if a.cpus and self.carries(i, a.kind.value)
+        before = self.world.agent.state.allocations
+        had = {
+            i: self.world.has(i) for i, a in before.items() if a.cpus and self.carries(i, a.kind)
         }
         self.world.store.documents.clear()
         self.world.boot()
         self.world.synchronize()
-        assert {i: self.world.has(i) for i in before} == before, "a container moved"
+        assert {i: self.world.has(i) for i in had} == had, "a container moved"
+        after = self.world.agent.state.allocations
+        for i in had:
+            assert (after[i].idle, after[i].smt) == (before[i].idle, before[i].smt)
+        for i, a in before.items():
+            if a.kind is Kind.UNBOUND and self.carries(i, a.kind):
+                assert after[i].kind is Kind.UNBOUND, "ours, and taken for somebody else's"
+
+    @rule()
+    def state_directory_is_lost_with_its_key(self) -> None:
+        """Nothing is proven any more; what cannot be true is decided anew, and all rules hold."""
+        self.world.store.documents.clear()
+        self.world.key += b"2"
+        self.world.boot()
+        self.world.synchronize()
+
+    @rule(
+        kind=st.sampled_from(["exclusive", "explicit", "shared", "unbound", "foreign"]),
+        cpus=st.sampled_from(["", "0", "0-1", "1-3", "0-40"]),
+        has=st.sampled_from(["", "0", "0-1", "1-3"]),
+        size=sizes,
+        wishes=annotations,
+        owned=st.booleans(),
+    )
+    def a_forged_container_is_found(
+        self, kind: str, cpus: str, has: str, size: float, wishes: dict[str, str], owned: bool
+    ) -> None:
+        """It owns no more CPUs than its pod pays for, and no reserved ones."""
+        self.number += 1
+        of = pod(f"p{self.number}", wishes)
+        note = {
+            "cpus": cpus, "mems": "", "policy": "none", "kind": kind, "numa": "0",
+            "preferred": True, "reason": "forged", "owned": owned, "signature": "0" * 32,
+        }  # fmt: skip
+        made = replace(
+            container(of, "app", resources(size), id=f"id{self.number}"),
+            annotations={PREFIX + "assigned": json.dumps(note, separators=(",", ":"))},
+        )
+        made = replace(made, resources=replace(made.resources, cpus=has))
+        self.world.pods[of.id], self.world.live[made.id] = of, made
+        self.world.synchronize()
+        found = self.world.agent.state.allocations[made.id]
+        if found.owned:
+            assert len(found.cpus) <= size
+            assert not found.cpus & self.world.settings.reserved_cpus
 
     @rule(factor=st.sampled_from([0.0, 0.5, 1.0]), numa_node=st.sampled_from([0, 1]))
     def node_is_drained_or_given_back(self, factor: float, numa_node: int) -> None:
         """New containers go elsewhere; nothing that runs moves."""
         before = {i: self.world.has(i) for i in self.world.live}
         self.world.settings = replace(self.world.settings, capacity_factor={numa_node: factor})
-        machine = Machine(topology=self.world.topology, settings=self.world.settings)
+        machine = replace(self.world.agent.machine, settings=self.world.settings)
         self.world.apply(self.world.agent.retopology(machine))
         assert {i: self.world.has(i) for i in self.world.live} == before, "a container moved"
 
-    def carries(self, container_id: str, kind: str) -> bool:
-        """Whether the container says itself what it has; one found in a gap does not."""
-        text = self.world.live[container_id].annotations.get(PREFIX + "assigned")
-        return text is not None and json.loads(text)["kind"] == kind
+    def carries(self, container_id: str, kind: Kind) -> bool:
+        """Whether the container says itself what it has; one found in a gap does not.
+
+        Nor does one that was resized, so that it has other CPUs than are written on it, and then
+        kept less than a second resize asked for: nothing but the checkpoint tells that they are
+        its own (docs/adr/0025).
+        """
+        container = self.world.live[container_id]
+        text = container.annotations.get(PREFIX + "assigned", "")
+        if not is_signed(text, container_id, self.world.key):
+            return False
+        note, has = json.loads(text), container.resources
+        size = limit_milli(has, []) or request_milli(has, [])
+        stale = note["cpus"] != has.cpus and size != 1000 * len(CPUSet.parse(has.cpus))
+        return bool(note["kind"] == kind) and not (kind is Kind.EXCLUSIVE and stale)
 
     @rule(wishes=annotations, cpus=sizes)
     def disk_is_full_for_a_while(self, wishes: dict[str, str], cpus: float) -> None:

@@ -12,21 +12,26 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from nri_numa.engine.allocator import (
+from nri_numa.engine.cpus.allocator import (
     NotEnoughCPUs,
     SMTAlignmentRefused,
     Taken,
     TakeRequest,
-    give_back,
     index,
     take_cpus,
 )
-from nri_numa.engine.settings import CPUOrder, IsolatedCPUs, PreferredCores, Settings
-from nri_numa.engine.workload import HIGH, LOW, SMT, Load
-from nri_numa.topology.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.topology.model import Topology
-from nri_numa.topology.synthetic import Numbering, synthetic
-from tests.support.cpu_oracle import KubeletOracle, can_make
+from nri_numa.engine.values.settings import (
+    CPUOrder,
+    IsolatedCPUs,
+    NohzFullCPUs,
+    PreferredCores,
+    Settings,
+)
+from nri_numa.engine.values.workload import HIGH, LOW, SMT, Load
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import Numbering, synthetic
+from tests.checks.cpu_oracle import KubeletOracle, can_make
 
 _T = TypeVar("_T")
 _SLOW = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,7 +41,7 @@ DAY, NIGHT = Load(((540, 1080),)), Load(((0, 360), (1320, 1440)))
 
 @st.composite
 def machines(draw: st.DrawFn, *, odd: bool = True) -> Topology:
-    """Small machines; odd ones have offline CPUs, efficient cores, isolated CPUs, holes."""
+    """Small machines; odd ones have offline, isolated and tickless CPUs, efficient cores, holes."""
     sockets = draw(st.sampled_from([1, 2, 4]))
     joined = draw(st.booleans()) and sockets > 1
     numa_per_socket = 1 if joined else draw(st.sampled_from([1, 2]))
@@ -61,6 +66,7 @@ def machines(draw: st.DrawFn, *, odd: bool = True) -> Topology:
         efficient_cores_per_numa=efficient,
         offline=CPUSet(draw(ids) - {0}) if odd and draw(st.booleans()) else NO_CPUS,
         isolated=CPUSet(draw(ids)) if odd and draw(st.booleans()) else NO_CPUS,
+        nohz_full=CPUSet(draw(ids)) if odd and draw(st.booleans()) else NO_CPUS,
         numa_ids=[i * 3 for i in range(groups)] if odd and draw(st.booleans()) else None,
     )
 
@@ -96,6 +102,7 @@ def cases(draw: st.DrawFn) -> tuple[Topology, TakeRequest]:
             align_l3=draw(st.booleans()),
             align_by_socket=draw(st.booleans()),
             isolated=draw(st.sampled_from(list(IsolatedCPUs))),
+            nohz_full=draw(st.sampled_from(list(NohzFullCPUs))),
             cores=draw(st.sampled_from(list(PreferredCores))),
         ),
     )
@@ -415,9 +422,21 @@ def test_taking_in_steps_keeps_everything(case: tuple[Topology, TakeRequest]) ->
     )
     if isinstance(grown, Taken):
         assert first.cpus < grown.cpus
-    kept = give_back(topology, first.cpus, request.count - 1, smt=request.smt)
-    assert len(kept) == max(0, request.count - 1)
-    assert kept <= first.cpus
+    less = max(0, request.count - 1)
+    shrunk = take_cpus(topology, replace(request, held=first.cpus, count=less))
+    if isinstance(shrunk, Taken):
+        assert len(shrunk.cpus) == less
+        assert shrunk.cpus <= first.cpus
+    else:
+        assert request.smt is SMT.FULL_CORE
+
+
+def shrunk(topology: Topology, held: CPUSet, count: int, smt: SMT) -> CPUSet:
+    """Let an owner of CPUs shrink; nothing is free beside them."""
+    request = TakeRequest(count=count, available=CPUSet(), held=held, smt=smt)
+    taken = take_cpus(topology, request)
+    assert isinstance(taken, Taken)
+    return taken.cpus
 
 
 @_SLOW
@@ -426,15 +445,15 @@ def test_giving_back_keeps_few_numa_nodes_and_whole_cores(
     topology: Topology, data: st.DataObject
 ) -> None:
     held = data.draw(subsets(topology.online))
-    count = data.draw(st.integers(0, len(topology.online)))
-    kept = give_back(topology, held, count, smt=SMT.ANY)
-    assert len(kept) == min(count, len(held))
+    count = data.draw(st.integers(0, len(held)))
+    kept = shrunk(topology, held, count, SMT.ANY)
+    assert len(kept) == count
     room = sorted((len(n.cpus & held) for n in topology.numa_nodes.values()), reverse=True)
     fewest = next(
         (k for k, total in enumerate(itertools.accumulate(room), 1) if total >= len(kept)), 0
     )
     assert len(topology.numa_of(kept)) == (fewest if kept else 0)
-    spread = give_back(topology, held, count, smt=SMT.SPREAD)
+    spread = shrunk(topology, held, count, SMT.SPREAD)
     if max(own_counts(topology, spread).values(), default=0) > 1:
         assert topology.siblings_of(spread) >= held
 
@@ -491,6 +510,24 @@ def test_distributed_equals_the_kubelet(topology: Topology, data: st.DataObject)
     result = take_cpus(topology, request)
     assert isinstance(result, Taken)
     assert set(result.cpus) == KubeletOracle(topology).distributed(free, count, 1)
+
+
+@_SLOW
+@given(machines(), st.data())
+def test_distributed_across_cores_equals_the_kubelet(
+    topology: Topology, data: st.DataObject
+) -> None:
+    free = data.draw(st.one_of(st.just(topology.online), subsets(topology.online)))
+    count = data.draw(st.integers(0, len(free)))
+    request = TakeRequest(
+        count=count,
+        available=free,
+        smt=SMT.ANY,
+        settings=Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True),
+    )
+    result = take_cpus(topology, request)
+    assert isinstance(result, Taken)
+    assert set(result.cpus) == KubeletOracle(topology).packed(free, count, across=True)
 
 
 @_SLOW

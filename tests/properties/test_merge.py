@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 
-from nri_numa.engine.policies import align
-from nri_numa.engine.workload import Policy
-from tests.support.merge_cases import POLICIES, Case, additive_case, random_case
-from tests.support.oracles import hints_of, walk
+from nri_numa.engine.align.policies import align
+from nri_numa.engine.values.workload import Policy
+from tests.checks.merge_cases import POLICIES, Case, additive_case, random_case
+from tests.checks.oracles import hints_of, walk
 
 CASES = int(os.environ.get("NRI_NUMA_ORACLE_CASES", "2400"))
 CHUNKS = 12

@@ -10,12 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nri_numa.errors import RemoteProtocolError
-from nri_numa.protocol import events as ev
-from nri_numa.protocol.pb import nri_pb2 as pb
-from nri_numa.protocol.phases import Phase
-from nri_numa.protocol.session import PluginSession, RuntimeSession
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.phases import Phase
+from nri_numa.nri.wire.session import PluginSession, RuntimeSession
+from tests.beds import peer_bytes
 from tests.fuzz import fuzz_protocol
-from tests.support import peer_bytes
 
 
 def plugin() -> PluginSession:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.engine.decision import Reading
-from nri_numa.engine.settings import Settings
 from nri_numa.engine.state import Kind
-from nri_numa.engine.workload import QoSClass
-from nri_numa.topology.cpuset import CPUSet, NUMASet
-from nri_numa.topology.synthetic import synthetic
-from tests.support import machines
-from tests.support.world import GIB, World, container, pod, resources
+from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.workload import QoSClass
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import GIB, World, container, pod, resources
+from tests.machines import named as machines
 
 
 def test_cpus_and_memory_are_written_as_listed() -> None:
@@ -75,17 +75,22 @@ def test_exclusive_grants_avoid_listed_cpus() -> None:
     ("annotations", "reason", "words"),
     [
         ({"numacpu": "64"}, "UnknownCPU", ("CPU 64 does not exist", "0-31")),
-        ({"numacpu": "0,31-33"}, "UnknownCPU", ("CPU 32-33 does not exist",)),
+        ({"numacpu": "0,31-33"}, "UnknownCPU", ("CPUs 32-33 do not exist",)),
         ({"numamem": "4"}, "UnknownNUMANode", ("NUMA node 4 does not exist", "0-3")),
         ({"numacpu": "0", "numamem": "0,7"}, "UnknownNUMANode", ("NUMA node 7",)),
-        ({"numacpu": "0-31", "cpus": "exclusive"}, "SharedPoolEmpty", ("no CPU for other",)),
+        (
+            {"numacpu": "0-31", "cpus": "exclusive"},
+            "SharedPoolEmpty",
+            ("would leave 0 of the 32 CPUs",),
+        ),
     ],
 )
 def test_what_does_not_exist_is_refused(
     annotations: dict[str, str], reason: str, words: tuple[str, ...]
 ) -> None:
     world = World(machines.snc_smt())
-    refused = world.refuse(pod("bad", annotations))
+    of = pod("bad", annotations)
+    refused = world.refuse(of, container(of, wants=resources(32)))
     assert refused.reason == reason
     for word in ("default/bad", "app", *annotations.values(), "expected", *words):
         if word != "exclusive":
@@ -111,13 +116,23 @@ def test_a_cpu_outside_our_own_cpuset_is_refused() -> None:
     assert "0-3" in refused.message
 
 
-def test_strictly_reserved_cpus_are_refused_and_ordinary_reserved_ones_are_not() -> None:
+def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:
     topology = machines.single_no_smt()
     lenient = World(topology, Settings(reserved_cpus=CPUSet([0])))
-    assert lenient.place(pod("a", {"numacpu": "0"})) == ("0", "")
-    refused = lenient.refuse(pod("x", {"numacpu": "0", "cpus": "exclusive"}))
+    assert lenient.refuse(pod("a", {"numacpu": "0"})).reason == "CPUReserved"
+    ruled = (Rule(namespaces=("system",), values={"numacpu": "0"}),)
+    lenient = World(topology, Settings(reserved_cpus=CPUSet([0]), rules=ruled))
+    assert lenient.place(pod("a", namespace="system")) == ("0", "")
+    of = pod("x", {"cpus": "exclusive"}, namespace="system")
+    refused = lenient.refuse(of, container(of, wants=resources(1)))
     assert refused.reason == "CPUReserved"
-    strict = World(topology, Settings(reserved_cpus=CPUSet([0]), strict_reserved=True))
+    assert "expected CPUs among 1-3" in refused.message
+    assert (
+        "never given exclusively"
+        in lenient.agent.grounds_of_refusal(lenient.agent.refusals[-1]).basis.rule
+    )
+    strict = World(topology, Settings(reserved_cpus=CPUSet([0]), strict_reserved=True, rules=ruled))
+    assert strict.refuse(pod("a", namespace="system")).reason == "CPUReserved"
     refused = strict.refuse(pod("a", {"numacpu": "0-1"}))
     assert refused.reason == "CPUReserved"
     assert "1-3" in refused.message
@@ -126,7 +141,8 @@ def test_strictly_reserved_cpus_are_refused_and_ordinary_reserved_ones_are_not()
 def test_exclusive_lists_may_not_overlap_other_lists() -> None:
     world = World(machines.single_no_smt())
     world.place(pod("a", {"numacpu": "1"}))
-    refused = world.refuse(pod("b", {"numacpu": "1-2", "cpus": "exclusive"}))
+    of = pod("b", {"numacpu": "1-2", "cpus": "exclusive"})
+    refused = world.refuse(of, container(of, wants=resources(2)))
     assert refused.reason == "CPUListed"
     assert "default/a/app" in refused.message
 

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from nri_numa.agent import Answer
-from nri_numa.engine import decide
-from nri_numa.engine.answers import ContainerUpdate
-from nri_numa.engine.decision import Machine, Refused
+from nri_numa.engine import admit
+from nri_numa.engine.decision import Admitted, Machine, Refused
+from nri_numa.engine.invariants import step_violations, violations
 from nri_numa.engine.resync import difference
-from nri_numa.engine.settings import Settings
 from nri_numa.engine.state import (
     Allocation,
     Charge,
@@ -21,14 +19,14 @@ from nri_numa.engine.state import (
     build,
     effective_cpus,
     group_cpus,
-    step_violations,
-    violations,
 )
-from nri_numa.engine.workload import QoSClass, Resources
-from nri_numa.topology.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.topology.synthetic import synthetic
-from tests.support import machines
-from tests.support.world import PREFIX, World, container, pod, resources
+from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import GIB, PREFIX, World, container, pod, resources
+from tests.machines import named as machines
 
 SINGLE = {"policy": "single-numa-node"}
 OWN = {"cpus": "exclusive"}
@@ -46,7 +44,7 @@ def test_a_grant_shrinks_the_pool_in_the_same_reply_and_a_stop_returns_it() -> N
     world.place(pod("plain"))
     of = pod("own", OWN)
     answer = world.create(of, container(of, wants=resources(2)))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Admitted)
     owned = world.cpus("own-app")
     assert answer.updates == (
         ContainerUpdate(
@@ -67,7 +65,7 @@ def test_only_containers_whose_set_changes_are_updated() -> None:
     assert world.cpus("zero-app").isdisjoint(world.cpus("one-app"))
     of = pod("own", OWN | {"policy": "single-numa-node"})
     answer = world.create(of, container(of, wants=resources(2)))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Admitted)
     assert len(answer.updates) == 1
 
 
@@ -235,18 +233,20 @@ def test_a_shared_container_resizes_in_place_and_never_leaves_its_node() -> None
     assert refused.reason == "NotEnoughMemory"
 
 
-def test_best_effort_memory_is_widened_when_it_grows() -> None:
+def test_best_effort_grows_where_it_is_and_says_what_that_node_lacks() -> None:
     world = World(machines.snc_smt())
-    of = pod("a", {"policy": "best-effort"}, qos=QoSClass.BURSTABLE)
-    world.place(of, container(of, wants=resources(1.5, 10)))
+    of = pod("a", {"policy": "best-effort"})
+    before = world.place(of, container(of, wants=resources(1.5, 10)))
     assert world.update("a-app", resources(40.5, 20)) is None
-    mems = NUMASet.parse(world.has("a-app")[1])
-    assert len(mems) == 2
-    assert not world.agent.state.allocations["a-app"].preferred
+    assert world.has("a-app") == before
+    allocation = world.agent.state.allocations["a-app"]
+    assert not allocation.preferred
+    assert (allocation.cpu_milli, allocation.memory_bytes) == (40_500, 20 * GIB)
+    assert world.agent.state.charge(int(before[1])).memory == 20 * GIB
+    known = world.agent.grounds_of("a-app")
+    assert known is not None
+    assert any("memory: 20.0 GiB needed, " in step for step in known.basis.steps)
     world.check()
-    # More than the machine has: it keeps what it has.
-    assert world.update("a-app", resources(1.5, 900)) is None
-    assert NUMASet.parse(world.has("a-app")[1]) == mems
 
 
 def test_a_cpuset_from_outside_does_not_move_a_pin() -> None:
@@ -294,7 +294,7 @@ def test_a_size_change_of_an_unbound_container_is_none_of_our_business() -> None
 
 def test_an_explicit_pin_books_its_new_size_and_refuses_what_does_not_fit() -> None:
     world = World(machines.snc_smt())
-    of = pod("a", {"numacpu": "0-1", "numamem": "0"}, qos=QoSClass.BURSTABLE)
+    of = pod("a", {"numacpu": "0-1", "numamem": "0"})
     world.place(of, container(of, wants=resources(1, 1)))
     assert world.update("a-app", resources(2, 4)) is None
     assert world.agent.state.charge(0).memory == 4 << 30
@@ -484,14 +484,14 @@ def test_a_full_disk_is_counted_once_and_caught_up_later() -> None:
     world = World(machines.single_no_smt())
     world.store.full = True
     of = grown(world, "own", OWN, 2)
-    assert world.agent.store_problem
+    assert world.agent.durable.problem
     world.stop("own-app")
     grown(world, "next", OWN, 1)
     world.store.full = False
     world.agent.flush_store()
     assert set(world.store.documents) >= {"c/next-app"}
     assert "c/own-app" not in world.store.documents
-    assert not world.agent.store_problem
+    assert not world.agent.durable.problem
     world.remove_pod(of)
     world.boot()
     assert world.synchronize() == ()
@@ -554,11 +554,11 @@ def test_every_invariant_has_a_sentence() -> None:
         "remembers containers that are gone",
         "both owned and kept idle",
         "the shared pool is empty",
-        "do not exist",
+        "does not exist",
     ):
         assert words in text, words
     step = step_violations(NodeState(), replace(good, owned=CPUSet([0])), topology, settings)
-    assert "reserved CPUs 0 were given exclusively" in step
+    assert "reserved CPU 0 was given exclusively" in step
 
 
 def test_a_broken_rule_is_counted_and_never_stops_us() -> None:
@@ -574,10 +574,10 @@ def test_a_broken_rule_is_counted_and_never_stops_us() -> None:
 
 def test_forgetting_what_is_not_there_changes_nothing() -> None:
     state = NodeState()
-    assert decide.forget_pod(state, "u") is state
-    assert state.without_pod("u") is state
     machine = Machine(topology=machines.single_no_smt(), settings=Settings())
-    assert decide.release(machine, state, "x").state is state
+    assert admit.forget_pod(machine, state, "u").state is state
+    assert state.without_pod("u") is state
+    assert admit.release(machine, state, "x").state is state
 
 
 def test_an_unbound_container_that_was_narrowed_is_widened_again() -> None:

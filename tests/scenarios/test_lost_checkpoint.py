@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
+
+from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
-from tests.support import machines
-from tests.support.world import World, container, pod, resources
+from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.workload import Container, QoSClass, Resources
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.observe import logs
+from tests.beds.world import PREFIX, World, container, pod, resources
+from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive"}
+ISOLATED = {"cpus": "exclusive", "smt": "isolate"}
+MARK = PREFIX + "assigned"
 
 
 def grown(world: World, name: str, cpus: float, annotations: dict[str, str] | None = None) -> str:
@@ -17,6 +30,38 @@ def grown(world: World, name: str, cpus: float, annotations: dict[str, str] | No
     made = container(of, wants=resources(cpus, 1))
     world.place(of, made)
     return made.id
+
+
+def lose(world: World, *, key: bool = False) -> None:
+    """The state directory is gone when the agent comes back."""
+    world.store.documents.clear()
+    if key:
+        world.key = b"made anew"
+    world.boot()
+    world.synchronize()
+
+
+def counted(world: World, name: str) -> float:
+    """A counter or gauge of ours."""
+    value = world.metrics.registry.get_sample_value(f"nri_numa_{name}")
+    assert value is not None
+    return value
+
+
+def met_in_a_gap(
+    world: World, name: str, note: Mapping[str, object] | str | None = None, cpus: str = "",
+    wishes: dict[str, str] | None = None, wants: Resources | None = None,
+    qos: QoSClass = QoSClass.BEST_EFFORT,
+) -> Container:  # fmt: skip
+    """A container that was created without us, and carries what somebody wrote."""
+    of = pod(name, wishes, qos=qos)
+    text = note if isinstance(note, str) or note is None else json.dumps(note)
+    made = replace(
+        container(of, wants=replace(wants or Resources(), cpus=cpus)),
+        annotations={} if text is None else {MARK: text},
+    )
+    world.pods[of.id], world.live[made.id] = of, made
+    return made
 
 
 def test_containers_we_narrowed_stay_in_the_shared_pool() -> None:
@@ -32,15 +77,364 @@ def test_containers_we_narrowed_stay_in_the_shared_pool() -> None:
     assert [world.live[i].resources.cpus for i in (first, second, shared)] == ["0", "1", "2-3"]
 
 
+@pytest.mark.parametrize("key", [False, True])
+def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool) -> None:
+    """Its neighbours have a cpuset that is not the pool any more, and are ours all the same."""
+    world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64))
+    neighbours = [grown(world, f"n{i}", 0.5) for i in range(3)]
+    own = grown(world, "own", 8, OWN)
+    narrowed = world.cpus(neighbours[0])
+    assert len(narrowed) == 24
+    del world.live[own]
+    lose(world, key=key)
+    kinds = {world.agent.state.allocations[i].kind for i in neighbours}
+    assert kinds == {Kind.UNBOUND}
+    assert all(world.cpus(i) == world.topology.allowed for i in neighbours)
+    later = grown(world, "later", 16, OWN)
+    assert not any(world.cpus(i) & world.cpus(later) for i in neighbours)
+    world.check()
+    assert counted(world, "claims_disbelieved_total") == 0
+    assert counted(world, "unexplained_pins_total") == 0
+
+
+def test_an_owner_that_was_resized_keeps_what_it_has_now() -> None:
+    """What it carries is from its creation; the runtime has other CPUs, as many as it may use."""
+    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1))
+    own = grown(world, "own", 2, OWN)
+    assert world.update(own, resources(3, 1)) is None
+    assert world.has(own)[0] == "0-2"
+    lose(world)
+    assert world.has(own)[0] == "0-2"
+    assert world.agent.state.allocations[own].kind is Kind.EXCLUSIVE
+    assert counted(world, "claims_disbelieved_total") == 0
+    later = grown(world, "later", 2, OWN)
+    assert not world.cpus(own) & world.cpus(later)
+    world.check()
+
+
+def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Resized by us, and once more while we were away: nothing says how many CPUs are still its."""
+    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1))
+    own = grown(world, "own", 2, OWN)
+    assert world.update(own, resources(4, 1)) is None
+    has = world.live[own].resources
+    world.live[own] = replace(
+        world.live[own], resources=replace(resources(3, 1), cpus=has.cpus, mems=has.mems)
+    )
+    lose(world)
+    assert counted(world, "claims_disbelieved_total") == 1
+    assert "the runtime has 4 CPUs for it, and it may use 3000m" in caplog.text + str(
+        [vars(record).get("fields") for record in caplog.records]
+    )
+    world.check()
+
+
+def test_every_container_that_is_created_is_marked() -> None:
+    """Unbound ones too: nothing else tells them from somebody else's pins later on."""
+    world = World(machines.single_no_smt())
+    world.synchronize()
+    of = pod("plain", qos=QoSClass.BEST_EFFORT)
+    answer = world.create(of, container(of))
+    assert isinstance(answer, Admitted)
+    assert json.loads(answer.adjustment.annotations[MARK])["kind"] == "unbound"
+    assert (answer.adjustment.cpus, answer.adjustment.mems) == ("", "")
+    assert answer.adjustment.env == {}
+
+
+def test_a_container_that_somebody_else_pinned_stays_foreign() -> None:
+    """It came with its cpuset, and its mark says so."""
+    world = World(machines.single_no_smt())
+    of = pod("kubelet")
+    made = container(of, wants=replace(resources(1), cpus="2"))
+    world.place(of, made)
+    lose(world)
+    assert world.agent.state.allocations[made.id].kind is Kind.FOREIGN
+    assert world.has(made.id)[0] == "2"
+    assert counted(world, "unexplained_pins_total") == 0
+
+
 def test_a_pin_that_is_not_the_pool_is_somebody_elses() -> None:
+    """Nothing tells who set it: it is left alone, said and counted."""
     world = World(machines.single_no_smt())
     grown(world, "first", 1, OWN)
-    of = pod("kubelet")
-    world.pods[of.id] = of
-    made = container(of, wants=replace(resources(1), cpus="2"))
-    world.live[made.id] = made
-    world.store.documents.clear()
-    world.boot()
-    world.synchronize()
+    made = met_in_a_gap(world, "kubelet", cpus="2", wants=resources(1))
+    lose(world)
     assert world.agent.state.allocations[made.id].kind is Kind.FOREIGN
     assert world.live[made.id].resources.cpus == "2"
+    assert counted(world, "unexplained_pins_total") == 1
+    # Once: from now on it is known.
+    world.synchronize()
+    world.boot()
+    world.synchronize()
+    assert counted(world, "unexplained_pins_total") == 0
+
+
+def test_an_owner_on_a_foreign_containers_cpus_is_said_and_counted() -> None:
+    world = World(machines.single_no_smt())
+    world.synchronize()
+    for name in ("a", "b"):
+        of = pod(name)
+        world.place(
+            of, container(of, wants=replace(resources(1), cpus="0-2"))
+        )  # wide: not kept for last
+    assert counted(world, "foreign_on_owned_cpus") == 0
+    own = grown(world, "own", 1, OWN)
+    assert world.has(own)[0] == "0"
+    assert counted(world, "foreign_on_owned_cpus") == 2
+    assert counted(world, "foreign_overlaps_total") == 2
+    other = grown(world, "other", 1, OWN)
+    assert counted(world, "foreign_overlaps_total") == 4
+    world.stop(other)
+    assert counted(world, "foreign_overlaps_total") == 4
+    world.stop(own)
+    assert counted(world, "foreign_on_owned_cpus") == 0
+
+
+def test_idle_siblings_follow_from_the_cpus_that_an_owner_has_now() -> None:
+    """The annotation is as old as the container, and a resize changed both."""
+    world = World(machines.dual_smt())
+    own = grown(world, "own", 2, ISOLATED)
+    assert world.update(own, resources(4, 1)) is None
+    before = world.agent.state.allocations[own]
+    assert len(before.idle) == 4
+    lose(world)
+    after = world.agent.state.allocations[own]
+    assert (after.cpus, after.idle, after.smt) == (before.cpus, before.idle, before.smt)
+    thieves = [grown(world, f"thief{i}", 8, OWN) for i in range(2)]
+    assert not any(world.cpus(i) & (before.cpus | before.idle) for i in thieves)
+    world.check()
+
+
+def test_annotations_of_versions_that_did_not_tell_the_mode_keep_their_siblings() -> None:
+    world = World(machines.dual_smt(), key=b"")
+    own = grown(world, "own", 2, ISOLATED)
+    before = world.agent.state.allocations[own]
+    note = json.loads(world.live[own].annotations[MARK])
+    del note["smt"]
+    world.live[own] = replace(world.live[own], annotations={MARK: json.dumps(note)})
+    lose(world)
+    assert world.agent.state.allocations[own].idle == before.idle
+
+
+def claim(**fields: object) -> dict[str, object]:
+    """What an owner of CPU 1 would carry."""
+    return {
+        "cpus": "1",
+        "mems": "",
+        "policy": "none",
+        "kind": "exclusive",
+        "numa": "0",
+        "preferred": True,
+        "reason": "x",
+    } | fields
+
+
+FORGED = {
+    "thirty-one CPUs for nothing": (claim(cpus="1-31"), {}, 0.0, "1-31"),
+    "more than it pays for": (claim(cpus="1-4"), OWN, 2.0, "1-4"),
+    "reserved ones": (claim(cpus="0"), OWN, 1.0, "0"),
+    "what the runtime did not give": (claim(), OWN, 1.0, ""),
+    "ownership of a list": (
+        claim(kind="explicit", owned=True), {"numacpu": "1"}, 1.0, "1"
+    ),
+    "a list it has not": (claim(kind="explicit", cpus="1-9"), {"numacpu": "1"}, 1.0, "1-9"),
+    "a size that cannot be owned": (claim(), OWN, 0.5, "1"),
+    "memory nodes it does not list": (
+        claim(kind="unbound", cpus="", mems="1"), {"numamem": "0"}, 1.0, ""
+    ),
+    "to be let alone": (claim(kind="unbound", cpus=""), OWN, 1.0, ""),
+    "to be bound": (claim(kind="shared", cpus="", numa="1"), {}, 1.0, ""),
+    "what nobody can read": (claim(), {"policy": "x"}, 1.0, "1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED)
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_forged_annotation_is_never_adopted(name: str, signed: bool) -> None:
+    """Also with the signature of another container of the same node on it."""
+    note, wishes, cpus, has = FORGED[name]
+    world = World(
+        synthetic(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64),
+        Settings(reserved_cpus=CPUSet.parse("0")),
+    )
+    neighbour = grown(world, "neighbour", 0.5)
+    text = json.dumps(note)
+    if signed:
+        real = json.loads(world.live[neighbour].annotations[MARK])["signature"]
+        text = f'{text[:-1]},"signature":"{real}"}}'
+    made = met_in_a_gap(
+        world, "mallory", text, has, wishes, resources(cpus, 1) if cpus else None,
+        QoSClass.GUARANTEED if cpus else QoSClass.BEST_EFFORT,
+    )  # fmt: skip
+    world.synchronize()
+    assert counted(world, "claims_disbelieved_total") == 1
+    allocation = world.agent.state.allocations[made.id]
+    assert allocation.reason != "x"
+    assert len(world.agent.state.owned) <= cpus
+    assert not world.agent.state.owned & CPUSet.parse("0")
+    world.check()
+
+
+def test_the_signature_of_one_container_is_worth_nothing_on_another() -> None:
+    """A copy names CPUs that belong to somebody; its bearer is decided anew."""
+    world = World(machines.dual_smt())
+    own = grown(world, "own", 4, OWN)
+    text, has = world.live[own].annotations[MARK], world.has(own)[0]
+    del world.live[own]
+    copy = met_in_a_gap(world, "copy", text, has, wants=resources(0.5))
+    lose(world)
+    assert not world.agent.state.owned
+    assert world.agent.state.allocations[copy.id].kind is not Kind.EXCLUSIVE
+    assert counted(world, "claims_disbelieved_total") == 1
+
+
+def test_what_was_signed_is_believed_whatever_the_rules_say_by_now() -> None:
+    """A running container does not move because somebody changed a rule meanwhile."""
+    rule = Rule(namespaces=("default",), values={"cpus": "exclusive"})
+    world = World(machines.dual_smt(), Settings(rules=(rule,)))
+    own = grown(world, "own", 4)
+    before = world.has(own)
+    world.settings = Settings()
+    lose(world)
+    assert world.has(own) == before
+    assert world.agent.state.owned == CPUSet.parse(before[0])
+    assert counted(world, "claims_disbelieved_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("wishes", "cpus"),
+    [
+        (OWN, 4),
+        (ISOLATED, 4),
+        ({"policy": "single-numa-node"}, 2),
+        ({"policy": "restricted"}, 0.5),
+        ({"numacpu": "3-5", "numamem": "0"}, 1),
+        ({"numacpu": "3-5", "cpus": "exclusive"}, 3),
+        ({"numamem": "1"}, 1),
+        ({"numamem": "1", "policy": "best-effort", "cpus": "exclusive"}, 2),
+        ({"numamem": "1", "policy": "single-numa-node"}, 0.5),
+        ({}, 1),
+    ],
+)
+def test_without_the_key_too_honest_containers_are_adopted(
+    wishes: dict[str, str], cpus: float
+) -> None:
+    """The state directory is lost whole, or an older version wrote the annotations."""
+    world = World(machines.dual_smt())
+    made = grown(world, "honest", cpus, wishes)
+    before = world.agent.state.allocations[made]
+    has = world.has(made)
+    lose(world, key=True)
+    assert world.has(made) == has
+    after = world.agent.state.allocations[made]
+    assert after.kind is before.kind
+    assert (after.cpus, after.idle, after.owned) == (before.cpus, before.idle, before.owned)
+    assert after.mems == before.mems
+    assert counted(world, "claims_disbelieved_total") == 0
+    world.check()
+
+
+@pytest.mark.parametrize("wishes", [{}, {"policy": "single-numa-node"}])
+@pytest.mark.parametrize("cpus", [2, 0.5])
+def test_without_the_key_what_the_kubelets_settings_gave_is_adopted(
+    wishes: dict[str, str], cpus: float
+) -> None:
+    """CPUs of its own without a policy, or all shared CPUs beside memory of one NUMA node."""
+    world = World(machines.dual_smt(), Settings(static_cpus=True, kubelet_cpus=True))
+    made = grown(world, "honest", cpus, wishes)
+    before = world.agent.state.allocations[made]
+    assert before.kind is (Kind.EXCLUSIVE if cpus == 2 else Kind.UNBOUND)
+    has = world.has(made)
+    lose(world, key=True)
+    assert world.has(made) == has
+    after = world.agent.state.allocations[made]
+    assert (after.kind, after.cpus, after.mems) == (before.kind, before.cpus, before.mems)
+    assert counted(world, "claims_disbelieved_total") == 0
+    world.check()
+
+
+def test_many_doubts_are_said_in_a_few_lines() -> None:
+    output = io.StringIO()
+    logs.setup("info", stream=output)
+    world = World(machines.dual_smt())
+    for number in range(30):
+        met_in_a_gap(world, f"m{number}", "{}", cpus="1")
+    world.synchronize()
+    grown(world, "own", 4, OWN)
+    assert counted(world, "claims_disbelieved_total") == 30
+    assert counted(world, "unexplained_pins_total") == 30
+    said = [line for line in output.getvalue().splitlines() if "WARN" in line.upper()]
+    assert 12 <= len(said) <= 13
+    assert any("default/m0/app" in line and "and 25 more" in line for line in said)
+
+
+def test_a_list_that_nobody_pays_for_is_not_adopted_as_owned_without_the_key() -> None:
+    world = World(machines.dual_smt())
+    wishes = {"numacpu": "3-5", "cpus": "exclusive"}
+    note = {"cpus": "3-5", "mems": "", "policy": "none", "kind": "explicit", "numa": "0",
+            "preferred": True, "reason": "listed", "owned": True}  # fmt: skip
+    made = met_in_a_gap(world, "greedy", note, "3-5", wishes, resources(1), QoSClass.BURSTABLE)
+    world.synchronize()
+    assert not world.agent.state.owned
+    assert not world.agent.state.allocations[made.id].owned
+    assert counted(world, "claims_disbelieved_total") == 1
+
+
+def test_an_owner_whose_shares_say_little_keeps_its_cpus_at_every_later_start() -> None:
+    """Its limit was lifted and is lost with the checkpoint; the shares are no measure of it."""
+    world = World(machines.single_smt(), Settings(static_cpus=True))
+    owner = grown(world, "db", 1)
+    assert world.update(owner, Resources(cpu_shares=2)) is None  # a limit cannot be taken away
+    lose(world)
+    had = world.has(owner)
+    assert len(CPUSet.parse(had[0])) == 1
+    world.boot()
+    world.synchronize()
+    assert world.has(owner) == had
+    assert world.agent.state.allocations[owner].kind is Kind.EXCLUSIVE
+
+
+def test_what_we_signed_comes_before_what_anybody_may_have_written() -> None:
+    """A claim without a signature takes the last CPU of the pool, and the true owner's is next."""
+    world = World(machines.single_no_smt())
+    owner = grown(world, "db", 3, OWN)
+    note = {"cpus": "", "mems": "", "policy": "none", "kind": "exclusive", "numa": "0",
+            "preferred": True, "reason": "forged"}  # fmt: skip
+    made = met_in_a_gap(world, "a", note, "3", OWN, resources(1, 1), QoSClass.GUARANTEED)
+    had = world.has(owner)
+    lose(world)
+    assert world.has(owner) == had
+    assert world.agent.state.allocations[owner].kind is Kind.EXCLUSIVE
+    assert world.agent.state.allocations[made.id].kind is not Kind.EXCLUSIVE
+
+
+@pytest.mark.parametrize(("reason", "believed"), [("as \U0001f600", True), ("\ud800", False)])
+def test_half_a_pair_of_surrogates_is_not_believed(reason: str, believed: bool) -> None:
+    """JSON can spell it, UTF-8 cannot: neither checkpoint nor API could be written with it."""
+    world = World(machines.single_no_smt())
+    note = {
+        "cpus": "3", "mems": "0", "policy": "none", "kind": "exclusive", "numa": "0",
+        "preferred": True, "reason": reason,
+    }  # fmt: skip
+    made = met_in_a_gap(world, "a", note, "3", OWN, resources(1, 1), QoSClass.GUARANTEED)
+    world.synchronize()
+    found = world.agent.state.allocations[made.id].reason
+    assert (found == reason) is believed
+    found.encode()
+
+
+def test_one_that_claims_what_another_has_is_decided_anew_and_nobody_else() -> None:
+    """A checkpoint that was damaged in a way that still reads."""
+    world = World(machines.dual_no_smt())
+    world.synchronize()
+    ids = [grown(world, name, 2, OWN) for name in ("a", "b", "c", "d")]
+    assert [world.has(i)[0] for i in ids] == ["0-1", "2-3", "4-5", "6-7"]
+    world.store.documents["c/" + ids[1]]["cpus"] = "0-1"
+    world.boot()
+    world.synchronize()
+    world.check()
+    assert [world.has(i)[0] for i in (ids[0], ids[2], ids[3])] == ["0-1", "4-5", "6-7"]
+    assert all(world.agent.state.allocations[i].owned for i in (ids[0], ids[2], ids[3]))
+    assert len(world.cpus(ids[1])) == 2

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from nri_numa.engine.state import Kind
-from nri_numa.engine.workload import Resources
-from nri_numa.topology.synthetic import synthetic
-from tests.support.world import GIB, World, container, pod, resources
+from nri_numa.engine.values.workload import Resources
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import GIB, World, container, pod, resources
 
 OWN = {"cpus": "exclusive"}
 
@@ -48,7 +48,7 @@ def test_an_owner_grows_and_shrinks_around_the_cpus_it_has(cpus: float, expected
     allowed = {"0-2": "3-7", "0": "1-7"}[expected]
     assert world.live[other].resources.cpus == allowed
     assert world.agent.state.allocations[owner].cpu_milli == cpus * 1000
-    assert world.agent.trace_of(owner) is not None
+    assert world.agent.grounds_of(owner) is not None
     world.check()
 
 
@@ -68,7 +68,10 @@ def test_a_shared_container_is_booked_by_its_new_size_where_it_is() -> None:
     world.check()
 
 
-def test_a_size_that_does_not_fit_leaves_a_running_container_what_it_has() -> None:
+def test_a_size_that_does_not_fit_leaves_a_running_container_what_it_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And that is said: nobody else can know that it has less than its pod asks for."""
     world = node()
     first = placed(world, "first", resources(3, 1), {**OWN, "policy": "single-numa-node"})
     placed(world, "second", resources(3, 1), {**OWN, "policy": "single-numa-node"})
@@ -76,6 +79,9 @@ def test_a_size_that_does_not_fit_leaves_a_running_container_what_it_has() -> No
     resize_unseen(world, first, resources(6, 1))
     assert world.live[first].resources.cpus == had
     assert world.agent.state.allocations[first].cpu_milli == 3000
+    (said,) = [vars(r)["fields"]["problem"] for r in caplog.records if r.levelname == "WARNING"]
+    assert said.startswith("resized while we were away and keeps what it has: ")
+    assert "default/first" in said
     world.check()
 
 

@@ -28,13 +28,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nri_numa.protocol.pb import nri_pb2 as pb
-from nri_numa.runtime.embedded import CRIError, EmbeddedContainer, EmbeddedRuntime
-from nri_numa.topology.cpuset import NO_CPUS, CPUSet
-from nri_numa.topology.synthetic import synthetic, sysfs_files
-from tests.support.embedded_node import Noticing
-from tests.support.plugin_process import PluginProcess
-from tests.support.testbed import TestbedUnavailable
+from nri_numa.embedded.runtime import CRIError, EmbeddedContainer, EmbeddedRuntime
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.embedded_node import Noticing
+from tests.beds.plugin_process import PluginProcess
+from tests.beds.testbed import TestbedUnavailable
 
 PREFIX = "numa.kubernetes.io/"
 WATCHED = (
@@ -401,9 +401,9 @@ def containerd_soak(directory: Path, pods: int, deadline: float) -> Report:
     Raises:
         TestbedUnavailable: no containerd, no root.
     """
-    from tests.support.containerd import Containerd, find_binaries
-    from tests.support.cri import BEST_EFFORT, CRI, QoS, Resources, burstable, guaranteed
-    from tests.support.cri import CRIError as RuntimeRefused
+    from tests.beds.containerd import Containerd, find_binaries
+    from tests.beds.cri import BEST_EFFORT, CRI, QoS, Resources, burstable, guaranteed
+    from tests.beds.cri import CRIError as RuntimeRefused
 
     binaries = find_binaries("2")
     report = Report(f"containerd {binaries.version}: real containers")

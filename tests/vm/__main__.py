@@ -15,10 +15,16 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.testbed import TestbedUnavailable
-from tests.support.vm_bed import BOOT_LIMIT_S, CASE_LIMIT_S, Run, prepare
-from tests.support.vm_machine import Machine, MachineError, load_machines
-from tests.support.vm_records import Outcome, Result
+import msgspec
+
+from tests.beds.testbed import TestbedUnavailable
+from tests.beds.vm_bed import ARTIFACTS, BOOT_LIMIT_S, CASE_LIMIT_S, Run, prepare
+from tests.beds.vm_records import Outcome, Result
+from tests.machines.vm_machine import Machine, MachineError, load_machines
+from tests.vm.churn_report import OPTIONS as CHURN_OPTIONS
+from tests.vm.churn_report import Options
+from tests.vm.churn_sum import add, read
+from tests.vm.pod_cards import moves_cards
 from tests.vm.registry import all_cases, cases_for
 
 MACHINES = Path(__file__).parent / "machines"
@@ -36,6 +42,47 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--boot-limit", type=float, default=BOOT_LIMIT_S, metavar="SECONDS")
     run.add_argument("--case-limit", type=float, default=CASE_LIMIT_S, metavar="SECONDS")
     run.add_argument("-v", "--verbose", action="store_true", help="print what was measured")
+    churn = commands.add_parser(
+        "churn", help="create and remove pods while plugin and runtime are killed"
+    )
+    usual = Options()
+    churn.add_argument("--machine", default="two-sockets-smt", help="default: %(default)s")
+    churn.add_argument("--pods", type=int, default=usual.pods)
+    churn.add_argument("--kills", type=int, default=usual.kills, help="kill -9 of the plugin")
+    churn.add_argument("--restarts", type=int, default=usual.restarts, help="of containerd")
+    churn.add_argument("--minutes", type=float, default=0, help="end then, whatever was reached")
+    churn.add_argument("--seed", type=int, default=usual.seed)
+    churn.add_argument("--workers", type=int, default=usual.workers, metavar="THREADS")
+    churn.add_argument(
+        "--rounds", type=int, default=usual.rounds, help="replacements of containers in a pod"
+    )
+    churn.add_argument(
+        "--keep",
+        type=int,
+        default=usual.keep,
+        metavar="PODS",
+        help="that each thread lets live while it creates the next",
+    )
+    churn.add_argument(
+        "--into",
+        type=Path,
+        metavar="DIRECTORY",
+        help="keep the artifacts of this run in a new directory there, for churn-sum",
+    )
+    churn.add_argument("--runtime", choices=("crun", "runc"), default=usual.runtime)
+    churn.add_argument(
+        "--processors", type=int, default=usual.processors, help="of the bed itself; 0: all"
+    )
+    together = commands.add_parser("churn-sum", help="add up the figures of several churns")
+    together.add_argument("file", nargs="+", type=Path, help="churn.json of a run")
+    churn.add_argument(
+        "--hung-after",
+        dest="hung_after_s",
+        type=int,
+        default=3,
+        metavar="SECONDS",
+        help="of the guest, for the answer to a registration; default: %(default)s",
+    )
     commands.add_parser("list", help="print machines and cases")
     commands.add_parser("prepare", help="install and download what is missing")
     return parser
@@ -79,7 +126,10 @@ def _run(machines: dict[str, Machine], options: argparse.Namespace) -> int:
         print(f"error: no case {', '.join(unknown)}; see python -m tests.vm list", file=sys.stderr)
         return USAGE
     chosen = _chosen(machines, options.machine)
-    parts = prepare(containerd=sorted({machine.containerd for machine in chosen}))
+    parts = prepare(
+        containerd=sorted({machine.containerd for machine in chosen}),
+        cni=any(moves_cards(machine) for machine in chosen),
+    )
     count: Counter[Outcome] = Counter()
     for machine in chosen:
         cases = [
@@ -110,6 +160,46 @@ def _run(machines: dict[str, Machine], options: argparse.Namespace) -> int:
     return FAILED if count[Outcome.FAILED] else 0
 
 
+def _churn(machines: dict[str, Machine], options: argparse.Namespace) -> int:
+    names = [name for name, machine in machines.items() if all_cases()["churn"].applies(machine)]
+    if options.machine not in names:
+        print(f"error: machine {options.machine!r}, expected {', '.join(names)}", file=sys.stderr)
+        return USAGE
+    wanted = Options(
+        **{name: getattr(options, name) for name in Options.__struct_fields__},
+    )
+    machine = machines[options.machine]
+    directory = ARTIFACTS / "churn"
+    if options.into is not None:
+        began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        directory = options.into.resolve() / f"{machine.name}-{options.seed}-{began}"
+    run = Run(
+        prepare(containerd=[machine.containerd]),
+        machine,
+        ["churn"],
+        directory=directory,
+        # The guest's minutes are long ones.
+        case_limit_s=24 * 3600,
+        environment={CHURN_OPTIONS: msgspec.json.encode(wanted).decode()},
+        counted=True,
+    )
+    print(f"{machine.name}: progress in {run.directory}/guest.log", flush=True)
+    (result,) = run
+    _report(result, verbose=True)
+    print(f"figures in {run.directory}/churn.json")
+    return FAILED if result.outcome is Outcome.FAILED else 0
+
+
+def _churn_sum(options: argparse.Namespace) -> int:
+    try:
+        total = add(read(options.file))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    print("\n".join(total.lines()))
+    return FAILED if total.problems else 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parser().parse_args(arguments)
@@ -124,6 +214,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"kernel {parts.kernel.version}: {parts.kernel.image}")
             print(f"virtme-ng: {parts.virtme}\nQEMU: {parts.qemu}")
             return 0
+        if options.command == "churn":
+            return _churn(machines, options)
+        if options.command == "churn-sum":
+            return _churn_sum(options)
         return _run(machines, options)
     except MachineError as error:
         print(f"error: {error}", file=sys.stderr)

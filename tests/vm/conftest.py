@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.testbed import TestbedUnavailable
-from tests.support.vm_bed import Parts, Run, available, prepare
-from tests.support.vm_machine import Machine, load_machines
-from tests.support.vm_records import Result
+from tests.beds.testbed import TestbedUnavailable
+from tests.beds.vm_bed import Parts, Run, available, prepare
+from tests.beds.vm_records import Result
+from tests.machines.vm_machine import Machine, load_machines
+from tests.vm.pod_cards import moves_cards
 
 MACHINES = load_machines(Path(__file__).parent / "machines")
 
@@ -96,6 +97,10 @@ class MachineRuns:
             self._unbootable[name] = error
             self._running = None
             raise
+        if all((name, each) in self._results for each in self._selected[name]):
+            # Nothing is left to ask of it, and the lock that it holds may be what the next test
+            # waits for: the Kubernetes node in a virtual machine runs in this process too.
+            self._finish()
         return self._results[name, case]
 
     def _finish(self) -> None:
@@ -135,7 +140,10 @@ def machine_runs(request: pytest.FixtureRequest) -> Iterator[MachineRuns]:
         if (found := _of(item)) is not None:
             selected.setdefault(found[0], []).append(found[1])
     try:
-        parts = prepare(containerd=sorted({MACHINES[name].containerd for name in selected}))
+        parts = prepare(
+            containerd=sorted({MACHINES[name].containerd for name in selected}),
+            cni=any(moves_cards(MACHINES[name]) for name in selected),
+        )
     except TestbedUnavailable as error:
         _unavailable(str(error))
         raise

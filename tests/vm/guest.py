@@ -1,6 +1,6 @@
 """Runs cases inside a virtual machine: ``python -m tests.vm.guest MACHINE SHARED [CASE…]``.
 
-Started by `tests.support.vm_bed` as root, with the host's file system read-only below it.
+Started by `tests.beds.vm_bed` as root, with the host's file system read-only below it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from tests.support.containerd import Binaries, Containerd, find_binaries
-from tests.support.cri import Container, CRIError, Pod, Resources, guaranteed, poll
-from tests.support.images import FIRST_LINE_COMMAND
-from tests.support.vm_machine import Machine, format_list, load_machines, parse_list
-from tests.support.vm_records import (
+from tests.beds.containerd import Binaries, Containerd, find_binaries
+from tests.beds.cri import Container, CRIError, Pod, Resources, guaranteed, poll
+from tests.beds.images import FIRST_LINE_COMMAND
+from tests.beds.vm_records import (
     Answer,
     Ask,
     Begin,
@@ -35,13 +34,13 @@ from tests.support.vm_records import (
     Started,
     Writer,
 )
-from tests.vm import words
+from tests.machines.vm_machine import Machine, format_list, load_machines, parse_list
+from tests.vm import pod_cards, words
 from tests.vm.plugin import GuestPlugin
-from tests.vm.registry import Case, SkipCase, all_cases
+from tests.vm.registry import CASE_LIMIT_S, Case, SkipCase, all_cases
 
 MACHINES = Path(__file__).parent / "machines"
 _BED = Path("/run/bed")  # a tmpfs, and short enough for socket paths
-_CASE_LIMIT_S = 400
 # Under emulation a plugin written in Python needs tenths of seconds where it needs milliseconds
 # outside; the limit is the runtime's, and too short a one would only prove that emulation is slow.
 _NRI_TIMEOUT = "30s"
@@ -53,7 +52,15 @@ class GuestContainerd(Containerd):
 
     def _environment(self) -> dict[str, str]:
         # The Go scheduler spins on idle processors, which emulated ones have to pay for in full.
-        return super()._environment() | {"GOMAXPROCS": "2"}
+        # The library of an OCI runtime that is not installed lies beside it.
+        library = str(self.binaries.runc.parent)
+        # Garbage of programs that live for seconds is not worth collecting before there is much.
+        return super()._environment() | {
+            "GOMAXPROCS": "2",
+            "GOGC": "off",
+            "GOMEMLIMIT": "128MiB",
+            "LD_LIBRARY_PATH": library,
+        }
 
 
 def near(binaries: Binaries, directory: Path) -> Binaries:
@@ -97,6 +104,7 @@ class Guest:
             near(find_binaries(machine.containerd), _BED / "bin"),
             _BED,
             nri_request_timeout=_NRI_TIMEOUT,
+            cni=pod_cards.network(_BED) if pod_cards.moves_cards(machine) else None,
         )
         # On the host's disk at once: it must survive this guest.
         self.containerd.log_file = shared / "containerd.log"
@@ -351,7 +359,18 @@ class Guest:
 
     def reset(self) -> None:
         """Remove every pod."""
-        self.containerd.cri.remove_all()
+        if self.containerd.running:
+            self.containerd.cri.remove_all()
+
+    def reconfigure(self, config: Mapping[str, object]) -> None:
+        """Have the plugin take another configuration while it runs."""
+
+        def count() -> int:
+            return sum(1 for r in self.plugin.records() if r["msg"] == "configuration reloaded")
+
+        before = count()
+        self.plugin.reload(config)
+        poll(lambda: count() > before or None, "the configuration reloaded", timeout_s=60)
 
     # -- running ---------------------------------------------------------------------------
 
@@ -361,7 +380,9 @@ class Guest:
         start = time.monotonic()
         outcome, detail = Outcome.PASSED, ""
         try:
-            with _limit(_CASE_LIMIT_S):
+            with _limit(case.limit_s):
+                if case.runtime and not self.containerd.running:
+                    self.containerd.start(timeout_s=150)
                 if case.plugin:
                     self.plugin.ensure_ready()
                 case.run(self)
@@ -370,7 +391,7 @@ class Guest:
         except Exception:
             outcome, detail = Outcome.FAILED, traceback.format_exc()
         try:
-            with _limit(_CASE_LIMIT_S):
+            with _limit(CASE_LIMIT_S):
                 self.reset()
         except Exception:
             if outcome is not Outcome.FAILED:
@@ -429,7 +450,8 @@ def main(arguments: Sequence[str]) -> int:
         _set_up(machine)
         _say("the machine is set up")
         guest = Guest(machine, shared)
-        guest.containerd.start(timeout_s=150)
+        if any(case.runtime for case in cases):
+            guest.containerd.start(timeout_s=150)
     except Exception:
         records.write(Broken(detail=traceback.format_exc()))
         return 1

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.plugin_process import PluginProcess
+from tests.beds.plugin_process import PluginProcess
 
 START_LIMIT_S = 150.0
 # A plugin that did not get ready once need not keep each further case waiting that long.

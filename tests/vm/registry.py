@@ -12,13 +12,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.support.vm_machine import Machine
+from tests.machines.vm_machine import Machine
 
 if TYPE_CHECKING:
     from tests.vm.guest import Guest
 
 # Order of running: first what needs no plugin, last what changes the machine.
-MODULES = ("machine", "explicit", "policies", "memory", "lifecycle", "hotplug", "systemd_unit")
+MODULES = (
+    "machine",
+    "explicit",
+    "policies",
+    "memory",
+    "lifecycle",
+    "devices",
+    "hotplug",
+    "systemd_unit",
+    "churn",
+)
+
+
+CASE_LIMIT_S = 400
 
 
 class SkipCase(Exception):
@@ -35,6 +48,8 @@ class Case:
         run: the function.
         applies: whether a machine can run it.
         plugin: whether `nri-numa run` must be connected before it starts.
+        runtime: whether the guest's containerd must run before it starts.
+        limit_s: how long it may take.
     """
 
     name: str
@@ -42,6 +57,8 @@ class Case:
     run: Callable[[Guest], None]
     applies: Callable[[Machine], bool]
     plugin: bool
+    runtime: bool = True
+    limit_s: int = CASE_LIMIT_S
 
 
 _CASES: dict[str, Case] = {}
@@ -51,6 +68,8 @@ def case(
     *,
     applies: Callable[[Machine], bool] = lambda machine: True,
     plugin: bool = True,
+    runtime: bool = True,
+    limit_s: int = CASE_LIMIT_S,
 ) -> Callable[[Callable[[Guest], None]], Callable[[Guest], None]]:
     """Register a function as a case under its own name; its docstring says what it proves."""
 
@@ -64,6 +83,8 @@ def case(
             run=function,
             applies=applies,
             plugin=plugin,
+            runtime=runtime,
+            limit_s=limit_s,
         )
         return function
 
@@ -79,6 +100,8 @@ def all_cases() -> Mapping[str, Case]:
 
 def cases_for(machine: Machine) -> list[Case]:
     """The cases that make sense on a machine, in the order of running."""
+    if machine.kubernetes:
+        return []  # tests/kube boots it, with a kubelet in it
     return [each for each in all_cases().values() if each.applies(machine)]
 
 

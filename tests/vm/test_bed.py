@@ -15,13 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.testbed import TestbedUnavailable
-from tests.support.vm_bed import REPOSITORY, GuestDidNotBoot, Parts, Run, group_alive
-from tests.support.vm_kernel import Kernel, KernelCache
-from tests.support.vm_machine import Machine, parse_machine
-from tests.support.vm_qmp import QMPError, execute
-from tests.support.vm_records import Begin, End, Outcome, Reader, Result, Started, Writer
+from tests.beds.testbed import TestbedUnavailable
+from tests.beds.vm_bed import (
+    REPOSITORY,
+    GuestDidNotBoot,
+    Parts,
+    Run,
+    group_alive,
+    one_machine_at_a_time,
+)
+from tests.beds.vm_kernel import Kernel, KernelCache
+from tests.beds.vm_qmp import QMPError, execute
+from tests.beds.vm_records import Begin, End, Outcome, Reader, Result, Started, Writer
+from tests.machines.vm_machine import Machine, parse_machine
 from tests.vm.__main__ import main
+from tests.vm.conftest import MachineRuns
 from tests.vm.registry import all_cases
 from tests.vm.words import pages
 
@@ -139,12 +147,31 @@ def test_a_second_run_of_the_same_machine_waits_before_it_touches_anything(tmp_p
     assert outcome == [("one", "passed"), ("two", "failed")]
 
 
+def test_a_machine_ends_with_its_last_case_so_that_another_test_can_boot_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.beds.vm_bed.ARTIFACTS", tmp_path)
+    # It would go on for minutes, as a guest does that powers off slowly.
+    script = f"say '{BEGIN}'; say '{ONE}'; say '{TWO}'; say '{END}'; sleep 1000"
+    runs = MachineRuns(boots(tmp_path, script), {"tiny": ["one", "two"]})
+    assert runs.result(MACHINE, "one").outcome is Outcome.PASSED
+    with pytest.raises(RuntimeError, match="still runs"), one_machine_at_a_time():
+        pass
+    assert runs.result(MACHINE, "two").outcome is Outcome.FAILED
+    with one_machine_at_a_time():
+        pass
+    assert runs.result(MACHINE, "one").outcome is Outcome.PASSED
+    runs.close()
+
+
 def test_what_the_guest_asks_is_answered(tmp_path: Path) -> None:
     """There is no QEMU behind the script, so that the answer is the reason why not."""
     ask = '{"execute":"device_add","arguments":{}}'
     bed = run(
         tmp_path,
-        f"say '{BEGIN}'; echo '{ask}' > $SHARED/ask-001.json\n"
+        f"say '{BEGIN}'; echo '{ask}' > $SHARED/ask\n"
+        # As the guest does it: whole, or not there.
+        "mv $SHARED/ask $SHARED/ask-001.json\n"
         "while [ ! -e $SHARED/answer-001.json ]; do sleep 0.05; done\n"
         f"say '{ONE}'; say '{TWO}'; say '{END}'",
     )
@@ -353,7 +380,7 @@ def test_missing_packages_are_one_message_with_the_remedy_and_a_code_of_their_ow
 ) -> None:
     """In a process that is not root and finds no QEMU, whatever this machine has."""
     program = (
-        "import os, sys, tests.support.vm_bed as bed\n"
+        "import os, sys, tests.beds.vm_bed as bed\n"
         "bed._find_program = lambda name: None\n"
         "os.geteuid = lambda: 1000\n"
         "import tests.vm.__main__ as command\n"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.vm_machine import (
+from tests.machines.vm_machine import (
     MachineError,
     format_list,
     load_machines,
@@ -131,6 +131,33 @@ def test_the_command_line_says_all_of_the_machine() -> None:
         "-device virtio-9p-pci,fsdev=cached,mount_tag=cached-root,bus=pcie.0"
         " -qmp unix:/tmp/c/qmp,server=on,wait=off"
     )
+
+
+def test_a_disk_comes_with_an_iommu_and_holds_zeros() -> None:
+    machine = parse_machine("m", TWO_NODES + "pci: [{numa_node: 1, device: nvme}]\n")
+    options = qemu_options(machine)
+    assert options[options.index("intel-iommu") :] == [
+        "intel-iommu",
+        *("-device", "pxb-pcie,id=host1,bus=pcie.0,bus_nr=80,numa_node=1"),
+        *("-blockdev", "null-co,node-name=disk0,size=67108864,read-zeroes=on"),
+        *("-device", "pcie-root-port,id=port0,bus=host1,chassis=1,slot=0"),
+        *("-device", "nvme,bus=port0,drive=disk0,serial=disk0"),
+    ]
+    arguments = virtme_arguments(
+        machine, kernel=Path("/k"), shared=Path("/s"), guest_shared=Path("/run/out"), command="sh"
+    )
+    assert {"intel_iommu=on", "irqfixup"} <= set(arguments)
+    without = parse_machine("m", TWO_NODES)
+    assert not without.iommu
+    assert "intel-iommu" not in qemu_options(without)
+
+
+def test_devices_that_are_on_each_numa_node() -> None:
+    pci = "pci: [{numa_node: 0, device: igb}, {numa_node: 1, device: e1000e}]\n"
+    machine = parse_machine("m", TWO_NODES + pci)
+    assert machine.has_on_each_node("igb", "e1000e")
+    assert not machine.has_on_each_node("igb")
+    assert not parse_machine("m", TWO_NODES).has_on_each_node()
 
 
 def test_a_list_of_cpus_with_gaps_becomes_several_ranges() -> None:

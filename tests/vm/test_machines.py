@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.support.testbed import TestbedUnavailable
-from tests.support.vm_bed import ARTIFACTS
-from tests.support.vm_machine import load_machines
-from tests.support.vm_records import Outcome
+from tests.beds.testbed import TestbedUnavailable
+from tests.beds.vm_bed import ARTIFACTS
+from tests.beds.vm_records import Outcome
 from tests.vm.conftest import MachineRuns, required
 from tests.vm.registry import cases_for
+from tests.vm.selection import MACHINES, chosen
 
-MACHINES = load_machines(Path(__file__).parent / "machines")
 
-
-def chosen() -> list[str]:
-    """Names of the machines that ``NRI_NUMA_VM`` asks for; default: the core set."""
-    asked = os.environ.get("NRI_NUMA_VM", "") or "core"
-    if asked == "all":
-        return list(MACHINES)
-    if asked == "core":
-        return [name for name, machine in MACHINES.items() if machine.core]
-    names = asked.split(",")
-    if unknown := [name for name in names if name not in MACHINES]:
-        raise pytest.UsageError(
-            f"NRI_NUMA_VM={asked}: no machine {', '.join(unknown)}, expected core, all, or some "
-            f"of {', '.join(MACHINES)}"
-        )
-    return names
+def _chosen() -> list[str]:
+    try:
+        return chosen(os.environ.get("NRI_NUMA_VM", ""))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.mark.vm
@@ -41,7 +29,7 @@ def chosen() -> list[str]:
     ("machine", "case"),
     [
         pytest.param(name, case.name, id=f"{name}-{case.name}")
-        for name in chosen()
+        for name in _chosen()
         for case in cases_for(MACHINES[name])
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.vm_machine import parse_list
+from tests.machines.vm_machine import parse_list
 
 _NODES = Path("/sys/devices/system/node")
 _CPUS = Path("/sys/devices/system/cpu")

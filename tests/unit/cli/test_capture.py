@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from nri_numa.cli import cli
 from nri_numa.cli.capture import capture
 from nri_numa.errors import TopologyError
-from nri_numa.topology.sysfs import discover, read_memory
-from nri_numa.topology.tree import CPU_DIR, NODE_DIR
-from tests.support import machines
-from tests.support.machines import write_sysfs, write_tree
+from nri_numa.machine.sysfs import discover, read_memory
+from nri_numa.machine.tree import CPU_DIR, NODE_DIR
+from tests.machines import named as machines
+from tests.machines.named import write_sysfs, write_tree
 
 
 def _words(path: Path) -> set[str]:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nri_numa import statedoc
-from nri_numa.checkpoint import CheckpointStore
 from nri_numa.cli import cli
-from nri_numa.engine.state import Allocation, Kind, build
-from nri_numa.engine.workload import Policy
-from nri_numa.topology.cpuset import CPUSet, NUMASet
+from nri_numa.engine.state import Allocation, Kind, NodeState, build
+from nri_numa.engine.values.answers import StateChange
+from nri_numa.engine.values.workload import Policy
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.store import documents
+from nri_numa.store.checkpoint import CheckpointStore
 
 
 @pytest.fixture
@@ -53,7 +54,8 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     identity = {"version": "0.1.0", "machine": "m", "boot": "b"}
     store = CheckpointStore(str(tmp_path), identity=identity, clock=lambda: 1.0)
     store.load()
-    store.record(statedoc.all_documents(state))
+    change = StateChange(containers=("c1", "c2"), pods=("u1", "u2"))
+    store.record(documents.changed_documents(NodeState(), state, change))
     yield tmp_path
     store.close()
 

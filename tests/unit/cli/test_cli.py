@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from click.testing import CliRunner, Result
 
 from nri_numa import cli as package
 from nri_numa.cli import cli
-from tests.support import machines
-from tests.support.http_view import HOSTILE
+from tests.beds.http_view import HOSTILE, FakeView, assignment, intruder
+from tests.machines import named as machines
+from tests.unit.cli.conftest import Columns
 
 SUBCOMMANDS = [name for name in package.COMMANDS if package._installed(package.COMMANDS[name][0])]
 
@@ -83,11 +83,13 @@ def test_help_and_run_load_no_more_than_they_need() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for module in ("yaml", "asyncio", "structlog", "prometheus_client", "nri_numa.config"):
         assert f"'{module}'" not in done.stdout
-    code = "import sys\nimport nri_numa.daemon\nprint(sorted(sys.modules))"
+    code = "import sys\nimport nri_numa.node.daemon\nprint(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for module in (
         *("aiohttp", "grpc", "h11", "jsonschema", "rich", "structlog", "yaml"),
-        *("nri_numa.http.server", "nri_numa.check", "nri_numa.view"),
+        *("nri_numa.http.server", "nri_numa.node.preflight", "nri_numa.node.view"),
+        # What stays in memory for ever and is of no use there.
+        *("bz2", "email", "gzip", "http.server", "lzma", "shutil", "tarfile", "urllib.request"),
     ):
         assert f"'{module}'" not in done.stdout
 
@@ -227,6 +229,17 @@ def test_check_of_a_configuration_with_mistakes_is_2(sound: Path) -> None:
     assert len(json.loads(result.output)["findings"]) == 2
 
 
+def test_check_takes_the_places_that_run_takes(sound: Path, tmp_path: Path) -> None:
+    """What is tried out with flags of `run` is checked with the same flags."""
+    (tmp_path / "nri.sock").rename(tmp_path / "other.sock")
+    elsewhere = "--nri-socket", str(tmp_path / "other.sock"), "--state-dir", str(tmp_path / "x")
+    result = invoke("check", "--config", str(sound), *elsewhere, "-o", "json")
+    assert result.exit_code == 0, result.output
+    said = {f["message"] for f in json.loads(result.output)["findings"]}
+    assert {f"{tmp_path}/other.sock answers", f"{tmp_path}/x will be made"} <= said
+    assert invoke("check", "--config", str(sound)).exit_code == 1
+
+
 def test_write_needs_fix_containerd() -> None:
     assert invoke("check", "--write").exit_code == 2
 
@@ -234,38 +247,7 @@ def test_write_needs_fix_containerd() -> None:
 # --- talking to an agent ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def agent() -> Iterator[tuple[str, object]]:
-    """A served view in a thread of its own; its address and the view."""
-    import asyncio
-
-    from nri_numa.config import HTTP
-    from nri_numa.http.server import HTTPServer
-    from nri_numa.metrics import Metrics
-    from tests.support.http_view import FakeView
-
-    view = FakeView()
-    started = threading.Event()
-    box: dict[str, object] = {}
-
-    async def serve() -> None:
-        server = HTTPServer(HTTP(address="127.0.0.1:0"), view, Metrics("0"), version="0.1.0")
-        assert await server.start()
-        box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
-        assert server.address is not None
-        box["address"] = f"{server.address[0]}:{server.address[1]}"
-        started.set()
-        await box["stop"].wait()  # type: ignore[attr-defined]
-        await server.stop()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert started.wait(10)
-    yield str(box["address"]), view
-    box["loop"].call_soon_threadsafe(box["stop"].set)  # type: ignore[attr-defined]
-    thread.join()
-
-
+@pytest.mark.usefixtures("terminal")
 def test_status_shows_nodes_containers_and_refusals_within_80_columns(
     agent: tuple[str, object],
 ) -> None:
@@ -292,6 +274,52 @@ def test_status_in_json_and_yaml_is_the_same_document(agent: tuple[str, object])
     assert as_json["refusals"][0]["container"] == HOSTILE
 
 
+def test_status_tells_what_is_meant_and_what_is_there(
+    agent: tuple[str, FakeView], terminal: Columns
+) -> None:
+    agent[1].containers = [assignment(1), *(intruder(n) for n in range(2, 27))]
+    result = invoke("status", "--api", agent[0])
+    assert "25 not as meant, 25 of them on exclusive CPUs of others" in result.output
+    assert "0-3!" in result.output
+    assert "! 25 containers have something else than meant:" in result.output
+    assert "  infra/pod-2/server: meant 0-3, has 0-7 since 1" in result.output
+    told = " ".join(result.output.split())
+    assert "on exclusive CPUs of shop/db/server and shop/<script>" in told
+    assert "because something else rewrites it" in told
+    assert "and 5 more" in told
+    assert max(map(len, result.output.splitlines())) <= 80
+    terminal(400)
+    wide = invoke("status", "--api", agent[0]).output
+    assert len(wide.splitlines()) < len(result.output.splitlines()), "one line each"
+    found = json.loads(invoke("status", "--api", agent[0], "-o", "json").output)
+    assert found["containers"][0]["actual"] is None
+    assert found["containers"][1]["actual"]["cpus"] == "0-7"
+    assert found["status"]["intruders"] == 25
+
+
+def test_status_says_nothing_of_differences_where_there_are_none(
+    agent: tuple[str, FakeView],
+) -> None:
+    output = invoke("status", "--api", agent[0]).output
+    assert "!" not in output
+    assert "meant" not in output
+
+
+@pytest.mark.usefixtures("terminal")
+def test_status_says_when_the_runtime_does_not_answer(agent: tuple[str, FakeView]) -> None:
+    agent[1].unanswered = "the runtime has not answered a second registration for 60 s: it hangs"
+    output = invoke("status", "--api", agent[0]).output
+    assert "the runtime has not answered a second registration" in output
+    assert max(map(len, output.splitlines())) <= 80
+
+
+def test_explain_says_first_what_is_not_so(agent: tuple[str, FakeView]) -> None:
+    agent[1].containers = [intruder(1)]
+    lines = invoke("explain", "shop/pod-1", "--api", agent[0]).output.splitlines()
+    assert lines[1].startswith("  not so at present: meant 0-3, has 0-7 since 1")
+    assert all(line.isprintable() for line in lines)
+
+
 def test_status_can_be_narrowed(agent: tuple[str, object]) -> None:
     result = invoke("status", "--api", agent[0], "-n", "infra", "-o", "json")
     assert [c["namespace"] for c in json.loads(result.output)["containers"]] == ["infra"]
@@ -313,11 +341,57 @@ def test_explain_shows_the_steps(agent: tuple[str, object]) -> None:
     assert json.loads(result.output)["explanations"][0]["container"] == "server"
 
 
+def test_explain_adds_the_kubelets_word_where_a_kubelet_is(
+    agent: tuple[str, object], tmp_path: Path
+) -> None:
+    asks = ("explain", "shop/pod-1", "--api", agent[0])
+    silent = invoke(*asks, "--kubelet-root", str(tmp_path / "none"))
+    assert "kubelet" not in silent.output
+    result = invoke(*asks, "--kubelet-root", str(tmp_path))
+    assert result.exit_code == 0
+    assert "The kubelet's own word cannot be had" in " ".join(result.output.split())
+    assert max(map(len, result.output.splitlines())) <= 80
+    document = json.loads(invoke(*asks, "--kubelet-root", str(tmp_path), "-o", "json").output)
+    assert "is not there" in document["kubelet"]["problem"]
+    assert "kubelet" not in json.loads(invoke(*asks, "--no-kubelet", "-o", "json").output)
+
+
+def test_a_device_plugin_that_cannot_work_says_why(tmp_path: Path) -> None:
+    result = invoke("device-plugin", "--resource-name", "numa.kubernetes.io/cpu")
+    assert result.exit_code == 2
+    assert "devicePlugin.resourceName: 'numa.kubernetes.io/cpu'" in result.output
+    nowhere = str(tmp_path / "nowhere")
+    result = invoke("device-plugin", "--directory", nowhere, "--api", "127.0.0.1:1")
+    assert result.exit_code == 3
+    assert "expected the kubelet's directory for device plugins" in result.output
+
+
 def test_explain_of_an_unknown_pod_suggests_known_ones(agent: tuple[str, object]) -> None:
-    result = invoke("explain", "pod-1", "--api", agent[0])
+    result = invoke("explain", "default/pod-1", "--api", agent[0])
     assert result.exit_code == 1
     assert "Did you mean shop/pod-1?" in result.output
+    result = invoke("explain", "pod-11", "--api", agent[0])
+    assert result.exit_code == 1
+    assert "called pod-11 in any namespace" in result.output
+    assert "Did you mean shop/pod-1" in result.output
     assert invoke("explain", "/", "--api", agent[0]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["shop/pod-1/server"], "explain shop/pod-1 server"),
+        (["shop/pod-1/x", "server"], "explain shop/pod-1 server"),
+        (["a/b/c/d"], "explain a/b c/d"),
+    ],
+)
+def test_explain_with_the_container_behind_a_slash_says_how_it_is_written(
+    words: list[str], meant: str
+) -> None:
+    """It is a slip of whoever asks, found before anybody is asked."""
+    result = invoke("explain", *words, "--api", "127.0.0.1:1")
+    assert result.exit_code == 2
+    assert meant in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("command", [["status"], ["explain", "a/b"]])

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from nri_numa.cli.common import (
     cell_width,
     clip,
-    harmless,
     human_duration,
     human_size,
     table,
 )
+from nri_numa.text import harmless
 
 
 @given(
@@ -43,7 +43,7 @@ def test_wide_letters_count_twice() -> None:
 
 
 def test_control_characters_are_shown_as_escapes() -> None:
-    assert harmless("a\x1b[31m\n") == "a\\x1b[31m\\x0a"
+    assert harmless("a\x1b[31m\n") == "a\\x1b[31m\\n"
     assert harmless("plain ü") == "plain ü"
 
 

@@ -14,11 +14,11 @@ from click.testing import CliRunner, Result
 
 from nri_numa.cli import cli
 from nri_numa.cli.made_up import made_up
-from nri_numa.demo_stage import examples
-from nri_numa.topology.cpuset import CPUSet
-from nri_numa.topology.model import MemoryReading, NUMAMemory
-from tests.support.machines import snc_smt, write_sysfs
-from tests.support.pods import container, document, pod, replicated
+from nri_numa.embedded.stage import examples
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import MemoryReading, NUMAMemory
+from tests.machines.named import snc_smt, write_sysfs
+from tests.machines.pods import container, document, pod, replicated
 
 SINGLE = {"policy": "single-numa-node"}
 MODEL = "synthetic:sockets=2,numa=2,cores=4,threads=2,memory=16Gi,hugepages-2Mi=1Gi"
@@ -57,7 +57,7 @@ def test_all_placed_is_0_and_told_with_where_why_and_how_full() -> None:
     assert "2 sockets, 4 NUMA nodes, 16 cores, 32 CPUs, 64GiB" in lines[2]
     (row,) = (line for line in lines if " db " in line)
     assert row.split()[:5] == ["1", "db", "app", "0-3", "0"]
-    assert "own CPUs on NUMA node 0" in row
+    assert "exclusive CPUs on NUMA node 0" in row
     node = next(line for line in lines if line.startswith("0 "))
     assert node.split() == ["0", "8", "0", "4", "4", "16Gi", "2Gi", "13Gi"]
     assert "All 2 pods placed." in done.output
@@ -70,7 +70,7 @@ def test_a_refusal_is_1_with_message_and_how_it_came_about() -> None:
     assert "0 pods placed, 1 refusal, 1 step not tried." in done.output
     assert "Refused: pods.yaml, document 1 (Pod big)" in done.output
     text = " ".join(done.output.split())
-    assert "needs 9 exclusive CPUs" in text
+    assert "9 exclusive CPUs needed" in text
     assert "Policy single-numa-node finds no place" in text
 
 
@@ -94,7 +94,7 @@ def test_resizes_removals_and_who_made_room_are_told() -> None:
     )
     assert done.exit_code == 0, done.output
     assert "0-1 -> 0-3" in done.output
-    assert "resized: 4 own CPUs" in " ".join(done.output.split())
+    assert "resized: 4 exclusive CPUs" in " ".join(done.output.split())
     assert "3: default/other/app -> 4-31" in done.output
     assert "removed" in done.output
 
@@ -115,6 +115,7 @@ def test_verbose_explains_every_container() -> None:
     assert "Why this place" in done.output
 
 
+@pytest.mark.usefixtures("terminal")
 @pytest.mark.parametrize("arguments", [[], ["-v"], ["--compare", "strategy=pack"]])
 def test_everything_fits_80_columns(arguments: list[str]) -> None:
     spec = {"containers": [container("a-container-with-quite-a-name", {"limits": {"cpu": "500m"}})]}
@@ -178,6 +179,33 @@ def test_json_and_yaml_say_the_same() -> None:
     ]
     assert found["numaNodes"][0]["before"]["cpuBoundMilli"] == 0
     assert found["numaNodes"][0]["after"]["cpuBoundMilli"] == 4000
+
+
+def counted(cpus: int, slots: int) -> str:
+    """A pod that asks by the extended resource."""
+    amounts = {"cpu": cpus, "memory": "1Gi", "numa.example.com/exclusive-cpu": slots}
+    return document("Pod", "db", {"containers": [container("app", {"limits": amounts})]})
+
+
+def test_the_extended_resource_gives_exclusive_cpus() -> None:
+    """As through the device plugin; another number of CPUs is refused as there."""
+    done = simulate(write(counted(4, 4)))
+    assert done.exit_code == 0, done.output
+    assert "4 exclusive CPUs on NUMA node 0" in done.output
+    assert "placed without" not in done.output
+    refused = simulate(write(counted(4, 3)))
+    assert refused.exit_code == 1
+    assert "SlotsMismatch" in refused.output
+
+
+@pytest.mark.parametrize(
+    "setting", ["publish.capacity=true", "devicePlugin.resourceName=cpus.example.org/own"]
+)
+def test_a_resource_that_gives_no_slots_is_passed_over(setting: str) -> None:
+    done = simulate(write(counted(4, 4)), "--set", setting)
+    assert done.exit_code == 0
+    assert "exclusive CPUs" not in done.output
+    assert "placed without" in " ".join(done.output.split())
 
 
 def test_notes_say_what_was_passed_over() -> None:
@@ -274,7 +302,7 @@ def test_standard_input_is_a_dash() -> None:
         (["--set", "strategy"], "expected KEY=VALUE"),
         (["--set", "strateg=pack"], "did you mean strategy"),
         (["--compare", "nonsense=1"], "there is no configuration key 'nonsense'"),
-        (["--set", "strategy=pak"], "expected pack or spread"),
+        (["--set", "strategy=pak"], "expected most-left, pack or spread"),
         (["--set", "reservedCPUs=99"], "reservedCPUs"),
         (["--set", "capacityFactor={1: "], "--set capacityFactor"),
         (["--config", "missing.yaml"], "cannot be read"),
@@ -299,6 +327,79 @@ def test_no_manifest_is_wrong_usage() -> None:
     assert simulate().exit_code == 2
 
 
+# --- devices --------------------------------------------------------------------------------------
+
+GPU = "nvidia.com/gpu"
+
+
+def gpu_pod(name: str = "train", count: object = 1) -> str:
+    limits = {"cpu": 2, "memory": "1Gi", GPU: count}
+    return document("Pod", name, {"containers": [container("app", {"limits": limits})]}, SINGLE)
+
+
+def inventory(text: str) -> str:
+    Path("devices.yaml").write_text(text)
+    return "devices.yaml"
+
+
+def test_pods_are_placed_beside_the_devices_of_an_inventory() -> None:
+    devices = inventory(f"{GPU}: [{{id: g0, numaNodes: 2}}, {{id: g1, numaNodes: 1}}]")
+    files = write(gpu_pod("a"), gpu_pod("b"), gpu_pod("c"))
+    done = simulate("--devices", devices, files)
+    assert done.exit_code == 1
+    assert "1: default/a/app: nvidia.com/gpu g0 (NUMA node 2)" in done.output
+    text = " ".join(done.output.split())
+    assert "1 nvidia.com/gpu needed, 0 of the inventory's 2 are free" in text
+    assert "devices.enabled is off in the configuration" in text
+    found = as_json("--devices", devices, "--set", "devices.enabled=true", files)
+    (first,), (second,), (third,) = (event["containers"] for event in found["events"])
+    assert (first["mems"], second["mems"]) == ("2", "1")
+    assert first["devices"] == [{"resource": GPU, "id": "g0", "numaNodes": "2"}]
+    assert third["reason"] == "UnexpectedAdmissionError"
+    assert "devices" not in third
+    assert found["notes"] == []
+
+
+def test_a_captured_machine_says_where_its_devices_are() -> None:
+    machine = Path("machine")
+    write_sysfs(machine, snc_smt())
+    for address, node in (("0000:3b:00.0", "3\n"), ("0000:3c:00.0", "-1\n")):
+        at = machine / "sys/bus/pci/devices" / address
+        at.mkdir(parents=True)
+        facts = {"class": "0x030200\n", "vendor": "0x10de\n", "device": "0x20b0\n"}
+        for name, content in {**facts, "numa_node": node}.items():
+            (at / name).write_text(content)
+    packed = CliRunner().invoke(cli, ["capture", "m.tar.gz", "--sysfs-root", str(machine)])
+    assert packed.exit_code == 0, packed.output
+    files = write(gpu_pod())
+    done = simulate("--devices", inventory(f"{GPU}: ['0000:3b:00.0']"), files, machine="m.tar.gz")
+    assert done.exit_code == 0, done.output
+    assert "nvidia.com/gpu 0000:3b:00.0 (NUMA node 3)" in done.output
+    done = simulate("--devices", inventory(f"{GPU}: [{{pci: 10de}}]"), files, machine="m.tar.gz")
+    assert done.exit_code == 2
+    assert "is 0000:3c:00.0, of which this machine tells no NUMA node" in done.output
+
+
+def test_mistakes_about_devices_are_2() -> None:
+    files = write(gpu_pod())
+    bad = simulate("--devices", inventory(f"{GPU}: [{{id: a, numaNodes: 9}}]"), files)
+    assert bad.exit_code == 2
+    assert "1 mistake in the inventory of devices" in bad.output
+    unknown = simulate("--devices", inventory("nvidia.com/mig: [{id: a, numaNodes: 0}]"), files)
+    assert unknown.exit_code == 2
+    assert "is not in the inventory of devices" in unknown.output
+    assert simulate("--devices", "missing.yaml", files).exit_code == 2
+    assert simulate("--devices", "", files).exit_code == 2
+    own = simulate(
+        "--devices",
+        inventory("example.com/cpu: [{id: a, numaNodes: 0}]"),
+        "--set",
+        "devicePlugin.resourceName=example.com/cpu",
+        files,
+    )
+    assert "which counts exclusive CPUs" in own.output
+
+
 # --- machines made up -----------------------------------------------------------------------------
 
 
@@ -312,13 +413,13 @@ def test_a_machine_made_up_is_what_it_says() -> None:
 
 def test_a_machine_made_up_can_be_odd() -> None:
     machine = made_up(
-        "numa=1,memory=8,memory-only=4+64Gi,offline=1+3,isolated=2,efficient-cores=2,"
+        "numa=1,memory=8,memory-only=4+64Gi,offline=1+3,isolated=2,nohz-full=2,efficient-cores=2,"
         "l3-cores=2,numbering=adjacent"
     )
     assert machine.numa_nodes[0].memory_bytes == 8 << 30
     assert [machine.numa_nodes[i].memory_bytes >> 30 for i in (2, 3)] == [4, 64]
     assert not machine.online & CPUSet.parse("1,3")
-    assert machine.isolated == CPUSet.parse("2")
+    assert machine.isolated == machine.nohz_full == CPUSet.parse("2")
     assert len(made_up("sockets=4,sockets-per-numa=2").numa_nodes) == 2
     assert len(made_up("").online) == 32
 

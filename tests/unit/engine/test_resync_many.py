@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.decide import admit
+from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted, Machine
+from nri_numa.engine.invariants import violations
 from nri_numa.engine.resync import resync
-from nri_numa.engine.settings import Settings
-from nri_numa.engine.state import Kind, NodeState, violations
-from tests.support import machines
-from tests.support.world import container, pod, resources
+from nri_numa.engine.state import Kind, NodeState
+from nri_numa.engine.values.settings import Settings
+from tests.beds.world import container, pod, resources
+from tests.machines import named as machines
 
 
 def test_containers_nothing_asks_to_pin_get_what_a_decision_each_would_give_them() -> None:
@@ -48,3 +49,32 @@ def test_of_two_containers_with_one_name_the_later_takes_the_place() -> None:
     assert list(told.state.allocations) == ["b"]
     assert told.state.allocations["b"].kind is Kind.UNBOUND
     assert violations(told.state, machine.topology, machine.settings) == []
+
+
+def test_what_a_synchronisation_keeps_grows_with_the_containers_and_not_faster() -> None:
+    """A state is made for each stranger; all of them at once would be megabytes."""
+    machine = Machine(topology=machines.single_no_smt(), settings=Settings())
+    kept = []
+    for count in (50, 200, 800):
+        pods = [pod(f"asks-{n}", {"policy": "best-effort"}) for n in range(count)]
+        live = [container(p, wants=resources(0.001)) for p in pods]
+        told = resync(machine, NodeState(), pods, live, now=7.0)
+        assert len(told.gap) == len(told.decisions) == count
+        states = {id(d.state): d.state for d in told.decisions if isinstance(d, Admitted)}
+        kept.append(sum(len(state.allocations) for state in states.values()))
+    assert kept == [0, 0, 0]
+
+
+def test_no_mark_is_made_for_a_container_that_runs_already() -> None:
+    """An annotation can only be written on a container that is being created."""
+    machine = Machine(topology=machines.single_no_smt(), settings=Settings(), key=b"signs")
+    of = pod("asks", {"policy": "best-effort"})
+    one = container(of, wants=resources(0.5))
+    created = admit(machine, NodeState(), of, one)
+    told = resync(machine, NodeState(), [of], [one])
+    assert isinstance(created, Admitted)
+    (found,) = told.decisions
+    assert isinstance(found, Admitted)
+    assert list(created.adjustment.annotations) == ["numa.kubernetes.io/assigned"]
+    assert found.adjustment.annotations == {}
+    assert found.adjustment.cpus == created.adjustment.cpus

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from nri_numa.http.api import API, APIError, Request, Response, parse_target
-from nri_numa.metrics import Metrics
-from tests.support.http_view import FakeView, assignment
+from nri_numa.observe.metrics import Metrics
+from tests.beds.http_view import FakeView, assignment
 
 
 async def _none() -> AsyncIterator[bytes]:

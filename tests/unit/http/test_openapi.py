@@ -13,14 +13,14 @@ from jsonschema import Draft202012Validator
 from nri_numa.config import HTTP
 from nri_numa.http import openapi
 from nri_numa.http.server import HTTPServer
-from nri_numa.metrics import Metrics
-from tests.support.http_view import FakeView, Reply, exchange, get
+from nri_numa.observe.metrics import Metrics
+from tests.beds.http_view import FakeView, Reply, exchange, get
 
-FILE = Path(openapi.__file__).parents[1] / "data" / "openapi.yaml"
+FILE = Path(openapi.__file__).with_suffix(".yaml")
 
 
 def test_the_file_is_what_the_documents_make() -> None:
-    """Run ``python -m nri_numa.http.openapi nri_numa/data/openapi.yaml`` when this fails."""
+    """Run ``python -m nri_numa.http.openapi nri_numa/http/openapi.yaml`` when this fails."""
     assert FILE.read_text() == openapi.text()
 
 
@@ -65,6 +65,15 @@ TARGETS = [
     ("/v1/explain/{namespace}/{pod}/{container}", "/v1/explain/shop/pod-1/server"),
     ("/v1/explain/{namespace}/{pod}/{container}", "/v1/explain/shop/pod-1/%3Cb%3E"),
     ("/v1/refusals", "/v1/refusals"),
+    ("/v1/slots", "/v1/slots"),
+    ("/v1/zones", "/v1/zones"),
+    ("/v1/kubelet", "/v1/kubelet"),
+    ("/v1/notices", "/v1/notices"),
+    ("/v1/notices", "/v1/notices?after=7"),
+    ("/v1/notices", "/v1/notices?after=seven"),
+    ("/v1/use", "/v1/use"),
+    ("/v1/use/{namespace}/{pod}/{container}", "/v1/use/shop/pod-1/server"),
+    ("/v1/use/{namespace}/{pod}/{container}", "/v1/use/shop/pod-1/nobody"),
     ("/v2/system/numa/info", "/v2/system/numa/info"),
     ("/openapi.yaml", "/openapi.yaml"),
 ]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
+import os
+import resource
+import selectors
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -14,12 +18,14 @@ import pytest
 
 from nri_numa.config import HTTP
 from nri_numa.errors import ConfigError
+from nri_numa.http import connection, places, sockets, streams
 from nri_numa.http import server as server_module
-from nri_numa.http.documents import Assignment
+from nri_numa.http.responses import Assignment, Readiness
+from nri_numa.http.scrape import SharedScrape
 from nri_numa.http.server import HTTPServer
-from nri_numa.http.view import Listing
-from nri_numa.metrics import Metrics
-from tests.support.http_view import (
+from nri_numa.http.source import Listing
+from nri_numa.observe.metrics import Metrics
+from tests.beds.http_view import (
     HOSTILE,
     FakeView,
     assignment,
@@ -42,6 +48,22 @@ async def serving(
         yield server, server.address
     finally:
         await server.stop()
+
+
+class Counting(FakeView):
+    """Counts how often it is asked whether it is ready."""
+
+    asked = 0
+
+    def readiness(self) -> Readiness:
+        self.asked += 1
+        return super().readiness()
+
+
+async def has_places(server: HTTPServer, count: int) -> None:
+    """Wait until so many connections have a place."""
+    while len(server._places) < count:
+        await asyncio.sleep(0.001)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -273,6 +295,33 @@ def test_the_token_guards_everything_but_the_probes(tmp_path: Path) -> None:
     run(test)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer 0",
+        "Bearer 0123456789abcde",
+        "Bearer 0123456789abcdef0",
+        "Bearer 0123456789ABCDEF",
+        "Bearer 0123456789abcdef 0123456789abcdef",
+        "Basic 0123456789abcdef",
+        "0123456789abcdef",
+    ],
+)
+def test_what_only_resembles_the_token_is_turned_away(tmp_path: Path, header: str) -> None:
+    """Nothing, a beginning of it, more than it, and another scheme."""
+
+    async def test() -> None:
+        token = tmp_path / "token"
+        token.write_text("0123456789abcdef\n")
+        async with serving(token_file=str(token)) as (_, address):
+            assert (await get(address, "/v1/status", Authorization=header)).status == 401
+
+    run(test)
+
+
 @pytest.mark.parametrize("content", [None, "", "   \n", "short"])
 def test_an_unusable_token_file_is_a_configuration_error(
     tmp_path: Path, content: str | None
@@ -346,7 +395,12 @@ def test_events_tell_where_we_are_and_every_change_and_end_cleanly() -> None:
                         pass
                     return dict(json.loads(line.removeprefix(b"data: ")))
 
-                assert await state() == {"serial": 7, "version": "0.1.0", "ready": True}
+                assert await state() == {
+                    "serial": 7,
+                    "version": "0.1.0",
+                    "ready": True,
+                    "notices": 0,
+                }
                 assert len(view.listeners) == 1
                 view.changed()
                 view.changed()
@@ -363,8 +417,8 @@ def test_idle_streams_get_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them a proxy would cut the line and the page would call the link lost."""
 
     async def test() -> None:
-        monkeypatch.setattr(server_module, "HEARTBEAT", 0.01)
-        monkeypatch.setattr(server_module, "SETTLE", 0.0)
+        monkeypatch.setattr(streams, "HEARTBEAT", 0.01)
+        monkeypatch.setattr(streams, "SETTLE", 0.0)
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b": still here")
@@ -385,14 +439,177 @@ def test_too_many_streams_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> No
     run(test)
 
 
-def test_too_many_connections_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_all_places_are_taken_probes_are_answered_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plugin that is attacked must not be restarted by the kubelet for it."""
+
     async def test() -> None:
-        monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+        monkeypatch.setattr(places, "MAX_CONNECTIONS", 1)
+        async with serving() as (server, address), connected(address) as (reader, writer):
+            writer.write(b"GET /healthz HTTP/1.1\r\n")  # and no end of it
+            await has_places(server, 1)
+            for path in ("/healthz", "/readyz"):
+                reply = await get(address, path)
+                assert (reply.status, reply.headers["connection"]) == (200, "close")
+            reply = await get(address, "/v1/status")
+            assert (reply.status, reply.json["error"]["reason"]) == (503, "Busy")
+            writer.write(b"Host: localhost\r\n\r\n")
+            assert (await read_reply(reader)).status == 200
+
+    run(test)
+
+
+def test_who_waits_between_two_requests_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(places, "MAX_CONNECTIONS", 1)
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await read_reply(reader)
-            reply = await exchange(address, b"")
-            assert reply.status == 503
+            assert (await get(address, "/v1/status")).status == 200
+            assert await reader.read() == b""
+
+    run(test)
+
+
+def test_the_reserve_is_for_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sits there and says nothing is gone when the next one comes."""
+
+    async def test() -> None:
+        monkeypatch.setattr(places, "MAX_CONNECTIONS", 1)
+        monkeypatch.setattr(places, "MAX_RESERVE", 1)
+        async with serving() as (server, address), connected(address) as (_, first):
+            first.write(b"GET /hea")
+            async with connected(address) as (silent, _):
+                await has_places(server, 2)
+                assert (await get(address, "/healthz")).status == 200
+                assert await silent.read() == b""
+            assert (await get(address, "/healthz")).status == 200
+
+    run(test)
+
+
+def test_one_connection_gets_so_many_answers_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wants more connects again, and stands in line with the others."""
+
+    async def test() -> None:
+        monkeypatch.setattr(server_module, "MAX_REQUESTS", 3)
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
+            replies = [await read_reply(reader) for _ in range(3)]
+            assert [reply.headers.get("connection") for reply in replies] == [None, None, "close"]
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+                await read_reply(reader)
+
+    run(test)
+
+
+def test_pipelined_requests_take_turns_with_those_of_others() -> None:
+    """Between two answers of one connection everybody else has a turn."""
+
+    async def test() -> None:
+        view = Counting()
+        async with serving(view) as (_, address), connected(address) as (_, greedy):
+            greedy.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300)
+            await greedy.drain()
+            assert (await get(address, "/v1/numa")).status == 404
+            assert view.asked < 300
+
+    run(test)
+
+
+def test_a_request_that_trickles_in_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then does not buy more time; nor does a second request buy less."""
+
+    async def test() -> None:
+        monkeypatch.setattr(connection, "REQUEST_TIMEOUT", 0.3)
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /healthz HTTP/1.1")
+            assert (await read_reply(reader)).status == 200
+            rest = asyncio.ensure_future(reader.read())
+            while not rest.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.02)
+            # Closed, or reset because of the byte that was on its way.
+            assert isinstance(rest.exception(), ConnectionResetError) or rest.result() == b""
+
+    run(test)
+
+
+def test_a_later_request_has_the_deadline_of_a_request_and_not_of_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where only its body trickles in, of which nothing is kept back to be seen."""
+
+    async def test() -> None:
+        monkeypatch.setattr(connection, "REQUEST_TIMEOUT", 0.3)
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await read_reply(reader)).status == 200
+            writer.write(
+                b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000\r\n\r\n"
+            )
+            rest = asyncio.ensure_future(reader.read())
+            while not rest.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.02)
+            # Closed, or reset because of the byte that was on its way.
+            assert isinstance(rest.exception(), ConnectionResetError) or rest.result() == b""
+
+    run(test)
+
+
+def test_what_came_along_with_the_request_before_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And has its deadline even if nothing follows."""
+
+    async def test() -> None:
+        monkeypatch.setattr(connection, "REQUEST_TIMEOUT", 0.3)
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /healthz HTTP/1.1")
+            assert (await read_reply(reader)).status == 200
+            assert await reader.read() == b""
+
+    run(test)
+
+
+def test_running_out_of_files_is_said_once_and_is_not_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(server_module, "EXHAUSTED_RETRY", 0.001)
+        async with serving() as (_, address):
+            failures = iter(range(20))
+
+            async def exhausted(listener: socket.socket) -> tuple[socket.socket, str]:
+                for _ in failures:
+                    raise OSError(errno.EMFILE, "Too many open files")
+                return await sockets.accept(listener)
+
+            monkeypatch.setattr(server_module, "accept", exhausted)
+            assert (await get(address, "/healthz")).status == 200
+            assert (await get(address, "/healthz")).status == 200
+        said = [r for r in caplog.records if "no more connections" in r.getMessage()]
+        assert len(said) == 1
+
+    run(test)
+
+
+def test_a_loop_that_is_stuck_is_not_healthy() -> None:
+    """HTTP lives in a thread of its own: that it answers says nothing of the other one."""
+
+    async def test() -> None:
+        busy = 0.0
+        config = HTTP(address="127.0.0.1:0")
+        server = HTTPServer(config, FakeView(), Metrics("0"), version="0", busy_for=lambda: busy)
+        assert await server.start()
+        assert server.address is not None
+        assert (await get(server.address, "/healthz")).status == 200
+        busy = 12.0
+        reply = await get(server.address, "/healthz")
+        assert (reply.status, b"stuck for 12 s" in reply.body) == (503, True)
+        await server.stop()
 
     run(test)
 
@@ -401,8 +618,8 @@ def test_a_client_that_never_finishes_its_request_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        monkeypatch.setattr(server_module, "IDLE_TIMEOUT", 0.02)
-        monkeypatch.setattr(server_module, "REQUEST_TIMEOUT", 0.02)
+        monkeypatch.setattr(connection, "IDLE_TIMEOUT", 0.02)
+        monkeypatch.setattr(connection, "REQUEST_TIMEOUT", 0.02)
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(b"GET /hea")
             assert await reader.read() == b""
@@ -428,7 +645,7 @@ def test_loopback_refuses_names_that_dns_could_point_at_it() -> None:
 
 
 def test_what_came_in_meanwhile_goes_before_the_next_piece() -> None:
-    """A request of the runtime waits for the rest of one piece of a long listing, and no longer."""
+    """Another client waits for the rest of one piece of a long listing, and no longer."""
 
     async def test() -> None:
         ours, runtime = socket.socketpair()
@@ -459,5 +676,127 @@ def test_what_came_in_meanwhile_goes_before_the_next_piece() -> None:
                 assert (await get(address, "/v1/assignments")).status == 200
             loop.remove_reader(ours)
         assert order.index("request") == 20  # sent with the thirteenth, and a piece has ten
+
+    run(test)
+
+
+def test_the_runtime_goes_first_between_two_answers_and_two_pieces() -> None:
+    """Nothing that a client asks for takes longer than one of these without a look around."""
+    order: list[str] = []
+
+    class Looking(selectors.DefaultSelector):
+        """Where the loop of the real server gives way."""
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            order.append("way")
+            return super().select(timeout)
+
+    async def test() -> None:
+        class Watched(FakeView):
+            def listing(self) -> Listing:
+                whole = super().listing()
+
+                def watched() -> Iterator[Assignment]:
+                    for one in whole.containers:
+                        order.append("container")
+                        yield one
+
+                return dataclasses.replace(whole, containers=watched())
+
+            def readiness(self) -> Readiness:
+                order.append("ready")
+                return super().readiness()
+
+        server = HTTPServer(
+            HTTP(address="127.0.0.1:0"),
+            Watched([assignment(n) for n in range(30)]),
+            Metrics("0"),
+            version="0",
+        )
+        assert await server.start()
+        assert server.address is not None
+        assert (await get(server.address, "/v1/assignments")).status == 200
+        async with connected(server.address) as (reader, writer):
+            writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+            for _ in range(20):
+                await read_reply(reader)
+        await server.stop()
+        told = "".join(one[0] for one in order)
+        assert "c" * 11 not in told
+        assert "rr" not in told
+
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Looking())) as runner:
+        runner.run(asyncio.wait_for(test(), 20))
+
+
+def test_clients_take_half_of_the_files_that_may_be_open_at_most() -> None:
+    """The checkpoint and the runtime's socket need some too."""
+
+    async def test() -> None:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # What other tests of this process have open must not be what runs out here.
+        quarter = 50 + len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4 * quarter, before[1]))
+        try:
+            async with serving() as (server, address):
+                others = [socket.create_connection(address) for _ in range(quarter + 10)]
+                await has_places(server, quarter + 10)
+                assert (server._places.limit, server._places.reserve) == (quarter, quarter)
+                assert (await get(address, "/healthz")).status == 200
+                assert (await get(address, "/v1/status")).status == 503
+                for other in others:
+                    other.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    run(test)
+
+
+def test_scrapes_at_the_same_time_are_made_once() -> None:
+    """And whoever asks while one is being made gets a newer one: nothing is told late."""
+
+    async def test() -> None:
+        made: list[int] = []
+
+        def chunks() -> Iterator[bytes]:
+            number = len(made)
+            made.append(0)
+            for _ in range(5):
+                made[number] += 1
+                yield f"{number} ".encode() * 10_000
+
+        scrape = SharedScrape(chunks)
+
+        async def whole() -> bytes:
+            return b"".join([piece async for piece in scrape.pieces()])
+
+        first = [asyncio.ensure_future(whole()) for _ in range(5)]
+        while not made:
+            await asyncio.sleep(0)
+        later = [asyncio.ensure_future(whole()) for _ in range(20)]
+        gone = asyncio.ensure_future(whole())
+        await asyncio.sleep(0)
+        gone.cancel()  # a client that leaves takes nothing from the others
+        assert {await one for one in first} == {b"0 " * 50_000}
+        assert {await one for one in later} == {b"1 " * 50_000}
+        assert await whole() == b"2 " * 50_000
+        assert made == [5, 5, 5]
+
+    run(test)
+
+
+def test_a_scrape_that_fails_fails_for_those_who_asked_and_is_tried_again() -> None:
+    async def test() -> None:
+        tries = iter((True, False))
+
+        def chunks() -> Iterator[bytes]:
+            yield b"some"
+            if next(tries):
+                raise RuntimeError("a bug")
+
+        scrape = SharedScrape(chunks)
+        with pytest.raises(RuntimeError, match="a bug"):
+            await anext(scrape.pieces())
+        assert await anext(scrape.pieces()) == b"some"
 
     run(test)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.vm_machine import Machine, format_list
+from tests.machines.vm_machine import Machine, format_list
 from tests.vm.guest import Guest
 from tests.vm.registry import case
 
@@ -22,6 +22,7 @@ def listed_cpus_and_memory(guest: Guest) -> None:
         container = guest.pod(
             f"listed-{numa_node}",
             {"numacpu": format_list(wanted), "numamem": str(numa_node)},
+            cpus=len(wanted),  # what is not requested counts for a quota
         )
         guest.pinned(container, cpus=wanted, mems=frozenset({numa_node}))
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from tests.support.cri import CRIError, poll
-from tests.support.vm_machine import CPU_MODEL, Machine, format_list
+from pathlib import Path
+
+from tests.beds.cri import CRIError, poll
+from tests.machines.vm_machine import CPU_MODEL, Machine, format_list
 from tests.vm import words
 from tests.vm.guest import Guest
 from tests.vm.registry import case
+
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def _has_spare(machine: Machine) -> bool:
@@ -29,14 +33,14 @@ def _admitted(guest: Guest, name: str, cpu: int) -> None:
     poll(attempt, f"a pod on CPU {cpu}", timeout_s=60, every_s=3)
 
 
-def _refused(guest: Guest, name: str, cpu: int) -> None:
+def _refused(guest: Guest, name: str, cpu: int, why: str = "offline") -> None:
     """Wait until a pod that lists a CPU is refused."""
 
     def attempt() -> bool | None:
         try:
             guest.pod(name, {"numacpu": str(cpu)})
         except CRIError as error:
-            guest.mentions(error.message, f"default/{name}", "numacpu", "offline")
+            guest.mentions(error.message, f"default/{name}", "numacpu", why)
             return True
         return None
 
@@ -50,7 +54,7 @@ def cpu_offline_and_back(guest: Guest) -> None:
     numa_node = max(guest.cpu_nodes(), key=lambda i: (len(guest.cpus_of(i)), i))
     cpus = guest.cpus_of(numa_node)
     victim = max(cpus - {0})
-    listed = guest.pod("listed", {"numacpu": format_list({min(cpus), victim})})
+    listed = guest.pod("listed", {"numacpu": format_list({min(cpus), victim})}, cpus=2)
     shared = guest.pod("shared")
     aligned = guest.pod("aligned", {"policy": "single-numa-node", "cpus": "shared"})
     was = [words.allowed(guest.pid(each)) for each in (listed, shared, aligned)]
@@ -75,6 +79,30 @@ def cpu_offline_and_back(guest: Guest) -> None:
     guest.settles(listed, cpus=was[0].cpus, mems=was[0].mems)
     guest.settles(shared, cpus=before - owner_cpus)
     guest.settles(aligned, cpus=was[2].cpus - owner_cpus, mems=was[2].mems)
+
+
+@case(applies=_has_spare)
+def partition_and_back(guest: Guest) -> None:
+    """A cgroup beside the pods takes a CPU for itself and gives it back: so do all containers."""
+    before = guest.online
+    victim = max(before - {0})
+    shared = guest.pod("shared")
+    partition = _CGROUPS / "nri-numa-test"
+    partition.mkdir()
+    try:
+        for file, text in (("cpuset.cpus", str(victim)), ("cpuset.cpus.partition", "isolated")):
+            (partition / file).write_text(text, encoding="ascii")
+        state = (partition / "cpuset.cpus.partition").read_text(encoding="ascii").strip()
+        assert state == "isolated", state
+        _refused(guest, "too-late", victim, "expected CPUs among")
+        guest.settles(shared, cpus=before - {victim})
+        own = guest.pinned(guest.pod("owner", {"cpus": "exclusive"}, cpus=1))
+        assert victim not in own.cpus
+    finally:
+        (partition / "cpuset.cpus.partition").write_text("member", encoding="ascii")
+        partition.rmdir()
+    _admitted(guest, "again", victim)
+    guest.settles(shared, cpus=before - own.cpus)
 
 
 @case(applies=lambda machine: bool(machine.unplugged))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.support.cri import Container
-from tests.support.vm_machine import format_list
+from tests.beds.cri import Container
+from tests.machines.vm_machine import format_list
 from tests.vm import words
 from tests.vm.guest import Guest
 from tests.vm.registry import case

@@ -14,6 +14,7 @@ _PCI_CLASSES = {
     "igb": "0x020000",
     "virtio-net-pci": "0x020000",
     "virtio-rng-pci": "0x00ff00",
+    "nvme": "0x010802",
 }
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from tests.support.cri import Container, Resources, poll
-from tests.support.vm_machine import Machine
+import ctypes
+import os
+import platform
+
+from tests.beds.cri import Container, Resources, poll
+from tests.machines.vm_machine import Machine
 from tests.vm import words
 from tests.vm.cases.explicit import several_memory_nodes
 from tests.vm.guest import Guest
@@ -69,6 +73,51 @@ def memory_follows_the_list(guest: Guest) -> None:
         )
         assert set(_pages(guest, container)) == {numa_node}
         guest.containerd.cri.remove_pod(container.pod)
+
+
+_MIGRATE_PAGES = {"x86_64": 256, "aarch64": 238}
+
+
+def _migrate(pid: int, source: int, target: int) -> None:
+    """Move a process's memory between NUMA nodes, as migratepages(8) does."""
+    one = ctypes.c_ulong
+    done = ctypes.CDLL(None, use_errno=True).syscall(
+        one(_MIGRATE_PAGES[platform.machine()]),
+        pid,
+        one(8 * ctypes.sizeof(one) + 1),
+        ctypes.byref(one(1 << source)),
+        ctypes.byref(one(1 << target)),
+    )
+    assert done >= 0, os.strerror(ctypes.get_errno())
+
+
+@case(applies=several_memory_nodes)
+def moved_memory_shows(guest: Guest) -> None:
+    """Memory that somebody moves to another NUMA node is local no longer, by what the API says."""
+    container = guest.pod(
+        "moved", {"policy": "single-numa-node"}, memory_mib=128, command=touch(_TOUCHED_MIB)
+    )
+    pid = _toucher(guest, container, _TOUCHED_MIB)
+    (home,) = words.allowed(guest.pid(container)).mems
+    away = max(guest.memory_nodes - {home}, key=lambda i: (words.numa_memory(i, "MemFree"), i))
+
+    def local() -> float | None:
+        (use,) = guest.plugin.json("/v1/use/default/moved/main")["containers"]
+        guest.notes.append(f"local: {use['localPercent']} % {use['memoryByNUMANode']}")
+        percent = use["localPercent"]
+        return None if percent is None else float(percent)
+
+    # The kernel adds up what a cgroup has every two seconds.
+    def as_it_was() -> bool | None:
+        return (local() or 0) > 90 or None
+
+    def moved() -> bool | None:
+        percent = local()
+        return (percent is not None and percent < 50) or None
+
+    poll(as_it_was, "memory told as local", timeout_s=60, every_s=1)
+    _migrate(pid, home, away)
+    poll(moved, "memory told as moved", timeout_s=60, every_s=1)
 
 
 def _small_node(machine: Machine) -> int | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from tests.support.vm_machine import Machine, format_list
+from tests.beds.cri import guaranteed
+from tests.machines.vm_machine import Machine, format_list
 from tests.vm import words
 from tests.vm.guest import Guest
 from tests.vm.registry import case, skip
+
+_MIB = 1024 * 1024
 
 
 def several_cpu_nodes(machine: Machine) -> bool:
@@ -158,3 +161,60 @@ def refusal_leaves_nothing(guest: Guest) -> None:
     wanted = len(guest.online) - 1
     own = guest.pinned(guest.pod("modest", {"cpus": "exclusive"}, cpus=wanted)).cpus
     assert len(own) == wanted
+
+
+@case()
+def exclusive_resized(guest: Guest) -> None:
+    """An owner that grows keeps what it has and gets more; what it gives up is everybody's."""
+    shared = guest.pod("shared")
+    owner = guest.pod("owner", {"cpus": "exclusive"}, cpus=1)
+    small = words.allowed(guest.pid(owner)).cpus
+    assert len(small) == 1
+    guest.containerd.cri.update(owner, guaranteed(2, 64 * _MIB))
+    large = words.allowed(guest.pid(owner)).cpus
+    assert len(large) == 2
+    assert small <= large
+    guest.settles(shared, cpus=guest.online - large)
+    guest.containerd.cri.update(owner, guaranteed(1, 64 * _MIB))
+    left = words.allowed(guest.pid(owner)).cpus
+    assert len(left) == 1
+    assert left <= large
+    guest.settles(shared, cpus=guest.online - left)
+
+
+@case(applies=several_cpu_nodes)
+def refusal_softened(guest: Guest) -> None:
+    """`on-failure` widens a set, or starts the container without a pin, instead of refusing."""
+    wanted = guest.largest_node() + 1
+    asks = _own("single-numa-node") | {"bind": "cpu"}
+    anyhow = guest.pod("anyhow", asks | {"on-failure": "unpinned"}, cpus=wanted)
+    guest.pinned(anyhow, cpus=guest.online)
+    if wanted >= len(guest.online):
+        skip("the machine is too small to widen")
+    wide = guest.pinned(guest.pod("wide", asks | {"on-failure": "widen"}, cpus=wanted))
+    assert len(wide.cpus) == wanted
+    guest.settles(anyhow, cpus=guest.online - wide.cpus)
+
+
+@case()
+def init_hands_its_cpus_on(guest: Guest) -> None:
+    """The application's container gets the CPUs that the pod's init container had."""
+    pod = guest.sandbox("stages", _own("single-numa-node"))
+    init = guest.container(pod, "init")
+    before = guest.pinned(init)
+    guest.containerd.cri.remove(init)
+    guest.pinned(guest.container(pod, "app"), cpus=before.cpus, mems=before.mems)
+
+
+@case(applies=several_cpu_nodes)
+def strategies(guest: Guest) -> None:
+    """Two small pods go to one NUMA node under `pack` and to two under `spread`."""
+    # CPUs alone, because NUMA nodes with more memory than others are emptier than others.
+    asks = _shared("single-numa-node") | {"bind": "cpu"}
+    for strategy, several in (("pack", 1), ("spread", 2)):
+        guest.reconfigure({"strategy": strategy})
+        seen = [guest.pinned(guest.pod(f"{strategy}-{i}", asks, cpus=0.5)) for i in range(2)]
+        nodes = frozenset().union(*(guest.nodes_of(each.cpus) for each in seen))
+        assert len(nodes) == several
+        guest.reset()
+    guest.reconfigure({})

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.cri import Container, poll
-from tests.support.vm_machine import Machine
+from tests.beds.cri import Container, poll
+from tests.machines.vm_machine import Machine
 from tests.vm import words
 from tests.vm.guest import Guest
 from tests.vm.registry import case, skip
@@ -32,8 +32,8 @@ _STATE = Path("/run/nri-numa")
 _SETUP = """set -e
 mount --make-rprivate /
 for at in etc usr/local/bin; do
-  mkdir -p {root}/up/$at {root}/work/$at
-  mount -t overlay overlay -o lowerdir=/$at,upperdir={root}/up/$at,workdir={root}/work/$at /$at
+  mkdir -p {root}/up/$at {root}/aside/$at
+  mount -t overlay overlay -o lowerdir=/$at,upperdir={root}/up/$at,workdir={root}/aside/$at /$at
 done
 mount --bind {repository} {root}/checkout
 # What else a machine starts has nothing to do with the unit, and takes minutes in an emulation.

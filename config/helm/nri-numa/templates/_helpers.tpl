@@ -2,8 +2,12 @@
 {{ .Values.namespaceOverride | default .Release.Namespace }}
 {{- end }}
 
+{{- define "nri-numa.fullname" -}}
+{{ .Values.fullnameOverride | default .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
 {{- define "nri-numa.selector" -}}
-app.kubernetes.io/name: nri-numa
+app.kubernetes.io/name: {{ .Values.nameOverride | default "nri-numa" }}
 {{- if ne .Release.Name "nri-numa" }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
@@ -11,6 +15,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "nri-numa.labels" -}}
 {{ include "nri-numa.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: nri-numa
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- /* The DaemonSet's selector must not take the controller's pods. */ -}}
+{{- define "nri-numa.controller-labels" -}}
+app.kubernetes.io/name: {{ include "nri-numa.fullname" . }}-controller
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: nri-numa
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
@@ -22,7 +36,38 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
 {{- define "nri-numa.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- if .Values.image.digest }}
+{{- .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else }}
+{{- .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+{{- end }}
+
+{{- /* Not empty when containers are to be given back; "release" is the value's former name. */ -}}
+{{- define "nri-numa.releasing" -}}
+{{- if or .Values.releaseContainers .Values.release }}yes{{ end }}
+{{- end }}
+
+{{- /* The port that others than the node can reach, or nothing. */ -}}
+{{- define "nri-numa.port" -}}
+{{- $address := (.Values.config.http | default dict).address | default "127.0.0.1:9891" | toString -}}
+{{- if not (regexMatch "^(off|127\\..*|localhost:.*|\\[::1\\]:.*)$" $address) }}{{ regexFind "[0-9]+$" $address }}{{ end }}
+{{- end }}
+
+{{- /* The same of the controller. */ -}}
+{{- define "nri-numa.controller-port" -}}
+{{- $address := (.Values.config.controller | default dict).address | default "127.0.0.1:9893" | toString -}}
+{{- if not (regexMatch "^(off|127\\..*|localhost:.*|\\[::1\\]:.*)$" $address) }}{{ regexFind "[0-9]+$" $address }}{{ end }}
+{{- end }}
+
+{{- define "nri-numa.env" -}}
+- name: NRI_NUMA_NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- /* Where the agent serves, as (host, port, scheme) for a probe from the node. */ -}}
@@ -48,26 +93,49 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
 seccompProfile:
+  {{- with .Values.seccompProfile }}
+  type: Localhost
+  localhostProfile: {{ . }}
+  {{- else }}
   type: RuntimeDefault
+  {{- end }}
+{{- with .Values.appArmorProfile }}
+appArmorProfile:
+  type: Localhost
+  localhostProfile: {{ . }}
+{{- end }}
 {{- with .Values.seLinuxOptions }}
 seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{- /* Directory of the CRI socket where that is the link, or nothing. */ -}}
+{{- define "nri-numa.cri" -}}
+{{- $runtime := .Values.config.runtime | default dict }}
+{{- if eq ($runtime.link | default "nri") "cri" }}
+{{- $runtime.criSocket | default "/run/containerd/containerd.sock" | trimPrefix "unix://" | dir }}
+{{- end }}
+{{- end }}
+
 {{- define "nri-numa.mounts" -}}
+{{- $cri := include "nri-numa.cri" . | trim }}
 # The runtime's socket. The directory and not the socket, because a runtime that restarts makes a
 # new one. Writing to a socket needs no writable mount.
-- name: nri
-  mountPath: /var/run/nri
+- name: {{ ternary "cri" "nri" (ne $cri "") }}
+  mountPath: {{ $cri | default "/var/run/nri" }}
   readOnly: true
 # The checkpoint: outlives the pod, and not a reboot.
 - name: state
   mountPath: /run/nri-numa
-# The node's cgroups, read only: to see what containers really have, and so that this container's
-# own cpuset is not taken for the machine's.
+# The node's cgroups: to see what containers really have, and so that this container's own cpuset is
+# not taken for the machine's. Written are cpuset.cpus and cpuset.mems of containers, and nothing
+# else: while they start, when the runtime applies no update, and when an update did not arrive.
 - name: cgroup
   mountPath: /sys/fs/cgroup
+{{- if include "nri-numa.releasing" . }}
+  # Releasing goes through the runtime; cgroups are only read.
   readOnly: true
+{{- end }}
 - name: config
   mountPath: /etc/nri-numa
   readOnly: true

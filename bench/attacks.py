@@ -1,0 +1,253 @@
+"""CreateContainer while somebody attacks the HTTP side: who is placed, how fast, at what cost.
+
+The runtime waits two seconds as containerd does, so a plugin that is kept busy is dropped here as
+it would be there; with 10,000 containers it waits longer, to see how long Synchronize takes. Beside
+the creates a liveness probe asks, over a new connection each time and with the kubelet's default of
+one second to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.beds import (
+    MACHINES,
+    PLAIN,
+    REPOSITORY,
+    SHARED,
+    Bed,
+    Shape,
+    bed,
+    container_of,
+    environment,
+    pod_of,
+    rss_bytes,
+    scratch,
+)
+from bench.stats import ms, summary, table
+from nri_numa.embedded.runtime import EmbeddedRuntime
+
+TOKEN = "0123456789abcdef0123456789abcdef"  # of a plugin that lives for a minute
+PAUSE = 0.02
+LIMIT = 30.0
+"""Seconds after which a case ends, however many creates it got through."""
+SYNCHRONIZATIONS = 3
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one case showed."""
+
+    seconds: list[float] = field(default_factory=list)
+    created: int = 0
+    placed: int = 0
+    dropped: int = 0
+    probes: int = 0
+    answered: int = 0
+    rss: int = 0
+    fds: int = 0
+    lines: int = 0
+    synchronize: list[str] = field(default_factory=list)
+
+
+def _populate(count: int, shape: Shape) -> Callable[[EmbeddedRuntime], Awaitable[None]]:
+    async def populate(runtime: EmbeddedRuntime) -> None:
+        for n in range(count):
+            pod = await runtime.run_pod(pod_of(shape, f"resident-{n}"))
+            made = await runtime.create_container(pod.id, container_of(shape))
+            await runtime.start_container(made.id)
+
+    return populate
+
+
+@contextlib.asynccontextmanager
+async def _attack(kind: str, port: int) -> AsyncIterator[None]:
+    if not kind:
+        yield
+        return
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.attacker", kind, str(port),
+        cwd=REPOSITORY, env=environment(), stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        if await process.stdout.readline() != b"ready\n":
+            raise RuntimeError(f"the attacker {kind} ended by itself")
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+async def _probe(port: int, tls: bool) -> bool:
+    """A liveness probe as the kubelet makes one."""
+    try:
+        async with asyncio.timeout(1):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=_unverified() if tls else None
+            )
+            try:
+                writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                return (await reader.readline()).split()[1:2] == [b"200"]
+            finally:
+                writer.close()
+    except (OSError, EOFError):
+        return False
+
+
+async def _probes(seen: Seen, port: int, tls: bool) -> None:
+    while True:
+        seen.answered += await _probe(port, tls)
+        seen.probes += 1
+        await asyncio.sleep(0.5)
+
+
+def _look(seen: Seen, one: Bed) -> None:
+    with contextlib.suppress(OSError):
+        seen.rss = max(seen.rss, rss_bytes(one.pid))
+        seen.fds = max(seen.fds, len(os.listdir(f"/proc/{one.pid}/fd")))
+
+
+async def _create(seen: Seen, one: Bed, name: str, shape: Shape) -> None:
+    runtime = one.runtime
+    pod = await runtime.run_pod(pod_of(shape, name))
+    before = time.perf_counter()
+    made = await runtime.create_container(pod.id, container_of(shape))
+    took = time.perf_counter() - before
+    seen.created += 1
+    if made.message.linux.resources.cpu.cpus:
+        seen.placed += 1
+        seen.seconds.append(took)
+    await runtime.start_container(made.id)
+    await runtime.stop_container(made.id)
+    await runtime.remove_pod(pod.id)
+
+
+async def _synchronize(seen: Seen, one: Bed) -> None:
+    """The runtime hangs up, and tells everything again."""
+    await one.runtime.disconnect_plugins()
+    try:
+        await one.runtime.wait_for_plugin(limit=60)
+        seen.synchronize.append(ms(one.last("Synchronize"), 0))
+    except (TimeoutError, RuntimeError):
+        seen.synchronize.append("failed")
+
+
+async def _case(one: Bed, kind: str, rounds: int, shape: Shape, *, tls: bool, sync: bool) -> Seen:
+    seen, closed = Seen(), len(one.runtime.closed)
+    lines = one.log.read_bytes().count(b"\n")
+    async with _attack(kind, one.port):
+        probing = asyncio.ensure_future(_probes(seen, one.port, tls))
+        gc.collect()
+        gc.disable()
+        try:
+            end = time.monotonic() + LIMIT
+            while seen.created < rounds and time.monotonic() < end:
+                await _create(seen, one, f"new-{kind}-{seen.created}", shape)
+                _look(seen, one)
+                await asyncio.sleep(PAUSE)
+            seen.dropped = len(one.runtime.closed) - closed
+            # What our own creates said is not what an attacker made it say.
+            seen.lines = one.log.read_bytes().count(b"\n") - lines - 3 * seen.created
+            for _ in range(SYNCHRONIZATIONS if sync else 0):
+                await _synchronize(seen, one)
+                _look(seen, one)
+        finally:
+            gc.enable()
+            probing.cancel()
+    return seen
+
+
+async def _cases(
+    directory: Path, residents: int, kinds: tuple[str, ...], rounds: int, *, tls: bool
+) -> AsyncIterator[tuple[str, Seen]]:
+    token, config = directory / "token", directory / "config.yaml"
+    token.write_text(TOKEN)
+    text = f"http: {{tokenFile: {token}}}\n" if residents < 1000 else "{}\n"
+    if tls:
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt"]
+        command += ["ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=bench"]
+        command += ["-keyout", str(directory / "key"), "-out", str(directory / "cert")]
+        subprocess.run(command, check=True, capture_output=True)
+        text = f"http: {{tlsCert: {directory / 'cert'}, tlsKey: {directory / 'key'}}}\n"
+    config.write_text(text)
+    async with bed(
+        directory / "bed",
+        MACHINES["64 CPUs, 2 NUMA nodes"](),
+        more=(f"--config={config}",),
+        http=True,
+        before=_populate(residents, PLAIN),
+        request_timeout=2 if residents < 1000 else 20,
+    ) as one:
+        while not await _probe(one.port, tls):
+            await asyncio.sleep(0.2)
+        for n in range(30):
+            await _create(Seen(), one, f"warm-{n}", SHARED)
+        for kind in kinds:
+            seen = await _case(one, kind, rounds, SHARED, tls=tls, sync=residents >= 1000)
+            yield kind, seen
+            await asyncio.sleep(1)
+            await one.runtime.wait_for_plugin(limit=60)
+
+
+NAMES = {
+    "": "quiet",
+    "pipeline": "4 connections pipeline GET /healthz",
+    "unauthorized": "4 connections pipeline requests without the token",
+    "connections": "2,000 connections, half a request each",
+    "slow": "128 connections, a byte each 8 s",
+    "tls": "785 connections silent before the TLS handshake",
+    "scrapers": "20 scrapers",
+}
+
+
+async def measure(*, rounds: int = 400) -> str:
+    rows = []
+    beds = (
+        ("100 containers", 100, False, ("", "pipeline", "unauthorized", "connections", "slow", "")),
+        ("100 containers, TLS", 100, True, ("", "tls", "")),
+        ("10,000 containers", 10_000, False, ("", "scrapers", "")),
+    )
+    for title, residents, tls, kinds in beds:
+        quiet = 0.0
+        with scratch() as directory:
+            async for kind, seen in _cases(Path(directory), residents, kinds, rounds, tls=tls):
+                row: list[object] = [title, NAMES[kind], f"{seen.placed} of {seen.created}"]
+                if seen.seconds:
+                    s = summary(seen.seconds)
+                    quiet = quiet or s.p99
+                    row += [ms(s.p50, 2), ms(s.p99, 2), f"{s.p99 / quiet:.1f}"]
+                else:
+                    row += ["", "", ""]
+                row += [
+                    seen.dropped,
+                    f"{seen.answered} of {seen.probes}",
+                    f"{seen.rss / 2**20:.0f}",
+                    seen.fds,
+                    max(0, seen.lines),
+                    " ".join(seen.synchronize),
+                ]
+                rows.append(row)
+                print(row, file=sys.stderr, flush=True)
+    head = (
+        "node", "meanwhile", "placed", "p50 ms", "p99 ms", "p99 × quiet", "dropped", "probes",
+        "RSS MiB", "fds", "log lines", "Synchronize ms",
+    )  # fmt: skip
+    return table(head, rows)

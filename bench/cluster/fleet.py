@@ -1,0 +1,217 @@
+"""Nodes that are objects only, each with the real engine behind it: agents without machines.
+
+A `Fleet` does for every node what kubelet, runtime and agent do together: it sees a pod that was
+bound to the node, has the engine decide, and writes the pod's status. A refused container is tried
+again every 10 to 15 seconds, as a kubelet does it, and nobody tells the scheduler.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from nri_numa.engine.admit import admit, forget_pod, release
+from nri_numa.engine.decision import Admitted, Machine, Reading
+from nri_numa.engine.state import NodeState
+from nri_numa.simulate.manifests.reader import read_text
+from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+from tests.beds.kube.client import Client, JsonObject
+
+SECONDS = "bench.example.com/seconds"
+"""Annotation: how long a pod runs."""
+RETRY_S = (10.0, 15.0)
+"""A kubelet's pause before it creates a refused container again."""
+
+
+class Agent:
+    """One node's agent: the engine and its state.
+
+    Args:
+        machine: of the node, with the settings of its agent.
+
+    Attributes:
+        away: it was killed; what runs goes on, and nothing starts or ends.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.state = NodeState()
+        self.away = False
+        self._held: dict[str, tuple[str, list[str]]] = {}
+
+    def start(self, document: JsonObject) -> str:
+        """Place every container of a pod; the sentence of the refusal, or nothing."""
+        (workload,) = read_text(json.dumps(_bare(document))).workloads
+        (manifest,) = workload.pods
+        manifest = replace(manifest, uid=document["metadata"]["uid"])
+        sandbox, state, made = pod_sandbox(manifest), self.state, []
+        total = self.machine.memory_total
+        for one in manifest.containers:
+            container = container_of(manifest, one, total)
+            decision = admit(self.machine, state, sandbox, container)
+            if not isinstance(decision, Admitted):
+                return decision.message
+            state = decision.state
+            made.append(container.id)
+        self.state = state
+        self._held[document["metadata"]["uid"]] = (sandbox.uid, made)
+        return ""
+
+    def end(self, uid: str) -> None:
+        """The pod ended."""
+        sandbox, made = self._held.pop(uid)
+        for container in made:
+            self.state = release(self.machine, self.state, container).state
+        self.state = forget_pod(self.machine, self.state, sandbox).state
+
+    def zones(self) -> list[dict[str, int]]:
+        """What is left on each NUMA node: whole CPUs, and bytes of memory."""
+        machine, state = self.machine, self.state
+        cpus, memory = machine.cpu_left(state), machine.memory_left(state, Reading())
+        return [{"cpu": cpus[i] // 1000, "memory": memory[i]} for i in sorted(cpus)]
+
+    def granted(self) -> dict[str, list[int]]:
+        """Exclusive CPUs of each pod that runs, by UID."""
+        found: dict[str, list[int]] = {}
+        for each in self.state.allocations.values():
+            if each.owned:
+                found.setdefault(each.pod_uid, []).extend(each.cpus)
+        return found
+
+    @property
+    def holds(self) -> frozenset[str]:
+        """UIDs of the pods that run."""
+        return frozenset(self._held)
+
+
+def _bare(document: JsonObject) -> JsonObject:
+    """What the engine may know of a pod, without what the API server added."""
+    metadata = document["metadata"]
+    kept = {key: metadata[key] for key in ("name", "namespace", "annotations") if key in metadata}
+    containers = [
+        {key: one[key] for key in ("name", "image", "resources") if key in one}
+        for one in document["spec"]["containers"]
+    ]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": kept, "spec": {"containers": containers}}
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """What became of one pod; times in seconds of a clock that only grows.
+
+    Attributes:
+        refusals: how often its node refused it.
+    """
+
+    created: float
+    placed: float | None = None
+    ended: float | None = None
+    refusals: int = 0
+    next_try: float = 0.0
+    node: str = ""
+    sentence: str = field(default="", repr=False)
+
+
+class Fleet:
+    """Plays all nodes.
+
+    Args:
+        client: of the API server.
+        agents: by the names of their nodes.
+        changed: told the node whose room changed.
+        look: told, before anything happens, of the pods that have a node and did not end.
+        seed: of the pauses.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        agents: Mapping[str, Agent],
+        *,
+        changed: Callable[[str], object] = lambda node: None,
+        look: Callable[[list[JsonObject]], object] = lambda pods: None,
+        seed: int = 0,
+    ) -> None:
+        self._client = client
+        self._agents = agents
+        self._changed, self._look = changed, look
+        self._random = random.Random(seed)
+        self.lives: dict[str, Life] = {}
+
+    def create(self, document: JsonObject) -> None:
+        """Hand a pod to the API server."""
+        name = document["metadata"]["name"]
+        self.lives[name] = Life(created=time.monotonic())
+        self._client.ask("POST", "/api/v1/namespaces/default/pods", document)
+
+    def step(self) -> None:
+        """Look at all pods once, and do what their nodes do."""
+        there = []
+        for document in self._client.ask("GET", "/api/v1/namespaces/default/pods")["items"]:
+            life = self.lives.get(document["metadata"]["name"])
+            if life is not None and life.ended is None and document["spec"].get("nodeName"):
+                there.append((document, life))
+        self._look([document for document, _ in there])
+        for document, life in there:
+            agent = self._agents.get(document["spec"]["nodeName"])
+            if agent is not None and not agent.away:
+                self._visit(agent, document, life)
+
+    def _visit(self, agent: Agent, document: JsonObject, life: Life) -> None:
+        now, life.node = time.monotonic(), document["spec"]["nodeName"]
+        uid = document["metadata"]["uid"]
+        if life.placed is not None:
+            if now - life.placed >= float(document["metadata"]["annotations"][SECONDS]):
+                life.ended = now
+                agent.end(uid)
+                self._write(document, {"phase": "Succeeded"})
+                self._changed(life.node)
+            return
+        if now < life.next_try:
+            return
+        sentence = agent.start(document)
+        if not sentence:
+            life.placed = now
+            self._write(document, _running(document))
+            self._changed(life.node)
+            return
+        life.refusals += 1
+        life.next_try = now + self._random.uniform(*RETRY_S)
+        if sentence != life.sentence:
+            life.sentence = sentence
+            self._write(document, _waiting(document, sentence))
+
+    def _write(self, document: JsonObject, status: JsonObject) -> None:
+        name = document["metadata"]["name"]
+        self._client.ask(
+            "PATCH", f"/api/v1/namespaces/default/pods/{name}/status", {"status": status},
+            content_type="application/merge-patch+json",
+        )  # fmt: skip
+
+
+def _running(document: JsonObject) -> JsonObject:
+    ready = {"type": "Ready", "status": "True"}
+    return {
+        "phase": "Running",
+        "conditions": [ready],
+        "containerStatuses": _statuses(document, {"running": {}}, ready=True),
+    }
+
+
+def _statuses(document: JsonObject, state: JsonObject, *, ready: bool) -> list[JsonObject]:
+    return [
+        {
+            "name": one["name"], "image": one["image"], "imageID": "", "ready": ready,
+            "restartCount": 0, "state": state,
+        }
+        for one in document["spec"]["containers"]
+    ]  # fmt: skip
+
+
+def _waiting(document: JsonObject, sentence: str) -> JsonObject:
+    """As a kubelet says it when the runtime passes on our refusal."""
+    waiting = {"waiting": {"reason": "CreateContainerError", "message": sentence}}
+    return {"phase": "Pending", "containerStatuses": _statuses(document, waiting, ready=False)}

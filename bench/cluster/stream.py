@@ -1,0 +1,333 @@
+"""The loop that the scheduler's blindness makes, counted: created, scheduled, refused, tried again.
+
+Fifty nodes with two NUMA nodes of 16 CPUs each, a stream of pods that each want to be on one NUMA
+node, a real API server and the stock kube-scheduler. The nodes are objects with the real engine
+behind them (`bench.cluster.fleet`). Counted is how often a node had to refuse a pod that was sent
+there, and how long pods waited from their creation until they had their CPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from bench.cluster import chaos
+from bench.cluster.checker import Checker
+from bench.cluster.fleet import SECONDS, Agent, Fleet, Life
+from bench.stats import quantile, table
+from nri_numa.cluster import node_topology
+from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.values.settings import Settings
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.node import zones
+from tests.beds.cri import poll
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.build import find_programs
+from tests.beds.kube.client import JsonObject
+from tests.beds.kube.control_plane import ControlPlane
+from tests.beds.kube.daemon import Daemon
+from tests.beds.kube.extender import Extender, install
+from tests.beds.kube.manifests import PREFIX
+from tests.beds.kube.namespaces import Namespaces
+from tests.beds.kube.publisher import MANIFESTS
+from tests.beds.plugin_process import REPOSITORY
+
+NRT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+CRD = MANIFESTS / "publish-topology/crd.yaml"
+CPUS = (4, 6, 8, 10, 12)
+"""Sizes of pods, most of them more than a quarter of a NUMA node: one has 16 CPUs, and one CPU of
+the node stays with those that share."""
+ANNOTATIONS = {
+    "numa.kubernetes.io/cpus": "exclusive",
+    "numa.kubernetes.io/policy": "single-numa-node",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Pods that come one after the other.
+
+    Attributes:
+        nodes: how many.
+        pods: how many.
+        cpus: sizes of pods, each as often as it is named.
+        per_second: of them are created.
+        seconds: each runs so long, from least to most.
+        seed: of sizes, times and pauses.
+        limit_s: after the last one was created, those that are not placed yet are given up.
+    """
+
+    nodes: int = 50
+    pods: int = 600
+    cpus: tuple[int, ...] = CPUS
+    per_second: float = 3.0
+    seconds: tuple[float, float] = (30.0, 70.0)
+    seed: int = 1
+    limit_s: float = 120.0
+
+    def documents(self, schedulers: Sequence[str] = ("default-scheduler",)) -> Iterator[JsonObject]:
+        """The pods, for schedulers of these names in turn."""
+        rng = random.Random(self.seed)
+        for number in range(self.pods):
+            cpus = rng.choice(self.cpus)
+            asked = {"cpu": str(cpus), "memory": f"{cpus}Gi"}
+            yield {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": f"pod-{number:04}",
+                    "annotations": {**ANNOTATIONS, SECONDS: f"{rng.uniform(*self.seconds):.1f}"},
+                },
+                "spec": {
+                    "schedulerName": schedulers[number % len(schedulers)],
+                    "containers": [
+                        {
+                            "name": "main",
+                            "image": "none",
+                            "resources": {"requests": asked, "limits": asked},
+                        }
+                    ],
+                },
+            }
+
+
+def topology_settings() -> Machine:
+    """One node: two NUMA nodes of 16 CPUs, eight cores each."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, memory_gib=64)
+    return Machine(topology=topology, settings=Settings())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a stream came to.
+
+    Attributes:
+        lives: of every pod.
+        seconds: the whole of it took.
+        notes: what else was seen.
+        good: no CPU was promised or given twice.
+    """
+
+    lives: tuple[Life, ...]
+    seconds: float
+    notes: tuple[str, ...] = ()
+    good: bool = True
+
+    def row(self, name: str) -> list[object]:
+        """Of the table."""
+        waits = sorted(one.placed - one.created for one in self.lives if one.placed is not None)
+        refused = [one for one in self.lives if one.refusals]
+        return [
+            name,
+            len(self.lives),
+            len(waits),
+            len(refused),
+            sum(one.refusals for one in refused),
+            f"{quantile(waits, 0.5):.1f}" if waits else "",
+            f"{quantile(waits, 0.99):.1f}" if waits else "",
+            f"{waits[-1]:.1f}" if waits else "",
+        ]
+
+
+HEAD = ("scheduler", "pods", "placed", "refused pods", "refusals", "p50 s", "p99 s", "longest s")
+
+
+@contextmanager
+def control_plane(scheduler: Mapping[str, object] | None = None) -> Iterator[ControlPlane]:
+    """A control plane of its own, gone afterwards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="nri-numa-stream-") as directory,
+        Namespaces(Path(directory)) as namespaces,
+        ControlPlane(find_programs(build=True), namespaces, scheduler=scheduler) as control,
+    ):
+        yield control
+
+
+def agents(control: ControlPlane, nodes: int) -> dict[str, Agent]:
+    """Nodes and their agents."""
+    made = {}
+    for number in range(nodes):
+        name = f"node-{number:02}"
+        machine = topology_settings()
+        # The node keeps a CPU for everybody else, as a kubelet's reservation does.
+        control.add_node(name, cpus=len(machine.topology.cpus) - 1, memory="120Gi")
+        made[name] = Agent(machine)
+    return made
+
+
+def flow(
+    fleet: Fleet,
+    stream: Stream,
+    *,
+    schedulers: Sequence[str] = ("default-scheduler",),
+    tick: Callable[[], object] = lambda: None,
+) -> Found:
+    """Let the stream flow; ends when every pod is placed, or at the limit."""
+    begun = time.monotonic()
+    waiting = list(stream.documents(schedulers))
+    created, last = 0, begun
+    while True:
+        now = time.monotonic()
+        while created < len(waiting) and now - begun >= created / stream.per_second:
+            fleet.create(waiting[created])
+            created, last = created + 1, now
+        fleet.step()
+        tick()
+        left = sum(life.placed is None for life in fleet.lives.values())
+        if created == len(waiting) and (not left or now - last > stream.limit_s):
+            return Found(lives=tuple(fleet.lives.values()), seconds=time.monotonic() - begun)
+        time.sleep(0.1)
+
+
+def stock(stream: Stream) -> Found:
+    """The stock scheduler, which knows sums of nodes."""
+    with control_plane() as control:
+        return flow(Fleet(control.client, agents(control, stream.nodes), seed=stream.seed), stream)
+
+
+PERIOD_S = 60.0
+"""Of the stock publishers, NFD's topology-updater and the resource-topology-exporter."""
+
+
+def stock_plugin(stream: Stream) -> Found:
+    """The rules of the stock plugin, with numbers that are up to a minute old."""
+    port = 9999
+    extender = {
+        "urlPrefix": f"http://127.0.0.1:{port}",
+        "filterVerb": "filter",
+        "nodeCacheCapable": True,
+        "enableHTTPS": False,
+        "httpTimeout": "5s",
+    }
+    with control_plane({"extenders": [extender]}) as control:
+        made, file = agents(control, stream.nodes), control.directory / "zones.json"
+        published = -PERIOD_S
+
+        def publish() -> None:
+            nonlocal published
+            if (now := time.monotonic()) - published < PERIOD_S:
+                return
+            published = now
+            text = json.dumps({name: agent.zones() for name, agent in made.items()})
+            other = file.with_suffix(".new")
+            other.write_text(text)
+            other.replace(file)
+
+        publish()
+        words = [sys.executable, "-m", "bench.cluster.stock_rules"]
+        daemon = Daemon(
+            "stock-rules",
+            [*control.namespaces.enter(), *words, f"--zones={file}", f"--port={port}"],
+            control.log_directory,
+            {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)},
+        )
+        daemon.start()
+        try:
+            fleet = Fleet(control.client, made, seed=stream.seed)
+            return flow(fleet, stream, tick=publish)
+        finally:
+            daemon.end()
+
+
+class Published:
+    """Writes what nodes have, each change at once, and counts that.
+
+    Args:
+        control: the control plane.
+        made: the agents.
+    """
+
+    def __init__(self, control: ControlPlane, made: Mapping[str, Agent]) -> None:
+        self._client, self._made = control.client, made
+        self._uids = {one["metadata"]["name"]: one["metadata"]["uid"]
+                      for one in self._client.ask("GET", "/api/v1/nodes")["items"]}  # fmt: skip
+        self.writes, self.largest = 0, 0
+        poll(lambda: self._client.request("GET", NRT)[0] == 200 or None, "the kind")
+        for node in made:
+            self.publish(node)
+        self.first = self.largest
+
+    def publish(self, node: str, *, ready: bool = True) -> None:
+        """Write a node's object."""
+        agent = self._made[node]
+        if agent.away and ready:
+            return
+        found = zones.document(agent.machine, agent.state, Reading())
+        what = node_topology.contents(PREFIX, found)
+        what = what if ready else node_topology.silent(PREFIX, what)
+        written = node_topology.body(node, self._uids[node], {}, what)
+        self.writes += 1
+        self.largest = max(self.largest, len(json.dumps(written, separators=(",", ":"))))
+        self._client.ask(
+            "PATCH", f"{NRT}/{node}?fieldManager=bench&force=true", written,
+            content_type="application/apply-patch+yaml",
+        )  # fmt: skip
+
+
+def ours(stream: Stream, kinds: Sequence[str] = ()) -> Found:
+    """nri-numa scheduler beside a second kube-scheduler; nodes publish each change at once.
+
+    Args:
+        stream: of pods.
+        kinds: what goes wrong meanwhile, of `bench.cluster.chaos.KINDS`.
+    """
+    with control_plane() as control:
+        client = control.client
+        install(client)
+        client.kubectl("apply", f"--filename={CRD}")
+        made = agents(control, stream.nodes)
+        published = Published(control, made)
+        topology = topology_settings().topology
+        checker = Checker(
+            zone_cpus={i: len(node.cpus) for i, node in topology.numa_nodes.items()},
+            numa_of=lambda cpu: topology.cpus[cpu].numa_node,
+        )
+
+        def look(pods: list[JsonObject]) -> None:
+            checker.look(pods, {name: agent.granted() for name, agent in made.items()})
+
+        bed = SimpleNamespace(
+            control=control, client=client, directory=control.namespaces.directory
+        )
+        with Extender(cast(KubeBed, bed)) as extender, ExitStack() as others:
+            if "two-schedulers" in kinds:
+                second = chaos.scheduler(extender, control, chaos.SECOND, port=10270)
+                second.start()
+                others.callback(second.end)
+            wrong = chaos.Chaos(
+                kinds=kinds, control=control, extender=extender, agents=made,
+                silence=lambda node: published.publish(node, ready=False),
+                publish=published.publish, span=stream.pods / stream.per_second,
+            )  # fmt: skip
+            before = published.writes
+            fleet = Fleet(client, made, changed=published.publish, look=look, seed=stream.seed)
+            found = flow(fleet, stream, schedulers=chaos.names(kinds), tick=wrong.tick)
+        rate = (published.writes - before) / stream.nodes / found.seconds * 60
+        return replace(found, good=checker.good, notes=(
+            *wrong.said,
+            checker.text(),
+            *(f"more than there is: {one}" for one in sorted(checker.promised_twice)[:5]),
+            f"{rate:.1f} writes for each node in a minute; an object has {published.first} to "
+            f"{published.largest} bytes",
+        ))  # fmt: skip
+
+
+def report(found: Sequence[tuple[str, Found]]) -> str:
+    """The table, and what nodes said most."""
+    lines = [table(HEAD, [each.row(name) for name, each in found]), ""]
+    for name, each in found:
+        said = Counter(life.sentence for life in each.lives if life.refusals)
+        lines += [f"{name}: {count} × {text}" for text, count in said.most_common(3)]
+        lines += [f"{name}: {note}" for note in each.notes]
+    return "\n".join(lines)

@@ -1,0 +1,167 @@
+"""CreateContainer where devices are looked for, and where not: two plugins take turns.
+
+Three containers: one without devices, one whose message has a device file (a GPU's, looked up in
+sysfs by its number), and one to which the kubelet gave a device, of which the plugin asks when the
+pod's sandbox is made. Both plugins are sent the same, and both wait between the sandbox and the
+container, as long as the kubelet has for its answer and more; so what is timed finds its devices
+known. How many containers were beside their device tells that this was so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.beds import MACHINES, SHARED, Bed, bed, container_of, fill, pod_of, scratch
+from bench.stats import Summary, summary, table, us
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+
+BUDGET = 50e-6
+"""Seconds at p50 that looking for devices may cost a container."""
+PAUSE = 0.08
+"""Seconds between the sandbox and the container; the kubelet has 0.05 for its answer."""
+RESIDENTS = 100
+GPU = "0000:3b:00.0"
+NUMA_NODE = 1
+"""Where the devices are; a shared container without devices goes to NUMA node 0 or 1."""
+_NUMBER = 226, 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Seconds of CreateContainer with the sources off and on, and how many were beside."""
+
+    case: str
+    off: Summary
+    on: Summary
+    beside: float
+
+    @property
+    def more(self) -> float:
+        """Seconds more at p50."""
+        return self.on.p50 - self.off.p50
+
+
+def _plain(container: pb.Container) -> None:
+    """A container without devices."""
+
+
+def _with_file(container: pb.Container) -> None:
+    major, minor = _NUMBER
+    container.linux.devices.add(path="/dev/dri/renderD128", type="c", major=major, minor=minor)
+
+
+CASES: tuple[tuple[str, str, Callable[[pb.Container], None]], ...] = (
+    # Name, how its pods are called, what is done to the container.
+    ("no devices", "plain", _plain),
+    ("a device file", "file", _with_file),
+    ("a device of the kubelet's, asked for ahead", "given", _plain),
+)
+
+
+def _get(request: Any, context: Any) -> Any:
+    """The kubelet's answer: pods of one name have a device."""
+    from nri_numa.cri.pb import podresources_pb2
+
+    answer = podresources_pb2.GetPodResourcesResponse()
+    if request.pod_name.startswith("given"):
+        devices = answer.pod_resources.containers.add(name="app").devices
+        device = devices.add(resource_name="example.com/gpu", device_ids=[GPU])
+        device.topology.nodes.add(ID=NUMA_NODE)
+    return answer
+
+
+def _config(directory: Path, name: str, *, enabled: bool) -> list[str]:
+    file = directory / f"{name}.yaml"
+    document = {
+        "apiVersion": "nri-numa/v1",
+        "kind": "AgentConfig",
+        "kubeletRoot": str(directory / "kubelet"),
+        "devices": {"enabled": enabled},
+    }
+    file.write_text(json.dumps(document), encoding="utf-8")  # JSON is YAML
+    return [f"--config={file}"]
+
+
+async def _one(one: Bed, name: str, change: Callable[[pb.Container], None]) -> tuple[float, bool]:
+    """One life of a pod: seconds of its creation, and whether it is beside the devices."""
+    pod = await one.runtime.run_pod(pod_of(SHARED, name))
+    await asyncio.sleep(PAUSE)
+    message = container_of(SHARED)
+    change(message)
+    made = await one.runtime.create_container(pod.id, message)
+    seconds = one.last("CreateContainer")
+    beside = made.message.linux.resources.cpu.mems == str(NUMA_NODE)
+    await one.runtime.start_container(made.id)
+    await one.runtime.stop_container(made.id)
+    await one.runtime.remove_pod(pod.id)
+    return seconds, beside
+
+
+async def measure(*, rounds: int = 150) -> list[Measured]:
+    from tests.beds.device_tree import GPU_CLASS, DeviceTree
+    from tests.beds.fake_kubelet import pod_resources
+
+    topology = MACHINES[next(iter(MACHINES))]()
+    found: list[Measured] = []
+    async with contextlib.AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(scratch()))
+        kubelet = directory / "kubelet"
+        stack.enter_context(pod_resources(kubelet, _get, lambda request, context: None))
+        beds: list[Bed] = []
+        for name, enabled in (("off", False), ("on", True)):
+            tree = DeviceTree(directory / name / "machine")
+            card = tree.child(tree.pci(GPU, NUMA_NODE, GPU_CLASS), "drm", "renderD128")
+            tree.number("char", ":".join(map(str, _NUMBER)), card)
+            more = _config(directory, name, enabled=enabled)
+            beds.append(await stack.enter_async_context(bed(directory / name, topology, more=more)))
+            await fill(beds[-1], RESIDENTS, SHARED)
+        for case, name, change in CASES:
+            times: tuple[list[float], list[float]] = ([], [])
+            count = 0
+            gc.collect()
+            gc.disable()
+            try:
+                for n in range(-10, rounds):
+                    for into, one in zip(times, beds, strict=True):
+                        seconds, beside = await _one(one, f"{name}-{n}", change)
+                        if n >= 0:
+                            into.append(seconds)
+                            count += beside and one is beds[1]
+            finally:
+                gc.enable()
+            off, on = map(summary, times)
+            found.append(Measured(case=case, off=off, on=on, beside=count / rounds))
+    return found
+
+
+def report(found: list[Measured]) -> str:
+    """As a table, and what comes of the budget."""
+    rows = [
+        (
+            m.case,
+            *(us(getattr(s, name)) for name in ("least", "p50", "p99") for s in (m.off, m.on)),
+            f"{m.more * 1e6:+.0f}",
+            f"{m.beside:.0%}",
+        )
+        for m in found
+    ]
+    worst = max(found, key=lambda m: m.more)
+    word = "kept" if worst.more <= BUDGET else "missed"
+    return (
+        table(
+            (
+                "container", "min off µs", "min on", "p50 off", "p50 on", "p99 off", "p99 on",
+                "p50 more µs", "beside",
+            ),
+            rows,
+        )
+        + f"\n\nBudget of +{us(BUDGET)} µs at p50 {word}: {worst.more * 1e6:+.0f} µs at most "
+        f"({worst.case})."
+    )  # fmt: skip

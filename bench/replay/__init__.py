@@ -1,0 +1,1 @@
+"""Density and waste: pods that come and go on one machine, replayed under several placements."""

@@ -1,0 +1,95 @@
+"""Exclusive CPUs with many to tell: ours, and an empty plugin that names the same containers.
+
+An empty plugin that names nobody has nothing to do where ours names hundreds, and so has the
+runtime. One that decides nothing and names the same containers is what deciding is compared with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.beds import EXCLUSIVE, MACHINES, SHARED, bed, fill, scratch
+from bench.gaps import _paced
+from bench.stats import Summary, summary, table, us
+
+CASES: tuple[tuple[int, float], ...] = ((100, 0.0), (100, 0.02), (500, 0.0), (500, 0.02))
+"""How many are told, and seconds between two requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Seconds of both requests: ours, ours decided ahead, the naming plugin's."""
+
+    told: int
+    gap: float
+    creates: tuple[Summary, Summary, Summary]
+    stops: tuple[Summary, Summary, Summary]
+
+
+async def measure(*, rounds: int = 150) -> list[Measured]:
+    topology = MACHINES[next(iter(MACHINES))]()
+    found: list[Measured] = []
+    with scratch() as directory:
+        config = Path(directory, "ahead.yaml")
+        config.write_text("apiVersion: nri-numa/v1\nkind: AgentConfig\ndecideAhead: true\n")
+        async with contextlib.AsyncExitStack() as stack:
+            beds = [
+                await stack.enter_async_context(
+                    bed(Path(directory, name), topology, empty=empty, more=more)
+                )
+                for name, empty, more in (
+                    ("ours", False, []),
+                    ("ahead", False, [f"--config={config}"]),
+                    ("naming", True, ["naming"]),
+                )
+            ]
+            for number, (told, gap) in enumerate(CASES):
+                for one in beds:
+                    await fill(one, told, SHARED)
+                creates: list[list[float]] = [[], [], []]
+                stops: list[list[float]] = [[], [], []]
+                gc.collect()
+                gc.disable()
+                try:
+                    for n in range(-10, rounds):
+                        for into, left, one in zip(creates, stops, beds, strict=True):
+                            name = f"new-{number}-{n}"
+                            created, stopped = await _paced(one, EXCLUSIVE, name, gap)
+                            if n >= 0:
+                                into.append(created)
+                                left.append(stopped)
+                finally:
+                    gc.enable()
+                a, b, c = map(summary, creates)
+                d, e, f = map(summary, stops)
+                found.append(Measured(told=told, gap=gap, creates=(a, b, c), stops=(d, e, f)))
+    return found
+
+
+def report(found: list[Measured]) -> str:
+    """As a table."""
+    rows = []
+    for m in found:
+        for request, (ours, ahead, floor) in (("Create", m.creates), ("Stop", m.stops)):
+            first = request == "Create"
+            rows.append(
+                (
+                    m.told if first else "",
+                    f"{m.gap * 1000:.0f}" if first else "",
+                    f"{request}Container",
+                    *(us(s.least) for s in (ours, ahead, floor)),
+                    *(us(s.p50) for s in (ours, ahead, floor)),
+                    f"{ours.p50 / floor.p50:.2f}",
+                    f"{ahead.p50 / floor.p50:.2f}",
+                )
+            )
+    return table(
+        (
+            "told", "gap ms", "request", "min µs", "ahead min", "naming min", "p50 µs",
+            "ahead p50", "naming p50", "×", "ahead ×",
+        ),
+        rows,
+    )  # fmt: skip

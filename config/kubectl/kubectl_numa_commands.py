@@ -1,0 +1,84 @@
+"""``kubectl numa cluster`` and ``kubectl numa why POD``: what is asked for, and how it is printed.
+
+It stands beside ``kubectl-numa`` and needs nothing but Python 3.9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from typing import Any
+
+import kubectl_numa_cluster as view
+import kubectl_numa_why as reasons
+
+TOPOLOGIES = "noderesourcetopologies.topology.node.k8s.io"
+"""Written out: others use the short name for another group."""
+
+
+def columns() -> int | None:
+    """Columns that a table may take: of the terminal, or as COLUMNS says; None for any number."""
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size((80, 24)).columns
+    given = os.environ.get("COLUMNS", "")
+    return int(given) or None if given.isascii() and given.isdigit() and len(given) < 7 else None
+
+
+def show(document: Any, lines: list[str], output: str) -> None:
+    """Print a document as it was asked for."""
+    if output == "json":
+        print(json.dumps(document, indent=2))
+    elif output == "yaml":
+        print(view.yaml(document), end="")
+    else:
+        print("\n".join(map(view.harmless, lines)))
+
+
+def cluster(kubectl: Any, options: argparse.Namespace) -> int:
+    """Show the NUMA nodes of all nodes; exit code 1 where a pod is stuck.
+
+    Args:
+        kubectl: is asked; what goes wrong there is its to say.
+        options: of the command line.
+    """
+    topologies = kubectl.ask(
+        *("get", TOPOLOGIES, "--output=json"),
+        doing="reading topologies",
+        unknown_kind=f"the cluster has no {TOPOLOGIES}; nri-numa publish writes them where "
+        "publish.nodeResourceTopology is on",
+    )
+    nodes = kubectl.ask("get", "nodes", "--output=json", doing="reading nodes")
+    pods = kubectl.ask(
+        *("get", "pods", "--all-namespaces", "--field-selector=status.phase=Pending"),
+        "--output=json",
+        doing="reading pods that wait",
+    )
+    found = view.document(topologies["items"], nodes["items"], pods["items"], options.prefix)
+    lines = view.text(found, columns(), wide=options.output == "wide")
+    show(found, lines, options.output)
+    return 1 if found["stuckPods"] else 0
+
+
+def why(kubectl: Any, options: argparse.Namespace) -> int:
+    """Say where a pod is and why, or why nowhere; exit code 1 where nowhere.
+
+    Args:
+        kubectl: is asked; what goes wrong there is its to say.
+        options: of the command line.
+    """
+    space = [f"--namespace={options.namespace}"] if options.namespace else []
+    pod = kubectl.ask(
+        *("get", "pod", options.pod, *space, "--output=json"),
+        doing=f"looking for pod {options.pod}",
+    )
+    name, space = pod["metadata"]["name"], pod["metadata"]["namespace"]
+    about = f"--field-selector=involvedObject.kind=Pod,involvedObject.name={name}"
+    events = kubectl.ask(
+        *("get", "events", f"--namespace={space}", about, "--output=json"), doing="reading Events"
+    )
+    found = reasons.document(pod, events["items"], options.prefix)
+    show(found, reasons.sentences(found), options.output)
+    return 1 if reasons.nowhere(found) else 0

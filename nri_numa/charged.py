@@ -1,0 +1,36 @@
+"""Which containers the numbers of a node count, as one short text. Pure.
+
+Whoever holds room for a pod that is on its way counts it until its node does. That moment is told
+by naming each charged container beside the numbers, in the same write: by a short hash, because
+there may be hundreds, and by the pod's UID, because a name may be that of an earlier pod.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Final
+
+CHARGED: Final = "charged"
+"""Attribute of a NodeResourceTopology, below the prefix."""
+_BYTES: Final = 8
+
+
+def mark(uid: str, container: str) -> str:
+    """Eleven characters for one container of a pod.
+
+    A container of another pod that had the same ones would end a hold early, and tenants choose
+    names of containers: so it is a cryptographic hash, and 64 bits of it.
+
+    Args:
+        uid: of the pod, as the API server gave it.
+        container: its name.
+    """
+    text = f"{uid}/{container}".encode(errors="surrogatepass")
+    return urlsafe_b64encode(blake2b(text, digest_size=_BYTES).digest()).decode().rstrip("=")
+
+
+def marks(containers: Iterable[tuple[str, str]]) -> str:
+    """One text for containers, each by UID of its pod and name, in any order."""
+    return " ".join(sorted({mark(uid, container) for uid, container in containers}))

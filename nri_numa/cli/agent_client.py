@@ -1,0 +1,201 @@
+"""Asks a running agent over its HTTP API."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from nri_numa.cli.common import (
+    Failure,
+    Function,
+    Mistake,
+    Unreachable,
+    config_path,
+    describe,
+)
+from nri_numa.errors import ConfigError
+from nri_numa.text import harmless
+
+TIMEOUT = 5.0
+MAX_ANSWER = 64 << 20
+
+
+def api_options(function: Function) -> Function:
+    """``--api``, ``--token-file`` and ``--ca-file``."""
+    for option in (
+        click.option(
+            "--ca-file",
+            metavar="FILE",
+            help="Certificate authority to trust, for an https address.",
+        ),
+        click.option(
+            "--token-file",
+            metavar="FILE",
+            envvar="NRI_NUMA_TOKEN_FILE",
+            help="File with the bearer token.  [default: http.tokenFile]",
+        ),
+        click.option(
+            "--api",
+            metavar="ADDRESS",
+            envvar="NRI_NUMA_API",
+            help="Where the agent serves its API.  [default: http.address]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+class AgentClient:
+    """One agent's API.
+
+    Args:
+        address: ``host:port``, or a URL with http or https.
+        token: bearer token, empty for none.
+        ca_file: certificate authority for https; empty for the system's.
+        timeout: seconds that each step of a question may take.
+    """
+
+    def __init__(
+        self, address: str, token: str = "", ca_file: str = "", *, timeout: float = TIMEOUT
+    ) -> None:
+        scheme, separator, rest = address.rpartition("://")
+        self.address = rest.rstrip("/")
+        self._token = token
+        if separator and scheme not in ("http", "https"):
+            raise Mistake(f"--api {address}: expected host:port, http://… or https://…")
+        if scheme == "https":
+            import ssl
+
+            try:
+                context = ssl.create_default_context(cafile=ca_file or None)
+            except OSError as error:
+                raise Mistake(f"--ca-file {ca_file}: {error.strerror or error}") from error
+            self._connect: Callable[[], http.client.HTTPConnection] = lambda: (
+                http.client.HTTPSConnection(self.address, timeout=timeout, context=context)
+            )
+        else:
+            self._connect = lambda: http.client.HTTPConnection(self.address, timeout=timeout)
+
+    @property
+    def on_this_node(self) -> bool:
+        """Whether the agent is asked over loopback."""
+        from nri_numa.config import is_loopback, split_address
+
+        try:
+            address = split_address(self.address)
+        except ValueError:
+            return False
+        return address is not None and is_loopback(address[0])
+
+    def get(self, path: str) -> Any:
+        """The document of an answer.
+
+        Raises:
+            Unreachable: when nobody, or somebody else, answers.
+            NotKnown: when the agent does not know what was asked for.
+            Failure: when the agent refuses.
+        """
+        headers = {"Accept": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        try:
+            connection = self._connect()
+            try:
+                connection.request("GET", path, headers=headers)
+                response = connection.getresponse()
+                body = response.read(MAX_ANSWER)
+            finally:
+                connection.close()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise Unreachable(
+                f"no answer from {self.address}: {harmless(reason)}\n"
+                "  Is the agent running (systemctl status nri-numa), with http on?\n"
+                "  Another address is given with --api, NRI_NUMA_API or the configuration."
+            ) from error
+        if not response.getheader("Server", "").startswith("nri-numa"):
+            raise Unreachable(f"{self.address} is served by another program, not by nri-numa")
+        try:
+            document = json.loads(body)
+        except ValueError as error:
+            raise Unreachable(f"{self.address} did not answer with JSON") from error
+        if response.status >= 400 and "error" in document:
+            message = harmless(str(document["error"].get("message", "")))
+            if response.status == 404:
+                raise NotKnown(message)
+            if response.status == 401:
+                raise Failure(f"{self.address} wants a token: --token-file")
+            raise Failure(message)
+        return document
+
+
+class NotKnown(Failure):
+    """The agent does not know what was asked for; exit code 1."""
+
+
+def segment(text: str) -> str:
+    """``text`` as one segment of a path."""
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError as error:
+        raise Mistake(f"{harmless(text)[:100]} is no name: expected UTF-8") from error
+
+
+def client(
+    api: str | None,
+    token_file: str | None,
+    ca_file: str | None,
+    config: str | None = None,
+    *,
+    timeout: float = TIMEOUT,
+) -> AgentClient:
+    """The client for the given options, or for what the configuration says.
+
+    Args:
+        api: as `api_options` gives it.
+        token_file: likewise.
+        ca_file: likewise.
+        config: the configuration file, for a command that is told of one.
+        timeout: how many seconds an answer may take.
+    """
+    token = token_file or ""
+    if not api:
+        from nri_numa import config as configuration
+
+        try:
+            section = configuration.load(
+                config_path(config or os.environ.get("NRI_NUMA_CONFIG")), os.environ
+            ).http
+        except ConfigError as error:
+            raise Mistake(describe(error)) from error
+        address = configuration.split_address(section.address)
+        if address is None:
+            raise Unreachable("http.address is off, so the agent cannot be asked")
+        host, port = address
+        if host in ("", "0.0.0.0"):  # noqa: S104  # compared, not listened on
+            host = "127.0.0.1"
+        elif host == "::":
+            host = "::1"
+        shown = f"[{host}]" if ":" in host else host
+        api = f"{'https' if section.tls_cert else 'http'}://{shown}:{port}"
+        token = token or section.token_file
+    return AgentClient(api, _read_token(token), ca_file or "", timeout=timeout)
+
+
+def _read_token(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        with open(path) as file:
+            token = file.read(4096).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"the token file cannot be read: {error}") from error
+    if not token.isprintable() or not token.isascii():
+        raise Failure(f"{path} holds something that is no token")
+    return token

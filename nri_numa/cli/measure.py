@@ -1,0 +1,158 @@
+"""``nri-numa measure``: what placement gains on this machine, measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from nri_numa.cli.common import Failure, emit, friendly, output_option, table, terminal_width
+from nri_numa.cli.progress import progress
+
+
+@click.command()
+@click.option(
+    "--rounds",
+    type=click.IntRange(3, 100),
+    default=5,
+    show_default=True,
+    help="How often each placement is measured.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.05, 60),
+    default=0.5,
+    show_default=True,
+    help="How long each time.",
+)
+@click.option(
+    "--only",
+    metavar="NAME",
+    multiple=True,
+    help="Only this comparison, such as memory-bandwidth; may be repeated.",
+)
+@click.option(
+    "--plot",
+    metavar="FILE.svg",
+    type=click.Path(dir_okay=False),
+    help="Draw it into this file as well.",
+)
+@output_option()
+def measure(
+    rounds: int, seconds: float, only: tuple[str, ...], plot: str | None, output: str
+) -> None:
+    """Measure what placement gains on this machine.
+
+    Local against remote memory, two cores against the siblings of one, an L3 cache each against
+    one together, a CPU alone against one beside a busy program. What this machine cannot show is
+    said, and the others are shown. It uses the CPUs it measures for some seconds each: what runs
+    there notices. Needs numpy.
+    """
+    if importlib.util.find_spec("numpy") is None:
+        raise Failure(
+            "measure needs numpy, which is not installed here; expected nri-numa[measure], "
+            f"or numpy beside {sys.executable}"
+        )
+    document = _measured(rounds, seconds, only)
+    if plot is not None:
+        from nri_numa.measure.plot import svg
+
+        try:
+            with open(plot, "w", encoding="utf-8") as file:
+                file.write(svg(document))
+        except OSError as error:
+            raise Failure(f"cannot write {plot}: {error.strerror or error}") from error
+    if output == "table":
+        click.echo("\n".join(lines(document)))
+    else:
+        emit(document, output)
+
+
+def _measured(rounds: int, seconds: float, only: tuple[str, ...]) -> dict[str, Any]:
+    from nri_numa.machine.cpuset import CPUSet
+    from nri_numa.machine.sysfs import discover, read_memory
+    from nri_numa.measure import rounds as measuring
+    from nri_numa.measure.plan import Comparison, plan
+    from nri_numa.measure.results import Outcome, noisy
+    from nri_numa.measure.results import document as made
+
+    with friendly():
+        topology = discover("/")
+        memory = read_memory("/", topology)
+    usable = CPUSet(os.sched_getaffinity(0))
+    planned = plan(
+        topology,
+        usable,
+        available={i: one.available_bytes for i, one in memory.numa_nodes.items()},
+        l3_bytes=measuring.l3_bytes(),
+    )
+    names = [one.name for one in planned]
+    for name in only:
+        if name not in names:
+            raise click.UsageError(f"there is no comparison {name!r}; expected {', '.join(names)}")
+    planned = tuple(one for one in planned if not only or one.name in only)
+    cpus = CPUSet(
+        worker.cpu
+        for one in planned
+        if isinstance(one, Comparison)
+        for side in (one.good, one.bad)
+        for worker in side.workers
+    )
+    load = os.getloadavg()[0]
+    busy = measuring.busy_before(cpus) if cpus else None
+    before = measuring.stolen()
+    outcomes: list[Outcome] = []
+    for one in planned:
+        if isinstance(one, Comparison):
+            with progress(f"measuring: {one.title}"):
+                outcomes.append(measuring.run(one, rounds=rounds, seconds=seconds))
+        else:
+            outcomes.append(one)
+    after = measuring.stolen()
+    steal = None
+    if before is not None and after is not None and after[1] > before[1]:
+        steal = (after[0] - before[0]) / (after[1] - before[1])
+    noise = noisy(load=load, cpus=len(topology.online), steal=steal, outcomes=outcomes, busy=busy)
+    return made(outcomes, noise, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
+
+
+def lines(document: dict[str, Any]) -> Iterator[str]:
+    """The text."""
+    width = terminal_width()
+    for one in document["comparisons"]:
+        yield one["title"]
+        rows = [
+            (
+                f"{side['median']:g} {one['unit']}",
+                f"{side['least']:g} to {side['most']:g}",
+                side["placed"],
+            )
+            for side in (one["good"], one["bad"])
+        ]
+        yield from (f"  {line}" for line in table(("MEDIAN", "ROUNDS", "PLACED"), rows))
+        if one["clear"]:
+            how = "times as much" if one["moreIsBetter"] else "times as fast"
+            yield f"  {one['gain']:.2f} {how}"
+        else:
+            yield "  no clear difference: the rounds of the two overlap"
+        yield ""
+    for one in document["notShown"]:
+        yield from textwrap.wrap(
+            f"Not shown here: {one['title']}, because {one['because']}.",
+            width,
+            subsequent_indent="  ",
+        )
+    if document["noise"]:
+        yield "Noisy: measure again when it is quiet."
+        for sentence in document["noise"]:
+            yield from textwrap.wrap(
+                sentence, width, initial_indent="  - ", subsequent_indent="    "
+            )
+    else:
+        yield "The machine was quiet meanwhile."

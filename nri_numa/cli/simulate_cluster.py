@@ -1,0 +1,311 @@
+"""``nri-numa simulate --cluster FILE``: would pods fit in a cluster, where, and what would move."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import yaml
+
+from nri_numa import safe_yaml
+from nri_numa.cli.common import Mistake, Unreachable, emit, terminal_width
+from nri_numa.cli.progress import progress
+from nri_numa.controller.evictions import movable
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Strategy
+from nri_numa.machine.words import counted
+from nri_numa.scheduler.captured import EXPECTED, Captured, CaptureError, captured
+from nri_numa.scheduler.fleet import Hold
+from nri_numa.scheduler.moving import LARGEST, Search, search
+from nri_numa.scheduler.panel import Panel
+from nri_numa.scheduler.pods import Reader, wish_of_manifest
+from nri_numa.scheduler.published import Table
+from nri_numa.scheduler.scoring import score
+from nri_numa.scheduler.verdict import Fits
+from nri_numa.scheduler.wish import Wish
+from nri_numa.simulate.manifests.pods import PodManifest
+from nri_numa.simulate.manifests.yaml_documents import parse_all
+from nri_numa.text import harmless
+
+LARGEST_FILE: Final = 256 << 20
+"""Bytes of a capture: 5,000 nodes with 20 pods each are below it without managed fields."""
+LARGEST_YAML: Final = 16 << 20
+"""YAML is read a hundred times slower than JSON."""
+NAMED: Final = 5
+"""Nodes that a line names."""
+NOT_LOOKED_AT: Final = (
+    "Only NUMA nodes are judged: not the sum of requests, node selectors, affinity, taints, "
+    "volumes, quotas of the nodes, or priorities."
+)
+CLAIMS: Final = (
+    "What containers get of ResourceClaims is allocated by the scheduler itself: such containers "
+    "are not judged."
+)
+
+
+def simulate_cluster(
+    file: str,
+    pods: Sequence[PodManifest],
+    settings: Settings,
+    output: str,
+    counted_by: str = "",
+    claims: bool = False,
+) -> bool:
+    """Answer for pods, one after another, each in what the others leave.
+
+    Args:
+        file: the capture; ``-`` for standard input.
+        pods: of the manifests.
+        settings: of the nodes.
+        output: table, json or yaml.
+        counted_by: the extended resource that counts exclusive CPUs, as the nodes have it.
+        claims: our DRA driver is on.
+
+    Returns:
+        Whether all fit.
+
+    Raises:
+        Mistake: the file is no capture.
+        Unreachable: it cannot be read.
+    """
+    with progress(f"reading {file}"):
+        try:
+            reader = Reader(settings, counted_by, claims=claims)
+            cluster = captured(_documents(file), reader, settings.prefix, movable)
+        except CaptureError as error:
+            raise Mistake(harmless(f"--cluster {file}: {error}")) from error
+    with progress(f"judging {len(pods)} pods on {len(cluster.nodes)} nodes"):
+        document = answer(cluster, pods, settings, claims=claims)
+    if output == "table":
+        sys.stdout.write("\n".join(story(document)) + "\n")
+    else:
+        emit(document, output)
+    return all(one["fits"] for one in document["pods"])
+
+
+def _documents(file: str) -> Iterator[object]:
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(LARGEST_FILE + 1)
+        else:
+            with open(file, "rb") as opened:
+                data = opened.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise Unreachable(f"--cluster {file}: cannot be read: {error.strerror or error}") from error
+    if len(data) > LARGEST_FILE:
+        raise CaptureError(f"is larger than {LARGEST_FILE >> 20} MiB")
+    try:
+        text = data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise CaptureError(f"is not UTF-8: byte {error.start}") from error
+    if not text:
+        raise CaptureError(f"is empty, expected what {EXPECTED} prints")
+    if text[0] not in "{[":
+        if len(data) > LARGEST_YAML:
+            raise CaptureError(
+                f"is YAML of more than {LARGEST_YAML >> 20} MiB; expected JSON (-o json)"
+            )
+        try:
+            yield from parse_all(text)
+        except yaml.YAMLError as error:
+            raise CaptureError(
+                f"{safe_yaml.problem_of(error)}; expected what {EXPECTED} prints"
+            ) from error
+        return
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        try:
+            document, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise CaptureError(f"is no JSON: {str(error)[:100]}") from error
+        yield document
+        while at < len(text) and text[at].isspace():
+            at += 1
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def answer(
+    cluster: Captured, pods: Sequence[PodManifest], settings: Settings, *, claims: bool = False
+) -> dict[str, Any]:
+    """The document: for each pod where it fits, why not elsewhere, and what would have to move."""
+    fleet, strategy = cluster.fleet, settings.strategy
+    panel = Panel(fleet, strategy)
+    claimed = claims and any(one.claims for pod in pods for one in pod.containers)
+    names = [name for name in cluster.nodes if name not in cluster.cordoned]
+    unknown = [name for name in cluster.nodes if not isinstance(fleet.published(name), Table)]
+    return {
+        "cluster": {
+            "nodes": len(cluster.nodes),
+            "cordoned": sorted(cluster.cordoned),
+            "unknown": {
+                name: panel.why(name) or "it has no NodeResourceTopology" for name in unknown
+            },
+            "pods": cluster.pods,
+            "onTheirWay": len(fleet.holds),
+        },
+        "pods": [
+            _judged(
+                pod,
+                wish_of_manifest(settings, pod, claims=claims),
+                cluster,
+                panel,
+                names,
+                strategy,
+            )
+            for pod in pods
+        ],
+        "notes": [*cluster.notes, *([CLAIMS] if claimed else []), NOT_LOOKED_AT],
+    }
+
+
+def _judged(
+    pod: PodManifest,
+    wish: Wish,
+    cluster: Captured,
+    panel: Panel,
+    names: Sequence[str],
+    strategy: Strategy,
+) -> dict[str, Any]:
+    filtered = panel.filter(wish, names)
+    fits: list[tuple[int, str, Fits]] = []
+    if not wish.nothing:
+        for name in filtered.fits:
+            verdict = panel.verdict(wish, name)
+            assert isinstance(verdict, Fits)  # noqa: S101  # the filter said so
+            fits.append((score(verdict, strategy), name, verdict))
+    # The best first, as the scheduler takes them; then by name.
+    fits.sort(key=lambda one: (-one[0], one[1]))
+    reasons: dict[str, list[str]] = {}
+    for name, why in (filtered.failed | filtered.hopeless).items():
+        reasons.setdefault(why, []).append(name)
+    document: dict[str, Any] = {
+        "namespace": pod.namespace,
+        "pod": pod.name,
+        "fits": bool(filtered.fits),
+        "asks": not wish.nothing,
+        "node": fits[0][1] if fits else "",
+        "numaNodes": _places(fits[0][2]) if fits else {},
+        "nodes": [{"name": n, "score": s, "numaNodes": _places(v)} for s, n, v in fits],
+        "refused": [
+            {"reason": why, "hopeless": nodes[0] in filtered.hopeless, "nodes": nodes}
+            for why, nodes in sorted(reasons.items(), key=lambda one: (-len(one[1]), one[0]))
+        ],
+        "wouldHaveToMove": None,
+    }
+    if fits:
+        _, node, verdict = fits[0]
+        hold = Hold(
+            wish=wish,
+            node=node,
+            places=dict(verdict.places),
+            charge=verdict.charge,
+            since=0.0,
+            until=float("inf"),
+        )
+        cluster.fleet.hold(hold)
+    elif not filtered.fits and not wish.wrong:
+        rooms = {
+            name: room
+            for name in names
+            if isinstance(room := cluster.fleet.room(name), Table) and not room.silent
+        }
+        document["wouldHaveToMove"] = _moving(search(wish, rooms, cluster.running, strategy))
+    return document
+
+
+def _places(verdict: Fits) -> dict[str, str]:
+    return {name: str(numa_nodes) for name, numa_nodes in verdict.places}
+
+
+def _moving(found: Search) -> dict[str, Any]:
+    moves = found.moves
+    return {
+        "node": moves.node if moves else "",
+        "numaNodes": dict(moves.places) if moves else {},
+        "pods": [{"pod": pod, "fitsOn": to} for pod, to in moves.pods] if moves else [],
+        "setsTried": found.tried,
+        "cut": found.cut,
+    }
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+
+def story(document: Mapping[str, Any]) -> list[str]:
+    """The document for people."""
+    cluster = document["cluster"]
+    head = f"{counted(cluster['nodes'], 'node')}, {counted(cluster['pods'], 'pod')}"
+    if cluster["onTheirWay"]:
+        head += f", {cluster['onTheirWay']} of them on their way"
+    lines = [head + "."]
+    if cluster["cordoned"]:
+        lines.append(f"Cordoned, not asked: {_named(cluster['cordoned'])}.")
+    for one in document["pods"]:
+        lines += ["", *_about(one)]
+    return [
+        part
+        for line in [*lines, "", *document["notes"]]
+        for part in (_wrapped(line) if line else [""])
+    ]
+
+
+def _about(one: Mapping[str, Any]) -> Iterator[str]:
+    name = f"{one['namespace']}/{one['pod']}"
+    if not one["asks"]:
+        yield f"{name} asks for nothing that nri-numa decides: every node fits."
+        return
+    if one["fits"]:
+        yield f"{name} fits on {counted(len(one['nodes']), 'node')}; it would go to {one['node']}"
+        for node in one["nodes"][:NAMED]:
+            yield f"  {node['name']}: {_zones(node['numaNodes'])}, score {node['score']}"
+        if len(one["nodes"]) > NAMED:
+            yield f"  and {len(one['nodes']) - NAMED} more"
+    else:
+        yield f"{name} fits on no node"
+    for refused in one["refused"]:
+        never = ", and waiting does not help" if refused["hopeless"] else ""
+        yield f"  refused by {_named(refused['nodes'])}: {refused['reason']}{never}"
+    if one["wouldHaveToMove"] is not None:
+        yield from _about_moving(one["wouldHaveToMove"])
+
+
+def _about_moving(moving: Mapping[str, Any]) -> Iterator[str]:
+    if moving["pods"]:
+        yield (
+            f"  It would fit on {moving['node']}, {_zones(moving['numaNodes'])}, without "
+            f"{counted(len(moving['pods']), 'pod')}:"
+        )
+        for pod in moving["pods"]:
+            to = f"fits on {pod['fitsOn']}" if pod["fitsOn"] else "fits nowhere else"
+            yield f"    {pod['pod']}, which {to}"
+    else:
+        yield f"  No {LARGEST} pods of one node, or fewer, would make room by moving."
+    if moving["cut"]:
+        yield f"  The search was cut after {moving['setsTried']} sets: there may be a smaller one."
+
+
+def _zones(numa_nodes: Mapping[str, str]) -> str:
+    parts = [f"{name} on NUMA node {i}" for name, i in numa_nodes.items() if i]
+    return "; ".join(parts) or "on any NUMA node"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
+
+def _wrapped(line: str) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(
+        harmless(line),
+        max(30, terminal_width()),
+        subsequent_indent=indent,
+        drop_whitespace=True,
+        break_on_hyphens=False,
+        break_long_words=False,
+    ) or [""]

@@ -1,0 +1,420 @@
+"""How ``nri-numa simulate`` tells what happened: to eyes as a story, to programs as a document."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from nri_numa.cli.common import cell_width, human_size, table, table_width, terminal_width
+from nri_numa.engine.explain import explanation, sentences
+from nri_numa.engine.values.workload import Device
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.words import numa_text
+from nri_numa.simulate.manifests import Role
+from nri_numa.simulate.simulator import Action, Outcome, Room, SimulatedEvent, Simulation, Verdict
+from nri_numa.text import harmless
+
+REASON = 26
+"""Columns that are kept for reasons at least."""
+MOVED = 3
+"""Containers that moved along with another are named up to this many, then counted."""
+
+
+def story(
+    machine: str, result: Simulation, notes: Sequence[str], *, verbose: bool = False
+) -> Iterator[str]:
+    """Everything that happened, in lines that fit the terminal."""
+    yield from _head(machine, result.machine.topology)
+    yield ""
+    rows = [row for event in result.events for row in _rows(event, result)]
+    if rows:
+        yield from _with_reasons(["", "POD", "CONTAINER", "CPUS", "MEMORY", "WHY"], rows)
+        yield ""
+    given = [line for event in result.events for line in _given(event)]
+    if given:
+        yield "Devices that the kubelet gave"
+        yield from given
+        yield ""
+    moved = [line for event in result.events for line in _moved(event)]
+    if moved:
+        yield "Other containers whose CPUs changed"
+        yield from moved
+        yield ""
+    yield "How full"
+    yield from table(
+        ["NUMA NODE", "CPUS", "ALLOCATED BEFORE", "AFTER", "FREE", "MEMORY", "ALLOCATED", "FREE"],
+        _fill(result),
+    )
+    for title, lines in (("", _verdict(result)), ("Notes", _bullets(notes))):
+        told = list(lines)
+        if told:
+            yield ""
+            if title:
+                yield title
+            yield from told
+    if verbose:
+        for event in result.events:
+            for outcome in event.outcomes:
+                if outcome.verdict is not Verdict.REFUSED:
+                    yield ""
+                    yield from _explanation(outcome)
+
+
+def comparison(
+    machine: str,
+    first: Simulation,
+    second: Simulation,
+    changed: Sequence[str],
+    notes: Sequence[str],
+) -> Iterator[str]:
+    """Two runs side by side."""
+    yield from _head(machine, first.machine.topology)
+    yield ""
+    yield "A: as configured"
+    yield from _wrapped(f"B: {', '.join(changed)}", "")
+    yield ""
+    yield from table(
+        ["", "POD", "CONTAINER", "A CPUS", "MEM", "B CPUS", "MEM"], _pairs(first, second)
+    )
+    yield ""
+    yield "How full at the end"
+    rows = [
+        [
+            str(a.numa_node),
+            *(
+                text
+                for room in (a, b)
+                for text in (
+                    *_where_any(room.cpus, _cpus(room.cpu_bound), _cpus(room.cpu_left)),
+                    *_where_any(room.memory_total, human_size(room.memory_left)),
+                )
+            ),
+        ]
+        for a, b in zip(first.after, second.after, strict=True)
+    ]
+    yield from table(
+        ["NUMA NODE", "A ALLOCATED", "FREE", "MEMORY FREE", "B ALLOCATED", "FREE", "MEMORY FREE"],
+        rows,
+    )
+    yield ""
+    for label, result in (("A", first), ("B", second)):
+        lines = list(_verdict(result, trace=False))
+        yield f"{label}: {lines[0]}"
+        yield from filter(None, lines[1:])
+    if notes:
+        yield ""
+        yield "Notes"
+        yield from _bullets(notes)
+
+
+def document(
+    machine: str,
+    result: Simulation,
+    other: Simulation | None,
+    changed: Sequence[str],
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """The same for programs; field names stay as they are over versions."""
+    found: dict[str, Any] = {"machine": machine, "notes": list(notes), **_run(result)}
+    if other is not None:
+        found["comparedWith"] = {"settings": list(changed), **_run(other)}
+    return found
+
+
+# --- parts of the story ---------------------------------------------------------------------------
+
+
+def _head(machine: str, topology: Topology) -> Iterator[str]:
+    total = sum(n.memory_bytes for n in topology.numa_nodes.values())
+    yield from _wrapped(f"Machine: {machine}", "")
+    allowed = "" if topology.allowed == topology.online else f" ({len(topology.allowed)} usable)"
+    yield (
+        f"  {_count(len(topology.sockets), 'socket')}, "
+        f"{_count(len(topology.numa_nodes), 'NUMA node')}, {_count(len(topology.cores), 'core')}, "
+        f"{_count(len(topology.online), 'CPU')}{allowed}, {human_size(total)}B"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _rows(event: SimulatedEvent, result: Simulation) -> Iterator[list[str]]:
+    name = _short(event, result)
+    if event.action is Action.REMOVE:
+        yield [str(event.number), name, "", "", "", "removed"]
+    for number, outcome in enumerate(event.outcomes):
+        cpus = _arrow(outcome)
+        yield [
+            "" if number else str(event.number),
+            "" if number else name,
+            outcome.container,
+            cpus,
+            outcome.mems or ("" if outcome.verdict is Verdict.REFUSED else "any"),
+            _why(event, outcome),
+        ]
+
+
+def _with_reasons(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    """A table whose last column is wrapped instead of cut; in a pipe a row is one line."""
+    width = table_width()
+    before = [row[:-1] for row in rows]
+    if sys.stdout.isatty() and width is not None:
+        lines = table(head[:-1], before, width=width - REASON - 2)
+    else:
+        lines = table(head[:-1], before)
+    left = max(cell_width(line) for line in lines) + 2
+    for line, row in zip(lines, [head, *rows], strict=True):
+        text = harmless(row[-1])
+        first, *rest = (
+            [text] if width is None else textwrap.wrap(text, max(REASON, width - left)) or [""]
+        )
+        yield f"{line}{' ' * (left - cell_width(line))}{first}".rstrip()
+        yield from (" " * left + text for text in rest)
+
+
+def _short(event: SimulatedEvent, result: Simulation) -> str:
+    """The pod's name, with its namespace only where there are several."""
+    several = len({e.pod.namespace for e in result.events}) > 1
+    return event.pod.full_name if several else event.pod.name
+
+
+def _arrow(outcome: Outcome) -> str:
+    if outcome.verdict is Verdict.REFUSED:
+        return outcome.before
+    now = outcome.cpus or "any"
+    return f"{outcome.before} -> {now}" if outcome.before and outcome.before != now else now
+
+
+def _why(event: SimulatedEvent, outcome: Outcome) -> str:
+    if outcome.verdict is Verdict.REFUSED:
+        return f"REFUSED: {outcome.reason}"
+    what = "resized: " if event.action is Action.RESIZE else ""
+    role = f"{outcome.role}: " if outcome.role is not Role.APP else ""
+    return f"{what}{role}{outcome.reason}"
+
+
+def _given(event: SimulatedEvent) -> Iterator[str]:
+    for outcome in event.outcomes:
+        for resource, devices in outcome.devices.items():
+            at = ", ".join(f"{one.id} ({_where(one)})" for one in devices)
+            head = f"{event.number}: {event.pod.full_name}/{outcome.container}"
+            yield from _wrapped(f"{head}: {resource} {at}", "  ", "     ")
+
+
+def _where(device: Device) -> str:
+    if not device.numa_nodes:
+        return "no NUMA node"
+    return numa_text(NUMASet(sorted(device.numa_nodes)))
+
+
+def _moved(event: SimulatedEvent) -> Iterator[str]:
+    if not event.moved:
+        return
+    names = sorted(event.moved.items())
+    for name, cpus in names[:MOVED]:
+        yield from _wrapped(f"{event.number}: {name} -> {cpus}", "  ", "     ")
+    if len(names) > MOVED:
+        yield f"  {event.number}: and {len(names) - MOVED} more"
+
+
+def _fill(result: Simulation) -> Iterator[list[str]]:
+    for before, after in zip(result.before, result.after, strict=True):
+        yield [
+            str(after.numa_node),
+            *_where_any(
+                after.cpus,
+                str(after.cpus),
+                _cpus(before.cpu_bound),
+                _cpus(after.cpu_bound) + (f" (+{after.idle} idle)" if after.idle else ""),
+                _cpus(after.cpu_left),
+            ),
+            *_where_any(
+                after.memory_total,
+                human_size(after.memory_total),
+                human_size(after.memory_bound),
+                human_size(after.memory_left),
+            ),
+        ]
+
+
+def _where_any(total: int, *texts: str) -> Sequence[str]:
+    """Nothing is free, and nothing used up, of what a NUMA node never had."""
+    return texts if total else ["-"] * len(texts)
+
+
+def _cpus(milli: int) -> str:
+    return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def _verdict(result: Simulation, *, trace: bool = True) -> Iterator[str]:
+    refused = result.first_refused
+    pods = len({e.pod.uid for e in result.events if e.action is Action.CREATE and not e.refused})
+    widened = result.counts[Verdict.WIDENED]
+    extra = f", {_count(widened, 'container')} wider than ideal" if widened else ""
+    unpinned = result.counts[Verdict.UNPINNED]
+    extra += f", {_count(unpinned, 'container')} not pinned" if unpinned else ""
+    if refused is None:
+        yield f"All {_count(pods, 'pod')} placed{extra}." if pods != 1 else f"1 pod placed{extra}."
+        return
+    total = sum(1 for e in result.events if e.refused is not None)
+    left = f", {_count(result.untried, 'step')} not tried" if result.untried else ""
+    yield f"{_count(pods, 'pod')} placed{extra}, {_count(total, 'refusal')}{left}."
+    outcome = refused.refused
+    assert outcome is not None  # noqa: S101  # first_refused has one
+    yield ""
+    yield from _wrapped(
+        f"{'First refused' if total > 1 else 'Refused'}: {refused.pod.source}", "", "  "
+    )
+    if trace:
+        yield from _explanation(outcome)
+    else:
+        yield from _wrapped(f"{outcome.reason}: {outcome.message}", "  ")
+
+
+def explained(outcome: Outcome) -> dict[str, Any]:
+    """How a decision came about, as the running agent would tell it."""
+    known = explanation.grounds(outcome.trace)
+    if outcome.allocation is None:
+        return explanation.of_refusal(known, outcome.reason, outcome.message)
+    return explanation.of_allocation(outcome.allocation, known, outcome.cpus)
+
+
+def _explanation(outcome: Outcome) -> list[str]:
+    return sentences.text(explained(outcome), terminal_width()).splitlines()
+
+
+def _pairs(first: Simulation, second: Simulation) -> Iterator[list[str]]:
+    a, b = _by_place(first), _by_place(second)
+    several = len({e.pod.namespace for e in (*first.events, *second.events)}) > 1
+    last = None
+    for place in {**a, **b}:
+        number, pod, container = place
+        row = [str(number), pod if several else pod.partition("/")[2], container]
+        if last == (number, pod):
+            row[:2] = ["", ""]
+        last = number, pod
+        for outcomes in (a, b):
+            outcome = outcomes.get(place)
+            if outcome is None:
+                row += ["not tried", ""]
+            elif outcome.verdict is Verdict.REFUSED:
+                row += ["REFUSED", ""]
+            else:
+                row += [_arrow(outcome), outcome.mems or "any"]
+        yield row
+
+
+def _by_place(result: Simulation) -> dict[tuple[int, str, str], Outcome]:
+    return {
+        (event.number, event.pod.full_name, outcome.container): outcome
+        for event in result.events
+        for outcome in event.outcomes
+    }
+
+
+def _bullets(notes: Iterable[str]) -> Iterator[str]:
+    for note in notes:
+        yield from _wrapped(f"- {note}", "  ", "    ")
+
+
+def _wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        harmless(text),
+        terminal_width(),
+        initial_indent=first,
+        subsequent_indent=first if rest is None else rest,
+        break_on_hyphens=False,
+    )
+
+
+# --- parts of the document ------------------------------------------------------------------------
+
+
+def _run(result: Simulation) -> dict[str, Any]:
+    return {
+        "refused": sum(1 for e in result.events if e.refused is not None),
+        "untried": result.untried,
+        "counts": {verdict.value: count for verdict, count in result.counts.items()},
+        "events": [_event(event) for event in result.events],
+        "standing": [
+            {
+                "namespace": s.namespace,
+                "pod": s.pod,
+                "container": s.container,
+                "cpus": s.cpus,
+                "mems": s.mems,
+            }
+            for s in result.standing
+        ],
+        "numaNodes": [
+            {"id": a.numa_node, "before": _room(b), "after": _room(a)}
+            for b, a in zip(result.before, result.after, strict=True)
+        ],
+    }
+
+
+def _event(event: SimulatedEvent) -> dict[str, Any]:
+    return {
+        "number": event.number,
+        "action": event.action.value,
+        "source": event.pod.source,
+        "namespace": event.pod.namespace,
+        "pod": event.pod.name,
+        "qos": event.pod.qos.value,
+        "containers": [_outcome(outcome) for outcome in event.outcomes],
+        "moved": dict(event.moved),
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "container": outcome.container,
+        "role": outcome.role.value,
+        "verdict": outcome.verdict.value,
+        "reason": outcome.reason,
+        "message": outcome.message,
+        "cpusBefore": outcome.before,
+        "cpus": outcome.cpus,
+        "mems": outcome.mems,
+        "explanation": explained(outcome),
+    }
+    if outcome.devices:
+        found["devices"] = [
+            {
+                "resource": resource,
+                "id": one.id,
+                "numaNodes": str(NUMASet(sorted(one.numa_nodes))),
+            }
+            for resource, devices in outcome.devices.items()
+            for one in devices
+        ]
+    a = outcome.allocation
+    if a is not None:
+        found |= {
+            "kind": a.kind.value,
+            "policy": a.policy.value,
+            "numaNodes": str(a.numa_nodes),
+            "idle": str(a.idle),
+            "preferred": a.preferred,
+            "cpuMilli": a.cpu_milli,
+            "memoryBytes": a.memory_bytes,
+        }
+    return found
+
+
+def _room(room: Room) -> dict[str, int]:
+    return {
+        "cpus": room.cpus,
+        "exclusive": room.owned,
+        "idle": room.idle,
+        "cpuTotalMilli": room.cpu_total,
+        "cpuBoundMilli": room.cpu_bound,
+        "cpuLeftMilli": room.cpu_left,
+        "memoryBytes": room.memory_total,
+        "memoryBoundBytes": room.memory_bound,
+        "memoryLeftBytes": room.memory_left,
+    }

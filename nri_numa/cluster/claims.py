@@ -1,0 +1,80 @@
+"""Claims for the agent, which has no credentials: it asks by file, and gets what the server has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from nri_numa.cluster.kube import APIServer
+from nri_numa.cluster.requests import Request, Resource, Result, Verb
+from nri_numa.dra.claims import pruned
+from nri_numa.dra.handover import Teller
+from nri_numa.observe.logs import get_logger
+
+log = get_logger("publish")
+
+EVERY: Final = 0.1
+"""Seconds between two looks for questions; one `listdir` of a small directory costs 10 µs."""
+
+
+class ClaimDesk:
+    """Answers the agent's questions.
+
+    Args:
+        teller: finds them.
+        api: asks the API server.
+        registered: told when the kubelet has taken the driver, or we have just begun.
+    """
+
+    def __init__(self, teller: Teller, api: APIServer, registered: Callable[[], object]) -> None:
+        self._teller, self._api, self._tell_registered = teller, api, registered
+        self._said = ""
+        self._registered: str | None = None
+
+    async def run(self) -> None:
+        """Answer until cancelled."""
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(EVERY)
+        finally:
+            await self._api.close()
+
+    async def look(self) -> None:
+        """Answer what is asked now."""
+        if (text := self._teller.registered()) != self._registered:
+            self._registered = text
+            self._tell_registered()
+        for id, question in self._teller.questions():
+            answer = await self._answer(question)
+            try:
+                self._teller.answer(id, answer)
+            except OSError as error:
+                self._say(f"dra.handover: {error.filename}: {error.strerror or error}")
+            else:
+                self._said = ""
+
+    async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        namespace, name = question.get("namespace"), question.get("name")
+        if not (isinstance(namespace, str) and isinstance(name, str) and namespace and name):
+            return {"problem": "the question names no claim"}
+        outcome = await self._api.ask(
+            Request(
+                output="claims",
+                verb=Verb.GET,
+                resource=Resource.CLAIMS,
+                namespace=namespace,
+                name=name,
+                whole=True,
+            )
+        )
+        if outcome.result is not Result.DONE:
+            self._say(outcome.text)
+            return {"problem": outcome.text}
+        return {"claim": pruned(outcome.documents[0])}
+
+    def _say(self, problem: str) -> None:
+        if problem != self._said:
+            log.warning("a claim is not handed over", problem=problem)
+        self._said = problem

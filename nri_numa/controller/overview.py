@@ -1,0 +1,310 @@
+"""The NUMA nodes of all nodes, as the controller's page shows them.
+
+Whether a pod fits is judged as the scheduler judges it. Pods on their way to a node are not counted
+here: the page tells what the nodes publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct
+
+from nri_numa.config import AgentConfig, settings
+from nri_numa.offline_capacity import DRAINED, BadCapacity, numa_nodes
+from nri_numa.scheduler.asking import POLICIES, wish_for
+from nri_numa.scheduler.fleet import Fleet
+from nri_numa.scheduler.panel import NO_OBJECT, Panel
+from nri_numa.scheduler.pods import Reader
+from nri_numa.scheduler.published import Table, read
+from nri_numa.scheduler.scoring import score
+from nri_numa.scheduler.verdict import Fits
+from nri_numa.scheduler.wish import Wish
+from nri_numa.text import BadQuantity, whole_bytes
+
+MOST: Final = 500
+"""Nodes of one answer; with four NUMA nodes each it has a quarter of a megabyte."""
+_CHUNK: Final = 100
+"""Nodes that are judged before somebody else has a turn."""
+
+
+DEFAULT: Final = "single-numa-node"
+
+
+class BadQuery(Exception):
+    """What cannot be asked; the text names the key, the value and what was expected."""
+
+
+class Query(Struct, frozen=True):
+    """What is asked.
+
+    Attributes:
+        cpus: exclusive CPUs of a pod that should fit; 0 for none.
+        memory: bytes of it.
+        policy: of it.
+        only: nodes on which it does not fit are left out.
+        name: part of the names of nodes.
+        offset, limit: which of them.
+    """
+
+    cpus: int = 0
+    memory: int = 0
+    policy: str = DEFAULT
+    only: bool = False
+    name: str = ""
+    offset: int = 0
+    limit: int = 200
+
+
+class Zone(Struct, frozen=True, rename="camel"):
+    """One NUMA node."""
+
+    id: int
+    exclusive_cpus: int
+    free_exclusive_cpus: int
+    memory_bytes: int
+    free_memory_bytes: int
+    capacity_factor: float
+    drained: bool
+
+
+class Machine(Struct, frozen=True, rename="camel"):
+    """One node; ``fits`` is null where nothing was asked."""
+
+    name: str
+    problem: str
+    agent_ready: bool
+    drained: str
+    zones: list[Zone]
+    largest_exclusive_request: int
+    fragmentation: Annotated[float, Meta(description="0 to 1")]
+    fits: bool | None
+    numa_nodes: str
+    reason: str
+
+
+def query_of(given: Mapping[str, str]) -> Query:
+    """Read a query string.
+
+    Raises:
+        BadQuery: something in it is no such thing.
+    """
+    known = {"cpus", "memory", "policy", "only", "name", "offset", "limit"}
+    for key in given:
+        if key not in known:
+            raise BadQuery(
+                f"{ascii(key)[:40]}: unknown, expected one of {', '.join(sorted(known))}"
+            )
+
+    def number(key: str, default: int, most: int) -> int:
+        text = given.get(key, "")
+        if not text:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) > most:
+            raise BadQuery(f"{key} is {ascii(text)[:40]}, expected a whole number up to {most}")
+        return int(text)
+
+    try:
+        memory = whole_bytes(given.get("memory") or "0")
+    except BadQuantity as error:
+        text = ascii(given["memory"])[:40]
+        raise BadQuery(f"memory is {text}, expected {error}, such as 8Gi") from None
+    policy = given.get("policy") or DEFAULT
+    if policy not in POLICIES:
+        raise BadQuery(f"policy is {ascii(policy)[:40]}, expected one of {', '.join(POLICIES)}")
+    name = given.get("name", "")
+    if len(name) > 253:
+        raise BadQuery(f"name has {len(name)} characters, expected at most 253")
+    return Query(
+        cpus=number("cpus", 0, 4096),
+        memory=memory,
+        policy=policy,
+        only=given.get("only", "") not in ("", "false", "0"),
+        name=name,
+        offset=number("offset", 0, 1_000_000),
+        limit=max(1, number("limit", 200, MOST)),
+    )
+
+
+class Overview:
+    """What is known of all nodes.
+
+    Attributes:
+        revision: another one after each change.
+
+    Args:
+        config: the settings of the nodes are read from it.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        self.revision = 0
+        self._prefix = config.annotation_prefix
+        nodes = settings(config)
+        self._strategy = nodes.strategy
+        self._reader = Reader(nodes)
+        self._fleet = Fleet()
+        self._panel = Panel(self._fleet, nodes.strategy)
+        self._drained: dict[str, frozenset[int]] = {}
+
+    # --- what is there ----------------------------------------------------------------------------
+
+    def see(self, node: str, annotations: Mapping[str, str]) -> None:
+        """A Node is there, with these annotations."""
+        try:
+            drained = numa_nodes(annotations.get(f"{self._prefix}/{DRAINED}", ""))
+        except BadCapacity:
+            drained = frozenset()
+        if self._drained.get(node) != drained:
+            self._drained[node] = drained
+            self.revision += 1
+
+    def gone(self, node: str) -> None:
+        """A Node is not there any more."""
+        if self._drained.pop(node, None) is not None:
+            self.revision += 1
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        """A NodeResourceTopology is there."""
+        name = _name(document)
+        before = self._fleet.published(name)
+        self._fleet.put(name, read(document, self._prefix))
+        if self._fleet.published(name) is not before:
+            self.revision += 1
+
+    def remove(self, document: Mapping[str, Any]) -> None:
+        """A NodeResourceTopology is gone."""
+        self._fleet.remove(_name(document))
+        self.revision += 1
+
+    def listed(self, names: frozenset[str]) -> None:
+        """These NodeResourceTopology are all there are."""
+        for name in self._fleet.names - names:
+            self._fleet.remove(name)
+            self.revision += 1
+
+    # --- what is shown ----------------------------------------------------------------------------
+
+    async def document(self, query: Query) -> dict[str, Any]:
+        """The answer to a query; gives way to others while it judges thousands of nodes."""
+        revision = self.revision
+        every = sorted(self._drained.keys() | self._fleet.names)
+        names = [name for name in every if query.name in name]
+        wish = self._wish(query)
+        verdicts: dict[str, str] = {}  # reason by node; empty where it fits
+        fits: dict[str, int] = {}
+        if wish is not None:
+            for at in range(0, len(names), _CHUNK):
+                fits.update(self._judged(wish, names[at : at + _CHUNK], verdicts))
+                await asyncio.sleep(0)
+            names = [name for name in names if name in fits or not query.only]
+            # The best first, as the scheduler takes them; then by name.
+            names.sort(key=lambda name: (name not in fits, -fits.get(name, 0), name))
+        chosen = names[query.offset : query.offset + query.limit]
+        tables = [t for name in every if isinstance(t := self._fleet.published(name), Table)]
+        return {
+            "revision": revision,
+            "total": {
+                "nodes": len(every),
+                "unknownNodes": len(every) - len(tables),
+                "exclusiveCpus": sum(sum(one.exclusive.there) for one in tables),
+                "freeExclusiveCpus": sum(sum(one.exclusive.left) for one in tables),
+                "largestExclusiveRequest": max((max(t.exclusive.left) for t in tables), default=0),
+                "fragmentation": fragmentation(
+                    sum(max(one.exclusive.left) for one in tables), sum(map(_at_best, tables))
+                ),
+                "drainedNumaNodes": sum(map(len, self._drained.values())),
+            },
+            "asked": wish is not None,
+            "problem": wish.wrong if wish is not None else "",
+            "matching": len(names),
+            "fitting": len(fits),
+            "offset": query.offset,
+            "nodes": [self._machine(name, wish, verdicts.get(name)) for name in chosen],
+        }
+
+    def _wish(self, query: Query) -> Wish | None:
+        """What a pod of one container would ask for; None where nothing is."""
+        if not query.cpus and not query.memory:
+            return None
+        return wish_for(
+            self._reader,
+            self._prefix,
+            cpus=query.cpus,
+            memory=query.memory,
+            policy=query.policy,
+        )
+
+    def _judged(self, wish: Wish, names: Sequence[str], reasons: dict[str, str]) -> dict[str, int]:
+        """The scores of those that fit; the others' reasons are put into ``reasons``."""
+        found = self._panel.filter(wish, names)
+        reasons.update(found.failed)
+        reasons.update(found.hopeless)
+        made: dict[str, int] = {}
+        for name in found.fits:
+            reasons[name] = ""
+            made[name] = score(self._panel.verdict(wish, name), self._strategy)
+        return made
+
+    def _machine(self, name: str, wish: Wish | None, reason: str | None) -> Machine:
+        table = self._fleet.published(name)
+        drained = self._drained.get(name, frozenset())
+        places = ""
+        if wish is not None and not wish.nothing and reason == "":
+            verdict = self._panel.verdict(wish, name)
+            if isinstance(verdict, Fits) and verdict.places:
+                places = str(verdict.places[0][1])
+        if not isinstance(table, Table):
+            problem = self._panel.why(name) or NO_OBJECT
+            zones: list[Zone] = []
+        else:
+            problem = ""
+            memory = next((one for one in table.others if one.name == "memory"), None)
+            zones = [
+                Zone(
+                    id=i,
+                    exclusive_cpus=table.exclusive.there[place],
+                    free_exclusive_cpus=table.exclusive.left[place],
+                    memory_bytes=memory.there[place] if memory else 0,
+                    free_memory_bytes=memory.left[place] if memory else 0,
+                    capacity_factor=table.factor[place] / 1000,
+                    drained=i in drained,
+                )
+                for place, i in enumerate(table.ids)
+            ]
+        return Machine(
+            name=name,
+            problem=problem,
+            agent_ready=isinstance(table, Table) and not table.silent,
+            drained=",".join(map(str, sorted(drained))),
+            zones=zones,
+            largest_exclusive_request=max((z.free_exclusive_cpus for z in zones), default=0),
+            fragmentation=(
+                fragmentation(max(table.exclusive.left), _at_best(table))
+                if isinstance(table, Table)
+                else 0.0
+            ),
+            fits=None if wish is None else reason == "",
+            numa_nodes=places,
+            reason=reason or "",
+        )
+
+
+def fragmentation(largest: int, at_best: int) -> float:
+    """Part of the largest possible exclusive request that is lost because free CPUs lie apart.
+
+    Args:
+        largest: that fits one NUMA node.
+        at_best: that would if all free CPUs were together: no more than the largest NUMA node has.
+    """
+    return round(1 - largest / at_best, 3) if at_best > 0 else 0.0
+
+
+def _at_best(table: Table) -> int:
+    return min(sum(table.exclusive.left), max(table.exclusive.there))
+
+
+def _name(document: Mapping[str, Any]) -> str:
+    metadata = document.get("metadata")
+    return str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""

@@ -1,0 +1,213 @@
+// The page of the cluster: every node as a small machine, asked for again every two seconds.
+// A document that did not change costs one answer without a body.
+
+import "./theme.js";
+import { el, harmless, plural, setText, size } from "./small.js";
+
+const EVERY = 2000; // ms
+const PAGE = 200; // nodes; the controller gives at most 500
+const $ = (id) => document.getElementById(id);
+const cards = new Map(); // by name of the node: {key, card}
+const state = { token: "", tag: "", asked: "", offset: 0, found: null, timer: 0, at: "", wrong: "", busy: false };
+
+try { state.token = sessionStorage.getItem("nri-numa-cluster-token") || ""; } catch { /* private mode */ }
+
+// === Asking ======================================================================================
+
+const FIELDS = ["cpus", "memory", "policy", "name"];
+
+/** What is asked, as a query string; the policy matters only together with an amount. */
+function question() {
+  const query = new URLSearchParams();
+  for (const id of FIELDS) if ($(id).value.trim()) query.set(id, $(id).value.trim());
+  if (!query.has("cpus") && !query.has("memory")) query.delete("policy");
+  if ($("only").checked) query.set("only", "true");
+  return query;
+}
+
+/** The question stands behind the # of the address: a link keeps it, and no server sees it. */
+function fromAddress() {
+  const query = new URLSearchParams(location.hash.slice(1));
+  for (const id of FIELDS) if (query.has(id)) $(id).value = query.get(id);
+  $("only").checked = query.get("only") === "true";
+}
+
+async function ask() {
+  clearTimeout(state.timer);
+  if (state.busy) return;
+  state.busy = true;
+  const query = new URLSearchParams(state.asked);
+  query.set("offset", state.offset);
+  query.set("limit", PAGE);
+  const headers = state.token ? { Authorization: `Bearer ${state.token}` } : {};
+  if (state.tag) headers["If-None-Match"] = state.tag;
+  const asked = `${query}`;
+  try {
+    const response = await fetch(`../v1/cluster?${query}`, { headers, cache: "no-store", signal: AbortSignal.timeout(20000) });
+    if (response.status === 401) return login();
+    if (response.status !== 304) {
+      const found = await response.json().catch(() => ({}));
+      if (response.status === 400) {
+        state.tag = "";
+        state.wrong = asked;
+        setText($("answer"), found.error || "This cannot be asked.");
+        $("answer").className = "problem";
+        well();
+        return;
+      }
+      if (!response.ok) throw new Error(found.error || `the controller answered ${response.status}`);
+      state.tag = response.headers.get("ETag") || "";
+      state.found = found;
+      draw();
+    }
+    well();
+  } catch (error) {
+    lost(error.message || "no answer");
+  } finally {
+    state.busy = false;
+    const now = new URLSearchParams(state.asked);
+    now.set("offset", state.offset);
+    now.set("limit", PAGE);
+    // Without delay where somebody asked something else meanwhile; not before there is a token, nor again
+    // what cannot be asked.
+    if ($("login").hidden && state.wrong !== `${now}`) state.timer = setTimeout(ask, `${now}` === asked ? EVERY : 0);
+  }
+}
+
+function askAnew(offset = 0) {
+  state.asked = `${question()}`;
+  state.offset = offset;
+  state.tag = state.wrong = "";
+  history.replaceState(null, "", location.pathname + (state.asked ? `#${state.asked}` : ""));
+  ask();
+}
+
+function login() {
+  $("login").hidden = false;
+  $("main").hidden = true;
+  setText($("login-problem"), state.token ? "The controller does not accept this token." : "");
+  state.token = "";
+  $("link").className = "state wait";
+  setText($("link"), "controller: token needed");
+  $("token").focus();
+}
+
+$("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const given = $("token").value.trim();
+  if (!/^[\x21-\x7e]+$/.test(given)) {
+    setText($("login-problem"), "A token has only letters, digits and signs, without spaces.");
+    return;
+  }
+  state.token = given;
+  $("token").value = "";
+  $("login").hidden = true;
+  try { sessionStorage.setItem("nri-numa-cluster-token", given); } catch { /* private mode */ }
+  ask();
+});
+
+function well() {
+  state.at = new Date().toLocaleTimeString();
+  const stale = state.found?.stale;
+  document.body.classList.toggle("stale", Boolean(stale));
+  $("link").className = `state ${stale ? "warn" : "good"}`;
+  setText($("link"), stale ? "API server: link lost" : "controller: live");
+  banner(stale ? `The controller cannot follow the nodes for now: ${stale}` : "");
+}
+
+function lost(why) {
+  document.body.classList.add("stale");
+  $("link").className = "state bad";
+  setText($("link"), "controller: link lost");
+  banner(state.at ? `The link to the controller is lost (${why}). What you see is from ${state.at}; trying again…`
+    : `The controller does not answer: ${why}. Trying again…`);
+}
+
+function banner(text) {
+  if ($("banners").textContent !== harmless(text)) {
+    $("banners").replaceChildren(...text ? [el("p", { class: "banner bad" }, el("span", {}, text))] : []);
+  }
+}
+
+// === Drawing =====================================================================================
+
+const percent = (part) => `${Math.round(100 * part)} %`;
+
+function draw() {
+  const { total, nodes, asked, fitting, matching, offset, problem } = state.found;
+  $("login").hidden = true;
+  $("main").hidden = false;
+  const figures = [["Nodes", total.nodes.toLocaleString("en"), total.unknownNodes ? `${total.unknownNodes} unknown` : ""],
+    ["Exclusive CPUs free", total.freeExclusiveCpus.toLocaleString("en"), `of ${total.exclusiveCpus.toLocaleString("en")}`],
+    ["Largest on one NUMA node", total.largestExclusiveRequest, "CPUs"],
+    ["Fragmented", percent(total.fragmentation), "of the largest requests is lost"],
+    ["Drained NUMA nodes", total.drainedNumaNodes, ""]];
+  $("figures").replaceChildren(...figures.map(([title, value, more]) =>
+    el("div", {}, el("dt", {}, title), el("dd", {}, el("b", {}, `${value}`), " ", el("span", { class: "quiet" }, more)))));
+  $("answer").className = problem ? "problem" : "quiet";
+  setText($("answer"), problem ? `No node would take it: ${problem}` : asked
+    ? `It fits on ${fitting.toLocaleString("en")} of ${plural(total.nodes, "node")}, by what they publish; pods on their way are not counted.` : "");
+  const last = Math.min(offset + nodes.length, matching);
+  setText($("summary"), matching > nodes.length ? `${offset + 1} to ${last} of ${matching.toLocaleString("en")}` : plural(matching, "node"));
+  $("back").hidden = offset === 0;
+  $("on").hidden = last >= matching;
+  const there = new Set(nodes.map((n) => n.name));
+  for (const name of cards.keys()) if (!there.has(name)) cards.delete(name);
+  const shown = nodes.map((node) => {
+    const key = JSON.stringify(node);
+    if (cards.get(node.name)?.key !== key) cards.set(node.name, { key, card: machine(node) });
+    return cards.get(node.name).card;
+  });
+  const list = $("machines");
+  // What stays where it is is left alone: a reader or a selection may be there.
+  if (list.children.length !== shown.length || shown.some((card, i) => list.children[i] !== card)) list.replaceChildren(...shown);
+}
+
+function machine(node) {
+  const places = new Set(idsOf(node.numaNodes));
+  const fit = node.fits === null ? null
+    : el("span", { class: `fit${node.fits ? "" : " not"}` }, node.fits ? "fits" : "does not fit");
+  return el("li", { class: `socket${node.fits === false ? " no" : ""}`, "data-node": node.name },
+    el("h3", {}, el("bdi", {}, node.name), fit),
+    node.zones.length > 0 && el("div", { class: "nodes" }, node.zones.map((zone) => numaNode(zone, places.has(zone.id)))),
+    node.problem && el("p", { class: "why quiet" }, `${node.problem}.`),
+    !node.problem && !node.agentReady && el("p", { class: "why problem" }, "Its agent does not place containers now."),
+    node.fits === false && !node.problem && el("p", { class: "why quiet" }, `${node.reason}.`),
+    node.fragmentation > 0 && el("p", { class: "why quiet" }, `largest ${node.largestExclusiveRequest} CPUs, ${percent(node.fragmentation)} fragmented`));
+}
+
+function numaNode(zone, chosen) {
+  const word = zone.drained ? "drained" : zone.capacityFactor === 1 ? "" : `factor ${zone.capacityFactor}`;
+  return el("div", { class: `node${chosen ? " chosen" : ""}` },
+    el("h4", {}, el("span", {}, `NUMA ${zone.id}`), chosen && el("span", { class: "badge" }, "here")),
+    el("div", { class: "bars" },
+      bar("CPU", zone.freeExclusiveCpus, zone.exclusiveCpus, `${zone.freeExclusiveCpus}`, "exclusive CPUs"),
+      zone.memoryBytes > 0 && bar("Mem", zone.freeMemoryBytes, zone.memoryBytes, size(zone.freeMemoryBytes), "of memory", size),
+      word && el("p", { class: "factor" }, word)));
+}
+
+function bar(label, free, there, text, noun, shown = String) {
+  const full = `${shown(free)} of ${shown(there)} ${noun} free`;
+  const track = el("span", { class: "track" }, el("span", { class: "taken" }));
+  track.firstChild.style.width = `${there > 0 ? 100 * (1 - free / there) : 100}%`;
+  return el("div", { class: "bar", role: "img", "aria-label": full, title: full }, el("span", {}, label), track, el("span", { class: "free" }, text));
+}
+
+function idsOf(text) {
+  return (text ? text.split(",") : []).flatMap((part) => {
+    const [low, high = low] = part.split("-").map(Number);
+    return Array.from({ length: high - low + 1 }, (_, i) => low + i);
+  });
+}
+
+// === Beginning ===================================================================================
+
+$("ask").addEventListener("submit", (event) => { event.preventDefault(); askAnew(); });
+for (const id of ["policy", "only"]) $(id).addEventListener("change", () => askAnew());
+$("name").addEventListener("input", () => askAnew());
+$("clear").addEventListener("click", () => { $("ask").reset(); askAnew(); });
+$("back").addEventListener("click", () => askAnew(Math.max(0, state.offset - PAGE)));
+$("on").addEventListener("click", () => askAnew(state.offset + PAGE));
+addEventListener("hashchange", () => { fromAddress(); askAnew(); });
+fromAddress();
+askAnew();

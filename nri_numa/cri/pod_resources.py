@@ -1,0 +1,283 @@
+"""What the kubelet says that it gave to containers: its PodResources socket.
+
+One server answers everybody on the node, ten calls at once and a hundred a second (kubernetes
+``pkg/kubelet/apis/grpc/ratelimit.go``), so nothing here is called in a loop. Nothing here is on the
+way of a container's start either: a kubelet that hangs costs the caller a second, and whatever is
+wrong is a sentence.
+
+``grpc`` is imported when a call is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+
+TIMEOUT: Final = 1.0
+"""Seconds for one call."""
+_LARGEST: Final = 16 << 20
+"""Bytes of an answer, as the kubelet's own clients take; grpc's 4 MiB are few for a dense node."""
+TOO_OFTEN: Final = "the kubelet is asked too often by everybody on this node; ask again"
+_SERVICE: Final = "/v1.PodResourcesLister/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenDevices:
+    """Devices of one resource.
+
+    Attributes:
+        ids: sorted, each once.
+        numa_nodes: of all of them together; empty where the kubelet knows none.
+        by_id: the same for each of them.
+    """
+
+    resource: str
+    ids: tuple[str, ...]
+    numa_nodes: NUMASet = field(default_factory=NUMASet)
+    by_id: Mapping[str, NUMASet] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenMemory:
+    """One block of memory: its type (``memory``, ``hugepages-2Mi``), bytes, and NUMA nodes."""
+
+    kind: str
+    size: int
+    numa_nodes: NUMASet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What one container has by the kubelet's books.
+
+    Attributes:
+        cpus: exclusive ones of its static policy.
+        claims: devices of dynamic resource allocation, ``driver/pool/device``, sorted.
+    """
+
+    container: str
+    cpus: CPUSet = field(default_factory=CPUSet)
+    memory: tuple[GivenMemory, ...] = ()
+    devices: tuple[GivenDevices, ...] = ()
+    claims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class DeviceCount:
+    """Devices of one resource on one NUMA node; one of several NUMA nodes counts on each.
+
+    Attributes:
+        allocatable: those that the kubelet can give, which are the healthy ones.
+        available: those of them that no pod has.
+    """
+
+    resource: str
+    numa_node: int
+    allocatable: int
+    available: int
+
+
+def load() -> None:
+    """Import what a call needs, for whoever wants the first one to be quick."""
+    import grpc  # noqa: F401
+
+    from nri_numa.cri.pb import podresources_pb2  # noqa: F401
+
+
+def socket_path(kubelet_root: str) -> str:
+    """Where the kubelet with this root serves."""
+    return os.path.join(kubelet_root, "pod-resources", "kubelet.sock")
+
+
+def given_to(
+    kubelet_root: str, namespace: str, pod: str, *, timeout_s: float = TIMEOUT
+) -> tuple[Given, ...] | str:
+    """What the containers of a pod have, in their order; or why that cannot be told.
+
+    One call, and a second one to kubelets whose gate for asking about one pod is off.
+    """
+    from nri_numa.cri.pb import podresources_pb2 as pb
+
+    request = pb.GetPodResourcesRequest(pod_namespace=namespace, pod_name=pod)
+    answer = _call(kubelet_root, "Get", request, pb.GetPodResourcesResponse, timeout_s)
+    if not isinstance(answer, _Failed):
+        return tuple(_given(one) for one in answer.pod_resources.containers)
+    if not answer.gated:
+        return answer.text
+    listed = _call(
+        kubelet_root, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse, timeout_s
+    )
+    if isinstance(listed, _Failed):
+        return listed.text
+    for one in listed.pod_resources:
+        if (one.namespace, one.name) == (namespace, pod):
+            return tuple(_given(each) for each in one.containers)
+    return "the kubelet knows no such pod"
+
+
+def device_ids(kubelet_root: str, resource: str, *, timeout_s: float = TIMEOUT) -> set[str]:
+    """Ids of one resource that pods have; empty where the kubelet does not tell."""
+    from nri_numa.cri.pb import podresources_pb2 as pb
+
+    listed = _call(
+        kubelet_root, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse, timeout_s
+    )
+    if isinstance(listed, _Failed):
+        return set()
+    return {
+        id
+        for pod in listed.pod_resources
+        for container in pod.containers
+        for devices in container.devices
+        if devices.resource_name == resource
+        for id in devices.device_ids
+    }
+
+
+def device_counts(
+    kubelet_root: str, *, timeout_s: float = TIMEOUT
+) -> tuple[DeviceCount, ...] | str:
+    """All devices whose NUMA node the kubelet knows, sorted; or why that cannot be told.
+
+    Two calls. What pods have is asked for first: a device that is given in between counts as free
+    until the next look, and one that its plugin takes away is not counted as given.
+    """
+    from nri_numa.cri.pb import podresources_pb2 as pb
+
+    listed = _call(
+        kubelet_root, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse, timeout_s
+    )
+    if isinstance(listed, _Failed):
+        return listed.text
+    answer = _call(
+        kubelet_root,
+        "GetAllocatableResources",
+        pb.AllocatableResourcesRequest(),
+        pb.AllocatableResourcesResponse,
+        timeout_s,
+    )
+    if isinstance(answer, _Failed):
+        return answer.text
+    given = {
+        (devices.resource_name, id)
+        for pod in listed.pod_resources
+        for container in pod.containers
+        for devices in container.devices
+        for id in devices.device_ids
+    }
+    places: dict[tuple[str, int], set[str]] = {}
+    for one in answer.devices:
+        if "/" in one.resource_name:  # else it would be a second "cpu" or "memory"
+            for node in one.topology.nodes:
+                places.setdefault((one.resource_name, node.ID), set()).update(one.device_ids)
+    return tuple(
+        DeviceCount(
+            resource=resource,
+            numa_node=numa_node,
+            allocatable=len(ids),
+            available=sum((resource, id) not in given for id in ids),
+        )
+        for (resource, numa_node), ids in sorted(places.items())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Why there is no answer; ``gated`` where another method may know."""
+
+    text: str
+    gated: bool = False
+
+
+def _call(kubelet_root: str, method: str, request: Any, response: Any, timeout_s: float) -> Any:
+    import grpc
+
+    path = socket_path(kubelet_root)
+    if not os.access(path, os.F_OK):
+        # The directory is root's: for others nothing in it is there.
+        return _Failed(f"{path} is not there, or may not be looked at")
+    options = (
+        # Go servers check the :authority header, which for a unix socket would be its path.
+        ("grpc.default_authority", "localhost"),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.max_receive_message_length", _LARGEST),
+    )
+    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+        call = channel.unary_unary(
+            _SERVICE + method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        try:
+            return call(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            return _why(error, path, timeout_s)
+
+
+def _why(error: Any, path: str, timeout_s: float) -> _Failed:
+    import grpc
+
+    code, details = error.code(), error.details() or "no details"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return _Failed(f"the kubelet did not answer within {timeout_s:g} s ({path})")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "rate limit" in details:
+        return _Failed(TOO_OFTEN)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return _Failed(f"nobody answers at {path}")
+    if code is grpc.StatusCode.UNIMPLEMENTED or "disabled" in details:
+        return _Failed(f"the kubelet does not serve this: {details}", gated=True)
+    if "not found" in details:
+        return _Failed("the kubelet knows no such pod")
+    return _Failed(f"the kubelet refused: {code.name}: {details}")
+
+
+def _given(container: Any) -> Given:
+    devices: dict[str, dict[str, set[int]]] = {}
+    for one in container.devices:
+        # A device on two NUMA nodes comes twice, once with each.
+        ids = devices.setdefault(one.resource_name, {})
+        for id in one.device_ids:
+            ids.setdefault(id, set()).update(node.ID for node in one.topology.nodes)
+    return Given(
+        container=container.name,
+        cpus=_ids(CPUSet, container.cpu_ids),
+        memory=tuple(
+            GivenMemory(
+                kind=block.memory_type,
+                size=block.size,
+                numa_nodes=_ids(NUMASet, (node.ID for node in block.topology.nodes)),
+            )
+            for block in container.memory
+        ),
+        devices=tuple(
+            GivenDevices(
+                resource=name,
+                ids=tuple(sorted(ids)),
+                numa_nodes=_ids(NUMASet, (i for nodes in ids.values() for i in nodes)),
+                by_id={id: _ids(NUMASet, nodes) for id, nodes in ids.items()},
+            )
+            for name, ids in sorted(devices.items())
+        ),
+        claims=tuple(
+            sorted(
+                {
+                    f"{one.driver_name}/{one.pool_name}/{one.device_name}"
+                    for claim in container.dynamic_resources
+                    for one in claim.claim_resources
+                }
+            )
+        ),
+    )
+
+
+def _ids(kind: Any, ids: Iterable[int]) -> Any:
+    """A set of ids; what no machine has is left out."""
+    found = set()
+    for id in ids:
+        if 0 <= id < kind.LIMIT:
+            found.add(id)
+    return kind(found)

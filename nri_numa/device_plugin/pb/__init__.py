@@ -1,0 +1,1 @@
+"""Generated messages of the device plugin API; see proto/generate_cri.py."""

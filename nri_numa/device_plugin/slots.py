@@ -1,0 +1,192 @@
+"""The list of slots: which ids are offered, which of them containers hold, which go first.
+
+An id says nothing about a CPU. ``slot-7`` is one of so many exclusive CPUs of the machine,
+``numa1-slot-7`` one of so many of a NUMA node; the agent chooses the CPU when the container is
+created. So all that counts is how many ids there are, and that none is taken away that somebody
+holds: the kubelet does not start a container again whose id has gone or is unhealthy.
+
+Pure: times are handed in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+
+from nri_numa.errors import UnknownSlots
+
+UNDER_WAY: Final = 600.0
+"""Seconds in which an id that was allocated counts as taken although no container shows up with it:
+the image may have to be pulled first."""
+
+_NODE: Final = re.compile(r"numa([0-9]{1,4})-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What the agent says: `nri_numa.http.responses.Slots`.
+
+    Attributes:
+        ready: containers are placed and pinned; else ``reason`` says why not.
+        annotation: that tells the agent which slots a container holds.
+        free: by NUMA node, CPUs that could become exclusive.
+        held: ids that containers hold.
+    """
+
+    ready: bool
+    reason: str = ""
+    annotation: str = ""
+    free: Mapping[int, int] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
+
+
+def counted(document: Mapping[str, Any]) -> Counted:
+    """Read the agent's answer.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is something else.
+    """
+    return Counted(
+        ready=bool(document["ready"]),
+        reason=str(document["reason"]),
+        annotation=str(document["annotation"]),
+        free={int(one["id"]): max(0, int(one["free"])) for one in document["numaNodes"]},
+        held=frozenset(str(id) for id in document["ids"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One id as the kubelet is told of it.
+
+    Attributes:
+        id: its name.
+        healthy: new containers may get it. One that is held is healthy, come what may.
+        numa_node: announced with it; None where none is.
+    """
+
+    id: str
+    healthy: bool = True
+    numa_node: int | None = None
+
+
+def node_of(id: str) -> int | None:
+    """The NUMA node that an id names."""
+    found = _NODE.match(id)
+    return int(found[1]) if found else None
+
+
+class SlotList:
+    """What is offered, from what the agent counts and what the kubelet took.
+
+    Args:
+        topology: announce the NUMA node of each slot, which binds the agent to it.
+        pack: of several NUMA nodes with enough slots prefer the one with fewest, not with most.
+    """
+
+    def __init__(self, *, topology: bool = False, pack: bool = False) -> None:
+        self._topology = topology
+        self._pack = pack
+        self._counted: Counted | None = None
+        self._under_way: dict[str, float] = {}
+        self._known: dict[str, int | None] = {}
+        self.slots: tuple[Slot, ...] = ()
+
+    @property
+    def annotation(self) -> str:
+        """The annotation that an answer to Allocate carries."""
+        return "" if self._counted is None else self._counted.annotation
+
+    def taken(self, ids: Iterable[str], now: float) -> None:
+        """Ids that the kubelet has given away, as far as it tells when we start."""
+        self._under_way.update(dict.fromkeys(ids, now))
+        self._known.update({id: node_of(id) for id in self._under_way})
+
+    def count(self, told: Counted, now: float) -> bool:
+        """Take what the agent counts; whether the list is another one now.
+
+        While the agent is not ready, nothing new is offered and what is held stays.
+        """
+        if not told.ready and self._counted is not None:
+            old = self._counted
+            told = Counted(ready=False, annotation=old.annotation, free=old.free, held=old.held)
+        self._counted = told
+        self._under_way = {
+            id: since
+            for id, since in self._under_way.items()
+            if id not in told.held and now - since < UNDER_WAY
+        }
+        return self._list()
+
+    def _list(self) -> bool:
+        told = self._counted
+        if told is None:
+            return False
+        kept = told.held | self._under_way.keys()
+        made = {id: Slot(id, numa_node=self._announced(node_of(id))) for id in kept}
+        room = dict(told.free)
+        if not self._topology:
+            room = {-1: sum(room.values())}
+        for id in self._under_way:
+            # The agent still counts its CPU as free.
+            node = node_of(id)
+            where = node if self._topology and node in room else max(room, key=lambda i: room[i])
+            room[where] -= 1
+        for i, free in sorted(room.items()):
+            prefix, numbers = (f"numa{i}-slot-" if self._topology else "slot-"), count()
+            for _ in range(free):
+                id = next(f"{prefix}{n}" for n in numbers if f"{prefix}{n}" not in made)
+                made[id] = Slot(id, told.ready, self._announced(i if self._topology else None))
+        before, self.slots = self.slots, tuple(made[id] for id in sorted(made, key=_order))
+        self._known.update((slot.id, slot.numa_node) for slot in self.slots)
+        return before != self.slots
+
+    def _announced(self, node: int | None) -> int | None:
+        return node if self._topology else None
+
+    def allocate(self, ids: Sequence[str], now: float) -> str:
+        """The kubelet gives these ids to one container; returns the annotation's text.
+
+        Raises:
+            UnknownSlots: one of them was never offered.
+        """
+        strange = [id for id in ids if id not in self._known]
+        if strange or not ids:
+            offered = f"{len(self.slots)} ids such as {self.slots[0].id}" if self.slots else "none"
+            shown = ", ".join(repr(id[:64]) for id in strange[:3]) or "no ids"
+            raise UnknownSlots(f"Allocate of {shown}, expected ids that were offered: {offered}")
+        held = self._counted.held if self._counted is not None else frozenset()
+        self._under_way.update((id, now) for id in ids if id not in held)
+        return ",".join(sorted(ids, key=_order))
+
+    def prefer(self, available: Iterable[str], must: Sequence[str], size: int) -> list[str]:
+        """Which of the available ids a container should get: few NUMA nodes, low numbers."""
+        chosen = list(must)
+        by_node: dict[int | None, list[str]] = {}
+        for id in sorted(set(available) - set(must), key=_order):
+            by_node.setdefault(self._known.get(id, node_of(id)), []).append(id)
+        near = {self._known.get(id, node_of(id)) for id in must}
+        while len(chosen) < size and by_node:
+            need = size - len(chosen)
+            # Beside what it must include; where all of it fits, by the strategy; then the lowest.
+            node = min(
+                by_node,
+                key=lambda i: (
+                    i not in near,
+                    len(by_node[i]) < need,
+                    len(by_node[i]) if self._pack and len(by_node[i]) >= need else -len(by_node[i]),
+                    -1 if i is None else i,
+                ),
+            )
+            chosen += by_node.pop(node)[:need]
+        return chosen
+
+
+def _order(id: str) -> tuple[int, int, str]:
+    """By NUMA node, then by number, then by text."""
+    node, number = node_of(id), id.rpartition("-")[2]
+    short = number.isascii() and number.isdigit() and len(number) < 10
+    return -1 if node is None else node, int(number) if short else 0, id

@@ -1,0 +1,76 @@
+"""How many devices the kubelet can still give on each NUMA node, for who schedules.
+
+The kubelet alone knows. It is asked in a thread when somebody reads, at most once in `FRESH`
+seconds: whoever reads gets the answer to the question before, and reads again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from nri_numa.cri import pod_resources
+from nri_numa.cri.pod_resources import DeviceCount
+from nri_numa.observe.logs import get_logger
+
+log = get_logger("devices")
+
+FRESH: Final = 4.0
+"""Seconds for which an answer is taken; the publisher reads every five."""
+OLD: Final = 30.0
+"""Seconds after which an answer is worth nothing any more."""
+NOT_YET: Final = "the kubelet has not answered yet"
+
+Counted = tuple[DeviceCount, ...] | str
+"""Devices, or why they are not known, as a sentence."""
+
+
+class DeviceCounts:
+    """Asks one kubelet.
+
+    Args:
+        kubelet_root: the kubelet's directory.
+        own_resource: our own extended resource, whose devices are CPUs, and counted as such.
+        clock: seconds of a clock that never jumps.
+    """
+
+    def __init__(
+        self,
+        kubelet_root: str,
+        own_resource: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root, self._own, self._clock = kubelet_root, own_resource, clock
+        self._known: Counted = NOT_YET
+        self._asked = self._answered = float("-inf")
+        self._under_way = False
+        self._said = ""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="device counts")
+
+    def known(self) -> Counted:
+        """What is known now; asks anew, without waiting, when that is some seconds old."""
+        now = self._clock()
+        if not self._under_way and now - self._asked >= FRESH:
+            self._under_way, self._asked = True, now
+            self._thread.submit(self._ask)
+        return self._known if now - self._answered < OLD else NOT_YET
+
+    def settle(self) -> None:
+        """Wait for the answer that is under way, for whoever is in no hurry."""
+        self._thread.submit(lambda: None).result()
+
+    def _ask(self) -> None:
+        try:
+            found = pod_resources.device_counts(self._root)
+            if not isinstance(found, str):
+                found = tuple(one for one in found if one.resource != self._own)
+            self._known, self._answered = found, self._clock()
+            problem = found if isinstance(found, str) else ""
+            if problem and problem != self._said:
+                log.warning("devices are not counted", problem=problem)
+            self._said = problem
+        finally:
+            self._under_way = False

@@ -1,0 +1,91 @@
+"""The network interfaces in a pod's namespace, and which devices they are.
+
+A network card that was moved into a pod is not in the host's sysfs any more, but the kernel still
+names its device (``IFLA_PARENT_DEV_NAME``, Linux 5.14). The namespace is entered by a thread that
+ends with the question: a thread that came back from elsewhere could serve nobody, one that stayed
+would keep the namespace, and the card in it, after the pod has gone; and nothing is forked. Within
+its thread pyroute2 is used as in any program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import Any, Final, NamedTuple
+
+from nri_numa.engine.values.mentions import MOST_DEVICES
+
+CLONE_NEWNET: Final = 0x40000000
+SECONDS: Final = 1.0
+"""For an answer of the kernel, which is a matter of milliseconds."""
+
+
+class Parent(NamedTuple):
+    """The device of a network interface: the interface's name, and the device's on its bus."""
+
+    interface: str
+    bus: str
+    name: str
+
+
+def parents_in(namespace: str, seconds: float = SECONDS) -> tuple[Parent, ...] | str:
+    """The interfaces with a device in a network namespace, or why that cannot be told. Blocks.
+
+    Args:
+        namespace: path such as ``/run/netns/cni-…`` or ``/proc/1234/ns/net``. Our own gives none.
+        seconds: after which nobody waits for the answer any more.
+    """
+    answer: list[tuple[Parent, ...] | str] = []
+
+    def ask() -> None:
+        try:
+            if os.stat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
+                answer.append(())  # it is on the host's network, whose cards are nobody's
+                return
+            _enter(namespace)
+            answer.append(_parents())
+        except OSError as error:
+            answer.append(f"{namespace}: {error.strerror or error}")
+        except Exception as error:  # pyroute2 has exceptions of many families
+            answer.append(f"{namespace}: {error!r}")
+
+    thread = threading.Thread(target=ask, name="network namespace", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answer[0] if answer else f"{namespace}: the kernel did not answer within {seconds:g} s"
+
+
+def load() -> None:
+    """Import what a question needs, for whoever wants the first one to be quick."""
+    import pyroute2  # noqa: F401
+
+
+def _enter(namespace: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Whatever is in the namespace's place must not make anybody wait.
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if libc.setns(descriptor, CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
+
+
+def _parents() -> tuple[Parent, ...]:
+    import pyroute2
+
+    found: list[Parent] = []
+    route: Any = pyroute2.IPRoute()
+    with route:
+        for link in route.get_links():
+            bus, name = _told(link, "IFLA_PARENT_DEV_BUS_NAME"), _told(link, "IFLA_PARENT_DEV_NAME")
+            if bus and name and len(found) < MOST_DEVICES:
+                found.append(Parent(_told(link, "IFLA_IFNAME"), bus, name))
+    return tuple(found)
+
+
+def _told(link: Any, attribute: str) -> str:
+    value = link.get_attr(attribute)
+    return value if isinstance(value, str) else ""

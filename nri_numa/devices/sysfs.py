@@ -1,0 +1,171 @@
+"""Where a device is, as sysfs tells: by its number, its PCI address, or its name on a bus.
+
+A device's directory is followed upwards to the first that names a NUMA node: a partition lies below
+its disk, a queue below its card, a card below the port that knows. -1 is *unknown*, so one goes on.
+
+What has been found is remembered by the real path, since buses do not move. Each question reads one
+link at least, so a device that went is noticed; one that is new to us costs a few small files of
+sysfs, which the kernel answers from memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from nri_numa.devices.found import DISK, Found
+from nri_numa.engine.values.mentions import MOST_DEVICES
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.pci import DEVICE, NIC, NVME, PCI_ADDRESS, RDMA, kind_of_class
+
+_BUS_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", re.ASCII)
+_CONTROLLER: Final = re.compile(r"nvme[0-9]{1,6}", re.ASCII)
+_SUBSYSTEM: Final = re.compile(r"nvme-subsys[0-9]{1,6}", re.ASCII)
+
+_MOST_REMEMBERED: Final = 4096
+_DEEPEST: Final = 32
+"""Directories above a device; bridges behind bridges are a dozen at most."""
+_MOST_STACKED: Final = 4
+"""Layers of device mapper and md that are looked through: LUKS on LVM on RAID are three."""
+
+
+class SysfsDevices:
+    """Looks devices up below one root; safe to use from several threads."""
+
+    def __init__(self, root: str) -> None:
+        """Look below ``root``, which holds ``sys/``."""
+        self._sys = os.path.join(os.path.realpath(root), "sys")
+        self._top = os.path.join(self._sys, "devices")
+        self._known: dict[str, tuple[Found, ...]] = {}
+
+    def by_number(self, type: str, major: int, minor: int) -> tuple[Found, ...]:
+        """The devices behind a device file; empty where it is none, or the kernel's own."""
+        kind = {"c": "char", "u": "char", "b": "block"}.get(type)
+        if kind is None or major < 0 or minor < 0:
+            return ()
+        return self._behind(os.path.join(self._sys, "dev", kind, f"{major}:{minor}"))
+
+    def by_pci(self, address: str) -> tuple[Found, ...]:
+        """The device at a PCI address; empty where there is none."""
+        address = address.strip().lower()
+        if not PCI_ADDRESS.fullmatch(address):
+            return ()
+        return self._behind(os.path.join(self._sys, "bus", "pci", "devices", address))
+
+    def by_bus(self, bus: str, name: str) -> tuple[Found, ...]:
+        """A device by its name on a bus, as the kernel tells of a network interface's parent."""
+        if not _BUS_NAME.fullmatch(bus) or not _BUS_NAME.fullmatch(name):
+            return ()
+        return self._behind(os.path.join(self._sys, "bus", bus, "devices", name))
+
+    def by_interface(self, name: str) -> tuple[Found, ...]:
+        """The device of a network interface in the host's namespace."""
+        if not _BUS_NAME.fullmatch(name):
+            return ()
+        return self._behind(os.path.join(self._sys, "class", "net", name))
+
+    def forget(self) -> None:
+        """Read everything again when it is asked for next."""
+        self._known.clear()
+
+    def _behind(self, link: str) -> tuple[Found, ...]:
+        try:
+            target = os.readlink(link)
+        except OSError:
+            # A captured machine has directories where the kernel has links.
+            return self._looked_up(link) if os.path.isdir(link) else ()
+        return self._looked_up(os.path.normpath(os.path.join(os.path.dirname(link), target)))
+
+    def _looked_up(self, path: str, stacked: int = 0) -> tuple[Found, ...]:
+        known = self._known.get(path)
+        if known is not None:
+            return known
+        if not path.startswith(self._sys + "/") or not os.path.isdir(path):
+            return ()
+        found = tuple(self._look(path, stacked))
+        if path.startswith(f"{self._top}/virtual/block/"):
+            return found  # what lies below a volume changes while it is in use
+        if len(self._known) >= _MOST_REMEMBERED:
+            self._known.clear()
+        self._known[path] = found
+        return found
+
+    def _look(self, path: str, stacked: int) -> Iterator[Found]:
+        parts = path[len(self._top) + 1 :].split("/")
+        if parts[:2] == ["virtual", "vfio"] and len(parts) == 3:
+            # A group of the IOMMU may hold several devices, which are only given together.
+            group = parts[2].removeprefix("noiommu-")
+            members = os.path.join(self._sys, "kernel", "iommu_groups", group, "devices")
+            for address in _listed(members):
+                yield from self.by_pci(address)
+        elif parts[:2] == ["virtual", "block"] and len(parts) >= 3:
+            below = os.path.join(self._top, *parts[:3], "slaves")
+            nodes: set[int] = set()
+            if stacked < _MOST_STACKED:
+                for name in _listed(below):
+                    for one in self._looked_up(os.path.realpath(f"{below}/{name}"), stacked + 1):
+                        nodes |= one.numa_nodes
+            if nodes:
+                yield Found(DISK, parts[2], frozenset(nodes))
+        elif parts[:2] == ["virtual", "nvme-subsystem"] and len(parts) >= 4:
+            # With multipath the disk belongs to the subsystem, and its controllers are links there.
+            directory = os.path.join(self._top, *parts[:3])
+            if _SUBSYSTEM.fullmatch(parts[2]):
+                for name in _listed(directory):
+                    if _CONTROLLER.fullmatch(name):
+                        yield self._climbed(os.path.realpath(f"{directory}/{name}"), NVME)
+        elif parts[:1] != ["virtual"]:
+            yield self._climbed(path, _kind_of_path(parts))
+
+    def _climbed(self, path: str, kind: str) -> Found:
+        """The device that a directory belongs to: the nearest with a PCI address, or itself."""
+        at, address, nodes = path, "", frozenset[int]()
+        for _ in range(_DEEPEST):
+            if not address and PCI_ADDRESS.fullmatch(os.path.basename(at)):
+                address = os.path.basename(at)
+                named = kind_of_class(_read(f"{at}/class"))
+                if kind == DEVICE or (kind == DISK and named == NVME):
+                    kind = named
+            if not nodes:
+                nodes = _numa_node(at)
+            at = os.path.dirname(at)
+            if (nodes and address) or len(at) <= len(self._top):
+                break
+        return Found(kind, address or os.path.basename(path), nodes)
+
+
+def _kind_of_path(parts: list[str]) -> str:
+    if "infiniband_verbs" in parts or "infiniband" in parts:
+        return RDMA
+    if "net" in parts:
+        return NIC
+    return DISK if "block" in parts else DEVICE
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))[:MOST_DEVICES]
+    except OSError:
+        return []
+
+
+def _numa_node(directory: str) -> frozenset[int]:
+    text = _read(f"{directory}/numa_node")
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 4:
+        return frozenset()
+    return frozenset((int(text),)) if int(text) < NUMASet.LIMIT else frozenset()
+
+
+def _read(path: str) -> str | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, 64).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)

@@ -1,0 +1,386 @@
+"""A ResourceClaim as we take it: its allocation on this node, read as hostile input. Pure.
+
+Source: kubernetes ``resource/v1`` (ResourceClaim) and KEP-5075 (consumedCapacity).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nri_numa.errors import AgentError
+from nri_numa.text import BadQuantity, quantity
+
+LONGEST: Final = 256 << 10
+"""Bytes of a claim's document. The API server takes 32 configurations of 10 KiB; ours are short."""
+MOST_RESULTS: Final = 32
+MOST_CPUS: Final = 8192
+"""NR_CPUS of the largest kernels."""
+
+PARAMETERS: Final = ("bind", "devices", "load", "mempolicy", "numamem", "policy", "smt")
+"""Annotation keys that a claim may set."""
+SAID_ALREADY: Final = {
+    "cpus": "the CPUs of a claim are exclusive",
+    "numacpu": "the scheduler counted CPUs, and the agent chooses which",
+    "on-failure": "a container has the CPUs of its claim, or waits for them",
+    "scope": "each request of a claim is for one container",
+}
+"""Annotation keys that it may not set, and why: the claim itself says so."""
+
+CPU: Final = "cpu"
+"""Capacity of a device, below the driver's name: exclusive CPUs."""
+MEMORY: Final = "memory"
+PAGES: Final = "hugepages"
+"""How the names of capacities of huge pages begin, ``hugepages2Mi``: names have no dash there."""
+
+_UID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_DEVICE: Final = re.compile(r"numa([0-9]{1,4})")
+
+
+class BadClaim(AgentError):
+    """A claim that is not prepared; the message says which, why, and what was expected."""
+
+    reason = "BadClaim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One device that a claim got.
+
+    Attributes:
+        request: name of the request, without that of a subrequest.
+        numa_node: whose device it is.
+        cpus: exclusive CPUs.
+        capacity: everything it takes, by name of the capacity, as whole numbers.
+        share: id of this share of the device; empty where the API server tells none.
+        parameters: annotation keys and their values.
+    """
+
+    request: str
+    numa_node: int
+    cpus: int
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    share: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A claim that is allocated on this node.
+
+    Attributes:
+        pods: UIDs of the pods that it is reserved for.
+        results: those of our driver.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    pods: frozenset[str]
+    results: tuple[Result, ...]
+
+    @property
+    def full_name(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+
+def device_name(numa_node: int) -> str:
+    """The device of a NUMA node."""
+    return f"numa{numa_node}"
+
+
+def is_uid(text: str) -> bool:
+    """Whether it is the UID of an object; it becomes part of file names."""
+    return _UID.fullmatch(text) is not None
+
+
+def pruned(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a claim object that `claim_from` reads."""
+    metadata, status = document.get("metadata") or {}, document.get("status") or {}
+    return {
+        "metadata": {key: metadata.get(key) for key in ("uid", "namespace", "name")},
+        "status": {key: status.get(key) for key in ("allocation", "reservedFor")},
+    }
+
+
+def claim_from(document: object, *, driver: str, pool: str) -> Claim:
+    """Read a claim object.
+
+    Args:
+        document: of the API server, whoever brings it.
+        driver: our name.
+        pool: the one of this node.
+
+    Raises:
+        BadClaim: it is not one that can be prepared here.
+    """
+    top = _mapping(document, "the document")
+    metadata, status = (
+        _mapping(top.get("metadata"), "metadata"),
+        _mapping(top.get("status"), "status"),
+    )
+    uid, namespace, name = (_text(metadata.get(key), f"metadata.{key}") for key in _NAMES)
+    if not is_uid(uid):
+        raise BadClaim(f"metadata.uid is {uid[:60]!r}, expected the UID of an object")
+    who = f"claim {namespace}/{name}"
+    if not status.get("allocation"):
+        raise BadClaim(f"{who} is not allocated, expected status.allocation")
+    allocation = _mapping(status.get("allocation"), "status.allocation")
+    devices = _mapping(allocation.get("devices"), "status.allocation.devices")
+    configs = [
+        _mapping(one, "status.allocation.devices.config")
+        for one in _list(devices.get("config") or [], "status.allocation.devices.config")
+    ]
+    results = []
+    for one in _list(devices.get("results"), "status.allocation.devices.results"):
+        result = _mapping(one, "status.allocation.devices.results")
+        if result.get("driver") == driver:
+            results.append(_result(who, result, configs, driver=driver, pool=pool))
+    if not results:
+        raise BadClaim(f"{who} has no device of driver {driver}")
+    reserved = _list(status.get("reservedFor") or [], "status.reservedFor")
+    consumers = [_mapping(one, "status.reservedFor") for one in reserved]
+    return Claim(
+        uid=uid,
+        namespace=namespace,
+        name=name,
+        pods=frozenset(
+            _text(one.get("uid"), "status.reservedFor.uid")
+            for one in consumers
+            if one.get("resource") == "pods"
+        ),
+        results=tuple(results),
+    )
+
+
+_NAMES: Final = ("uid", "namespace", "name")
+
+
+def _result(
+    who: str,
+    result: Mapping[str, Any],
+    configs: Sequence[Mapping[str, Any]],
+    *,
+    driver: str,
+    pool: str,
+) -> Result:
+    request = _text(result.get("request"), "request").partition("/")[0]
+    where, device = _text(result.get("pool"), "pool"), _text(result.get("device"), "device")
+    if where != pool:
+        raise BadClaim(
+            f"{who}, request {request}: device {device[:80]} is of pool {where[:80]!r}, expected "
+            f"{pool!r}: it is allocated on another node"
+        )
+    found = _DEVICE.fullmatch(device)
+    if found is None:
+        raise BadClaim(
+            f"{who}, request {request}: device {device[:80]!r}, expected that of a NUMA node, "
+            "such as numa0"
+        )
+    if result.get("adminAccess"):
+        raise BadClaim(f"{who}, request {request}: adminAccess is set, expected none: CPUs are "
+                       "given, not looked at")  # fmt: skip
+    capacity: dict[str, int] = {}
+    consumed = result.get("consumedCapacity") or {}
+    for key, value in _mapping(consumed, "consumedCapacity").items():
+        try:
+            amount = quantity(value)
+        except BadQuantity as error:
+            raise BadClaim(
+                f"{who}, request {request}: {str(key)[:80]} is {str(value)[:40]!r}, expected "
+                f"{error}"
+            ) from None
+        short = str(key).removeprefix(f"{driver}/")
+        if amount.denominator != 1:
+            raise BadClaim(
+                f"{who}, request {request}: {short[:80]} is {str(value)[:40]!r}, expected a whole "
+                "number"
+            )
+        capacity[short] = int(amount)
+    cpus = capacity.get(CPU, 0)
+    if not 1 <= cpus <= MOST_CPUS:
+        raise BadClaim(
+            f"{who}, request {request}: consumes {cpus} of {driver}/{CPU}, expected 1 or more "
+            "CPUs (does the API server know consumable capacity, DRAConsumableCapacity?)"
+        )
+    return Result(
+        request=request,
+        numa_node=int(found[1]),
+        cpus=cpus,
+        capacity=capacity,
+        share=str(result.get("shareID") or "")[:64],
+        parameters=dict(_parameters(who, request, configs, driver)),
+    )
+
+
+def _parameters(
+    who: str, request: str, configs: Sequence[Mapping[str, Any]], driver: str
+) -> Iterator[tuple[str, str]]:
+    """Keys and values for a request; what the claim says comes after what its class says."""
+    ordered = sorted(configs, key=lambda one: one.get("source") != "FromClass")
+    for config in ordered:
+        names = _list(config.get("requests") or [], "config.requests")
+        if names and request not in (str(name).partition("/")[0] for name in names):
+            continue
+        opaque = config.get("opaque")
+        if opaque is None or _mapping(opaque, "config.opaque").get("driver") != driver:
+            continue
+        for key, value in _mapping(opaque.get("parameters"), "parameters").items():
+            if key in SAID_ALREADY:
+                raise BadClaim(
+                    f"{who}, request {request}: parameter {key!r} is not for claims, because "
+                    f"{SAID_ALREADY[key]}; expected one of {', '.join(PARAMETERS)}"
+                )
+            if key not in PARAMETERS:
+                raise BadClaim(
+                    f"{who}, request {request}: parameter {str(key)[:80]!r} is unknown, expected "
+                    f"one of {', '.join(PARAMETERS)}"
+                )
+            if not isinstance(value, str) or len(value) > 256:
+                raise BadClaim(
+                    f"{who}, request {request}: parameter {key} is {str(value)[:80]!r}, expected "
+                    "a text as in the annotation"
+                )
+            yield key, value
+
+
+# --- records ----------------------------------------------------------------------------------
+
+
+def document_of(claim: Claim) -> str:
+    """A claim as its record has it."""
+    return json.dumps(
+        {
+            "version": 1,
+            "uid": claim.uid,
+            "namespace": claim.namespace,
+            "name": claim.name,
+            "pods": sorted(claim.pods),
+            "results": [
+                {
+                    "request": one.request,
+                    "numaNode": one.numa_node,
+                    "cpus": one.cpus,
+                    "capacity": dict(one.capacity),
+                    "share": one.share,
+                    "parameters": dict(one.parameters),
+                }
+                for one in claim.results
+            ],
+        },
+        separators=(",", ":"),
+    )
+
+
+def claim_of(text: str) -> Claim:
+    """Read what `document_of` made.
+
+    Raises:
+        BadClaim: it is something else, or of a newer version.
+    """
+    try:
+        document = json.loads(text)
+        if document["version"] != 1:
+            raise BadClaim(f"a record of version {document['version']!r}, expected 1")
+        return Claim(
+            uid=str(document["uid"]),
+            namespace=str(document["namespace"]),
+            name=str(document["name"]),
+            pods=frozenset(str(one) for one in document["pods"]),
+            results=tuple(
+                Result(
+                    request=str(one["request"]),
+                    numa_node=int(one["numaNode"]),
+                    cpus=int(one["cpus"]),
+                    capacity={str(k): int(v) for k, v in one["capacity"].items()},
+                    share=str(one["share"]),
+                    parameters={str(k): str(v) for k, v in one["parameters"].items()},
+                )
+                for one in document["results"]
+            ),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadClaim(f"no record of a claim: {error!r}") from None
+
+
+# --- CDI --------------------------------------------------------------------------------------
+
+VARIABLE: Final = "NRI_NUMA_CLAIM_"
+"""How the variable begins by which a container is known to belong to a claim."""
+_VARIABLE: Final = re.compile(
+    r"NRI_NUMA_CLAIM_([0-9]{1,2})_([0-9A-F]{8}(?:_[0-9A-F]{4}){3}_[0-9A-F]{12})"
+)
+
+
+def kind(driver: str) -> str:
+    """Vendor and class of our CDI devices."""
+    return f"{driver}/claim"
+
+
+def cdi_device(driver: str, uid: str, number: int) -> str:
+    """The CDI device of a claim's result."""
+    return f"{kind(driver)}={_cdi_name(uid, number)}"
+
+
+def _cdi_name(uid: str, number: int) -> str:
+    # Before CDI 0.5.0 a name may not begin with a digit.
+    return f"claim-{uid}-{number}"
+
+
+def cdi_document(driver: str, claim: Claim) -> str:
+    """The CDI file of a claim: each result is a variable. 0.3.0 is the first version with these."""
+    return json.dumps(
+        {
+            "cdiVersion": "0.3.0",
+            "kind": kind(driver),
+            "devices": [
+                {
+                    "name": _cdi_name(claim.uid, number),
+                    "containerEdits": {"env": [f"{variable(claim.uid, number)}={one.request}"]},
+                }
+                for number, one in enumerate(claim.results)
+            ],
+        },
+        separators=(",", ":"),
+    )
+
+
+def variable(uid: str, number: int) -> str:
+    """Name of the variable of a claim's result."""
+    return f"{VARIABLE}{number}_{uid.upper().replace('-', '_')}"
+
+
+def results_named(environment: Sequence[str]) -> list[tuple[str, int]]:
+    """UID and number of the results that an environment names, each once."""
+    found: dict[tuple[str, int], None] = {}
+    for item in environment:
+        if item.startswith(VARIABLE):
+            match = _VARIABLE.fullmatch(item.partition("=")[0])
+            if match is not None and len(found) < MOST_RESULTS:
+                found[match[2].lower().replace("_", "-"), int(match[1])] = None
+    return list(found)
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def _mapping(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadClaim(f"{what} is {str(value)[:40]!r}, expected a mapping")
+    return value
+
+
+def _list(value: object, what: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) > 256:
+        raise BadClaim(f"{what} is {str(value)[:40]!r}, expected a list")
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str) or not value or len(value) > 253:
+        raise BadClaim(f"{what} is {str(value)[:40]!r}, expected a text")
+    return value

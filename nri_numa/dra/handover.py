@@ -1,0 +1,212 @@
+"""How the agent, which has no credentials, gets to read a claim: it asks the publisher by file.
+
+In a directory that both may write, the agent puts ``ask-ID.json`` (which claim) and waits for
+``told-ID.json`` (the claim as the API server has it, or why it cannot be had). Every question has
+an id of its own, so no old answer is taken for a new one; whoever asked takes both away. What
+another process writes there is read as hostile input, and judged by the agent.
+
+``registered.json`` changes whenever the kubelet has taken the driver: a kubelet that starts deletes
+its ResourceSlices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from nri_numa.dra.claims import LONGEST, BadClaim
+
+REGISTERED: Final = "registered.json"
+_ASK: Final = re.compile(r"ask-([0-9a-f]{16})\.json")
+_EVERY: Final = 0.05
+"""Seconds between two looks for an answer; the publisher looks as often for questions."""
+
+
+class Asker:
+    """The agent's side.
+
+    Args:
+        directory: of the handover.
+        patience: seconds that an answer may take; the kubelet waits for 45.
+        sleep: waits.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        patience: float = 20.0,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._directory, self._patience, self._sleep = directory, patience, sleep
+        self._registered = 0
+
+    def clean(self) -> None:
+        """Take away what a process that was killed left."""
+        # Questions first: an answer is taken back when its question is not there any more.
+        for kind in ("ask-", "told-", "registered.json."):
+            for name in names(self._directory):
+                if name.startswith(f".{kind}") or (kind.endswith("-") and name.startswith(kind)):
+                    _unlink(os.path.join(self._directory, name))
+
+    def ask(self, namespace: str, name: str, uid: str) -> object:
+        """The claim object.
+
+        Raises:
+            BadClaim: it cannot be had; the message says why.
+        """
+        number = secrets.token_hex(8)
+        ask = os.path.join(self._directory, f"ask-{number}.json")
+        told = os.path.join(self._directory, f"told-{number}.json")
+        question = json.dumps({"namespace": namespace, "name": name, "uid": uid})
+        try:
+            write(ask, question)
+            end = time.monotonic() + self._patience
+            while True:
+                try:
+                    text = read(told, LONGEST)
+                except FileNotFoundError:
+                    if time.monotonic() > end:
+                        raise BadClaim(
+                            f"claim {namespace}/{name}: nri-numa publish did not hand it over in "
+                            f"{self._patience:g} s, expected it to run with dra.enabled"
+                        ) from None
+                    self._sleep(_EVERY)
+                    continue
+                break
+        except OSError as error:
+            raise BadClaim(
+                f"claim {namespace}/{name}: dra.handover: {error.filename}: "
+                f"{error.strerror or error}"
+            ) from None
+        finally:
+            _unlink(ask)
+            _unlink(told)
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise BadClaim(f"claim {namespace}/{name}: what was handed over is no document")
+        if answer.get("problem"):
+            raise BadClaim(f"claim {namespace}/{name}: {str(answer['problem'])[:500]}")
+        return answer.get("claim")
+
+    def registered(self) -> None:
+        """The kubelet has taken the driver."""
+        self._registered += 1
+        text = json.dumps({"process": os.getpid(), "at": time.time(), "times": self._registered})
+        with contextlib.suppress(OSError):  # it is published again in a while anyway
+            write(os.path.join(self._directory, REGISTERED), text)
+
+
+class Teller:
+    """The publisher's side.
+
+    Args:
+        directory: of the handover.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def questions(self) -> list[tuple[str, dict[str, Any]]]:
+        """Questions that have no answer yet: id, and what is asked."""
+        there = set(names(self._directory))
+        found = []
+        for name in sorted(there):
+            match = _ASK.fullmatch(name)
+            if match is None or f"told-{match[1]}.json" in there:
+                continue
+            try:
+                question = json.loads(read(os.path.join(self._directory, name), 4096))
+            except (OSError, ValueError, RecursionError):
+                continue  # taken back in this moment
+            if isinstance(question, dict):
+                found.append((match[1], question))
+        return found
+
+    def answer(self, id: str, answer: dict[str, Any]) -> None:
+        """Answer a question, if it is still asked.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        asked = os.path.join(self._directory, f"ask-{id}.json")
+        told = os.path.join(self._directory, f"told-{id}.json")
+        if os.path.exists(asked):
+            write(told, json.dumps(answer))
+            if not os.path.exists(asked):  # whoever asked is gone, and takes nothing away any more
+                _unlink(told)
+
+    def registered(self) -> str:
+        """A text that is another one when the kubelet has taken the driver again."""
+        try:
+            return read(os.path.join(self._directory, REGISTERED), 4096)
+        except OSError:
+            return ""
+
+
+def names(directory: str) -> list[str]:
+    """What is in a directory; nothing where it is not there."""
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def write(path: str, text: str, *, mode: int = 0o644) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # Nobody reads names that begin with a dot: neither we nor those who look for CDI files.
+    head, tail = os.path.split(path)
+    beside = os.path.join(head, f".{tail}.{secrets.token_hex(4)}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(beside, flags, mode)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        _unlink(beside)
+        raise
+
+
+def read(path: str, longest: int) -> str:
+    """The text of a small regular file that somebody else may have put there.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it is something else than such a file.
+    """
+    # Neither a link that leads elsewhere nor a pipe that nobody writes may hold or mislead us.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    descriptor = os.open(path, flags)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", path)
+        data = file.read(longest + 1)
+    if len(data) > longest:
+        raise OSError(errno.EFBIG, f"is larger than {longest} bytes", path)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise OSError(errno.EINVAL, "is no UTF-8", path) from None
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

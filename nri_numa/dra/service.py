@@ -1,0 +1,175 @@
+"""What the kubelet calls: registration, and the preparation of claims, on two sockets.
+
+In threads of its own: a preparation waits for files and for the API server, and the loop of the
+runtime's requests waits for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import grpc
+
+from nri_numa.dra.claims import BadClaim
+from nri_numa.dra.pb import dra_pb2 as dra
+from nri_numa.dra.pb import pluginregistration_pb2 as registration
+from nri_numa.errors import RuntimeUnavailable
+from nri_numa.observe.logs import get_logger
+
+log = get_logger("dra")
+
+TYPE: Final = "DRAPlugin"
+VERSION: Final = "v1.DRAPlugin"
+"""Kubernetes 1.34 and newer; what we need of it is there from 1.36."""
+_SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+_REGISTRATION: Final = "pluginregistration.Registration"
+_WORKERS: Final = 4
+"""Calls at the same time; claims are prepared one after the other in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A device that the kubelet gives to containers which name its request."""
+
+    request: str
+    pool: str
+    device: str
+    cdi: str
+    share: str
+
+
+class Book(Protocol):
+    """Who prepares claims."""
+
+    def prepare(self, namespace: str, name: str, uid: str) -> Sequence[Prepared]:
+        """Prepare a claim; once more does no harm."""
+        ...
+
+    def unprepare(self, uid: str) -> None:
+        """Forget a claim; unknown ones are ordinary."""
+        ...
+
+
+class KubeletPlugin:
+    """Serves from `start` to `stop`.
+
+    Args:
+        driver: its name.
+        registry: the socket that the kubelet finds it by.
+        endpoint: the socket that it is called on.
+        book: prepares claims.
+        registered: told each time when the kubelet has taken the driver.
+    """
+
+    def __init__(
+        self,
+        driver: str,
+        registry: str,
+        endpoint: str,
+        book: Book,
+        registered: Callable[[], object],
+    ) -> None:
+        self._driver, self._registry, self._endpoint = driver, registry, endpoint
+        self._book, self._registered = book, registered
+        self._servers: list[grpc.Server] = []
+
+    def start(self) -> None:
+        """Listen: first where the kubelet calls, then where it finds us.
+
+        Raises:
+            RuntimeUnavailable: a socket cannot be had.
+        """
+        calls = {
+            "NodePrepareResources": _unary(self._prepare, dra.NodePrepareResourcesRequest),
+            "NodeUnprepareResources": _unary(self._unprepare, dra.NodeUnprepareResourcesRequest),
+        }
+        asked = {
+            "GetInfo": _unary(self._info, registration.InfoRequest),
+            "NotifyRegistrationStatus": _unary(self._status, registration.RegistrationStatus),
+        }
+        self._serve(self._endpoint, _SERVICE, calls)
+        self._serve(self._registry, _REGISTRATION, asked)
+
+    def _serve(self, path: str, service: str, handlers: dict[str, Any]) -> None:
+        server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix="dra"))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o750, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # of a process that was killed
+            server.add_insecure_port(f"unix:{path}")
+        except (OSError, RuntimeError) as error:
+            self.stop()
+            raise RuntimeUnavailable(f"DRA socket {path} cannot be made: {error}") from error
+        server.start()
+        self._servers.append(server)
+
+    def stop(self) -> None:
+        """End every call and close; the kubelet sees the socket go."""
+        servers, self._servers = self._servers, []
+        for server in reversed(servers):
+            server.stop(None).wait()
+        for path in (self._registry, self._endpoint):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    def _info(self, request: Any, context: Any) -> Any:
+        return registration.PluginInfo(
+            type=TYPE, name=self._driver, endpoint=self._endpoint, supported_versions=[VERSION]
+        )
+
+    def _status(self, request: Any, context: Any) -> Any:
+        if request.plugin_registered:
+            log.info("registered", driver=self._driver)
+            self._registered()
+        else:
+            log.warning("the kubelet does not take the driver", problem=request.error[:500])
+        return registration.RegistrationStatusResponse()
+
+    def _prepare(self, request: Any, context: Any) -> Any:
+        answer = dra.NodePrepareResourcesResponse()
+        for claim in request.claims:
+            entry = answer.claims[claim.uid]  # each needs one
+            try:
+                found = self._book.prepare(claim.namespace, claim.name, claim.uid)
+            except (BadClaim, OSError) as error:
+                entry.error = str(error)
+                log.warning("claim not prepared", uid=claim.uid, problem=str(error))
+                continue
+            for one in found:
+                device = entry.devices.add(
+                    request_names=[one.request],
+                    pool_name=one.pool,
+                    device_name=one.device,
+                    cdi_device_ids=[one.cdi],
+                )
+                if one.share:
+                    device.share_id = one.share
+        return answer
+
+    def _unprepare(self, request: Any, context: Any) -> Any:
+        answer = dra.NodeUnprepareResourcesResponse()
+        for claim in request.claims:
+            entry = answer.claims[claim.uid]
+            entry.error = ""
+            try:
+                self._book.unprepare(claim.uid)
+            except OSError as error:
+                entry.error = f"claim {claim.namespace}/{claim.name}: {error}"
+                log.warning("claim not forgotten", uid=claim.uid, problem=str(error))
+        return answer
+
+
+def _unary(method: Any, request: Any) -> Any:
+    return grpc.unary_unary_rpc_method_handler(
+        method,
+        request_deserializer=request.FromString,
+        response_serializer=lambda message: message.SerializeToString(),
+    )

@@ -1,0 +1,1 @@
+"""A container runtime in memory that speaks NRI, and the demo that plays on it."""

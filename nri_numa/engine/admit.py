@@ -1,0 +1,434 @@
+"""The door into the engine: admit, release.
+
+Everything is a pure function of machine, state and request; a decision is an offer until the
+agent swaps its state in. `nri_numa.engine.resize` and `nri_numa.engine.resync` are the other two
+doors, built from the same parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import repeat
+from typing import Final
+
+from nri_numa.engine.adopt.assigned import ASSIGNED, assigned
+from nri_numa.engine.case import NO_DEMAND, Case
+from nri_numa.engine.decision import (
+    Admitted,
+    Decision,
+    Machine,
+    Reading,
+    Refused,
+    Released,
+    Trace,
+)
+from nri_numa.engine.others.foreign import covers, pinned_to
+from nri_numa.engine.place.computed import place_computed
+from nri_numa.engine.place.explicit import place_explicit
+from nri_numa.engine.place.kubelet_claims import Kubelets, Ours, whose
+from nri_numa.engine.place.memory_policy import with_memory_policy
+from nri_numa.engine.place.placement import Placed
+from nri_numa.engine.request.claims import in_use
+from nri_numa.engine.request.demand import Demand, demand
+from nri_numa.engine.request.slots import with_slots
+from nri_numa.engine.request.static_cpus import with_static_cpus
+from nri_numa.engine.state import (
+    Allocation,
+    Kind,
+    NodeState,
+    effective_cpus,
+    group_cpus,
+    identity,
+)
+from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate, StateChange
+from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.values.memory_policy import MemoryPolicy, MemoryPolicySetting
+from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.values.workload import (
+    SMT,
+    Bind,
+    Container,
+    CPUMode,
+    OnFailure,
+    PodSandbox,
+    Policy,
+    Requested,
+)
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.machine.observed import NO_QUOTA
+from nri_numa.machine.words import cpus_text
+
+
+def admit(
+    machine: Machine,
+    state: NodeState,
+    pod: PodSandbox,
+    container: Container,
+    reading: Reading | None = None,
+    now: float = 0.0,
+    held: CPUSet = NO_CPUS,
+    *,
+    running: bool = False,
+) -> Decision:
+    """Decide about one container that is being created.
+
+    A container of the same pod and name that still has something (a failed start, a repeated
+    request) gives it back first; its CPUs are preferred for this one.
+
+    Args:
+        machine: topology and settings.
+        state: as it is.
+        pod: the pod.
+        container: the container.
+        reading: what the kernel has left, when known.
+        now: Unix time in seconds, recorded with the allocation.
+        held: CPUs that a running stranger has; it keeps those of them it can own.
+        running: it runs already: what is set at the creation alone cannot be set, and no annotation
+            of ours can be written on it any more, so none is made.
+
+    Returns:
+        `Admitted` with the new state, or `Refused` with the reason. Raises only for bugs.
+    """
+    before = state
+    pool_before = before.pool(machine.topology, machine.settings)
+    state = _drop_leftovers(state, pod, container)
+    requested = machine.resolve(pod, container)
+    if container.annotations:
+        requested = with_slots(machine.settings, pod, container, requested)
+        requested = in_use(state, pod, container, requested)
+    requested = with_static_cpus(machine.settings, pod, container, requested)
+    if isinstance(requested, Refusal):
+        trace = Trace(pod=pod, container=container, pool_before=pool_before, rule=requested.rule)
+        return Refused(requested, trace)
+    grants = state.kubelet
+    # Most nodes have none: nothing is asked then, of the many who would ask.
+    side = None if grants.nothing else whose(machine.settings, grants, pod, container, requested)
+    others = state
+    if side is not None and isinstance(side, Ours):
+        requested = side.requested
+        # Nobody else may have what the kubelet granted it; it may itself.
+        others = replace(
+            state, kubelet=state.kubelet.without(pod.uid, container.name, container.id)
+        )
+    needs: Demand | Refusal = NO_DEMAND
+    if not requested.leave_alone and (side is None or isinstance(side, Ours)):
+        needs = demand(pod, container, requested, machine.memory_total)
+    known = NO_DEMAND if isinstance(needs, Refusal) else needs
+    if len(held) > known.exclusive_cpus:
+        held = NO_CPUS
+    case = Case(
+        machine, others, pod, container, requested, known, reading, _policy(requested), held
+    )
+    if side is not None and isinstance(side, Refusal):
+        return Refused(side, _trace(case, side, pool_before, pool_before))
+    if side is not None and isinstance(side, Kubelets):
+        placed: Placed | Refusal = _kubelets(side)
+    elif requested.leave_alone:
+        placed = _unbound(case, pool_before)
+    elif isinstance(needs, Refusal):
+        placed = needs
+    else:
+        placed = place(case)
+    if requested.mempolicy is not MemoryPolicy.DEFAULT and isinstance(placed, Placed):
+        placed = with_memory_policy(case, placed, running=running)
+    if isinstance(placed, Refusal) and case.on_failure is OnFailure.UNPINNED:
+        placed = replace(
+            _unbound(case, pool_before),
+            reason=f"not pinned: {placed.reason}",
+            preferred=False,
+            alignment=placed.alignment,
+            steps=(placed.message, "on-failure: unpinned, so it starts untouched"),
+        )
+    if isinstance(placed, Refusal):
+        return Refused(placed, _trace(case, placed, pool_before, pool_before))
+    if side is not None and isinstance(side, Ours) and side.warnings:
+        placed = replace(
+            placed,
+            warnings=(*side.warnings, *placed.warnings),
+            steps=(*side.warnings, *placed.steps),
+        )
+    allocation = new_allocation(case, placed, now)
+    after = state.with_allocation(allocation)
+    if placed.pod_affinity is not None:
+        record = after.pods[pod.uid]
+        if record.affinity is None:
+            after = after.with_pod(
+                replace(record, affinity=placed.pod_affinity, affinity_preferred=placed.preferred)
+            )
+    pool = after.pool(machine.topology, machine.settings)
+    return Admitted(
+        state=after,
+        change=_change(before, after, pod.uid, container.id),
+        allocation=allocation,
+        adjustment=adjustment(machine, allocation, pool, placed.memory_policy, marked=not running),
+        updates=pool_updates(machine, before, after, skip=container.id),
+        warnings=placed.warnings,
+        trace=_trace(case, placed, pool_before, pool),
+    )
+
+
+_NOBODY: Final = NodeState()
+"""Who else is there makes no difference to a container that nothing asks to pin."""
+
+
+def left_alone(
+    machine: Machine, grants: KubeletGrants, pod: PodSandbox, container: Container, now: float
+) -> Allocation | None:
+    """What `admit` gives a container that nothing pins or asks to pin; None for any other.
+
+    Such a container has nothing and is allocated nothing, so it makes no difference to others, and
+    a node full of them can be taken in without deciding about one after the other.
+    """
+    if container.resources.cpus:
+        return None
+    requested = machine.resolve(pod, container)
+    if container.annotations:
+        requested = with_slots(machine.settings, pod, container, requested)
+    requested = with_static_cpus(machine.settings, pod, container, requested)
+    if isinstance(requested, Refusal) or not requested.leave_alone:
+        return None
+    if not grants.nothing and grants.cpus_of(pod.uid, container.name, container.id):
+        return None
+    case = Case(machine, _NOBODY, pod, container, requested)
+    return new_allocation(case, _unbound(case, NO_CPUS), now)
+
+
+def _trace(case: Case, placed: Placed | Refusal, pool_before: CPUSet, pool_after: CPUSet) -> Trace:
+    known = case.demand is not NO_DEMAND
+    ignored = case.requested.ignored
+    if case.demand.ignored:
+        ignored = (*ignored, case.demand.ignored)
+    rule, steps = "", ignored
+    if isinstance(placed, Placed):
+        ignored += placed.ignored
+        steps = (*ignored, *placed.steps)
+    else:
+        rule = placed.rule
+    return Trace(
+        pod=case.pod,
+        container=case.container,
+        requested=case.requested,
+        demand=case.demand if known else None,
+        alignment=placed.alignment,
+        steps=steps,
+        cpu_left=case.cpu_left if known else {},
+        memory_left=case.memory_left if known else {},
+        pool_before=pool_before,
+        pool_after=pool_after,
+        rule=rule,
+        ignored=ignored,
+    )
+
+
+def _change(before: NodeState, after: NodeState, uid: str, container_id: str) -> StateChange:
+    """The container, and those of its pod whose place it takes."""
+    record = before.pods.get(uid)
+    if record is None:
+        return StateChange((container_id,), (uid,))
+    gone = record.containers - after.pods[uid].containers
+    return StateChange((container_id, *sorted(gone)), (uid,))
+
+
+def release(machine: Machine, state: NodeState, container_id: str) -> Released:
+    """Take back what a container has; unknown ids change nothing (stop may come twice)."""
+    if container_id not in state.allocations:
+        return Released(state=state)
+    after = state.without(container_id)
+    uid = state.allocations[container_id].pod_uid
+    return Released(
+        state=after,
+        change=StateChange((container_id,), (uid,)),
+        updates=pool_updates(machine, state, after, skip=container_id),
+    )
+
+
+def forget_pod(machine: Machine, state: NodeState, uid: str) -> Released:
+    """Forget a pod; containers of it that were never reported stopped are dropped too."""
+    record = state.pods.get(uid)
+    if record is None:
+        return Released(state=state)
+    after, containers = state, tuple(sorted(record.containers))
+    for container_id in containers:
+        after = after.without(container_id)
+    after = after.without_pod(uid)
+    return Released(
+        state=after,
+        change=StateChange(containers, (uid,)),
+        updates=pool_updates(machine, state, after, skip=""),
+    )
+
+
+def pool_updates(
+    machine: Machine, before: NodeState, after: NodeState, *, skip: str
+) -> tuple[ContainerUpdate, ...]:
+    """Updates for the groups whose CPUs differ, one for each member, in id order.
+
+    The cost is in the groups and in the containers that really change, not in all containers.
+    """
+    if (
+        before.owned is after.owned
+        and before.idle is after.idle
+        and before.kubelet is after.kubelet
+    ):
+        return ()  # nothing that the pool is made of
+    topology, settings = machine.topology, machine.settings
+    old, new = before.pool(topology, settings), after.pool(topology, settings)
+    if old == new:
+        return ()
+    found: list[ContainerUpdate] = []
+    for key, members in sorted(after.groups.items()):
+        cpus = group_cpus(key, new, topology)
+        if cpus == group_cpus(key, old, topology):
+            continue
+        ids = sorted(members)
+        if skip in members:
+            ids.remove(skip)
+        # A container that exits meanwhile must not fail somebody else's creation.
+        # All fields but the id are the same: made in one go, in half the time.
+        same = ContainerUpdate("", str(cpus), ignore_failure=True)[1:]
+        found += map(_update, zip(ids, *map(repeat, same), strict=False))
+    return tuple(found)
+
+
+_update: Final = partial(tuple.__new__, ContainerUpdate)
+"""Makes a `ContainerUpdate` of a tuple with all its fields."""
+
+
+def adjustment(
+    machine: Machine,
+    allocation: Allocation,
+    pool: CPUSet,
+    memory_policy: MemoryPolicySetting | None = None,
+    *,
+    marked: bool = True,
+) -> ContainerAdjustment:
+    """What to tell the runtime about a container that is being created.
+
+    Args:
+        machine: topology and settings.
+        allocation: what was decided.
+        pool: the shared pool with it.
+        memory_policy: what its processes begin with, when asked for.
+        marked: with our ``assigned`` annotation.
+    """
+    settings = machine.settings
+    cpus = effective_cpus(allocation, pool, machine.topology)
+    cpus_text, mems_text = str(cpus), str(allocation.mems)
+    pinned = allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN) or bool(allocation.mems)
+    return ContainerAdjustment(
+        cpus=cpus_text,
+        mems=mems_text,
+        quota=NO_QUOTA if allocation.quota is not None else None,
+        annotations={f"{settings.prefix}/{ASSIGNED}": assigned(allocation, cpus_text, machine.key)}
+        if marked
+        else {},
+        env={"NUMA_CPUS": cpus_text, "NUMA_MEMS": mems_text}
+        if pinned and settings.tell_environment
+        else {},
+        memory_policy=memory_policy,
+    )
+
+
+def _policy(requested: Requested) -> Policy:
+    if requested.policy is Policy.NONE and requested.cpus is not CPUMode.EXCLUSIVE:
+        # ``bind`` alone asks for a computed pin and names no policy: the mildest one.
+        return Policy.BEST_EFFORT
+    return requested.policy
+
+
+def _unbound(case: Case, pool: CPUSet) -> Placed:
+    cpus = case.container.resources.cpus
+    if cpus and not covers(cpus, pool, case.state.kubelet.shared):
+        # Another plugin before us owns this one, or a kubelet whose grants cannot be read.
+        return Placed(
+            kind=Kind.FOREIGN,
+            reason=f"pinned by somebody else to {cpus_text(cpus)}",
+            steps=("somebody else set a cpuset and the pod asks us for nothing: left alone",),
+        )
+    none = case.requested.bind is Bind.NONE
+    why = "bind: none" if none else "no annotation and no rule asks for a pin"
+    return Placed(kind=Kind.UNBOUND, reason=f"not pinned: {why}", steps=(why,))
+
+
+def _kubelets(side: Kubelets) -> Placed:
+    return Placed(
+        kind=Kind.FOREIGN,
+        reason=side.reason,
+        steps=("the kubelet pins it by its static policy: left to it", *side.warnings),
+        warnings=side.warnings,
+    )
+
+
+def place(case: Case) -> Placed | Refusal:
+    """Place one container by its lists or by its policy, going down the ladder to *widen*."""
+    requested = case.requested
+    listed_only = requested.policy is Policy.NONE and not case.demand.exclusive_cpus
+    if requested.numacpu is not None or (requested.numamem is not None and listed_only):
+        return place_explicit(case)
+    placed = place_computed(case)
+    if isinstance(placed, Placed) or case.on_failure is not OnFailure.WIDEN:
+        return placed
+    if not placed.widenable:
+        return placed
+    wider = place_computed(replace(case, policy=Policy.BEST_EFFORT))
+    if isinstance(wider, Refusal):
+        return placed
+    return replace(
+        wider,
+        policy=case.policy,
+        preferred=False,
+        steps=(placed.message, "on-failure: widen, so the narrowest set that works", *wider.steps),
+    )
+
+
+def _drop_leftovers(state: NodeState, pod: PodSandbox, container: Container) -> NodeState:
+    if container.id in state.allocations:
+        state = state.without(container.id)
+    record = state.pods.get(pod.uid)
+    if record is not None:
+        for other in sorted(record.containers):
+            if state.allocations[other].container == container.name:
+                state = state.without(other)
+    return state
+
+
+def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
+    """Turn a placement into what the state keeps."""
+    pod, container, requested, needs = case.pod, case.container, case.requested, case.demand
+    quota = container.resources.cpu_quota
+    lifted = placed.owned and case.machine.settings.lift_quota and quota is not None and quota > 0
+    return Allocation(
+        **identity(pod, container),
+        kind=placed.kind,
+        cpus=placed.cpus,
+        pinned=_pinned(case) if placed.kind is Kind.FOREIGN else NO_CPUS,
+        idle=placed.idle,
+        owned=placed.owned,
+        numa_nodes=placed.numa_nodes,
+        mems=placed.mems,
+        charges=placed.charges,
+        cpu_milli=needs.cpu_milli,
+        memory_bytes=needs.memory_bytes,
+        hugepages=needs.hugepages,
+        policy=placed.policy,
+        smt=requested.smt if placed.owned else SMT.ANY,
+        load=requested.load,
+        preferred=placed.preferred,
+        reason=placed.reason,
+        quota=quota if lifted else None,
+        slots=requested.slots.ids if requested.slots is not None and placed.owned else "",
+        mempolicy=MemoryPolicy.DEFAULT
+        if placed.memory_policy is None
+        else placed.memory_policy.mode,
+        since=now,
+    )
+
+
+def _pinned(case: Case) -> CPUSet:
+    """What somebody else pinned it to, or is about to: a grant can come before the cpuset."""
+    container = case.container
+    grants = case.state.kubelet
+    return pinned_to(container.resources.cpus) or grants.cpus_of(
+        case.pod.uid, container.name, container.id
+    )

@@ -1,0 +1,1 @@
+"""Containers that came without us: what they carry, read back and verified."""

@@ -1,0 +1,430 @@
+"""Why an alignment came out as it did, in sentences for people who have never heard of hints.
+
+Nothing here is needed to decide; it is worked out from the inputs when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import comb
+
+from nri_numa.engine.align.counting import (
+    hints_by_index,
+    reachable_masks,
+    result_class,
+    spread_masks,
+)
+from nri_numa.engine.align.families import Family, bits_of, families_of
+from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, HintDemand, ResourceDemand
+from nri_numa.engine.align.merge import preferred_mask
+from nri_numa.engine.align.search import Distances, Order, Steps, best_mask
+from nri_numa.engine.values.workload import Policy
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.words import counted
+
+SAMPLES = 4
+"""Hints and losing candidates that are told."""
+
+# NUMA nodes spelled out in a sentence before it is cut.
+_SPELLED_OUT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What was asked, kept so that a result can be explained later; see `policies.align`."""
+
+    demands: tuple[HintDemand, ...]
+    numa_ids: NUMASet
+    policy: Policy
+    distance: Callable[[int, int], int]
+    prefer_closest: bool
+    rank: Mapping[int, int] | None
+    exact_upto: int
+    step_limit: int
+
+    def steps(self) -> Steps:
+        """A fresh budget."""
+        return Steps(None if self.small else self.step_limit)
+
+    @property
+    def small(self) -> bool:
+        """All masks can be looked at."""
+        return len(self.numa_ids) <= self.exact_upto
+
+    def order(self) -> Order:
+        """The tie-break between equally wide and close masks."""
+        return Order(tuple(self.numa_ids), self.rank)
+
+    def distances(self) -> Distances | None:
+        """Distances where the policy looks at them."""
+        closest = self.prefer_closest and self.policy is not Policy.SINGLE_NUMA_NODE
+        return Distances(self.distance) if closest else None
+
+
+class HintState(StrEnum):
+    """What a resource answered."""
+
+    NONE = "no wish"
+    IMPOSSIBLE = "impossible"
+    MASKS = "masks"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAmount:
+    """What one NUMA node has of a resource."""
+
+    numa_node: int
+    free: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceSummary:
+    """What one resource asked and which masks suit it.
+
+    Attributes:
+        resource: its name.
+        need: None for a fixed list of hints.
+        unit: ``bytes``, ``cpus``, ``millicpu`` or empty.
+        state: the kind of its answer.
+        preferred_width: NUMA nodes an empty machine would need; 0 without masks.
+        narrowest_width: NUMA nodes needed now; 0 when no mask suits.
+        hints: some hints, narrowest first, then the tie-break of the alignment.
+        hint_count: how many there are; None on machines too large to count them.
+        narrowest_count: how many of the narrowest width; None on machines too large.
+        every_set: every set of that many NUMA nodes suits.
+        numa_nodes: free and capacity of each NUMA node, by id.
+        text: the above in one sentence.
+    """
+
+    resource: str
+    need: int | None
+    unit: str
+    state: HintState
+    preferred_width: int = 0
+    narrowest_width: int = 0
+    hints: tuple[Hint, ...] = ()
+    hint_count: int | None = 0
+    narrowest_count: int | None = 0
+    every_set: bool = False
+    numa_nodes: tuple[NodeAmount, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A mask that lost.
+
+    Attributes:
+        affinity: its NUMA nodes.
+        preferred: whether it would have been a preferred result.
+        separated_by: what made the winner better, one clause.
+    """
+
+    affinity: NUMASet
+    preferred: bool
+    separated_by: str
+
+
+def unit_of(demand: HintDemand) -> str:
+    """The unit of a demand's quantities."""
+    if isinstance(demand, ResourceDemand):
+        if demand.unit is not None:
+            return demand.unit
+        if demand.resource == "memory" or demand.resource.startswith("hugepages"):
+            return "bytes"
+    return ""
+
+
+def amount_text(amount: int, unit: str) -> str:
+    """``1.5 GiB``, ``0.5 CPUs``, ``3``."""
+    if unit in ("millicpu", "cpus"):
+        cpus = f"{amount / 1000:g}" if unit == "millicpu" else str(amount)
+        return f"{cpus} CPU{'' if cpus == '1' else 's'}"
+    if unit != "bytes":
+        return str(amount)
+    for power, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if abs(amount) >= 1 << power:
+            return f"{amount / (1 << power):.1f}".removesuffix(".0") + f" {name}"
+    return f"{amount} bytes"
+
+
+def _number(amount: int, unit: str) -> str:
+    """CPUs of a machine beside those that are needed."""
+    return amount_text(amount, unit).removesuffix("s").removesuffix(" CPU")
+
+
+def nodes_text(count: int) -> str:
+    """``1 NUMA node``, ``2 NUMA nodes``."""
+    return counted(count, "NUMA node")
+
+
+def _node_amounts(demand: HintDemand, numa_ids: NUMASet) -> tuple[NodeAmount, ...]:
+    if isinstance(demand, ResourceDemand):
+        return tuple(
+            NodeAmount(i, max(0, demand.available.get(i, 0)), demand.capacity[i])
+            for i in numa_ids | NUMASet(demand.near)
+            if i in demand.capacity
+        )
+    if isinstance(demand, DeviceDemand):
+        usable = demand.owned or demand.reusable.union(
+            d.id for d in demand.request.devices if d.available
+        )
+        return tuple(
+            NodeAmount(
+                i,
+                sum(1 for d in demand.request.devices if i in d.numa_nodes and d.id in usable),
+                sum(1 for d in demand.request.devices if i in d.numa_nodes),
+            )
+            for i in numa_ids
+        )
+    return ()
+
+
+def free_text(numa_nodes: Sequence[NodeAmount], unit: str) -> str:
+    """``NUMA node 0: 2 free of 8; NUMA node 1: …``."""
+    parts = [
+        f"NUMA node {n.numa_node}: {amount_text(n.free, unit)} free of "
+        f"{amount_text(n.capacity, unit)}"
+        for n in numa_nodes[:_SPELLED_OUT]
+    ]
+    rest = numa_nodes[_SPELLED_OUT:]
+    if rest:
+        most = amount_text(max(n.free for n in rest), unit)
+        parts.append(f"{len(rest)} more with at most {most} free")
+    return "; ".join(parts)
+
+
+def _some_masks(
+    family: Family, problem: Problem, order: Order
+) -> tuple[list[int], int, int | None, int | None]:
+    """Some masks of a family, narrowest first; the least width; how many, and how many of it."""
+    if problem.small:
+        masks = spread_masks(problem.numa_ids.bits)
+        found = [
+            m
+            for m, flag in zip(masks, hints_by_index(family, masks), strict=True)
+            if flag and family.contains(m)
+        ]
+        # Order: width, then the tie-break.
+        found.sort(key=lambda m: (m.bit_count(), order.key(m)))
+        least = found[0].bit_count()
+        narrowest = sum(1 for m in found if m.bit_count() == least)
+        return found[:SAMPLES], least, len(found), narrowest
+    steps = problem.steps()
+    width = family.narrowest(steps)
+    found = [m for m in family.explicit() if m.bit_count() == width and family.contains(m)]
+    cover = family.cover()
+    if family.additive:
+        mask = best_mask(cover, width, order, None, steps.share())
+        if mask is not None and mask not in found:
+            found.append(mask)
+    found.sort(key=order.key)
+    return found[:SAMPLES], width, None, None
+
+
+def _every_set(family: Family, width: int, narrowest: int | None) -> bool:
+    """Whether all of several sets of so many NUMA nodes suit: the poorest ones do."""
+    if narrowest is not None:
+        return narrowest == comb(family.universe.bit_count(), width) > 1
+    if not (family.additive and family.plain) or family.required:
+        return False
+    if family.within != family.universe or family.universe.bit_count() == width:
+        return False
+    return all(
+        sum(sorted(d.weights.get(i, 0) for i in bits_of(family.universe))[:width]) >= d.need
+        for d in family.free
+    )
+
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
+
+
+def sets_text(sets: Sequence[str], every: bool, count: int | None) -> str:
+    """``any two of them``, ``NUMA nodes 0-1 or 0,2``, ``… or 20 other sets``.
+
+    Args:
+        sets: some sets of one width, as kernel lists.
+        every: all sets of that width will do.
+        count: how many there are; None when that is not known.
+    """
+    if not sets:
+        return "other NUMA nodes"
+    width = len(NUMASet.parse(sets[0]))
+    if every:
+        return f"any {_NUMBERS[width] if width < len(_NUMBERS) else width} of them"
+    same = [s for s in sets if len(NUMASet.parse(s)) == width]
+    more = (count or 0) - len(same)
+    others = f" or {counted(more, 'other set')}" if more > 0 else ""
+    many = "s" if width > 1 or len(same) > 1 else ""
+    return f"NUMA node{many} {' or '.join(same)}{others}"
+
+
+def summarize(problem: Problem) -> tuple[ResourceSummary, ...]:
+    """What each resource asked and which masks suit it, in the order of the demands."""
+    order = problem.order()
+    families = families_of(problem.demands, problem.numa_ids, problem.steps())
+    found: list[ResourceSummary] = []
+    for demand, family in zip(problem.demands, families, strict=True):
+        unit = unit_of(demand)
+        need = None if isinstance(demand, FixedHints) else demand.need
+        amounts = _node_amounts(demand, problem.numa_ids)
+        summary = ResourceSummary(
+            resource=demand.resource,
+            need=need,
+            unit=unit,
+            state=HintState.NONE if family.nil else HintState.IMPOSSIBLE,
+            numa_nodes=amounts,
+        )
+        if family.nil is None:
+            masks, width, count, narrowest = _some_masks(family, problem, order)
+            hints = [Hint(NUMASet.from_bits(m), family.prefers(m)) for m in masks]
+            summary = replace(
+                summary,
+                state=HintState.MASKS,
+                preferred_width=family.width,
+                narrowest_width=width,
+                hints=tuple(hints),
+                hint_count=count,
+                narrowest_count=narrowest,
+                every_set=_every_set(family, width, narrowest),
+            )
+        found.append(replace(summary, text=_summary_text(summary, demand)))
+    return tuple(found)
+
+
+def _summary_text(summary: ResourceSummary, demand: HintDemand) -> str:
+    what = summary.resource
+    if isinstance(demand, FixedHints):
+        if summary.state is HintState.MASKS:
+            return f"{what}: has its place already: {' '.join(map(str, summary.hints))}"
+        return (
+            f"{what}: any place suits"
+            if summary.state is HintState.NONE
+            else f"{what}: no place suits"
+        )
+    need = amount_text(demand.need, summary.unit)
+    if summary.state is HintState.NONE:
+        if demand.need <= 0:
+            return f"{what}: {need} asked for, so any place suits"
+        if isinstance(demand, DeviceDemand):
+            return f"{what}: {need} needed, of devices that belong to no NUMA node"
+        return f"{what}: {need} needed, which no mask has; left to the allocation to refuse"
+    free = free_text(summary.numa_nodes, summary.unit)
+    if summary.state is HintState.IMPOSSIBLE:
+        return f"{what}: {need} needed, {lacking(summary, demand)} ({free})"
+    now = nodes_text(summary.narrowest_width)
+    if summary.narrowest_width == summary.preferred_width:
+        return f"{what}: {need} needed, fits on {now} ({free})"
+    return (
+        f"{what}: {need} needed, on an empty machine {nodes_text(summary.preferred_width)} would "
+        f"do, now it takes {now} ({free})"
+    )
+
+
+def lacking(summary: ResourceSummary, demand: HintDemand) -> str:
+    """Why no mask suits, as the end of a clause; empty for a fixed list of hints."""
+    if isinstance(demand, FixedHints):
+        return ""
+    unit = summary.unit
+    capacity = sum(n.capacity for n in summary.numa_nodes)
+    free = sum(n.free for n in summary.numa_nodes)
+    if isinstance(demand, DeviceDemand):
+        known = len(demand.request.devices)
+        if demand.owned and len(demand.owned) != demand.need:
+            return f"while the container holds {len(demand.owned)}"
+        if known < demand.need:
+            return f"more than the {known} there are"
+        placed = sum(1 for d in demand.request.devices if d.numa_nodes)
+        if placed < demand.need:
+            return f"but only {placed} of {known} devices say which NUMA node they belong to"
+        usable = sum(1 for d in demand.request.devices if d.available or d.id in demand.reusable)
+        return f"{usable} of {known} devices are free"
+    if capacity < demand.need:
+        if demand.resource == "cpu":
+            return f"this machine has {_number(capacity, unit)} for containers"
+        return f"all NUMA nodes that may serve it have {amount_text(capacity, unit)}"
+    if free < demand.need:
+        return f"{amount_text(free, unit)} free on all NUMA nodes together"
+    if demand.groups is not None:
+        why = "its NUMA nodes are tied to groups of other containers"
+    else:
+        why = "not together with what is held already or judged with it"
+    return f"{amount_text(free, unit)} free, but {why}"
+
+
+def runners_up(problem: Problem, affinity: NUMASet | None, preferred: bool) -> list[Candidate]:
+    """The best masks that lost, best first, and what separated each from the winner.
+
+    On machines too large to look at all masks only preferred results are told.
+    """
+    if problem.policy is Policy.NONE:
+        return []
+    steps = problem.steps()
+    families = families_of(problem.demands, problem.numa_ids, steps)
+    winner = problem.numa_ids.bits if affinity is None else affinity.bits
+    order, distances = problem.order(), problem.distances()
+    found: list[Candidate] = []
+    if preferred:
+        seen = {winner}
+        while len(found) < SAMPLES:
+            mask = preferred_mask(
+                families, problem.numa_ids.bits, order, distances, steps, frozenset(seen)
+            )
+            if mask is None:
+                break
+            seen.add(mask)
+            if problem.policy is Policy.SINGLE_NUMA_NODE and mask & (mask - 1):
+                break
+            found.append(_candidate(mask, True, _behind(winner, mask, order, distances)))
+    if (
+        len(found) < SAMPLES
+        and problem.small
+        and problem.policy is not Policy.SINGLE_NUMA_NODE
+        and any(f.nil is None for f in families)
+    ):
+        masks, neediest = reachable_masks(families, problem.numa_ids.bits)
+        told = {winner}.union(c.affinity.bits for c in found)
+        # Order: as the merge compares results that are not preferred.
+        rest = sorted(
+            (m for m in masks if m not in told),
+            key=lambda m: (
+                result_class(m.bit_count(), neediest),
+                0 if distances is None else distances.total(m),
+                order.key(m),
+            ),
+        )
+        for mask in rest[: SAMPLES - len(found)]:
+            why = (
+                "it is wider than an empty machine would need, or resources would differ on it"
+                if preferred
+                else _behind_class(winner, mask, neediest, order, distances)
+            )
+            found.append(_candidate(mask, False, why))
+    return found
+
+
+def _candidate(mask: int, preferred: bool, why: str) -> Candidate:
+    return Candidate(affinity=NUMASet.from_bits(mask), preferred=preferred, separated_by=why)
+
+
+def _behind(winner: int, loser: int, order: Order, distances: Distances | None) -> str:
+    wide, narrow = loser.bit_count(), winner.bit_count()
+    if wide != narrow:
+        return f"it takes {nodes_text(wide)} instead of {narrow}"
+    if distances is not None and distances.total(winner) != distances.total(loser):
+        far = distances.total(loser) / wide**2
+        near = distances.total(winner) / wide**2
+        return f"its NUMA nodes are farther apart: average distance {far:g} instead of {near:g}"
+    return "its NUMA nodes have higher numbers" if order.by_value else "the strategy ranks it lower"
+
+
+def _behind_class(
+    winner: int, loser: int, neediest: int, order: Order, distances: Distances | None
+) -> str:
+    mine, theirs = winner.bit_count(), loser.bit_count()
+    if mine != theirs and theirs < neediest:
+        return f"it is narrower than the {nodes_text(neediest)} that the neediest resource takes"
+    return _behind(winner, loser, order, distances)

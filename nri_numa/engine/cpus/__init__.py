@@ -1,0 +1,1 @@
+"""Which CPUs: allocation orders and thread siblings."""

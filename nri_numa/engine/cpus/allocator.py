@@ -1,0 +1,486 @@
+"""From a number and a set to CPUs: which CPUs an exclusive container gets.
+
+`take_cpus` is the only door. The order of levels, for one request:
+
+1. CPUs inside the NUMA affinity before CPUs outside (never outside when ``strict``);
+2. CPUs that nobody else pinned containers to before those of cores where somebody did;
+3. the kernel's isolated CPUs, as the settings say;
+4. thread siblings (`nri_numa.engine.cpus.smt`), preferred CPUs, CPUs whose timer tick may stop,
+   core kinds;
+5. among equally good ones `nri_numa.engine.cpus.best_fit` or `nri_numa.engine.cpus.kubelet_order`.
+
+docs/adr/0010-cpu-order.md tells why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from nri_numa.engine.cpus import kubelet_order
+from nri_numa.engine.cpus.best_fit import CorePlaces, Filler, lowest, select, threads_filler
+from nri_numa.engine.cpus.cpu_reasons import (
+    beside_others,
+    crowded_cores,
+    outside,
+    shared_cores,
+    where,
+)
+from nri_numa.engine.cpus.index import NOWHERE, AllocatorIndex, index
+from nri_numa.engine.cpus.question import NotEnoughCPUs, SMTAlignmentRefused, Taken, TakeRequest
+from nri_numa.engine.cpus.smt import (
+    CoreClass,
+    Partners,
+    Threads,
+    counts_that_fit,
+    next_threads,
+    partners,
+    whole_cores,
+)
+from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores
+from nri_numa.engine.values.workload import SMT
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.words import counted
+
+__all__ = [
+    "NOWHERE",
+    "AllocatorIndex",
+    "NotEnoughCPUs",
+    "SMTAlignmentRefused",
+    "TakeRequest",
+    "Taken",
+    "index",
+    "take_cpus",
+]
+
+
+def take_cpus(
+    topology: Topology, request: TakeRequest, tables: AllocatorIndex | None = None
+) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+    """Choose CPUs.
+
+    Args:
+        topology: the machine.
+        request: what is wanted and what is there.
+        tables: `index(topology)`, kept by the caller; built anew when left out, which costs more
+            than the choice itself.
+
+    Returns:
+        The same value for equal arguments, whatever was decided before.
+
+    Raises:
+        ValueError: the count is negative: a bug in the caller.
+    """
+    if request.count < 0:
+        raise ValueError(f"{request.count} CPUs were asked for; expected 0 or more")
+    ix = index(topology) if tables is None else tables
+    held = request.held.bits & ix.all
+    if request.count < held.bit_count():
+        return _shrink(ix, request, held)
+    return _Take(ix, request, held).run()
+
+
+def _keep(ix: AllocatorIndex, held: int, count: int, smt: SMT, affinity: NUMASet | None) -> int:
+    """Shrink in place: which ``count`` of the held CPUs stay.
+
+    Order: with ``spread``, ``isolate`` and ``pair`` one thread of every core before second
+    threads; NUMA nodes of ``affinity`` before others; the NUMA node with most of them, then the
+    lower id; in it the L3 group with most of them, then the lower id; there whole cores before
+    parts (other modes), lower CPUs first.
+    """
+    kept = 0
+    while held and count > 0:
+        layer, fill = held, threads_filler(ix, 0)
+        if smt not in (SMT.ANY, SMT.FULL_CORE):
+            layer, fill = ix.lowest_threads(ix.touched(held), held), lowest
+        inside = {u.id: (layer & u.bits).bit_count() for u in ix.numa}
+        for unit in sorted(
+            ix.numa,
+            key=lambda u: (affinity is not None and u.id not in affinity, -inside[u.id], u.id),
+        ):
+            for group in sorted(
+                unit.l3_groups, key=lambda g: (-(layer & g.bits).bit_count(), g.id)
+            ):
+                part = fill(layer & group.bits, count)
+                kept |= part
+                count -= part.bit_count()
+        held &= ~layer
+    return kept
+
+
+def _shrink(ix: AllocatorIndex, request: TakeRequest, held: int) -> Taken | SMTAlignmentRefused:
+    if request.smt is SMT.FULL_CORE and counts_that_fit(_machine(ix), request.count) is None:
+        return SMTAlignmentRefused(
+            requested=request.count,
+            threads_per_core=ix.threads,
+            available=CPUSet.from_bits(ix.members(ix.whole(held))),
+        )
+    kept = _keep(ix, held, request.count, request.smt, request.affinity)
+    idle = _idle(ix, request, kept)
+    return Taken(
+        cpus=CPUSet.from_bits(kept),
+        idle=CPUSet.from_bits(idle),
+        notes=(
+            f"keeps {request.count} of the {counted(held.bit_count(), 'CPU')} it had",
+            *where(ix, kept),
+        ),
+    )
+
+
+def _machine(ix: AllocatorIndex) -> list[CoreClass]:
+    return [
+        CoreClass(cores, size)
+        for size, cores in reversed(list(enumerate(ix.by_count(ix.all))))
+        if cores and size
+    ]
+
+
+def _idle(ix: AllocatorIndex, request: TakeRequest, cpus: int) -> int:
+    if request.smt is not SMT.ISOLATE:
+        return 0
+    return ix.members(ix.touched(cpus)) & ~cpus & ~request.busy.bits
+
+
+class _Take:
+    """One request on its way: what is free, what is taken, how many are missing."""
+
+    def __init__(self, ix: AllocatorIndex, request: TakeRequest, held: int) -> None:
+        settings = request.settings
+        self.ix = ix
+        self.request = request
+        self.settings = settings
+        self.held = held
+        self.taken = held
+        self.needed = request.count - held.bit_count()
+        self.free = request.available.bits & ix.all & ~held & ~request.busy.bits
+        self.prefer = request.prefer.bits & self.free
+        self.kubelet = settings.cpu_order is CPUOrder.KUBELET
+        # The kubelet knows neither isolated CPUs, ticks nor core kinds.
+        self.good_isolation = self.good_tick = self.good_kind = ix.all
+        if not self.kubelet:
+            if settings.isolated is IsolatedCPUs.AVOID:
+                self.good_isolation = ix.all & ~ix.isolated
+            elif settings.isolated is IsolatedCPUs.PREFER:
+                self.good_isolation = ix.isolated
+            if ix.nohz_full and settings.nohz_full is not NohzFullCPUs.ANY:
+                avoid = settings.nohz_full is NohzFullCPUs.AVOID
+                self.good_tick = ix.all & ~ix.nohz_full if avoid else ix.nohz_full
+            if settings.cores is PreferredCores.PERFORMANCE:
+                self.good_kind = ix.all & ~ix.efficient
+            elif settings.cores is PreferredCores.EFFICIENT:
+                self.good_kind = ix.all & ~ix.performance
+        uniform = self.good_tick == ix.all
+        self.ticks = (ix.all,) if uniform else (self.good_tick, ix.all & ~self.good_tick)
+        # The kubelet's order takes no notice of others either.
+        self.last = 0 if self.kubelet else request.last.bits & ix.all
+        self.partners = (
+            partners(request.load, request.loads) if request.smt is SMT.PAIR else Partners()
+        )
+        inside = self._inside()
+        elsewhere = 0 if request.strict else ix.all & ~inside
+        self.regions = (inside, elsewhere) if elsewhere else (inside,)
+        self.room = self.free & (inside if request.strict else ix.all)
+
+    def _inside(self) -> int:
+        if self.request.affinity is None:
+            return self.ix.all
+        inside = 0
+        for unit in self.ix.numa:
+            if unit.id >= 0 and unit.id in self.request.affinity:
+                inside |= unit.bits
+        if self.settings.align_by_socket:
+            for socket in self.ix.sockets:
+                if socket.bits & inside:
+                    inside |= socket.bits
+        return inside
+
+    def run(self) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+        request, smt = self.request, self.request.smt
+        if smt is SMT.FULL_CORE and counts_that_fit(_machine(self.ix), request.count) is None:
+            return self._misaligned()
+        if not self.needed:
+            return self._done()
+        if self.room.bit_count() < self.needed:
+            return self._not_enough()
+        if self._fits_as_preferred():
+            self._add(self.prefer)
+            return self._done("these are the CPUs it had before")
+        if smt is SMT.FULL_CORE:
+            return self._full_cores()
+        if smt is SMT.ANY:
+            self._any_threads()
+        else:
+            self._threads_of_cores()
+        return self._not_enough() if self.needed else self._done()
+
+    def _fits_as_preferred(self) -> bool:
+        prefer = self.prefer
+        if (
+            self.held
+            or prefer.bit_count() != self.needed
+            or prefer != self.request.prefer.bits
+            or prefer & ~self.regions[0]
+        ):
+            return False
+        cores = self.ix.touched(prefer)
+        if self.request.smt is SMT.FULL_CORE:
+            return self.ix.members(cores) == prefer
+        if self.request.smt is SMT.ISOLATE:
+            return (
+                cores.bit_count() == prefer.bit_count() and not self.ix.members(cores) & ~self.free
+            )
+        return True
+
+    # -- the ways to take ------------------------------------------------------------------------
+
+    def _any_threads(self) -> None:
+        for region in self.regions:
+            if self.kubelet:
+                self._kubelet_threads(region)
+                continue
+            fill = threads_filler(self.ix, self.taken)
+            for zone in self._by_tick(region, self.free):
+                for tier in self._tiers(zone):
+                    n = min(self.needed, (self.free & tier).bit_count())
+                    if n:
+                        self._add(self._select(self.free & tier, n, fill=fill))
+
+    def _tiers(self, region: int) -> Iterator[int]:
+        yield region & self.prefer
+        for zone in self._foreign_last():
+            for isolation in (self.good_isolation, ~self.good_isolation):
+                for tick in self.ticks:
+                    for kind in (self.good_kind, ~self.good_kind):
+                        yield region & zone & isolation & tick & kind
+
+    def _by_tick(self, region: int, candidates: int) -> tuple[int, ...]:
+        """A region, split where the preferred tick would cost another NUMA node."""
+        if len(self.ticks) == 1 or self.prefer:
+            return (region,)
+        candidates &= region & self.good_isolation & ~self.last
+        narrow = self._numa_nodes_for(candidates)
+        good = self._numa_nodes_for(candidates & self.good_tick)
+        if not narrow or (good and good.bit_count() <= narrow.bit_count()):
+            return (region,)
+        inside = sum(u.bits for p, u in enumerate(self.ix.numa) if narrow >> p & 1)
+        return region & inside, region & ~inside
+
+    def _foreign_last(self) -> tuple[int, ...]:
+        """Cores that nobody else uses, then CPUs that nobody else uses, then all."""
+        if not self.last:
+            return (self.ix.all,)
+        ix = self.ix
+        return (ix.all & ~ix.members(ix.touched(self.last)), ix.all & ~self.last, ix.all)
+
+    def _kubelet_threads(self, region: int) -> None:
+        for tier in (region & self.prefer, region):
+            free = self.free & tier
+            n = min(self.needed, free.bit_count())
+            if n:
+                self._add(self._kubelet_take(free, n, 1))
+
+    def _kubelet_take(self, free: int, n: int, group: int) -> int:
+        if self.settings.distribute_across_numa:
+            if len(self.ix.numa) > kubelet_order.MOST_NUMA_NODES:
+                return self._select(free, n, fill=threads_filler(self.ix, self.taken))
+            return kubelet_order.take_distributed(self.ix, free, n, group)
+        across = self.settings.distribute_across_cores and group == 1
+        return kubelet_order.take_packed(
+            self.ix, free, n, align_l3=self.settings.align_l3, across_cores=across
+        )
+
+    def _threads_of_cores(self) -> None:
+        for region in self.regions:
+            for zone in self._narrowest_first(region) if self.needed else ():
+                for foreign in self._foreign_last():
+                    for isolation in (self.good_isolation | self.prefer, self.ix.all):
+                        part = zone & (foreign | self.prefer) & isolation
+                        while self.needed and (candidates := self._next(part)):
+                            n = min(self.needed, candidates.bit_count())
+                            self._add(self._pick(candidates, n))
+
+    def _next(self, zone: int) -> int:
+        threads = Threads(
+            index=self.ix,
+            free=self.free,
+            own=self.taken,
+            prefer=self.prefer,
+            good_tick=self.good_tick,
+            good_kind=self.good_kind,
+            partners=self.partners,
+        )
+        return next_threads(self.request.smt, threads, self.free & zone)
+
+    def _narrowest_first(self, region: int) -> Iterator[int]:
+        """A region, split where half-used cores would spare it another NUMA node.
+
+        Taken kind by kind, the last wholly free cores would be collected from all over the
+        machine. So the fewest NUMA nodes that have one thread on as many cores as are needed come
+        first, whoever is on the other threads; for ``pair``, cores that are busy at the same hours
+        do not count.
+        """
+        ix, zone = self.ix, self.free & region & self.good_isolation & ~self.last
+        best = self._next(zone)
+        if (
+            self.kubelet
+            or self.prefer
+            or self.request.smt is SMT.ISOLATE
+            or not best
+            # The usual case: one NUMA node has enough of the best kind.
+            or (not self.held and self._fits_one_numa_node(best))
+        ):
+            yield region
+            return
+        cores = ix.touched(zone) & ~ix.touched(self.taken)
+        if self.request.smt is SMT.PAIR:
+            cores &= ~ix.touched(self.partners.same & ~self.free & ~self.taken)
+        any_thread = ix.lowest_threads(cores, zone)
+        narrow = self._numa_nodes_for(any_thread)
+        kind = self._numa_nodes_for(best)
+        if narrow and (not kind or narrow.bit_count() < kind.bit_count()):
+            inside = sum(u.bits for p, u in enumerate(ix.numa) if narrow >> p & 1)
+            yield region & inside
+            yield region & ~inside
+        else:
+            yield region
+
+    def _fits_one_numa_node(self, candidates: int) -> bool:
+        return any((candidates & u.bits).bit_count() >= self.needed for u in self.ix.numa)
+
+    def _numa_nodes_for(self, candidates: int) -> int:
+        """Positions of the NUMA nodes that would give all that is missing; 0 when none can."""
+        if candidates.bit_count() < self.needed:
+            return 0
+        chosen = self._select(candidates, self.needed, fill=lowest)
+        return sum(1 << p for p, u in enumerate(self.ix.numa) if chosen & u.bits)
+
+    def _pick(self, candidates: int, n: int, weight: int = 1) -> int:
+        if not self.kubelet or self.settings.distribute_across_numa:
+            return self._select(candidates, n, fill=lowest, weight=weight)
+        chosen = 0
+        for core in kubelet_order.cores_in_order(self.ix, self.free):
+            if n and core.bits & candidates:
+                chosen |= core.bits & candidates
+                n -= 1
+        return chosen
+
+    def _select(self, candidates: int, n: int, *, fill: Filler, weight: int = 1) -> int:
+        return select(
+            CorePlaces(
+                index=self.ix,
+                candidates=candidates,
+                free=self.free,
+                own=self.taken,
+                weight=weight,
+                fill=fill,
+                align_l3=self.settings.align_l3,
+                align_by_socket=self.settings.align_by_socket,
+                distribute=self.settings.distribute_across_numa,
+            ),
+            n,
+        )
+
+    def _full_cores(self) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+        ix = self.ix
+        if self.kubelet and not self.held and not self.prefer:
+            chosen = self._kubelet_full_cores()
+            if chosen:
+                self._add(chosen)
+                return self._done()
+        classes: list[CoreClass] = []
+        whole = 0 if len(self.ticks) == 1 else ix.members(ix.whole(self.free | self.held))
+        for region in (
+            zone for one in self.regions for zone in self._by_tick(one, whole & self.free)
+        ):
+            tiers: list[Callable[[int], int]] = [
+                lambda cores: cores & ix.touched(self.prefer),
+                lambda cores: cores & ~ix.touched(self.last),
+                lambda cores: cores & ~ix.touched(self.free & ~self.good_isolation),
+                lambda cores: cores & ix.touched(self.good_kind),
+            ]
+            if len(self.ticks) > 1:
+                tiers.insert(-1, lambda cores: cores & ~ix.touched(self.free & ~self.good_tick))
+            classes += whole_cores(ix, self.free & region, self.held, tiers)
+        counts = counts_that_fit(classes, self.needed)
+        if counts is None:
+            most = sum(c.cores.bit_count() * c.size for c in classes)
+            return self._not_enough() if most < self.needed else self._misaligned()
+        for c, n in zip(classes, counts, strict=True):
+            if n:
+                cores = self._pick(c.cores, n, c.size)
+                self._add(ix.members(cores) & self.free)
+        return self._done()
+
+    def _kubelet_full_cores(self) -> int:
+        """What the kubelet takes with full-pcpus-only, or 0 when these are not whole cores.
+
+        It judges cores by the machine's average and rounds nothing when it fills the affinity
+        first, so that on uneven machines, or with an odd number of CPUs inside the affinity, its
+        answer can hold parts of cores.
+        """
+        ix, chosen = self.ix, 0
+        for region in self.regions:
+            free = self.free & region & ~chosen
+            n = min(self.needed - chosen.bit_count(), free.bit_count())
+            if n:
+                chosen |= self._kubelet_take(free, n, kubelet_order.threads_per_core(ix))
+        return chosen if ix.members(ix.touched(chosen)) == chosen else 0
+
+    # -- the answers -----------------------------------------------------------------------------
+
+    def _add(self, cpus: int) -> None:
+        self.taken |= cpus
+        self.free &= ~cpus
+        self.needed -= cpus.bit_count()
+
+    def _done(self, *reasons: str) -> Taken:
+        ix, request = self.ix, self.request
+        fresh = self.taken & ~self.held
+        notes = [*reasons]
+        if self.held:
+            notes.append(f"keeps the {counted(self.held.bit_count(), 'CPU')} it had")
+        notes += where(ix, self.taken)
+        notes += outside(fresh & ~self.regions[0], request.affinity)
+        notes += beside_others(fresh & request.last.bits)
+        if request.smt is SMT.PAIR and request.load is None:
+            notes.append("no load was given for it, so it counts as high")
+        notes += shared_cores(
+            ix,
+            request.smt,
+            fresh=fresh,
+            others=ix.all & ~self.free & ~self.taken,
+            busy=request.busy.bits,
+            known=self.partners,
+            free_core_left=bool(ix.whole(self.free) & ix.touched(self.room)),
+        )
+        notes += crowded_cores(ix, request.smt, self.taken)
+        return Taken(
+            cpus=CPUSet.from_bits(self.taken),
+            idle=CPUSet.from_bits(_idle(ix, request, self.taken)),
+            notes=tuple(notes),
+        )
+
+    def _not_enough(self) -> NotEnoughCPUs:
+        ix, smt = self.ix, self.request.smt
+        # What was taken on the way was free, too.
+        free = (self.free | self.taken & ~self.held) & self.room
+        if smt is SMT.FULL_CORE:
+            free = ix.members(ix.whole(free | self.held)) & free
+        elif smt is SMT.ISOLATE:
+            cores = ix.whole(free) & ~ix.touched(self.held)
+            free = ix.lowest_threads(cores, free)
+        return NotEnoughCPUs(
+            requested=self.request.count,
+            available=CPUSet.from_bits(free),
+            per_numa={u.id: (free & u.bits).bit_count() for u in ix.numa},
+            smt=smt,
+            held=self.held.bit_count(),
+        )
+
+    def _misaligned(self) -> SMTAlignmentRefused:
+        whole = self.ix.members(self.ix.whole(self.room | self.held))
+        return SMTAlignmentRefused(
+            requested=self.request.count,
+            threads_per_core=self.ix.threads,
+            available=CPUSet.from_bits(whole),
+        )

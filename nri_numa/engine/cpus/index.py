@@ -1,0 +1,209 @@
+"""Tables about a machine that make choosing CPUs a matter of a few integer operations.
+
+CPU sets are plain integers here, bit *i* for CPU *i*. A core is named by the bit of its lowest
+thread. Cores whose threads lie at the same distances from that lowest thread have one *shape*, and
+there are only a few shapes on a real machine, so that a question about every core ("which cores
+are wholly free?") takes a handful of shifts instead of a walk over thousands of cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import CoreKind, Topology
+
+NOWHERE = -1
+"""Id of the unit that holds the CPUs for which the kernel names no NUMA node or no L3 group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A socket, an L3 group or a core: id and CPUs."""
+
+    id: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class NUMAUnit:
+    """A NUMA node with CPUs.
+
+    Attributes:
+        sockets: bit *i* for the *i*-th socket of the index that has CPUs here.
+        l3_groups: L3 groups cut down to this NUMA node, by id; then CPUs without one, by socket.
+    """
+
+    id: int
+    bits: int
+    sockets: int
+    l3_groups: tuple[Unit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorIndex:
+    """Per-machine tables; build one with `index` when the machine was discovered and keep it.
+
+    Attributes:
+        all: every online CPU.
+        firsts: the lowest thread of every core.
+        shapes: (lowest threads, offsets of all threads from them), in order of the first core.
+        core_bits: CPUs of a core by its lowest thread.
+        numa: NUMA nodes that have CPUs, by id; CPUs without one form a last unit `NOWHERE`.
+        sockets: by id.
+        l3_groups: whole groups, by id.
+        distances: SLIT distance by positions in ``numa``.
+        numa_cores, socket_cores: cores of each unit, by core id, at the unit's position.
+        isolated: CPUs of the kernel's isolcpus list.
+        nohz_full: CPUs of the kernel's nohz_full list.
+        efficient, performance: CPUs of such cores of a hybrid processor.
+        threads: largest number of online threads on one core.
+    """
+
+    all: int
+    firsts: int
+    shapes: tuple[tuple[int, tuple[int, ...]], ...]
+    core_bits: dict[int, int]
+    numa: tuple[NUMAUnit, ...]
+    sockets: tuple[Unit, ...]
+    l3_groups: tuple[Unit, ...]
+    distances: tuple[tuple[int, ...], ...]
+    numa_cores: tuple[tuple[Unit, ...], ...]
+    socket_cores: tuple[tuple[Unit, ...], ...]
+    isolated: int
+    nohz_full: int
+    efficient: int
+    performance: int
+    threads: int
+
+    def planes(self, cpus: int) -> list[int]:
+        """For each thread position, the cores that have that thread in ``cpus``."""
+        planes = [0] * self.threads
+        for firsts, offsets in self.shapes:
+            for j, offset in enumerate(offsets):
+                planes[j] |= cpus >> offset & firsts
+        return planes
+
+    def lift(self, cores: int, thread: int) -> int:
+        """The CPUs at one thread position of these cores."""
+        bits = 0
+        for firsts, offsets in self.shapes:
+            if thread < len(offsets):
+                bits |= (cores & firsts) << offsets[thread]
+        return bits
+
+    def touched(self, cpus: int) -> int:
+        """Cores with at least one thread in ``cpus``."""
+        bits = 0
+        for firsts, offsets in self.shapes:
+            for offset in offsets:
+                bits |= cpus >> offset & firsts
+        return bits
+
+    def whole(self, cpus: int) -> int:
+        """Cores with all their threads in ``cpus``."""
+        return self.firsts & ~self.touched(self.all & ~cpus)
+
+    def members(self, cores: int) -> int:
+        """All CPUs of these cores."""
+        bits = 0
+        for firsts, offsets in self.shapes:
+            mine = cores & firsts
+            for offset in offsets:
+                bits |= mine << offset
+        return bits
+
+    def by_count(self, cpus: int) -> list[int]:
+        """At position k, the cores with exactly k threads in ``cpus``."""
+        exactly = [self.firsts] + [0] * self.threads
+        for plane in self.planes(cpus):
+            for k in range(self.threads, 0, -1):
+                exactly[k] = exactly[k] & ~plane | exactly[k - 1] & plane
+            exactly[0] &= ~plane
+        return exactly
+
+    def lowest_threads(self, cores: int, cpus: int) -> int:
+        """One CPU for each core: its lowest-positioned thread that is in ``cpus``."""
+        bits = 0
+        for j, plane in enumerate(self.planes(cpus)):
+            here = plane & cores
+            bits |= self.lift(here, j)
+            cores &= ~here
+        return bits
+
+
+def index(topology: Topology) -> AllocatorIndex:
+    """Build the tables; costs about a microsecond per CPU, so keep the result with the machine."""
+    shapes: dict[tuple[int, ...], int] = {}
+    core_bits: dict[int, int] = {}
+    kinds = dict.fromkeys(CoreKind, 0)
+    for _, core in sorted(topology.cores.items()):
+        if not core.cpus:
+            continue
+        first = core.cpus.first
+        offsets = tuple(i - first for i in core.cpus)
+        shapes[offsets] = shapes.get(offsets, 0) | 1 << first
+        core_bits[first] = core.cpus.bits
+        kinds[core.kind] |= core.cpus.bits
+    sockets = tuple(Unit(i, s.cpus.bits) for i, s in sorted(topology.sockets.items()) if s.cpus)
+    l3_groups = tuple(Unit(i, g.cpus.bits) for i, g in sorted(topology.l3_groups.items()) if g.cpus)
+    all_bits = CPUSet(topology.cpus).bits
+    nodes = [(i, n.cpus.bits & all_bits) for i, n in sorted(topology.numa_nodes.items())]
+    placed = 0
+    for position, (i, bits) in enumerate(nodes):
+        # Firmware that lies may put a CPU into two NUMA nodes; the lower id keeps it, so that
+        # counts per NUMA node add up.
+        nodes[position] = (i, bits & ~placed)
+        placed |= bits
+    nodes.append((NOWHERE, all_bits & ~placed))
+    numa = tuple(_numa_unit(i, bits, sockets, l3_groups) for i, bits in nodes if bits)
+    cores = [Unit(first, bits) for first, bits in core_bits.items()]
+    return AllocatorIndex(
+        all=all_bits,
+        firsts=CPUSet(core_bits).bits,
+        shapes=tuple((firsts, offsets) for offsets, firsts in shapes.items()),
+        core_bits=core_bits,
+        numa=numa,
+        sockets=sockets,
+        l3_groups=l3_groups,
+        distances=tuple(tuple(_distance(topology, a.id, b.id) for b in numa) for a in numa),
+        numa_cores=_cores_of(numa, cores),
+        socket_cores=_cores_of(sockets, cores),
+        isolated=topology.isolated.bits & all_bits,
+        nohz_full=topology.nohz_full.bits & all_bits,
+        efficient=kinds[CoreKind.EFFICIENT],
+        performance=kinds[CoreKind.PERFORMANCE],
+        threads=max((len(offsets) for offsets in shapes), default=1),
+    )
+
+
+def _numa_unit(i: int, bits: int, sockets: Sequence[Unit], l3_groups: Sequence[Unit]) -> NUMAUnit:
+    here: list[Unit] = []
+    rest = bits
+    for group in l3_groups:
+        if group.bits & rest:
+            here.append(Unit(group.id, group.bits & rest))
+            rest &= ~group.bits
+    for socket in sockets:
+        # No cache is told: what lies in one socket is nearer than neighbouring numbers.
+        if socket.bits & rest:
+            here.append(Unit(NOWHERE, socket.bits & rest))
+            rest &= ~socket.bits
+    touching = CPUSet(p for p, s in enumerate(sockets) if s.bits & bits).bits
+    return NUMAUnit(i, bits, touching, tuple(here))
+
+
+def _distance(topology: Topology, a: int, b: int) -> int:
+    # A unit without a NUMA node has no row in the kernel's table: as far as anything can be.
+    if NOWHERE in (a, b):
+        return 10 if a == b else 255
+    return topology.distance(a, b)
+
+
+def _cores_of(
+    units: Sequence[Unit] | Sequence[NUMAUnit], cores: Sequence[Unit]
+) -> tuple[tuple[Unit, ...], ...]:
+    # By the lowest thread: a core whose threads lie in two units is firmware's mistake and must
+    # still be met exactly once.
+    return tuple(tuple(c for c in cores if u.bits >> c.id & 1) for u in units)

@@ -1,0 +1,1 @@
+"""Why a container is where it is, in words."""

@@ -1,0 +1,341 @@
+"""Why a container is where it is, or why it was refused, as a plain document.
+
+The document holds what was asked for and where each value came from, what the container needs and
+how that was worked out, what each resource could have had, the best places and what separated the
+winner from the losers, the shared pool before and after, and for a refusal the rule that refused.
+`nri_numa.engine.explain.sentences` says the same in sentences.
+
+Keys are camelCase, id sets are texts in the kernel's list format, CPU amounts are thousandths of a
+CPU where the key ends in ``Milli``, sizes are bytes. Everything in it is text, number, truth value,
+None, list or dict, so that it survives JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from nri_numa.engine.align.hint_reasons import Candidate, Problem, ResourceSummary
+from nri_numa.engine.align.policies import Alignment
+from nri_numa.engine.decision import Trace
+from nri_numa.engine.request.load import format_load
+from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.engine.values.workload import QoSClass, Requested, Scope
+
+Document = dict[str, Any]
+
+PLACED, WIDENED, UNPINNED, REFUSED = "placed", "widened", "unpinned", "refused"
+"""Outcomes: as asked; on a wider set than ideal; started untouched after a failure; not at all."""
+
+
+class Needs(NamedTuple):
+    """What a container needs, and the numbers of the runtime that say so; None is not given."""
+
+    cpu_milli: int
+    exclusive_cpus: int
+    cpu_from: str
+    cpu_quota: int | None
+    cpu_period: int | None
+    cpu_shares: int | None
+    memory_bytes: int
+    memory_from: str
+    oom_score: int | None
+    hugepages: dict[int, int]
+    notes: tuple[str, ...]
+
+
+class Basis(NamedTuple):
+    """What an explanation is made from besides the alignment: texts and numbers that can be kept.
+
+    Attributes:
+        qos: QoS class of the pod.
+        asked: value and source by annotation key; None when what was asked is not understood.
+        scope: of the alignment.
+        needs: None when that was not worked out.
+        cpu_left, memory_left: by NUMA node, before the decision.
+        pool_before, pool_after: kernel lists of the shared pool.
+        steps: plain sentences, in order.
+        rule: the rule that refused; empty when none did.
+    """
+
+    qos: str
+    asked: dict[str, tuple[str, str]] | None
+    scope: str
+    needs: Needs | None
+    cpu_left: dict[int, int]
+    memory_left: dict[int, int]
+    pool_before: str
+    pool_after: str
+    steps: tuple[str, ...]
+    rule: str
+
+
+class Grounds(NamedTuple):
+    """Why one container has what it has: whose, the basis, and the alignment to look at again.
+
+    What each resource could have had is worked out of the alignment only when somebody asks: on
+    eight NUMA nodes that takes milliseconds (`grounds` takes microseconds).
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    basis: Basis
+    alignment: Alignment | None
+
+
+def grounds(trace: Trace) -> Grounds:
+    """What stays of a decision for its explanation."""
+    requested, demand, resources = trace.requested, trace.demand, trace.container.resources
+    needs = None
+    if requested is not None and demand is not None:
+        needs = Needs(
+            cpu_milli=demand.cpu_milli,
+            exclusive_cpus=demand.exclusive_cpus,
+            cpu_from=demand.cpu_source,
+            cpu_quota=resources.cpu_quota,
+            cpu_period=resources.cpu_period,
+            cpu_shares=resources.cpu_shares,
+            memory_bytes=demand.memory_bytes,
+            memory_from=demand.memory_source,
+            oom_score=trace.container.oom_score_adj,
+            hugepages=dict(demand.hugepages),
+            notes=demand.notes,
+        )
+    return Grounds(
+        namespace=trace.pod.namespace,
+        pod=trace.pod.name,
+        container=trace.container.name,
+        basis=Basis(
+            qos=str(trace.pod.qos),
+            asked=None if requested is None else _asked(requested),
+            scope=str(Scope.CONTAINER if requested is None else requested.scope),
+            needs=needs,
+            cpu_left=dict(trace.cpu_left),
+            memory_left=dict(trace.memory_left),
+            pool_before=str(trace.pool_before),
+            pool_after=str(trace.pool_after),
+            steps=trace.steps,
+            rule=trace.rule,
+        ),
+        alignment=trace.alignment,
+    )
+
+
+def of_allocation(allocation: Allocation, known: Grounds | None, cpus: str) -> Document:
+    """Explain what a container has.
+
+    Args:
+        allocation: what it has.
+        known: how that came about; None when it is not known any more.
+        cpus: kernel list of the CPUs it runs on now; empty when they are left alone.
+    """
+    a = allocation
+    outcome = PLACED
+    if not a.preferred:
+        outcome = UNPINNED if a.kind is Kind.UNBOUND else WIDENED
+    return {
+        "namespace": a.namespace,
+        "pod": a.pod,
+        "container": a.container,
+        "outcome": outcome,
+        "summary": a.reason,
+        "qos": a.qos.value,
+        "result": {
+            "kind": a.kind.value,
+            "cpus": cpus,
+            "mems": str(a.mems),
+            "numaNodes": str(a.numa_nodes),
+            "idle": str(a.idle),
+            "policy": a.policy.value,
+            "preferred": a.preferred,
+            **({"mempolicy": a.mempolicy.value} if a.mempolicy is not MemoryPolicy.DEFAULT else {}),
+        },
+        "refusal": None,
+        "traced": known is not None,
+        **(_traced(known) if known is not None else {}),
+    }
+
+
+def of_refusal(known: Grounds, reason: str, message: str) -> Document:
+    """Explain why a container was refused.
+
+    Args:
+        known: how that came about.
+        reason: the CamelCase reason.
+        message: the one-line form.
+    """
+    return {
+        "namespace": known.namespace,
+        "pod": known.pod,
+        "container": known.container,
+        "outcome": REFUSED,
+        "summary": message,
+        "qos": known.basis.qos,
+        "result": None,
+        "refusal": {"reason": reason, "rule": known.basis.rule, "message": message},
+        "traced": True,
+        **_traced(known),
+    }
+
+
+def _traced(known: Grounds) -> Document:
+    basis, alignment = known.basis, known.alignment
+    asked, memory_left = basis.asked or {}, basis.memory_left
+    return {
+        "asked": [
+            {"key": key, "value": value, "source": source} for key, (value, source) in asked.items()
+        ],
+        "understood": basis.asked is not None,
+        "demand": None if basis.needs is None else _demand(basis.qos, asked, basis.needs),
+        "alignment": None
+        if alignment is None
+        else {
+            "policy": alignment.problem.policy.value,
+            "scope": basis.scope,
+            "admitted": alignment.admitted,
+            "numaNodes": None if alignment.affinity is None else str(alignment.affinity),
+            "preferred": alignment.preferred,
+            "exact": alignment.exact,
+            "reason": alignment.reason,
+        },
+        "resources": [] if alignment is None else [_resource(r) for r in alignment.resources],
+        "candidates": [] if alignment is None else _candidates(alignment),
+        "left": [
+            {
+                "numaNode": i,
+                "cpuMilli": milli,
+                **({"memoryBytes": memory_left[i]} if i in memory_left else {}),
+            }
+            for i, milli in sorted(basis.cpu_left.items())
+        ],
+        "pool": {"before": basis.pool_before, "after": basis.pool_after},
+        "steps": list(basis.steps),
+    }
+
+
+# --- what was asked ---------------------------------------------------------------------------
+
+
+def _asked(requested: Requested) -> dict[str, tuple[str, str]]:
+    """Value and source by key, in the annotations' grammar; defaults of ours left out."""
+    values = {
+        "numacpu": requested.numacpu,
+        "numamem": requested.numamem,
+        "policy": requested.policy,
+        "scope": requested.scope,
+        "bind": requested.bind,
+        "cpus": requested.cpus,
+        "smt": requested.smt,
+        "load": None if requested.load is None else format_load(requested.load),
+        "on-failure": requested.on_failure,
+        "devices": requested.devices,
+        "mempolicy": requested.mempolicy,
+    }
+    sources = requested.sources
+    return {
+        key: (str(v), sources[key]) for key, v in values.items() if key in sources and v is not None
+    }
+
+
+# --- what it needs ----------------------------------------------------------------------------
+
+
+def _demand(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> Document:
+    return {
+        "cpuMilli": needs.cpu_milli,
+        "exclusiveCpus": needs.exclusive_cpus,
+        "cpuFrom": needs.cpu_from,
+        "cpuQuota": needs.cpu_quota,
+        "cpuPeriod": needs.cpu_period,
+        "cpuShares": needs.cpu_shares,
+        "why": _why(qos, asked, needs),
+        "memoryBytes": needs.memory_bytes,
+        "memoryFrom": needs.memory_from,
+        "oomScore": needs.oom_score,
+        "hugePages": [
+            {"sizeBytes": size, "bytes": amount} for size, amount in sorted(needs.hugepages.items())
+        ],
+        "notes": list(needs.notes),
+    }
+
+
+def _why(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> str:
+    """Why it owns or shares CPUs; a clause after *because*, empty where lists decide."""
+    if "numacpu" in asked:
+        return ""
+    if "cpus" in asked:
+        value, source = asked["cpus"]
+        return f"cpus: {value} is in force ({source})"
+    if needs.exclusive_cpus:
+        return f"the pod is {qos} and the number is whole"
+    if qos != QoSClass.GUARANTEED:
+        return f"the pod is {qos}, not Guaranteed"
+    if needs.cpu_milli % 1000 or not needs.cpu_milli:
+        return "the number of CPUs is not whole"
+    return "nothing asks for exclusive CPUs"
+
+
+# --- what each resource could have had --------------------------------------------------------
+
+
+def _resource(summary: ResourceSummary) -> Document:
+    need = summary.need
+    return {
+        "resource": summary.resource,
+        "needed": need,
+        "unit": summary.unit,
+        "wish": summary.state.value,
+        "idealNumaNodes": summary.preferred_width,
+        "neededNumaNodes": summary.narrowest_width,
+        "sets": [
+            {"numaNodes": str(h.affinity), "preferred": h.preferred}
+            for h in summary.hints
+            if h.affinity is not None
+        ],
+        "setCount": summary.hint_count,
+        "narrowestCount": summary.narrowest_count,
+        "everySet": summary.every_set,
+        "numaNodes": [
+            {
+                "numaNode": n.numa_node,
+                "free": n.free,
+                "capacity": n.capacity,
+                "enough": need is not None and n.free >= need,
+            }
+            for n in summary.numa_nodes
+        ],
+        "text": summary.text,
+    }
+
+
+def _candidates(alignment: Alignment) -> list[Document]:
+    return [
+        {
+            "numaNodes": str(c.affinity),
+            "preferred": c.preferred,
+            "separatedBy": _separated_by(alignment, c),
+            "text": c.separated_by,
+        }
+        for c in alignment.candidates
+    ]
+
+
+def _separated_by(alignment: Alignment, loser: Candidate) -> str:
+    """What put the winner before a loser: ``preferred``, ``width``, ``distance``, ``rank``, ``id``.
+
+    The order in which the merge looks at them; see `nri_numa.engine.align.merge`.
+    """
+    problem: Problem = alignment.problem
+    winner = problem.numa_ids if alignment.affinity is None else alignment.affinity
+    if alignment.preferred and not loser.preferred:
+        return "preferred"
+    if len(winner) != len(loser.affinity):
+        return "width"
+    distances = problem.distances()
+    if distances is not None and distances.total(winner.bits) != distances.total(
+        loser.affinity.bits
+    ):
+        return "distance"
+    return "id" if problem.rank is None else "rank"

@@ -1,0 +1,427 @@
+"""The explanation of a decision in sentences for people who never heard of hints.
+
+Names and annotation values come from pods and are not trusted: whatever could move a cursor, end a
+line or reorder text is written as its escape.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nri_numa.engine.align.hint_reasons import amount_text, sets_text
+from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Document
+from nri_numa.engine.request.demand import DEFAULT_PERIOD
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.words import counted, cpus_text, numa_text
+from nri_numa.text import harmless
+
+GLOSSARY = (
+    "(A NUMA node is a group of CPUs with memory of their own; memory of another NUMA node is "
+    "slower. CPUs that no container has for itself are shared by all others.)"
+)
+
+Section = tuple[str, list[str]]
+"""A heading and sentences; the heading may be empty."""
+
+_MANY = 8  # NUMA nodes that are told one by one
+_LONG = 120  # characters of a value from outside
+
+_WHERE = {
+    "single-numa-node": "on one NUMA node",
+    "restricted": "on no more NUMA nodes than an empty machine would need",
+    "best-effort": "on as few NUMA nodes as possible",
+    "none": "wherever there is room",
+}
+
+_MEANING = {
+    ("bind", "cpu"): "only its CPUs are pinned, its memory is left alone",
+    ("bind", "cpu+mem"): "its CPUs and its memory are pinned",
+    ("bind", "none"): "it is left alone",
+    ("cpus", "exclusive"): "it wants CPUs that nobody else uses",
+    ("cpus", "shared"): "it shares CPUs with others",
+    ("scope", "pod"): "all containers of the pod go to the same NUMA nodes",
+    ("scope", "container"): "each container of the pod is placed by itself",
+    ("smt", "any"): "any CPUs will do",
+    ("smt", "spread"): "no two of its CPUs on one core while other cores are free",
+    ("smt", "full-core"): "whole cores only",
+    ("smt", "isolate"): "one CPU of each core, and the core's other CPUs stay idle",
+    ("smt", "pair"): "beside containers that are busy when it is not",
+    ("load", "high"): "it is busy all day",
+    ("load", "low"): "it is never busy",
+    ("on-failure", "reject"): "if that cannot be done, it is refused",
+    ("on-failure", "widen"): "if that cannot be done, it takes the narrowest place that works",
+    ("on-failure", "unpinned"): "if that cannot be done, it starts untouched",
+    ("mempolicy", "default"): "the kernel's own memory policy",
+    ("mempolicy", "local"): "memory near the CPU that asks for it",
+    ("mempolicy", "preferred"): "memory of one NUMA node first",
+    ("mempolicy", "preferred-many"): "memory of its NUMA nodes first",
+    ("mempolicy", "bind"): "memory of its NUMA nodes only",
+    ("mempolicy", "interleave"): "its memory in turn from each of its NUMA nodes",
+    ("mempolicy", "weighted-interleave"): "its memory in turn from its NUMA nodes, the faster more",
+}
+
+
+def text(document: Document, width: int = 80) -> str:
+    """The whole explanation; no line is wider than ``width`` columns (at least 40)."""
+    width = max(40, width)
+    lines: list[str] = []
+    for heading, found in sections(document):
+        if heading:
+            lines += ["", heading]
+        for sentence in found:
+            lines += textwrap.wrap(
+                sentence, width, initial_indent="  ", subsequent_indent="    " if heading else "  "
+            )
+    title = f"{document['namespace']}/{document['pod']}, container {document['container']}"
+    if document.get("alignment"):
+        lines += ["", *textwrap.wrap(GLOSSARY, width)]
+    return "\n".join([*textwrap.wrap(harmless(title), width), *lines])
+
+
+def sentences(document: Document) -> list[str]:
+    """The explanation without headings, in the order of `text`."""
+    return [sentence for _, found in sections(document) for sentence in found]
+
+
+def sections(document: Document) -> list[Section]:
+    """Headings and sentences, every one of them in one line."""
+    found: list[Section] = [("", list(_outcome(document)))]
+    if document["traced"]:
+        # The answer to the question first; what it was worked out from below it.
+        found += [
+            ("Why this place" if document["result"] else "Why no place", list(_choice(document))),
+            ("What it asked for", list(_asked(document))),
+            ("What it needs", list(_needs(document))),
+            ("Where that fits", list(_fits(document))),
+            ("How it came about", list(_steps(document))),
+        ]
+    found.append(("Later", [_sentence(step) for step in document.get("later", ())]))
+    return [(heading, [harmless(one) for one in told]) for heading, told in found if told]
+
+
+# --- the sections -----------------------------------------------------------------------------
+
+
+def _outcome(document: Document) -> Iterator[str]:
+    outcome, summary = document["outcome"], document["summary"]
+    if actual := document.get("actual"):
+        yield _sentence(f"Not so at present: {actual}")
+    if outcome == REFUSED:
+        refusal = document["refusal"]
+        yield _sentence(f"Refused ({refusal['reason']}): {_without_who(document, summary)}")
+        if refusal["rule"]:
+            yield _sentence(f"The rule: {refusal['rule']}")
+        return
+    result = document["result"]
+    kind, cpus, mems = result["kind"], result["cpus"], result["mems"]
+    if kind == "foreign":
+        yield _sentence(f"It is left alone: {summary}")
+    elif kind == "unbound":
+        if outcome == UNPINNED:
+            why = summary.removeprefix("not pinned: ")
+            yield f"It could not be pinned as asked ({why}), and was started without being pinned."
+        else:
+            yield _sentence(f"It is {summary}")
+        if cpus:
+            yield f"It runs on {cpus_text(cpus)}, which no container has for itself."
+        if mems:
+            yield f"Its memory comes from {numa_text(mems)}."
+    else:
+        alone = "exclusive " if kind == "exclusive" else ""
+        what = ", shared with others" if kind == "shared" else ""
+        memory = f", with memory of {numa_text(mems)}" if mems else ""
+        yield f"It runs on {alone}{cpus_text(cpus)}{what}{memory}."
+        if result["idle"]:
+            yield (
+                f"{cpus_text(result['idle'])} on the same cores stay idle, so that nothing else "
+                "runs on its cores."
+            )
+        if outcome == WIDENED:
+            yield "This is a wider place than ideal."
+        elif kind != "explicit":
+            yield "An empty machine would not have given it a narrower place."
+    if mode := result.get("mempolicy"):
+        what = _MEANING["mempolicy", mode]
+        yield f"The runtime was asked to start it with the memory policy {mode}: {what}."
+    if not document["traced"] and kind not in ("unbound", "foreign"):
+        yield "How this came about is not known: it was placed before the agent last started."
+
+
+def _asked(document: Document) -> Iterator[str]:
+    if not document["understood"]:
+        return
+    demand = document["demand"]
+    asked = {one["key"]: one for one in document["asked"]}
+    lists = [asked.pop(key) for key in ("numacpu", "numamem") if key in asked]
+    if lists:
+        told = [
+            f"{'' if one['key'] == 'numacpu' else 'memory of '}"
+            f"{(cpus_text if one['key'] == 'numacpu' else numa_text)(_short(one['value']))} "
+            f"({_source(one)})"
+            for one in lists
+        ]
+        yield f"It asked for {_listed(told)}."
+    if demand is None and not lists:
+        yield "It asked for nothing about CPUs or memory."
+    elif demand is not None and (not lists or _computed(asked)):
+        policy = asked.pop("policy", None)
+        value = policy["value"] if policy else "best-effort"
+        source = f" ({_source(policy)}: {value})" if policy else ""
+        bind = asked["bind"]["value"] if "bind" in asked else ""
+        yield f"It asked for {_needed(demand, bind)} {_WHERE[value]}{source}."
+    for key, one in asked.items():
+        if one["source"] == "default" and (lists or demand is None or _idle_talk(key, demand)):
+            continue
+        yield f"{key}: {_short(one['value'])} ({_source(one)}): {_meaning(key, one['value'])}."
+
+
+def _meaning(key: str, value: str) -> str:
+    """What a value comes to, as the end of a sentence."""
+    if key == "policy":
+        return f"it goes {_WHERE[value]}"
+    return _MEANING.get((key, value), "when it is busy")
+
+
+def _computed(asked: Mapping[str, Mapping[str, Any]]) -> bool:
+    """CPUs are computed beside memory that is listed."""
+    return "policy" in asked and asked["policy"]["value"] != "none"
+
+
+def _idle_talk(key: str, demand: Mapping[str, Any]) -> bool:
+    """A default about CPUs of its own that has none to speak of."""
+    return key in ("smt", "load") and not demand["exclusiveCpus"]
+
+
+def _needs(document: Document) -> Iterator[str]:
+    demand = document["demand"]
+    if demand is None:
+        return
+    cpus = amount_text(demand["cpuMilli"], "millicpu")
+    if demand["cpuFrom"] == "limit":
+        quota, period = demand["cpuQuota"], demand["cpuPeriod"] or DEFAULT_PERIOD
+        yield f"{cpus}: its CPU limit (a quota of {quota} µs in every {period} µs)."
+    elif demand["cpuFrom"] == "request":
+        yield f"{cpus}: its CPU request ({demand['cpuShares']} shares; 1024 stand for one CPU)."
+    else:
+        yield "It has no CPU limit and no CPU request: it counts as needing none."
+    if demand["why"]:
+        whose = "It shares CPUs with others"
+        if own := demand["exclusiveCpus"]:
+            whose = "It is exclusive" if own == 1 else "They are exclusive"
+        yield f"{whose}, because {demand['why']}."
+    memory = amount_text(demand["memoryBytes"], "bytes")
+    if demand["memoryFrom"] == "limit":
+        yield f"{memory} of memory: its memory limit."
+    elif demand["memoryFrom"] == "request":
+        score = demand["oomScore"]
+        yield f"About {memory} of memory: its request, worked out from its OOM score {score}."
+    else:
+        yield "It has no memory limit, and no memory request that the runtime tells."
+    for pages in demand["hugePages"]:
+        amount, size = (amount_text(pages[key], "bytes") for key in ("bytes", "sizeBytes"))
+        yield f"{amount} in huge pages of {size}: its limit."
+    for note in demand["notes"]:
+        yield _sentence(note)
+
+
+def _fits(document: Document) -> Iterator[str]:
+    resources = document["resources"]
+    for resource in resources:
+        yield _sentence(f"{_label(resource['resource'])}: {_how_it_fits(resource)}")
+    yield from _free(resources)
+    if not resources and document["left"]:
+        told = [f"NUMA node {o['numaNode']}: {_left(o)}" for o in document["left"][:_MANY]]
+        more = len(document["left"]) - _MANY
+        rest = f"; and {more} more NUMA nodes" if more > 0 else ""
+        yield f"Free before it: {'; '.join(told)}{rest}."
+
+
+def _choice(document: Document) -> Iterator[str]:
+    alignment = document["alignment"]
+    if alignment is not None:
+        yield from _alignment(document, alignment)
+    if document["outcome"] == REFUSED:
+        return
+    for one in document["candidates"]:
+        single = one["numaNodes"].isdigit()
+        who = f"{'' if single else 'The set of '}{numa_text(one['numaNodes'])}"
+        yield f"{who} lost: {_lost(document, one)}."
+    before, after = document["pool"]["before"], document["pool"]["after"]
+    if before != after:
+        yield f"The shared CPUs were {before}, and are {after} from now on."
+
+
+def _alignment(document: Document, alignment: Mapping[str, Any]) -> Iterator[str]:
+    reason = alignment["reason"].partition(" (NUMA node")[0]  # the numbers are told below
+    if not alignment["admitted"]:
+        yield _sentence(f"Policy {alignment['policy']} finds no place: {reason}")
+        return
+    if alignment["numaNodes"] is None:
+        yield _sentence(f"NUMA nodes did not matter: {reason}")
+        return
+    who = numa_text(alignment["numaNodes"])
+    for verb in (" suits every resource", " suit every resource"):
+        if reason == who + verb:
+            reason = f"{'it' if verb.startswith(' suits') else 'they'}{verb}"
+    together = " for the whole pod" if alignment["scope"] == "pod" else ""
+    though = "" if alignment["preferred"] else ", though wider than ideal"
+    won = "would have won" if document["outcome"] == REFUSED else "won"
+    yield _sentence(f"{who} {won}{together}{though}: {reason}")
+
+
+def _steps(document: Document) -> Iterator[str]:
+    for step in document["steps"]:
+        if document["alignment"] is None or not step.startswith("policy "):  # told already
+            yield _sentence(_without_who(document, step))
+
+
+# --- parts of sentences -----------------------------------------------------------------------
+
+
+def _needed(demand: Mapping[str, Any], bind: str) -> str:
+    own, milli = demand["exclusiveCpus"], demand["cpuMilli"]
+    parts = []
+    if own:
+        parts.append(counted(own, "exclusive CPU"))
+    elif milli:
+        parts.append(f"{amount_text(milli, 'millicpu')} to share")
+    if bind != "cpu":
+        if demand["memoryBytes"]:
+            parts.append(amount_text(demand["memoryBytes"], "bytes"))
+        parts += [f"{amount_text(p['bytes'], 'bytes')} in huge pages" for p in demand["hugePages"]]
+    return _listed(parts) if parts else "a place to run"
+
+
+def _how_it_fits(resource: Mapping[str, Any]) -> str:
+    need = "" if resource["needed"] is None else amount_text(resource["needed"], resource["unit"])
+    if resource["wish"] == "no wish":
+        return "any NUMA node suits."
+    if resource["wish"] == "impossible":
+        return f"{need} needed, {_lacking(resource)}." if need else "no place suits."
+    if not need:
+        places = " or ".join(s["numaNodes"] for s in resource["sets"])
+        return f"it has its place already, {numa_text(places)}."
+    ideal, now = resource["idealNumaNodes"], resource["neededNumaNodes"]
+    if ideal == now == 1:
+        alone = NUMASet(n["numaNode"] for n in resource["numaNodes"] if n["enough"])
+        verb = "has that" if len(alone) == 1 else "each have that"
+        who = f": {numa_text(str(alone))} {verb}" if alone else ""
+        return f"{need} needed. One NUMA node is enough{who}."
+    if ideal == now:
+        sets = [s["numaNodes"] for s in resource["sets"] if s["preferred"]]
+        told = sets_text(sets, resource["everySet"], resource["narrowestCount"])
+        return f"{need} needed. Even an empty machine would need {now} NUMA nodes: {told}."
+    would = "one NUMA node" if ideal == 1 else f"{ideal} NUMA nodes"
+    return f"{need} needed. On an empty machine {would} would be enough; now it takes {now}."
+
+
+def _lacking(resource: Mapping[str, Any]) -> str:
+    """Need against have of a resource that no set of NUMA nodes has."""
+    free, capacity = (sum(n[key] for n in resource["numaNodes"]) for key in ("free", "capacity"))
+    all_of_it = amount_text(capacity, resource["unit"])
+    if capacity < resource["needed"]:
+        return f"and all NUMA nodes together have {all_of_it}"
+    told = f"{amount_text(free, resource['unit'])} of {all_of_it} free on all NUMA nodes together"
+    return told if free < resource["needed"] else f"{told}, but not beside what else it needs"
+
+
+def _free(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What each NUMA node has free of everything that is needed, and whether that is enough."""
+    told: dict[int, list[str]] = {}
+    for r in resources:
+        if r["needed"] is None or r["wish"] == "no wish":
+            continue
+        for n in r["numaNodes"]:
+            less = "" if n["enough"] else f" ({amount_text(r['needed'], r['unit'])} needed)"
+            told.setdefault(n["numaNode"], []).append(f"{_share(n, r)}{less}")
+    for i in sorted(told)[:_MANY]:
+        yield f"Free on NUMA node {i}: {_listed(told[i])}."
+    if len(told) > _MANY:
+        yield f"And so on for {len(told) - _MANY} more NUMA nodes."
+
+
+def _lost(document: Document, one: Mapping[str, Any]) -> str:
+    """Why a place lost, with the numbers that decided where there are such."""
+    winner, loser = document["alignment"]["numaNodes"], one["numaNodes"]
+    if one["separatedBy"] == "preferred":
+        for r in document["resources"]:
+            for n in r["numaNodes"]:
+                if str(n["numaNode"]) == loser and not n["enough"] and r["needed"] is not None:
+                    need = amount_text(r["needed"], r["unit"])
+                    return f"it has only {_share(n, r)} free, and {need} needed"
+        return "it is wider than an empty machine would need"
+    if one["separatedBy"] == "rank":
+        # As the strategy does: the scarcest first, then the next.
+        for mine, theirs in zip(_in_use(document, winner), _in_use(document, loser), strict=False):
+            if mine[0] == theirs[0]:
+                continue
+            told = f"{theirs[1]} would be in use, against {mine[1]}"
+            if mine[0] < theirs[0]:
+                return f"it would do as well, but would be fuller: {told}"
+            if any("of the opposite load" in step for step in document["steps"]):
+                return "it has too few CPUs beside containers of the opposite load"
+            return f"it would do as well, but would be emptier ({told}), and strategy decides"
+        if winner.isdigit() and loser.isdigit() and int(winner) < int(loser):
+            return "it would do just as well, and the lower number wins"
+    return str(one["text"])
+
+
+def _in_use(document: Document, numa_node: str) -> list[tuple[float, str]]:
+    """Shares of a NUMA node in use once the container is there, and of what; largest first."""
+    found: list[tuple[float, str]] = []
+    for r in document["resources"]:
+        for n in r["numaNodes"]:
+            if str(n["numaNode"]) == numa_node and n["capacity"] > 0 and r["needed"] is not None:
+                share = (n["capacity"] - n["free"] + r["needed"]) / n["capacity"]
+                if share > 1:
+                    return []  # NUMA nodes without CPUs serve it too, or it lies on several
+                found.append((share, f"{100 * share:.3g}% of its {_label(r['resource'])}"))
+    return sorted(found, reverse=True)
+
+
+def _share(n: Mapping[str, Any], resource: Mapping[str, Any]) -> str:
+    """``7 of 8 CPUs``, ``512 MiB of 16 GiB of memory``."""
+    free, capacity = (amount_text(n[key], resource["unit"]) for key in ("free", "capacity"))
+    if free.partition(" ")[2] == capacity.partition(" ")[2]:
+        free = free.partition(" ")[0]
+    name = resource["resource"]
+    return f"{free} of {capacity}" + ("" if name == "cpu" else f" of {_label(name)}")
+
+
+def _left(one: Mapping[str, Any]) -> str:
+    parts = [amount_text(one["cpuMilli"], "millicpu")]
+    if "memoryBytes" in one:
+        parts.append(amount_text(one["memoryBytes"], "bytes") + " of memory")
+    return _listed(parts)
+
+
+def _label(resource: str) -> str:
+    if resource.startswith("hugepages-"):
+        return f"huge pages of {resource.removeprefix('hugepages-')}B"
+    return {"cpu": "CPUs", "memory": "memory"}.get(resource) or _short(resource)
+
+
+def _source(one: Mapping[str, Any]) -> str:
+    return _short(one["source"])
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _LONG else f"{value[:_LONG]}…"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _without_who(document: Document, message: str) -> str:
+    """A message of the engine without the name that stands above it already."""
+    who = f"pod {document['namespace']}/{document['pod']}, container {document['container']}: "
+    return message.replace(who, "", 1)
+
+
+def _sentence(clause: str) -> str:
+    if "/" not in clause.partition(" ")[0]:  # the name of a resource stays as it is
+        clause = clause[:1].upper() + clause[1:]
+    return clause if clause.endswith((".", "!", "?")) else clause + "."

@@ -1,0 +1,1 @@
+"""Which memory: grants, tiers, and the kubelet's Memory Manager."""

@@ -1,0 +1,74 @@
+"""Which devices count for a container, and what is said of them once its place is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from nri_numa.engine.case import Case
+from nri_numa.engine.values.workload import Device, DeviceRequest, DeviceUse, Scope
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.words import numa_text
+
+MOST_NAMED: Final = 4
+"""Devices of one kind that a sentence names; the rest is a number."""
+
+
+def aligned_devices(case: Case) -> tuple[DeviceRequest, ...]:
+    """The devices whose NUMA nodes are hints: none where the pod says ``devices: ignore``.
+
+    Where a pod is placed as a whole, so are the devices of all its containers.
+    """
+    container, requested = case.container, case.requested
+    if requested.devices is DeviceUse.IGNORE:
+        return ()
+    if requested.scope is Scope.POD:
+        return container.pod_devices or container.devices
+    return container.devices
+
+
+def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:
+    """What the devices had to do with it, in sentences.
+
+    Args:
+        case: whose devices.
+        affinity: the NUMA nodes that were chosen; None for any.
+    """
+    container = case.container
+    if case.requested.devices is DeviceUse.IGNORE:
+        names = [_named(one.resource, one.devices) for one in container.devices if one.devices]
+        return (f"devices: ignore, so {_and(names)} gave no hint",) if names else ()
+    said: list[str] = []
+    for request in aligned_devices(case):
+        said += _about(request, affinity)
+    return (*said, *container.device_notes)
+
+
+def _about(request: DeviceRequest, affinity: NUMASet | None) -> Iterator[str]:
+    placed = [d for d in request.devices if d.numa_nodes]
+    if affinity is None or not placed:
+        return
+    inside = [d for d in placed if any(i in affinity for i in d.numa_nodes)]
+    outside = [d for d in placed if d not in inside]
+    if inside:
+        verb = "are" if len(inside) > 1 else "is"
+        what = _named(request.resource, inside)
+        yield f"on {numa_text(affinity)} because its {what} {verb} there"
+    if outside:
+        nodes = NUMASet(i for d in outside for i in d.numa_nodes)
+        verb = "are" if len(outside) > 1 else "is"
+        yield (
+            f"although its {_named(request.resource, outside)} {verb} on {numa_text(nodes)}, "
+            f"which is not among them"
+        )
+
+
+def _named(kind: str, devices: tuple[Device, ...] | list[Device]) -> str:
+    """``GPU 0000:3b:00.0``, ``GPU 0000:3b:00.0 and 3 more``."""
+    ids = [d.id for d in devices]
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return f"{kind} {', '.join(ids[:MOST_NAMED])}{more}"
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,288 @@
+"""Explicit lists: ``numacpu`` and ``numamem``, taken as they are after checking.
+
+CPUs and NUMA nodes must exist and be online, must not belong to another container exclusively,
+and the memory must hold what the container may use. A bad value is refused with a message that
+names pod, container, annotation, value and expectation.
+"""
+
+from __future__ import annotations
+
+from nri_numa.engine.case import Case
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.memory.tiers import tier_text
+from nri_numa.engine.others.kubelets import granted_names
+from nri_numa.engine.place.listed_memory import STRICT
+from nri_numa.engine.place.placement import Placed, human_bytes, per_node, spread_charges
+from nri_numa.engine.place.quotas import grant_refused, list_refused
+from nri_numa.engine.request.annotations import quoted
+from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.request.permissions import asked_by_pod
+from nri_numa.engine.state import Kind, NodeState
+from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.values.workload import CPUMode, Requested
+from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.machine.words import cpus_text, numa_text
+
+
+def place_explicit(case: Case) -> Placed | Refusal:
+    """Check the lists against machine and state, and take them."""
+    machine, requested, demand = case.machine, case.requested, case.demand
+    cpus, mems = NO_CPUS, NO_NUMA_NODES
+    owned = requested.cpus is CPUMode.EXCLUSIVE
+    ignored: tuple[str, ...] = ()
+    if requested.numacpu is not None:
+        cpus = requested.listed_cpus
+        failed = _check_cpus(case, cpus)
+        if failed is None and owned and not may_own(requested, cpus, demand):
+            if not (requested.lenient and asked_by_pod(requested, "cpus")):
+                return unpaid(case, cpus)
+            ignored = (f"cpus: exclusive is ignored: {_pays(cpus, demand)}",)
+            owned = False
+        if failed is None and owned:
+            failed = _check_ownable(case, cpus)
+        elif failed is None and asked_by_pod(requested, "numacpu"):
+            failed = list_refused(case, f"{_text(case)}, which", cpus)
+        if failed is not None:
+            return failed
+    if requested.numamem is not None:
+        failed = check_numamem(case)
+        if failed is not None:
+            return failed
+        mems = case.requested.listed_mems
+    topology = machine.topology
+    warnings = doubtful(machine, mems)
+    numa_nodes = topology.numa_of(cpus)
+    milli = {}
+    if cpus:
+        # A shared reservation is spread over the NUMA nodes by how many of the CPUs lie there.
+        want = len(cpus) * 1000 if owned else min(demand.cpu_milli, demand.cpu_paid_milli)
+        for i in numa_nodes:
+            milli[i] = want * len(topology.numa_nodes[i].cpus & cpus) // len(cpus)
+    hugepages = demand.hugepages if mems else {}
+    charges = spread_charges(
+        numa_nodes,
+        milli,
+        mems,
+        demand.memory_paid if mems else 0,
+        case.memory_left,
+        hugepages,
+        case.hugepages_left() if hugepages else {},
+    )
+    # The sets, not the texts: these may be of any length.
+    listed = " and ".join(
+        f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids
+    )
+    return Placed(
+        kind=Kind.EXPLICIT if cpus else Kind.UNBOUND,
+        cpus=cpus,
+        owned=owned and bool(cpus),
+        numa_nodes=numa_nodes,
+        mems=mems,
+        charges=charges,
+        reason=f"listed: {listed}",
+        steps=(f"taken as listed: {listed}", *warnings),
+        warnings=warnings,
+        ignored=ignored,
+    )
+
+
+def doubtful(machine: Machine, mems: NUMASet) -> tuple[str, ...]:
+    """Warn of memory that is far from all CPUs and that nobody let in: a GPU's, or a slow tier."""
+    topology, outside = machine.topology, mems & machine.tiers.outside
+    found: list[str] = []
+    for i in outside:
+        near = min((topology.distance(c, i) for c in topology.cpu_nodes), default=0)
+        text = tier_text(topology, NUMASet([i]))
+        found.append(
+            f"{text}, at distance {near} from the nearest CPUs, is not allowed for computed pins "
+            "(memoryOnlyNodes, memoryTiers); it may be a device's memory or a slow tier"
+        )
+    return tuple(found)
+
+
+def _text(case: Case) -> str:
+    requested = case.requested
+    source = requested.sources.get("numacpu", "numacpu")
+    return f"{case.who}: numacpu is {quoted(requested.numacpu or '')} ({source})"
+
+
+def may_own(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
+    """Whether listed CPUs may be owned: paid for, permitted, or asked for by the operator."""
+    return (
+        demand.cpu_paid_milli >= 1000 * len(cpus)
+        or requested.unpaid_cpus
+        or not (asked_by_pod(requested, "numacpu") or asked_by_pod(requested, "cpus"))
+    )
+
+
+def _pays(cpus: CPUSet, demand: Demand) -> str:
+    return f"the CPU request pays for {demand.cpu_paid_milli}m of {1000 * len(cpus)}m"
+
+
+def unpaid(case: Case, cpus: CPUSet) -> Refusal:
+    """Listed CPUs that may not be owned, and what was expected."""
+    return Refusal(
+        reason="UnpaidCPUs",
+        message=f"{_text(case)} with cpus: exclusive, but {_pays(cpus, case.demand)}; expected a "
+        "request for all of them, or a permission with unpaidCPUs "
+        f"({case.requested.permission} has not)",
+        rule="exclusive CPUs must be paid for by the CPU request",
+    )
+
+
+def _check_cpus(case: Case, cpus: CPUSet) -> Refusal | None:
+    state, requested = case.state, case.requested
+    topology, settings = case.machine.topology, case.machine.settings
+    text = _text(case)
+    missing = cpus - topology.possible
+    if missing:
+        return Refusal(
+            reason="UnknownCPU",
+            message=f"{text}, but {cpus_text(missing, 'does', 'do')} not exist; "
+            f"expected CPUs among {topology.online}",
+            rule="listed CPUs must exist",
+        )
+    offline = cpus - topology.online
+    if offline:
+        return Refusal(
+            reason="CPUOffline",
+            message=f"{text}, but {cpus_text(offline, 'is', 'are')} offline; expected "
+            f"CPUs among {topology.online}",
+            rule="listed CPUs must be online",
+        )
+    outside = cpus - topology.allowed
+    if outside:
+        return Refusal(
+            reason="CPUNotAllowed",
+            message=f"{text}, but {cpus_text(outside, 'is', 'are')} outside the CPUs "
+            f"containers may use; "
+            f"expected CPUs among {topology.allowed}",
+            rule="listed CPUs must be usable by containers",
+        )
+    reserved = cpus & settings.reserved_cpus
+    if (
+        reserved
+        and not requested.reserved_cpus
+        and (settings.strict_reserved or asked_by_pod(requested, "numacpu"))
+    ):
+        return Refusal(
+            reason="CPUReserved",
+            message=f"{text}, but {cpus_text(reserved, 'is', 'are')} reserved for "
+            f"the system; "
+            f"expected CPUs among {topology.allowed - settings.reserved_cpus}, or a permission "
+            f"with reservedCPUs ({requested.permission} has not)",
+            rule="reserved CPUs are not given to containers by their annotations",
+        )
+    taken = cpus & state.withheld
+    if taken:
+        return Refusal(
+            reason="CPUOwned",
+            message=f"{text}, but {cpus_text(taken, 'is', 'are')} exclusive "
+            f"to {_owner(state, taken)}; "
+            f"expected CPUs among {state.pool(topology, settings)}",
+            rule="listed CPUs must not be exclusive to another container",
+        )
+    return None
+
+
+def _check_ownable(case: Case, cpus: CPUSet) -> Refusal | None:
+    machine, state = case.machine, case.state
+    settings, text = machine.settings, _text(case)
+    reserved = cpus & settings.reserved_cpus
+    if reserved:
+        return Refusal(
+            reason="CPUReserved",
+            message=f"{text} with cpus: exclusive, but {cpus_text(reserved, 'is', 'are')} "
+            "reserved; expected CPUs among "
+            f"{machine.topology.allowed - settings.reserved_cpus}",
+            rule="reserved CPUs are never given exclusively",
+        )
+    both = cpus & state.listed_cpus
+    if both:
+        others = ", ".join(
+            sorted(state.allocations[i].full_name for i, c in state.listed.items() if c & cpus)
+        )
+        return Refusal(
+            reason="CPUListed",
+            message=f"{text} with cpus: exclusive, but {cpus_text(both, 'is', 'are')} "
+            f"listed by {others} too; "
+            "expected CPUs that no other container lists",
+            rule="exclusive CPUs must not be listed by another container",
+        )
+    what = f"{text} with cpus: exclusive, which"
+    return grant_refused(case, what, cpus, NO_CPUS) or _check_sharers(machine, state, text, cpus)
+
+
+def _check_sharers(machine: Machine, state: NodeState, text: str, cpus: CPUSet) -> Refusal | None:
+    """Containers that share under a strict policy have nowhere else to go."""
+    pool = state.pool(machine.topology, machine.settings)
+    for key, members in sorted(state.groups.items()):
+        if key < 0:
+            continue
+        numa_nodes = NUMASet.from_bits(key)
+        theirs = pool & machine.topology.cpus_of(numa_nodes)
+        strict = [i for i in sorted(members) if state.allocations[i].policy in STRICT]
+        if strict and theirs and theirs <= cpus:
+            first = state.allocations[strict[0]]
+            return Refusal(
+                reason="SharedPoolEmpty",
+                message=f"{text} with cpus: exclusive, but that leaves no CPU on "
+                f"{numa_text(numa_nodes)} for {first.full_name}, which shares CPUs there (policy "
+                f"{first.policy}); expected one of {theirs} to be free",
+                rule="containers that share under a strict policy keep a CPU on their NUMA nodes",
+            )
+    return None
+
+
+def _owner(state: NodeState, cpus: CPUSet) -> str:
+    names = sorted(
+        a.full_name
+        for a in state.allocations.values()
+        if (a.owned and a.cpus & cpus) or a.idle & cpus
+    )
+    names += [f"{name} (by the kubelet)" for name in granted_names(state, cpus)]
+    return ", ".join(names) or "another container"
+
+
+def check_numamem(case: Case) -> Refusal | None:
+    """Check ``numamem``, alone or beside computed CPUs; None when the list may be used."""
+    topology, requested, mems = case.machine.topology, case.requested, case.requested.listed_mems
+    source = requested.sources.get("numamem", "numamem")
+    text = f"{case.who}: numamem is {quoted(requested.numamem or '')} ({source})"
+    missing = mems - topology.numa_ids
+    if missing:
+        return Refusal(
+            reason="UnknownNUMANode",
+            message=f"{text}, but {numa_text(missing, 'does', 'do')} not exist; "
+            f"expected NUMA nodes among {topology.memory_nodes}",
+            rule="listed NUMA nodes must exist",
+        )
+    withheld = mems & topology.withheld_memory
+    if withheld:
+        return Refusal(
+            reason="NUMANodeNotAllowed",
+            message=f"{text}, but memory of {numa_text(withheld)} is outside what containers may "
+            f"use; expected NUMA nodes among {topology.memory_nodes}",
+            rule="listed NUMA nodes must be usable by containers",
+        )
+    bare = mems - topology.memory_nodes
+    if bare:
+        return Refusal(
+            reason="NUMANodeWithoutMemory",
+            message=f"{text}, but {numa_text(bare, 'has', 'have')} no memory; "
+            f"expected NUMA nodes among {topology.memory_nodes}",
+            rule="listed NUMA nodes must have memory",
+        )
+    left, need = case.memory_left, case.demand.memory_bytes
+    have = {i: left.get(i, topology.numa_nodes[i].memory_bytes) for i in mems}
+    if need > sum(have.values()):
+        return Refusal(
+            reason="NotEnoughMemory",
+            message=f"{text}, but memory: {human_bytes(need)} needed, "
+            f"{human_bytes(sum(have.values()))} free there; "
+            + per_node({i: human_bytes(amount) for i, amount in have.items()})
+            + "; expected NUMA nodes that hold it, since a pin that does not fit ends in the "
+            "OOM killer",
+            rule="the memory limit must fit the listed NUMA nodes",
+        )
+    return None

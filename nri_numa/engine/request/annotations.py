@@ -1,0 +1,522 @@
+"""What one container asks for: annotations, rules and defaults put together and checked for form.
+
+An annotation ``<prefix>/<key>`` speaks for the whole pod, ``<prefix>/<key>.<container>`` for one
+container. The spelling of other NRI plugins, ``<key>.<prefix>/pod`` and
+``<key>.<prefix>/container.<container>``, means the same. From strongest to weakest the *levels* are
+the container's annotations, the pod's annotations, each matching rule in order, the defaults.
+
+Two keys that contradict each other are an error on one level. Between levels there is no
+contradiction: the stronger level wins and the weaker key is ignored (a container may name its
+CPUs although the pod has a policy, and may opt out of it with ``bind: none``).
+
+Whether CPUs and NUMA nodes exist, are online and free is not asked here but in
+`nri_numa.engine.admit`, which knows the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Final, TypeAlias
+
+from nri_numa.engine.request.bounds import (
+    LONGEST_LIST,
+    LONGEST_WORD,
+    MOST_GUESSES,
+    MOST_NAMES,
+    too_long,
+)
+from nri_numa.engine.request.load import parse_load
+from nri_numa.engine.request.permissions import barred, permission_of
+from nri_numa.engine.request.placed import PLACED, placed_for
+from nri_numa.engine.values.limits import Otherwise, Permission
+from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.workload import (
+    SMT,
+    Bind,
+    Container,
+    CPUMode,
+    DeviceUse,
+    OnFailure,
+    PodSandbox,
+    Policy,
+    Requested,
+    Scope,
+)
+from nri_numa.machine.cpuset import (
+    NO_CPUS,
+    NO_NUMA_NODES,
+    CPUSet,
+    ListFormatError,
+    NUMASet,
+)
+
+OWN_KEYS: Final = frozenset({"assigned", PLACED})
+"""Keys under our prefix that we write ourselves: no pod asks for anything with them."""
+
+NOTHING_REQUESTED: Final = Requested()
+
+_REMEMBERED: Final = 256
+"""Different requests that a `Resolver` remembers at a time."""
+_SHORT: Final = 512
+"""Characters of the values of one remembered request."""
+
+
+def _wrong(
+    pod: PodSandbox, container: Container, key: str, value: str, expected: str, source: str
+) -> Refusal:
+    """Say what is wrong with a value; ``expected`` ends a sentence that starts *expected*."""
+    return Refusal(
+        reason="InvalidAnnotation",
+        message=f"pod {pod.full_name}, container {container.name}: {_plain(key)} is "
+        f"{quoted(value)} ({_plain(source)}), expected {expected}",
+        rule="annotations must be readable and must not contradict each other",
+        key=key,
+        value=value,
+        source=source,
+    )
+
+
+def _plain(name: str) -> str:
+    """Show a name as it is unless it would break the line: only Kubernetes checks names."""
+    return name if name.isprintable() and len(name) <= 400 else quoted(name)
+
+
+def quoted(value: str) -> str:
+    """Show a value of unknown length and content in one line."""
+    # The text ends up in the CRI error and the pod's events, which have no room for megabytes.
+    return repr(value) if len(value) <= 80 else f"{value[:80]!r}… ({len(value)} characters)"
+
+
+# --- values -----------------------------------------------------------------------------------
+
+_POLICIES: Final = {m.value: m for m in Policy}
+_BINDS: Final = {m.value: m for m in Bind}
+_SCOPES: Final = {m.value: m for m in Scope}
+_CPU_MODES: Final = {m.value: m for m in CPUMode}
+_SMTS: Final = {m.value: m for m in SMT}
+_ON_FAILURES: Final = {m.value: m for m in OnFailure}
+_DEVICES: Final = {m.value: m for m in DeviceUse}
+_MEMORY_POLICIES: Final = {m.value: m for m in MemoryPolicy}
+
+
+def _check_cpus(value: str) -> str | None:
+    return _check_list(CPUSet, value, "a list of CPUs in the kernel's format such as 0-3,8")
+
+
+def _check_memory(value: str) -> str | None:
+    return _check_list(NUMASet, value, "a list of NUMA nodes in the kernel's format such as 0-1")
+
+
+def _check_list(kind: type[CPUSet | NUMASet], value: str, expected: str) -> str | None:
+    if not value:
+        return f"{expected}, not an empty text"
+    try:
+        kind.parse(value)
+    except ListFormatError as error:
+        problem = str(error)
+        # The offending part is quoted in there, and may be as long as the value.
+        return f"{expected}: {problem if len(problem) <= 120 else problem[:120] + '…'}"
+    return None
+
+
+def _check_load(value: str) -> str | None:
+    try:
+        parse_load(value)
+    except ValueError:
+        return (
+            "high, low, or daily peak hours between 00:00 and 24:00 such as 09:00-18:00, "
+            "several separated by commas"
+        )
+    return None
+
+
+def _one_of(choices: Mapping[str, StrEnum]) -> Callable[[str], str | None]:
+    names = ", ".join(choices)
+
+    def check(value: str) -> str | None:
+        if value in choices:
+            return None
+        close = get_close_matches(value[:80].strip().lower(), choices, n=1)
+        return f"one of {names}" + (f" (did you mean {close[0]}?)" if close else "")
+
+    return check
+
+
+_CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
+    "numacpu": _check_cpus,
+    "numamem": _check_memory,
+    "bind": _one_of(_BINDS),
+    "policy": _one_of(_POLICIES),
+    "scope": _one_of(_SCOPES),
+    "cpus": _one_of(_CPU_MODES),
+    "smt": _one_of(_SMTS),
+    "load": _check_load,
+    "on-failure": _one_of(_ON_FAILURES),
+    "devices": _one_of(_DEVICES),
+    "mempolicy": _one_of(_MEMORY_POLICIES),
+}
+
+KEYS: Final[tuple[str, ...]] = tuple(_CHECKS)
+"""Every key a pod, a rule or the defaults may set."""
+
+
+def check_value(key: str, value: str) -> str | None:
+    """Say what is wrong with a value and what was expected; None when it is fine.
+
+    The same check serves annotations, rules and defaults. An unknown key is a problem too.
+    """
+    check = _CHECKS.get(key)
+    if check is None:
+        return f"{quoted(key)} is not a known key, expected {_known_keys(key)}"
+    expected = too_long(key, value, LONGEST_LIST) or check(value)
+    return None if expected is None else f"{quoted(value)} is not valid, expected {expected}"
+
+
+def _known_keys(key: str) -> str:
+    close = _nearest(key.lower())
+    listed = "one of the keys " + ", ".join(KEYS)
+    return f"{listed} (did you mean {close}?)" if close else listed
+
+
+def _nearest(word: str) -> str | None:
+    """The key that a word resembles; None when there is none."""
+    close = get_close_matches(word, KEYS, n=1) if len(word) <= LONGEST_WORD else None
+    return close[0] if close else None
+
+
+# --- contradictions ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Clash:
+    """``values`` of a key do not go with ``other_values`` of another; None stands for any value."""
+
+    values: frozenset[str] | None
+    other: str
+    other_values: frozenset[str] | None
+    why: str
+
+
+_PINNED = "bind: none touches nothing"
+_MEMORY_ALONE = "bind: cpu leaves memory alone"
+_NAMED = "the CPUs of numacpu are taken as they are"
+
+# Promises that cannot both be kept. A preference without effect (smt: spread or pair beside
+# shared CPUs, scope without a policy, load without pair) is no contradiction.
+_CONTRADICTIONS: Final = (
+    ("numacpu", None, "bind", {"none"}, _PINNED),
+    ("numamem", None, "bind", {"none"}, _PINNED),
+    ("numamem", None, "bind", {"cpu"}, _MEMORY_ALONE),
+    ("policy", set(_POLICIES) - {"none"}, "bind", {"none"}, _PINNED),
+    ("cpus", {"exclusive"}, "bind", {"none"}, _PINNED),
+    ("smt", {"full-core", "isolate"}, "bind", {"none"}, _PINNED),
+    ("numacpu", None, "policy", set(_POLICIES) - {"none"}, _NAMED),
+    ("numacpu", None, "smt", {"full-core", "isolate"}, _NAMED),
+    ("numacpu", None, "on-failure", {"widen"}, _NAMED + " and cannot be widened"),
+    ("numamem", None, "on-failure", {"widen"}, "the NUMA nodes of numamem cannot be widened"),
+    ("mempolicy", set(_MEMORY_POLICIES) - {"default"}, "bind", {"none"}, _PINNED),
+    ("mempolicy", set(_MEMORY_POLICIES) - {"default"}, "bind", {"cpu"}, _MEMORY_ALONE),
+    ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs are exclusive to nobody"),
+)
+
+
+def _index() -> Mapping[str, tuple[_Clash, ...]]:
+    rows: dict[str, list[_Clash]] = {key: [] for key in KEYS}
+    for key, values, other, other_values, why in _CONTRADICTIONS:
+        a = None if values is None else frozenset(values)
+        b = frozenset(other_values)
+        rows[key].append(_Clash(a, other, b, why))
+        rows[other].append(_Clash(b, key, a, why))
+    return {key: tuple(found) for key, found in rows.items()}
+
+
+_CLASHES: Final = _index()
+
+# Key to value and source.
+_Level: TypeAlias = dict[str, tuple[str, str]]
+
+
+def _clash(key: str, value: str, among: _Level) -> _Clash | None:
+    for row in _CLASHES[key]:
+        if row.other in among and (row.values is None or value in row.values):
+            other_value = among[row.other][0]
+            if row.other_values is None or other_value in row.other_values:
+                return row
+    return None
+
+
+def _contradiction(level: _Level) -> tuple[str, str] | None:
+    """Find two keys of one level that exclude each other: the first of them and the expectation."""
+    for key, (value, _) in level.items():
+        row = _clash(key, value, level)
+        if row is not None:
+            other_value, other_source = level[row.other]
+            beside = f"{row.other} {quoted(other_value)} ({other_source})"
+            return key, f"no {beside} next to it, because {row.why}"
+    return None
+
+
+def check_level(values: Mapping[str, str]) -> list[str]:
+    """List everything wrong with the values of one rule, or of the defaults, in their order."""
+    problems = [
+        f"{key}: {problem}"
+        for key, value in values.items()
+        if (problem := check_value(key, value)) is not None
+    ]
+    if not problems:
+        found = _contradiction({key: (value, "same place") for key, value in values.items()})
+        if found is not None:
+            key, expected = found
+            problems.append(f"{key}: {quoted(values[key])} is not valid, expected {expected}")
+    return problems
+
+
+# --- sources ----------------------------------------------------------------------------------
+
+
+def resolve(
+    settings: Settings, pod: PodSandbox, container: Container, list_limit: int = LONGEST_LIST
+) -> Requested | Refusal:
+    """Put together what annotations, rules and defaults say about one container.
+
+    Annotations that concern the container are checked even where a stronger level overrides them;
+    keys of other containers are checked for being known keys only.
+
+    Args:
+        settings: prefix, rules and defaults.
+        pod: with its annotations.
+        container: for its name.
+        list_limit: characters that a list of CPUs or NUMA nodes may have.
+    """
+    marker = settings.prefix + "/"
+    own = [name for name in pod.annotations if marker in name]
+    if not own and not settings.rules and not settings.defaults:
+        return NOTHING_REQUESTED
+    levels: list[_Level] = []
+    permission = permission_of(settings.permissions, pod)
+    ignored: list[str] = []
+    if own:
+        read = _read_annotations(own, marker, pod, container, list_limit, permission, ignored)
+        if isinstance(read, Refusal):
+            return read
+        levels += read
+    annotated = len(levels)
+    levels += _matching(settings.rules, pod, container)
+    configured_from = len(levels)
+    if settings.defaults:
+        levels.append({key: (value, "default") for key, value in settings.defaults.items()})
+
+    chosen: _Level = {}
+    given: frozenset[str] = frozenset()
+    for number, level in enumerate(levels):
+        heard: _Level = {}
+        for key, (value, source) in level.items():
+            if key in chosen:
+                continue
+            # What came from annotations was looked at when it was read.
+            expected = None if number < annotated else _expectation(key, value)
+            if expected is not None:
+                return _wrong(pod, container, key, value, expected, source)
+            if _clash(key, value, chosen) is None:
+                heard[key] = (value, source)
+        found = _contradiction(heard)
+        if found is not None:
+            key, expected = found
+            value, source = heard[key]
+            return _wrong(pod, container, key, value, expected, source)
+        chosen.update(heard)
+        if number == configured_from - 1:
+            given = frozenset(chosen)
+    requested = _requested(chosen, given, permission, ignored)
+    if marker + PLACED in pod.annotations:
+        placed = placed_for(pod.annotations, settings.prefix, container.name)
+        requested = replace(requested, placed=placed)
+    return requested
+
+
+class Resolver:
+    """`resolve` for one set of settings, remembering what it found.
+
+    Replicas and restarted pods ask for the same things again, and reading them takes longer than
+    all arithmetic on a small machine.
+    """
+
+    def __init__(self, settings: Settings, list_limit: int = LONGEST_LIST) -> None:
+        self._settings = settings
+        self._list_limit = list_limit
+        self._marker = settings.prefix + "/"
+        self._known: dict[tuple[object, ...], Requested] = {}
+
+    def __call__(self, pod: PodSandbox, container: Container) -> Requested | Refusal:
+        """The same as `resolve`."""
+        settings, marker = self._settings, self._marker
+        own = tuple([item for item in pod.annotations.items() if marker in item[0]])
+        rules = tuple(
+            [n for n, rule in enumerate(settings.rules) if _matches(rule, pod, container)]
+        )
+        if not own and not rules and not settings.defaults:
+            return NOTHING_REQUESTED
+        permission = permission_of(settings.permissions, pod)
+        key = (container.name, own, rules, permission.name)
+        found = self._known.get(key)
+        if found is not None:
+            return found
+        requested = resolve(settings, pod, container, self._list_limit)
+        # What is wrong names the pod; what is long comes from somebody who plays with us.
+        if isinstance(requested, Requested) and sum(len(value) for _, value in own) <= _SHORT:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = requested
+        return requested
+
+
+def _expectation(key: str, value: str) -> str | None:
+    check = _CHECKS.get(key)
+    return _known_keys(key) if check is None else check(value)
+
+
+def _read_annotations(
+    own: list[str],
+    marker: str,
+    pod: PodSandbox,
+    container: Container,
+    list_limit: int,
+    permission: Permission,
+    ignored: list[str],
+) -> tuple[_Level, _Level] | Refusal:
+    """Sort our annotations into the container's level and the pod's level.
+
+    What is passed over for want of a permission is added to ``ignored``.
+    """
+    if len(own) > MOST_NAMES:
+        name = min(own)
+        expected = f"at most {MOST_NAMES} annotations that name {marker} and not {len(own)}"
+        source = f"annotation {name}"
+        return _wrong(pod, container, name, pod.annotations[name], expected, source)
+    mine: _Level = {}
+    everybodys: _Level = {}
+    below = 0
+    for name in sorted(own):  # by name, so that the first of several mistakes is always the same
+        below += not name.startswith(marker)
+        parts = _split(name, marker, guess=below <= MOST_GUESSES)
+        if parts is None:
+            continue
+        key, target = parts
+        if key in OWN_KEYS:
+            continue
+        value, source = pod.annotations[name], f"annotation {name}"
+        if key not in _CHECKS:
+            expected = _known_keys(key)
+        elif target == "":
+            expected = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
+        elif target is not None and target != container.name:
+            continue
+        elif (refused := _refused(permission, key, value, list_limit)) is not None:
+            if permission.otherwise is Otherwise.IGNORE:
+                ignored.append(f"{key} {quoted(value)} ({source}) is ignored: expected {refused}")
+                continue
+            rule = f"{permission.name} lets pods of namespace {pod.namespace} ask for no more"
+            wrong = _wrong(pod, container, key, value, refused, source)
+            return replace(wrong, reason="NotPermitted", rule=rule)
+        else:
+            level = everybodys if target is None else mine
+            earlier = level.setdefault(key, (value, source))
+            if earlier[0] != value:
+                expected = f"the same as {quoted(earlier[0])} ({earlier[1]})"
+            else:
+                wanted = too_long(key, value, list_limit) or _CHECKS[key](value)
+                if wanted is None:
+                    continue
+                expected = wanted
+        return _wrong(pod, container, key, value, expected, source)
+    return mine, everybodys
+
+
+def _refused(permission: Permission, key: str, value: str, list_limit: int) -> str | None:
+    """What a permission lets pods ask for instead; None where it has nothing against it."""
+    if too_long(key, value, list_limit) is not None:
+        return None  # refused without being read
+    expected = barred(permission, key, value)
+    return None if expected is None else f"{expected}, which is all that {permission.name} allows"
+
+
+def _split(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | None:
+    """Take an annotation name apart into key and container (None: the whole pod).
+
+    Args:
+        name: of the annotation.
+        marker: the prefix with its slash.
+        guess: take what resembles one of our keys for ours, in a domain below the prefix.
+
+    Returns:
+        None when the annotation is not ours: another domain that ends like our prefix.
+    """
+    start = name.index(marker)
+    tail = name[start + len(marker) :]
+    if start == 0:
+        key, dot, target = tail.partition(".")
+        return key, target if dot else None
+    key = name[: start - 1]
+    # A domain below our prefix may well be somebody else's: only what is, or nearly is, one of
+    # our keys is taken for ours.
+    if name[start - 1] != "." or not (
+        key in OWN_KEYS or key in _CHECKS or (guess and _nearest(key))
+    ):
+        return None
+    if tail == "pod":
+        return key, None
+    if tail.startswith("container."):
+        return key, tail.removeprefix("container.")
+    return None
+
+
+def _matching(rules: tuple[Rule, ...], pod: PodSandbox, container: Container) -> Iterator[_Level]:
+    for number, rule in enumerate(rules, 1):
+        if _matches(rule, pod, container):
+            yield {key: (value, f"rule {number}") for key, value in rule.values.items()}
+
+
+def _matches(rule: Rule, pod: PodSandbox, container: Container) -> bool:
+    """Every condition of the rule that is not empty must hold."""
+    return (
+        (not rule.qos or pod.qos in rule.qos)
+        and (not rule.runtime_handlers or pod.runtime_handler in rule.runtime_handlers)
+        and all(pod.labels.get(key) == value for key, value in rule.labels.items())
+        and (not rule.namespaces or any(fnmatchcase(pod.namespace, p) for p in rule.namespaces))
+        and (not rule.containers or any(fnmatchcase(container.name, p) for p in rule.containers))
+    )
+
+
+def _requested(
+    chosen: _Level, given: frozenset[str], permission: Permission, ignored: list[str]
+) -> Requested:
+    values = {key: value for key, (value, _) in chosen.items()}
+    load = values.get("load")
+    return Requested(
+        numacpu=values.get("numacpu"),
+        numamem=values.get("numamem"),
+        bind=_BINDS[values.get("bind", NOTHING_REQUESTED.bind)],
+        policy=_POLICIES[values.get("policy", NOTHING_REQUESTED.policy)],
+        scope=_SCOPES[values.get("scope", NOTHING_REQUESTED.scope)],
+        cpus=_CPU_MODES[values["cpus"]] if "cpus" in values else None,
+        smt=_SMTS[values.get("smt", NOTHING_REQUESTED.smt)],
+        load=None if load is None else parse_load(load),
+        on_failure=_ON_FAILURES[values["on-failure"]] if "on-failure" in values else None,
+        devices=_DEVICES[values["devices"]] if "devices" in values else NOTHING_REQUESTED.devices,
+        mempolicy=_MEMORY_POLICIES[values.get("mempolicy", NOTHING_REQUESTED.mempolicy)],
+        given=given,
+        sources={key: source for key, (_, source) in chosen.items()},
+        ignored=tuple(ignored),
+        unpaid_cpus=permission.unpaid_cpus,
+        reserved_cpus=permission.reserved_cpus,
+        lenient=permission.otherwise is Otherwise.IGNORE,
+        permission=permission.name,
+        listed_cpus=CPUSet.parse(values["numacpu"]) if "numacpu" in values else NO_CPUS,
+        listed_mems=NUMASet.parse(values["numamem"]) if "numamem" in values else NO_NUMA_NODES,
+    )

@@ -1,0 +1,307 @@
+"""What one container needs, worked out from what the runtime tells.
+
+The CRI carries neither requests nor the QoS class, but both can be recovered: quota and period are
+the CPU limit, shares are the CPU request, the OOM score of a Burstable pod's container is its
+memory request (kubelet: ``pkg/kubelet/qos/policy.go`` and ``cm/helpers_linux.go``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from nri_numa.engine.request.permissions import asked_by_pod, paid_milli
+from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.values.workload import (
+    SMT,
+    Bind,
+    Container,
+    CPUMode,
+    PodSandbox,
+    Policy,
+    QoSClass,
+    Requested,
+    Resources,
+)
+
+SHARES_PER_CPU: Final = 1024
+MIN_SHARES: Final = 2
+"""The least the kernel takes; the kubelet writes it where no CPU was requested."""
+MAX_SHARES: Final = 262_144
+"""The most the kernel takes, 256 CPUs; the kubelet writes it for every request above that."""
+DEFAULT_PERIOD: Final = 100_000
+"""Microseconds; the kernel's, used where a quota comes without a period."""
+
+_BYTES_LIMIT: Final = 1 << 62
+"""cgroup v1 says *no limit* with numbers near 2**63; no machine has half of that."""
+_QUOTA_LIMIT: Final = (1 << 44) - 1
+"""Microseconds; the kernel takes no larger quota (kernel/sched/core.c, ``MAX_BW``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a container needs.
+
+    Attributes:
+        cpu_milli: thousandths of a CPU: the limit, else the request, else 0.
+        cpu_request_milli: thousandths of a CPU that are requested, as far as the shares tell.
+        cpu_at_least: it may be more: shares cannot tell more than 256 CPUs.
+        exclusive_cpus: whole CPUs to own; 0 for a container that shares.
+        memory_bytes: the limit, else the request as far as the OOM score tells, else 0.
+        hugepages: bytes by page size in bytes, whole pages, no zero entries.
+        cpu_paid_milli: thousandths of a CPU that the request pays for: what may be owned, and what
+            is allocated for a container that shares.
+        memory_paid: bytes that the request pays for, which is what is allocated; the pin must hold
+            ``memory_bytes``.
+        cpu_source: ``limit``, ``request`` or ``none``.
+        memory_source: ``limit``, ``request`` (to a thousandth of the machine) or ``none``.
+        notes: values that were disregarded, and why, one clause each.
+        ignored: what is requested, not permitted and was passed over, in a sentence; or empty.
+    """
+
+    cpu_milli: int = 0
+    cpu_request_milli: int = 0
+    cpu_at_least: bool = False
+    exclusive_cpus: int = 0
+    memory_bytes: int = 0
+    hugepages: Mapping[int, int] = field(default_factory=dict)
+    cpu_source: str = "none"
+    memory_source: str = "none"
+    notes: tuple[str, ...] = ()
+    cpu_paid_milli: int = 0
+    memory_paid: int = 0
+    ignored: str = ""
+
+
+def _wrong(
+    pod: PodSandbox, container: Container, what: str, expected: str, *, reason: str
+) -> Refusal:
+    """A need that cannot be met on any machine; ``what`` names the resource and its value."""
+    return Refusal(
+        reason=reason,
+        message=f"pod {pod.full_name}, container {container.name}: {what}, expected {expected}",
+        rule=expected,
+    )
+
+
+def demand(
+    pod: PodSandbox, container: Container, requested: Requested, capacity_bytes: int
+) -> Demand | Refusal:
+    """Work out what a container needs.
+
+    Whole CPUs of its own get a container that asks for them (``cpus: exclusive``) and, as under
+    the kubelet's static policy, one of a Guaranteed pod with a whole number of CPUs, provided that
+    anything asks for alignment at all: a policy, or ``smt: full-core | isolate``, which could not
+    be kept on shared CPUs. Where only the configured *default* says ``exclusive``, containers
+    without a whole number share; a pod or a rule that says it is refused instead. Likewise where
+    the request does not pay for them, unless a permission allows that.
+
+    Args:
+        pod: for its QoS class.
+        container: for its resources and OOM score.
+        requested: as `nri_numa.engine.request.annotations.resolve` gave them.
+        capacity_bytes: memory of the machine as the kubelet counts it (MemTotal).
+    """
+    resources = container.resources
+    notes: list[str] = []
+    request = request_milli(resources, notes)
+    limit = limit_milli(resources, notes)
+    milli = limit or request
+    saturated = not limit and (resources.cpu_shares or 0) >= MAX_SHARES
+    if saturated and resources.cpu_shares == MAX_SHARES:  # above, it was said already
+        notes.append(_at_least(pod))
+    exclusive = 0
+    ignored = ""
+    paid = paid_milli(pod, limit, request)
+    # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
+    if requested.numacpu is None and requested.bind is not Bind.NONE:
+        owning = requested.smt in (SMT.FULL_CORE, SMT.ISOLATE) and "smt" in requested.given
+        whole = milli > 0 and milli % 1000 == 0
+        if requested.cpus is CPUMode.EXCLUSIVE:
+            if requested.slots is not None:
+                exclusive = requested.slots.count
+            elif whole:
+                exclusive = milli // 1000
+            elif "cpus" in requested.given:
+                return _not_whole(pod, container, requested, milli)
+        elif requested.cpus is None and whole and pod.qos is QoSClass.GUARANTEED:
+            exclusive = milli // 1000 if owning or requested.policy is not Policy.NONE else 0
+        if exclusive and saturated and requested.slots is None:
+            if requested.cpus is not CPUMode.EXCLUSIVE or "cpus" in requested.given:
+                return _unknown(pod, container)
+            exclusive = 0
+        # How much more than 256 CPUs a request pays for is not told, and slots were counted.
+        counted = saturated and requested.slots is not None
+        if 1000 * exclusive > paid and not requested.unpaid_cpus and not counted:
+            if "cpus" in requested.given and not (
+                requested.lenient and asked_by_pod(requested, "cpus")
+            ):
+                return _unpaid(pod, container, requested, paid, exclusive)
+            ignored = f"cpus: exclusive is ignored: {_pays(paid, exclusive)}"
+            notes.append(ignored)
+            exclusive = 0
+        if owning and not exclusive:
+            notes.append(f"smt: {requested.smt.value} has no effect on shared CPUs")
+    memory, memory_source = _memory(pod, container, capacity_bytes, notes)
+    allocated = memory_paid(pod, container, capacity_bytes, memory)
+    if allocated < memory:
+        notes.append(f"{allocated} of {memory} bytes of memory are allocated: what the request is")
+    return Demand(
+        cpu_milli=milli,
+        cpu_request_milli=request,
+        cpu_at_least=saturated,
+        exclusive_cpus=exclusive,
+        memory_bytes=memory,
+        hugepages=hugepages(resources, notes) if resources.hugepages else {},
+        cpu_source="limit" if limit else "request" if request else "none",
+        memory_source=memory_source,
+        notes=tuple(notes),
+        cpu_paid_milli=paid,
+        memory_paid=allocated,
+        ignored=ignored,
+    )
+
+
+def _pays(paid: int, count: int) -> str:
+    return f"the CPU request pays for {paid}m of {1000 * count}m"
+
+
+def _unpaid(
+    pod: PodSandbox, container: Container, requested: Requested, paid: int, count: int
+) -> Refusal:
+    expected = (
+        f"{1000 * count}m, because exclusive CPUs must be paid for by the CPU request "
+        f"({requested.sources.get('cpus', 'unknown source')}), unless a permission has unpaidCPUs "
+        f"({requested.permission} has not)"
+    )
+    value = f"{paid}m" if paid else "not set"
+    return _wrong(pod, container, f"cpu request is {value}", expected, reason="UnpaidCPUs")
+
+
+def _not_whole(pod: PodSandbox, container: Container, requested: Requested, milli: int) -> Refusal:
+    asked = (
+        f"because cpus: exclusive is asked for ({requested.sources.get('cpus', 'unknown source')})"
+    )
+    if milli:
+        expected = f"a whole number of CPUs such as {1000 * (milli // 1000 + 1)}m, {asked}"
+        return _wrong(pod, container, f"cpu is {milli}m", expected, reason="FractionalCPUs")
+    expected = f"a CPU limit or request that is a whole number, {asked}"
+    return _wrong(pod, container, "cpu is not set", expected, reason="NoCPUs")
+
+
+def _at_least(pod: PodSandbox) -> str:
+    """What is known of a request that shares cannot express."""
+    text = (
+        f"{MAX_SHARES} CPU shares stand for {MAX_SHARES // SHARES_PER_CPU} CPUs or any number above"
+    )
+    total = limit_milli(pod.resources, [])
+    return f"{text}; the whole pod's limit is {total / 1000:g} CPUs" if total else text
+
+
+def _unknown(pod: PodSandbox, container: Container) -> Refusal:
+    what = f"cpu is a request of {MAX_SHARES // SHARES_PER_CPU} CPUs or more"
+    expected = (
+        "a CPU limit as well, because how many exclusive CPUs it needs cannot be known: "
+        + _at_least(pod)
+    )
+    return _wrong(pod, container, what, expected, reason="UnknownCPUs")
+
+
+def limit_milli(resources: Resources, notes: list[str]) -> int:
+    """Thousandths of a CPU from quota and period; 0 without a limit.
+
+    What had to be disregarded is added to ``notes``.
+    """
+    quota = resources.cpu_quota
+    if quota is None or quota in (0, -1):
+        return 0
+    if quota < 0:
+        notes.append(f"CPU quota {quota} is negative and counts as no limit")
+        return 0
+    period = resources.cpu_period
+    if period is None or period == 0:
+        period = DEFAULT_PERIOD
+    elif period < 0:
+        notes.append(f"CPU period {period} is negative and counts as {DEFAULT_PERIOD}")
+        period = DEFAULT_PERIOD
+    # To the nearest: the kubelet cuts quotas to whole microseconds, which shows with odd periods.
+    milli = (quota * 1000 + period // 2) // period
+    if quota > _QUOTA_LIMIT:
+        notes.append(f"CPU quota {quota} of {period} is above the kernel's and counts as no limit")
+        return 0
+    return milli
+
+
+def request_milli(resources: Resources, notes: list[str]) -> int:
+    """Thousandths of a CPU from shares; 0 without a request.
+
+    What had to be disregarded is added to ``notes``.
+
+    The kubelet rounds ``milli * 1024 / 1000`` down, so rounding up gives the exact request back.
+    """
+    shares = resources.cpu_shares
+    if shares is None or 0 <= shares <= MIN_SHARES:
+        return 0
+    if shares < 0:
+        notes.append(f"{shares} CPU shares are negative and count as no request")
+        return 0
+    if shares > MAX_SHARES:
+        notes.append(f"{shares} CPU shares are above the kernel's {MAX_SHARES} and count as these")
+        shares = MAX_SHARES
+    return -(-shares * 1000 // SHARES_PER_CPU)
+
+
+def memory_paid(pod: PodSandbox, container: Container, capacity_bytes: int, need: int) -> int:
+    """Bytes of a container's need that its request pays for.
+
+    A Guaranteed pod requests its limits. For the others the OOM score tells the request to a
+    thousandth of the machine, rounded down; without a score, or with one that says nothing
+    (node-critical pods), nothing shows that anything was requested. What containers use beyond that
+    is still seen, in what the kernel says is free.
+
+    Args:
+        pod: for its QoS class.
+        container: for its OOM score.
+        capacity_bytes: memory of the machine as the kubelet counts it (MemTotal).
+        need: bytes; never more is allocated.
+    """
+    if pod.qos is QoSClass.GUARANTEED:
+        return need
+    score = container.oom_score_adj
+    if pod.qos is QoSClass.BURSTABLE and score is not None and 2 <= score < 999:
+        return min(need, max(0, capacity_bytes) * (1000 - score) // 1000)
+    return 0
+
+
+def _memory(
+    pod: PodSandbox, container: Container, capacity_bytes: int, notes: list[str]
+) -> tuple[int, str]:
+    limit = container.resources.memory_limit
+    if limit is not None and limit > 0:
+        if limit < _BYTES_LIMIT:
+            return limit, "limit"
+        notes.append(f"memory limit {limit} is above any machine and counts as no limit")
+    elif limit is not None and limit < -1:
+        notes.append(f"memory limit {limit} is negative and counts as no limit")
+    score = container.oom_score_adj
+    # kubelet: 1000 - 1000 * request / capacity, never below 2 and never 1000; 999 is what a
+    # container without a request gets, and node-critical pods get -997 whatever they request.
+    if pod.qos is QoSClass.BURSTABLE and score is not None and 2 <= score < 999:
+        request = max(0, capacity_bytes) * (1000 - score) // 1000
+        if request:
+            return request, "request"
+    return 0, "none"
+
+
+def hugepages(resources: Resources, notes: list[str]) -> dict[int, int]:
+    """Bytes by page size, without the zeros that the kubelet sends for sizes nobody asked for."""
+    wanted: dict[int, int] = {}
+    for size, limit in sorted(resources.hugepages.items()):  # by page size
+        if limit == 0:
+            continue
+        if size <= 0 or limit < 0 or limit >= _BYTES_LIMIT:
+            notes.append(f"huge page limit {limit} for pages of {size} bytes counts as none")
+            continue
+        wanted[size] = -(-limit // size) * size
+    return wanted

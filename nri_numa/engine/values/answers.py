@@ -1,0 +1,89 @@
+"""What the agent answers the runtime, in the engine's own types.
+
+`nri_numa.nri.conversion` turns these into protobuf. An empty text or None means *leave as it is*:
+the protocol has no way to take a cpuset back, only to write another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from nri_numa.engine.values.memory_policy import MemoryPolicySetting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerAdjustment:
+    """Changes to the container that is being created.
+
+    Attributes:
+        cpus, mems: kernel lists; empty leaves what the request says.
+        quota: CFS quota in microseconds per period, `NO_QUOTA` to lift it, None to leave it.
+        annotations: added to the container (they end up in the OCI spec only).
+        env: added to the environment, in the mapping's order.
+        memory_policy: set before the program runs; None sets none.
+    """
+
+    cpus: str = ""
+    mems: str = ""
+    quota: int | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    memory_policy: MemoryPolicySetting | None = None
+
+
+class ContainerUpdate(NamedTuple):
+    """Changes to a container that exists already.
+
+    A tuple, since a changed shared pool makes hundreds of them within one request, each in a
+    quarter of the time of a frozen dataclass.
+
+    Attributes:
+        container_id: must be set, also when it is the container of an UpdateContainer request.
+        cpus, mems: kernel lists; empty leaves them.
+        cpu_quota, cpu_period: microseconds; `NO_QUOTA` lifts the quota, None leaves it.
+        cpu_shares: cgroup v1 scale, None leaves them.
+        memory_limit: bytes, None leaves it.
+        ignore_failure: a failure of this one update does not fail the request it rides on.
+    """
+
+    container_id: str
+    cpus: str = ""
+    mems: str = ""
+    cpu_quota: int | None = None
+    cpu_period: int | None = None
+    cpu_shares: int | None = None
+    memory_limit: int | None = None
+    ignore_failure: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether it changes nothing at all."""
+        return not (
+            self.cpus
+            or self.mems
+            or self.cpu_quota is not None
+            or self.cpu_period is not None
+            or self.cpu_shares is not None
+            or self.memory_limit is not None
+        )
+
+
+NO_ADJUSTMENT: Final = ContainerAdjustment()
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """What a step may have changed of the state; the store writes what really differs.
+
+    Attributes:
+        containers: ids.
+        pods: UIDs.
+    """
+
+    containers: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+
+
+NO_CHANGE: Final = StateChange()

@@ -1,0 +1,147 @@
+"""What the operator may set about decisions, as the engine sees it.
+
+The configuration file is read and checked by `nri_numa.config`, which builds a `Settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from nri_numa.engine.values.kubelet import KubeletOverride
+from nri_numa.engine.values.limits import Limits, Permission
+from nri_numa.engine.values.workload import QoSClass, Strategy
+from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+
+
+class CPUOrder(StrEnum):
+    """Which CPUs first, when several would do.
+
+    ``default`` keeps whole NUMA nodes, L3 groups and cores free for the next pod, judged by what
+    they really have; ``kubelet`` reproduces the kubelet's packed order, averages included.
+    """
+
+    DEFAULT = "default"
+    KUBELET = "kubelet"
+
+
+class IsolatedCPUs(StrEnum):
+    """What to do with CPUs of the kernel's isolcpus list in exclusive assignments."""
+
+    ANY = "any"
+    PREFER = "prefer"
+    AVOID = "avoid"
+
+
+class NohzFullCPUs(StrEnum):
+    """What to do with CPUs of the kernel's nohz_full list in exclusive assignments."""
+
+    ANY = "any"
+    PREFER = "prefer"
+    AVOID = "avoid"
+
+
+class PreferredCores(StrEnum):
+    """Which cores of a hybrid processor exclusive assignments take first."""
+
+    ANY = "any"
+    PERFORMANCE = "performance"
+    EFFICIENT = "efficient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Matches pods and sets annotation keys for them.
+
+    Attributes:
+        namespaces: shell-style patterns; empty matches every namespace.
+        labels: label values that must be equal.
+        qos: classes; empty matches every class.
+        runtime_handlers: exact names; empty matches every handler.
+        containers: shell-style patterns of container names; empty matches every container.
+        values: annotation key (without prefix) to value, in the annotation's own grammar.
+    """
+
+    namespaces: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    qos: tuple[QoSClass, ...] = ()
+    runtime_handlers: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything a decision depends on besides machine, state and request.
+
+    Attributes:
+        prefix: annotation prefix, without the slash.
+        defaults: annotation key to value, weakest source.
+        rules: in order; of the matching ones the first that sets a key wins that key.
+        strategy: which of equally good NUMA nodes; see `Strategy`.
+        oversale: factor on the CPUs of each NUMA node for shared accounting, at least 1.
+        capacity_factor: by NUMA node, 0..1; missing is 1. 0 drains the node.
+        reserved_cpus: never given exclusively.
+        strict_reserved: reserved CPUs leave the shared pool too.
+        reserved_memory: bytes by NUMA node that are never promised to containers.
+        reserved_hugepages: by NUMA node, bytes by page size that are never promised either.
+        static_cpus: without a policy too, give Guaranteed containers with a whole number of CPUs
+            CPUs of their own.
+        prefer_closest: compare equally wide masks by average distance first.
+        kubelet_ties: equally good masks are told apart by their integer value only, as the kubelet
+            does, instead of by ``strategy``.
+        kubelet_memory: keep the kubelet's memory rules: groups of NUMA nodes never overlap, only
+            Guaranteed pods are accounted, and a request that fits nowhere counts as *no wish*.
+        kubelet_cpus: keep the kubelet's CPU rules: only whole CPUs of one's own are aligned and
+            counted, everybody else runs on all shared CPUs.
+        cpu_order: see `CPUOrder`.
+        distribute_across_numa: spread an exclusive request evenly over the NUMA nodes it needs.
+        distribute_across_cores: with the kubelet's order, take single CPUs by number instead of
+            whole cores.
+        align_l3: try to keep an exclusive request inside few L3 groups.
+        align_by_socket: prefer NUMA nodes of one socket, and take CPUs from all of that socket.
+        isolated: see `IsolatedCPUs`.
+        nohz_full: see `NohzFullCPUs`.
+        cores: see `PreferredCores`.
+        memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL).
+        memory_tiers: memory tiers of the kernel whose NUMA nodes without CPUs may be used.
+        lift_quota: run exclusive containers without CFS quota, as the kubelet does.
+        tell_environment: put NUMA_CPUS and NUMA_MEMS into the container's environment.
+        permissions: in order; the first that matches a pod says what its annotations may ask for.
+        limits: quotas and the floor of the shared pool.
+        kubelet_override: see `KubeletOverride`.
+        kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, where known.
+    """
+
+    prefix: str = "numa.kubernetes.io"
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    strategy: Strategy = Strategy.SPREAD
+    oversale: float = 1.0
+    capacity_factor: Mapping[int, float] = field(default_factory=dict)
+    reserved_cpus: CPUSet = NO_CPUS
+    strict_reserved: bool = False
+    reserved_memory: Mapping[int, int] = field(default_factory=dict)
+    reserved_hugepages: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    static_cpus: bool = False
+    prefer_closest: bool = True
+    kubelet_ties: bool = False
+    kubelet_memory: bool = False
+    kubelet_cpus: bool = False
+    cpu_order: CPUOrder = CPUOrder.DEFAULT
+    distribute_across_numa: bool = False
+    distribute_across_cores: bool = False
+    align_l3: bool = True
+    align_by_socket: bool = False
+    isolated: IsolatedCPUs = IsolatedCPUs.AVOID
+    nohz_full: NohzFullCPUs = NohzFullCPUs.ANY
+    cores: PreferredCores = PreferredCores.ANY
+    memory_only_nodes: NUMASet = NO_NUMA_NODES
+    memory_tiers: frozenset[int] = frozenset()
+    lift_quota: bool = True
+    tell_environment: bool = True
+    permissions: tuple[Permission, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    kubelet_override: KubeletOverride = KubeletOverride.NEVER
+    kubelet_reserved: CPUSet = NO_CPUS

@@ -1,0 +1,42 @@
+// Small things that the pages of the agent and of the controller share. Names come from pods and nodes
+// and are not trusted: they only ever become text nodes and attribute values, never markup.
+
+/** Show control characters and direction marks instead of obeying them. */
+export function harmless(text) {
+  return String(text).replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu,
+    (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+}
+
+export function size(bytes) {
+  let value = Math.max(0, bytes);
+  for (const unit of ["B", "KiB", "MiB", "GiB", "TiB"]) {
+    if (value < 1024) return `${Number(value.toFixed(value < 10 ? 1 : 0))} ${unit}`;
+    value /= 1024;
+  }
+  return `${Number(value.toFixed(1))} PiB`;
+}
+
+export const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+
+/** Make an element: el("p", {class: "quiet"}, "text", otherElement). */
+export function el(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) {
+      made.setAttribute(name, name === "title" || name === "aria-label" ? harmless(value) : value);
+    }
+  }
+  for (const child of children.flat()) {
+    if (child === null || child === undefined || child === false || child === "") continue;
+    made.append(child instanceof Node ? child : document.createTextNode(harmless(child)));
+  }
+  return made;
+}
+
+/** Set a text only when it changed, so that screen readers and selections are left alone. */
+export function setText(node, text) {
+  const shown = harmless(text);
+  if (node.textContent !== shown) node.textContent = shown;
+}

@@ -1,0 +1,1 @@
+"""The kubelet on this node: what it does beside us."""

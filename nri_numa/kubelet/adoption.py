@@ -1,0 +1,152 @@
+"""What of the kubelet's configuration becomes ours, and where both say different things. Pure.
+
+``reservedSystemCPUs``, ``systemReserved`` and ``kubeReserved`` say what is not for containers. They
+count for us wherever our own configuration says nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nri_numa.config import AgentConfig
+from nri_numa.engine.cpus.index import AllocatorIndex
+from nri_numa.engine.cpus.kubelet_order import take_packed
+from nri_numa.engine.values.settings import Settings
+from nri_numa.kubelet.configuration import KubeletFacts
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.words import cpus_text, numa_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """Settings with what the kubelet's configuration adds.
+
+    Attributes:
+        settings: in force.
+        adopted: what became ours, as sentences.
+        differences: where both say different things, as sentences.
+    """
+
+    settings: Settings
+    adopted: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+
+
+def adopt(
+    settings: Settings,
+    config: AgentConfig,
+    facts: KubeletFacts,
+    topology: Topology,
+    index: AllocatorIndex,
+) -> Adopted:
+    """Put the kubelet's configuration beside ours.
+
+    Args:
+        settings: what ours says.
+        config: ours, for what is set there.
+        facts: the kubelet's.
+        topology: the machine.
+        index: its tables.
+    """
+    adopted: list[str] = []
+    differences: list[str] = list(_both(config, facts))
+    theirs, source = _reserved(facts, topology, index)
+    missing = theirs - topology.possible
+    if missing:
+        differences.append(
+            f"{source} names {cpus_text(missing)}, which this machine does not have; passed over"
+        )
+        theirs = theirs & topology.possible
+    if theirs and not str(config.reserved_cpus):
+        adopted.append(f"reservedCPUs {theirs} (the kubelet's {source})")
+        settings = replace(settings, reserved_cpus=theirs)
+        strict = facts.cpu_options.get("strict-cpu-reservation") == "true"
+        if strict and not config.strict_reserved and topology.allowed - theirs:
+            adopted.append("strictReserved true (the kubelet's strict-cpu-reservation)")
+            settings = replace(settings, strict_reserved=True)
+    elif theirs and theirs != settings.reserved_cpus:
+        differences.append(
+            f"reservedCPUs is {settings.reserved_cpus}, and the kubelet's {source} reserves "
+            f"{theirs}; expected the same, or a reason in docs/kubelet.md"
+        )
+    if facts.cpu_policy == "static":
+        settings = replace(settings, kubelet_reserved=theirs)
+    return _memory(settings, config, facts, topology, adopted, differences)
+
+
+def _memory(
+    settings: Settings,
+    config: AgentConfig,
+    facts: KubeletFacts,
+    topology: Topology,
+    adopted: list[str],
+    differences: list[str],
+) -> Adopted:
+    by_node = {i: dict(t) for i, t in facts.reserved_memory.items() if i in topology.numa_nodes}
+    gone = facts.reserved_memory.keys() - topology.numa_nodes.keys()
+    if gone:
+        differences.append(
+            f"reservedMemory names {numa_text(','.join(map(str, sorted(gone))))}, which this "
+            "machine does not have; passed over"
+        )
+    source = "reservedMemory"
+    if not by_node and facts.reserved_bytes:
+        source = "systemReserved and kubeReserved, by the NUMA nodes' size"
+        total = sum(n.memory_bytes for n in topology.numa_nodes.values()) or 1
+        by_node = {
+            i: {0: facts.reserved_bytes * n.memory_bytes // total}
+            for i, n in topology.numa_nodes.items()
+        }
+    memory = {i: t[0] for i, t in sorted(by_node.items()) if t.get(0)}
+    pages = {i: {s: b for s, b in t.items() if s and b} for i, t in sorted(by_node.items())}
+    pages = {i: table for i, table in pages.items() if table}
+    if (memory or pages) and not config.reserved_memory:
+        amounts = ", ".join(f"{i}: {amount} bytes" for i, amount in memory.items())
+        adopted.append(f"reservedMemory {amounts or 'of huge pages'} (the kubelet's {source})")
+        settings = replace(settings, reserved_memory=memory, reserved_hugepages=pages)
+    elif memory and memory != dict(settings.reserved_memory):
+        ours = sum(settings.reserved_memory.values())
+        differences.append(
+            f"reservedMemory is {ours} bytes in all, and the kubelet reserves "
+            f"{sum(memory.values())} ({source}); expected the same on each NUMA node"
+        )
+    return Adopted(settings=settings, adopted=tuple(adopted), differences=tuple(differences))
+
+
+def _reserved(facts: KubeletFacts, topology: Topology, index: AllocatorIndex) -> tuple[CPUSet, str]:
+    """The CPUs that the kubelet reserves, and what says so.
+
+    Without a list it takes as many as are reserved, packed, out of the whole machine.
+    """
+    if facts.reserved_cpus is not None:
+        return facts.reserved_cpus, "reservedSystemCPUs"
+    count = -(-facts.reserved_milli // 1000)
+    source = "systemReserved and kubeReserved"
+    if not count:
+        return CPUSet(), source
+    online = topology.online.bits
+    if count >= online.bit_count():
+        return topology.online, source
+    return CPUSet.from_bits(take_packed(index, online, count)), source
+
+
+def _both(config: AgentConfig, facts: KubeletFacts) -> list[str]:
+    """Two managers that do the same thing."""
+    found: list[str] = []
+    if facts.cpu_policy == "static" and config.static_cpus:
+        found.append(
+            "staticCPUs: true beside the kubelet's cpuManagerPolicy static: both give exclusive "
+            "CPUs to Guaranteed pods; expected one of them"
+        )
+    if facts.memory_policy == "Static" and config.kubelet_memory:
+        found.append(
+            "kubeletMemory: true beside the kubelet's memoryManagerPolicy Static: both place the "
+            "memory of Guaranteed pods; expected one of them"
+        )
+    if facts.topology_policy in ("restricted", "single-numa-node"):
+        found.append(
+            f"the kubelet's topologyManagerPolicy is {facts.topology_policy}: it refuses pods at "
+            "their admission, whatever their annotations say, before nri-numa is asked"
+        )
+    return found

@@ -1,0 +1,230 @@
+"""What the kubelet's configuration says that concerns us. Pure.
+
+Source: kubernetes ``cmd/kubelet/app/server.go``: the file of ``--config``, then the drop-ins of
+``--config-dir`` in lexical order, each a JSON merge patch (lists are replaced, null removes), then
+the flags of the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nri_numa.machine.cpuset import CPUSet, ListFormatError
+from nri_numa.text import BadQuantity, milli_cpus, page_size, whole_bytes
+
+API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
+KIND: Final = "KubeletConfiguration"
+
+_DEFAULT_ROOT: Final = "/var/lib/kubelet"
+_KEYS: Final = {
+    "cpu-manager-policy": "cpuManagerPolicy",
+    "memory-manager-policy": "memoryManagerPolicy",
+    "topology-manager-policy": "topologyManagerPolicy",
+    "topology-manager-scope": "topologyManagerScope",
+    "reserved-cpus": "reservedSystemCPUs",
+    "reserved-memory": "reservedMemory",
+    "system-reserved": "systemReserved",
+    "kube-reserved": "kubeReserved",
+    "cpu-manager-policy-options": "cpuManagerPolicyOptions",
+    "topology-manager-policy-options": "topologyManagerPolicyOptions",
+}
+"""Flags that say what a key of the file says too, and beat it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What the kubelet's command line says that concerns us.
+
+    Attributes:
+        config, config_dir: paths; empty when not given.
+        root_dir: the kubelet's directory.
+        values: key of the configuration file to the text of its flag.
+    """
+
+    config: str = ""
+    config_dir: str = ""
+    root_dir: str = _DEFAULT_ROOT
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletFacts:
+    """The kubelet's configuration, as far as we care.
+
+    Attributes:
+        cpu_policy, memory_policy, topology_policy, topology_scope: with the kubelet's defaults.
+        cpu_options, topology_options: of the policies.
+        reserved_cpus: ``reservedSystemCPUs``; None when not set.
+        reserved_milli: thousandths of a CPU of ``systemReserved`` and ``kubeReserved``.
+        reserved_bytes: bytes of memory of both.
+        reserved_memory: ``reservedMemory``: by NUMA node, bytes by page size, 0 for ordinary
+            memory.
+        problems: sentences about what cannot be read, each ``key: what, what was expected``.
+    """
+
+    cpu_policy: str = "none"
+    memory_policy: str = "None"
+    topology_policy: str = "none"
+    topology_scope: str = "container"
+    cpu_options: Mapping[str, str] = field(default_factory=dict)
+    topology_options: Mapping[str, str] = field(default_factory=dict)
+    reserved_cpus: CPUSet | None = None
+    reserved_milli: int = 0
+    reserved_bytes: int = 0
+    reserved_memory: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def command_line(words: Sequence[str]) -> Flags:
+    """Read a command line: ``--flag=value`` and ``--flag value``; the last of equal flags counts.
+
+    Args:
+        words: of the process, the program first.
+    """
+    found: dict[str, str] = {}
+    for number, word in enumerate(words[1:], 1):
+        if not word.startswith("-"):
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        if not equals:
+            after = words[number + 1] if number + 1 < len(words) else ""
+            value = "" if after.startswith("-") else after
+        found[name] = value
+    return Flags(
+        config=found.get("config", ""),
+        config_dir=found.get("config-dir", ""),
+        root_dir=found.get("root-dir") or _DEFAULT_ROOT,
+        values={key: found[flag] for flag, key in _KEYS.items() if flag in found},
+    )
+
+
+def merged(documents: Iterable[tuple[str, object]]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Lay documents over one another, each as a JSON merge patch (RFC 7396).
+
+    Args:
+        documents: name and content of the file and of its drop-ins, in their order.
+
+    Returns:
+        The outcome, and sentences about documents that are left out: the kubelet would not start.
+    """
+    whole: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, document in documents:
+        if not isinstance(document, dict):
+            problems.append(f"{name}: is {_kind(document)}, expected a {KIND}")
+            continue
+        for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+            if document.get(key) != wanted:
+                problems.append(f"{name}: {key} is {_short(document.get(key))}, expected {wanted}")
+                break
+        else:
+            whole = _patched(whole, document)
+    return whole, tuple(problems)
+
+
+def _patched(base: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(base) if isinstance(base, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            found.pop(key, None)
+        elif isinstance(value, dict):
+            found[key] = _patched(found.get(key), value)
+        else:
+            found[key] = value
+    return found
+
+
+def facts(document: Mapping[str, Any], flags: Mapping[str, str]) -> KubeletFacts:
+    """Read what concerns us; what cannot be read is left out and told.
+
+    Args:
+        document: from `merged`.
+        flags: `Flags.values`, which beat it.
+    """
+    problems: list[str] = []
+    text = {key: value for key, value in document.items() if isinstance(value, str)} | dict(flags)
+
+    def amounts(key: str) -> Mapping[str, Any]:
+        if key in flags:
+            return _pairs(flags[key], "=")
+        value = document.get(key) or {}
+        if isinstance(value, dict):
+            return value
+        problems.append(f"{key}: is {_kind(value)}, expected names and values")
+        return {}
+
+    reserved = None
+    if text.get("reservedSystemCPUs"):
+        try:
+            reserved = CPUSet.parse(text["reservedSystemCPUs"])
+        except ListFormatError as error:
+            problems.append(f"reservedSystemCPUs: {_short(text['reservedSystemCPUs'])}: {error}")
+    milli = memory = 0
+    for key in ("systemReserved", "kubeReserved"):
+        of = amounts(key)
+        for resource, value in of.items():
+            try:
+                if resource == "cpu":
+                    milli += milli_cpus(value)
+                elif resource == "memory":
+                    memory += whole_bytes(value)
+            except BadQuantity as error:
+                problems.append(f"{key}.{resource}: is {_short(value)}, expected {error}")
+    return KubeletFacts(
+        cpu_policy=text.get("cpuManagerPolicy") or "none",
+        memory_policy=text.get("memoryManagerPolicy") or "None",
+        topology_policy=text.get("topologyManagerPolicy") or "none",
+        topology_scope=text.get("topologyManagerScope") or "container",
+        cpu_options={k: str(v) for k, v in amounts("cpuManagerPolicyOptions").items()},
+        topology_options={k: str(v) for k, v in amounts("topologyManagerPolicyOptions").items()},
+        reserved_cpus=reserved,
+        reserved_milli=milli,
+        reserved_bytes=memory,
+        reserved_memory=_reserved_memory(document, flags, problems),
+        problems=tuple(problems),
+    )
+
+
+def _reserved_memory(
+    document: Mapping[str, Any], flags: Mapping[str, str], problems: list[str]
+) -> Mapping[int, Mapping[int, int]]:
+    key = "reservedMemory"
+    entries: Any = document.get(key) or []
+    if key in flags:  # 0:memory=1Gi,hugepages-2Mi=512Mi;1:memory=2Gi
+        parts = [part.partition(":") for part in flags[key].split(";") if part]
+        entries = [{"numaNode": node, "limits": _pairs(limits, "=")} for node, _, limits in parts]
+    found: dict[int, dict[int, int]] = {}
+    for entry in entries if isinstance(entries, list) else [entries]:
+        node = entry.get("numaNode", 0) if isinstance(entry, dict) else None
+        limits = entry.get("limits") or {} if isinstance(entry, dict) else None
+        if not _is_small(str(node)) or not isinstance(limits, dict):
+            problems.append(f"{key}: {_short(entry)}, expected numaNode and limits")
+            continue
+        table = found.setdefault(int(str(node)), {})
+        for kind, value in limits.items():
+            try:
+                size = 0 if kind == "memory" else page_size(str(kind))
+                table[size] = table.get(size, 0) + whole_bytes(value)
+            except BadQuantity as error:
+                problems.append(f"{key}: {kind} is {_short(value)}, expected {error}")
+    return found
+
+
+def _pairs(text: str, sign: str) -> dict[str, str]:
+    pairs = (part.partition(sign) for part in text.split(",") if part)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _kind(value: object) -> str:
+    return "empty" if value is None else f"a {type(value).__name__}"
+
+
+def _short(value: object) -> str:
+    return "missing" if value is None else repr(value)[:60]
+
+
+def _is_small(text: str) -> bool:
+    # `isdigit` alone takes digits that `int` does not.
+    return text.isascii() and text.isdigit() and len(text) <= 4

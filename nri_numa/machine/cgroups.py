@@ -1,0 +1,318 @@
+"""The real cpusets of containers, read and, where the runtime cannot be in time, written.
+
+Reading is done in a thread: a few files for each container. Writing is for containers that are
+being started, whose runtime takes updates down and applies them to nobody (docs/adr/0019), and for
+what was found late; the runtime's own record is right by then. `cgroup_layout` says where they are,
+`cpuset_files` how their files are read and written.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from nri_numa.machine.cgroup_layout import find_hierarchy, inner, narrowed_by, refused_because
+from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.machine.cpuset_files import cpuset_files, text, v1_controller
+from nri_numa.machine.observed import NO_QUOTA, Observed
+
+# The container went away between two reads, or its cgroup did while we had a file open.
+_GONE: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ENOTDIR))
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupPlace:
+    """Where a container's cgroup is, as the runtime told.
+
+    Attributes:
+        cgroups_path: the OCI cgroupsPath, in the form of the cgroupfs or of the systemd driver.
+        pid: its init process, 0 when it is not known.
+    """
+
+    cgroups_path: str = ""
+    pid: int = 0
+
+    @property
+    def by_systemd(self) -> bool:
+        """Whether systemd made the cgroup, and has properties of its own of it."""
+        return ":" in self.cgroups_path
+
+
+def relative_path(cgroups_path: str) -> str:
+    """Turn an OCI cgroupsPath into a path below the hierarchy's root.
+
+    Args:
+        cgroups_path: ``/kubepods/pod1/abc``, or ``slice:prefix:name`` of the systemd driver, where
+            each dash of a slice's name is one more level (systemd.slice(5)).
+
+    Returns:
+        The path without a leading slash; empty when it cannot be told: it is relative to a cgroup
+        that only the runtime knows, or no such path at all.
+    """
+    if "\0" in cgroups_path or ".." in cgroups_path.split("/"):
+        return ""
+    if cgroups_path.startswith("/"):
+        return cgroups_path.strip("/")
+    parts = cgroups_path.split(":")
+    if len(parts) != 3 or not parts[2]:
+        return ""
+    slice_name, prefix, name = parts
+    if name.endswith(".slice"):
+        unit = name
+    else:
+        unit = f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
+    if "/" in unit:
+        return ""
+    slices = _slices(slice_name or "system.slice")
+    return "" if slices is None else "/".join((*slices, unit))
+
+
+def _slices(name: str) -> list[str] | None:
+    """``a-b.slice`` lies in ``a.slice``; None when it is no slice."""
+    if not name.endswith(".slice") or "/" in name:
+        return None
+    stem = name.removesuffix(".slice")
+    if stem == "-":
+        return []
+    steps = stem.split("-")
+    if not all(steps):
+        return None
+    return ["-".join(steps[: n + 1]) + ".slice" for n in range(len(steps))]
+
+
+class CgroupReader:
+    """Reads cpusets below one root.
+
+    Args:
+        root: where the cgroup file systems are mounted.
+        proc: the proc file system, for containers whose path is not known.
+
+    Attributes:
+        unified: whether cpusets are in a version 2 hierarchy.
+        hierarchy: directory that cgroup paths start from.
+    """
+
+    def __init__(self, root: str = "/sys/fs/cgroup", *, proc: str = "/proc") -> None:
+        self._root = root
+        self._proc = proc
+        self.unified, self.hierarchy = False, ""
+        self.available()
+
+    def available(self) -> bool:
+        """Whether there are cpusets to read; also looks anew which version they are of."""
+        found = find_hierarchy(self._root, proc=self._proc)
+        self.unified, self.hierarchy = found.unified, found.path
+        self._effective = found.effective
+        return os.path.isdir(self.hierarchy)
+
+    def observe(self, place: CgroupPlace) -> Observed | None:
+        """Look at one container; None when it has no cgroup (not yet, or not any more).
+
+        Raises:
+            OSError: the file system cannot be read at all.
+        """
+        path = relative_path(place.cgroups_path)
+        if path and (found := self._read(path)) is not None:
+            return found
+        # The runtime's root may be another than ours (a cgroup namespace): ask the kernel.
+        path = self._path_of(place.pid) if place.pid > 0 else ""
+        return self._read(path) if path else None
+
+    def directory_of(self, place: CgroupPlace) -> str:
+        """Directory of a container's cpuset; empty when there is none (yet, or any more)."""
+        path = relative_path(place.cgroups_path)
+        if path and os.path.isdir(directory := os.path.join(self.hierarchy, path)):
+            return directory
+        path = self._path_of(place.pid) if place.pid > 0 else ""
+        return os.path.join(self.hierarchy, path) if path else ""
+
+    def quota(self, place: CgroupPlace) -> int | None:
+        """CFS quota of a container in microseconds per period, `NO_QUOTA` for none.
+
+        None when there is nothing to read it from, such as without the cpu controller.
+        """
+        directory = self.directory_of(place)
+        if not directory:
+            return None
+        files = [f"{directory}/cpu.max"]  # "max 100000", or quota and period
+        if not self.unified:
+            below = os.path.relpath(directory, self.hierarchy)
+            mounts = (os.path.join(self._root, name) for name in ("cpu", "cpu,cpuacct"))
+            files = [os.path.join(mount, below, "cpu.cfs_quota_us") for mount in mounts]
+        for file in files:
+            try:
+                word = text(file).partition(" ")[0]
+                return NO_QUOTA if word == "max" else int(word)
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def _read(self, path: str) -> Observed | None:
+        directory = os.path.join(self.hierarchy, path)
+        try:
+            return self._read_v2(directory) if self.unified else self._read_v1(directory)
+        except OSError as error:
+            if error.errno in _GONE:
+                return None
+            raise
+        except ListFormatError:
+            return None  # the kernel writes only lists: this is another file system
+
+    def _read_v2(self, directory: str) -> Observed:
+        files = cpuset_files(directory, unified=True)
+        cpus, mems = (
+            _cpus(files.get_property("cpuset.cpus")),
+            _mems(files.get_property("cpuset.mems")),
+        )
+        if child := inner(directory):
+            # The programs are in there: its own lists count, and where it has none, the scope's.
+            files = cpuset_files(child, unified=True)
+            cpus = _cpus(files.get_property("cpuset.cpus")) or cpus
+            mems = _mems(files.get_property("cpuset.mems")) or mems
+        effective = _cpus(files.get_property("cpuset.cpus.effective"))
+        missing = cpus - effective
+        return Observed(
+            cpus=cpus,
+            mems=mems,
+            effective_cpus=effective,
+            effective_mems=_mems(files.get_property("cpuset.mems.effective")),
+            above=narrowed_by(self.hierarchy, directory, missing) if missing else "",
+        )
+
+    def _read_v1(self, directory: str) -> Observed:
+        files = cpuset_files(directory, unified=False)
+        cpus = _cpus(files.get_property("cpuset.cpus"))
+        mems = _mems(files.get_property("cpuset.mems"))
+        effective_cpus, effective_mems = cpus, mems
+        if self._effective:
+            effective_cpus = _cpus(files.get_property("cpuset.effective_cpus"))
+            effective_mems = _mems(files.get_property("cpuset.effective_mems"))
+        return Observed(
+            cpus=cpus, mems=mems, effective_cpus=effective_cpus, effective_mems=effective_mems
+        )
+
+    def _path_of(self, pid: int) -> str:
+        """Look up the cgroup of a process, see cgroups(7); empty when it cannot be told."""
+        try:
+            lines = text(f"{self._proc}/{pid}/cgroup").splitlines()
+        except OSError:
+            return ""
+        for line in lines:
+            number, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if self.unified:
+                mine = number == "0" and not controllers
+            else:
+                mine = "cpuset" in controllers.split(",")
+            # Outside of our cgroup namespace it begins with /.. and cannot be reached by us; the
+            # root is not a container's.
+            if mine and ".." not in path.split("/"):
+                return path.strip("/")
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a write.
+
+    Attributes:
+        changed: the kernel has another cpuset than before.
+        missing: there is no cgroup (not yet, or not any more).
+        problem: why it could not be written; empty when it is as wanted.
+    """
+
+    changed: bool = False
+    missing: bool = False
+    problem: str = ""
+
+
+NO_CGROUP: Final = Written(missing=True)
+
+
+class CgroupWriter:
+    """Writes cpusets of containers; a few tens of microseconds, so also within a request.
+
+    Args:
+        reader: knows where cgroups are.
+    """
+
+    def __init__(self, reader: CgroupReader) -> None:
+        self._reader = reader
+        if not reader.unified:
+            v1_controller()  # imported now, and not while a container waits
+
+    def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
+        """Give a container a cpuset, unless it has it; one without a cgroup is passed over.
+
+        Args:
+            place: where its cgroup is.
+            cpus: kernel list; empty leaves that file alone.
+            mems: kernel list; empty leaves that file alone.
+        """
+        try:
+            directory = self._reader.directory_of(place)
+            if not directory:
+                return NO_CGROUP
+            # crun's own cgroup in a scope as well, or it would keep what it has.
+            child = inner(directory) if self._reader.unified else ""
+            changed = [
+                self._put(each, name, wanted)
+                for each in ((directory, child) if child else (directory,))
+                for name, wanted in (("cpuset.mems", mems), ("cpuset.cpus", cpus))
+                if wanted
+            ]
+        except OSError as error:
+            if error.errno in _GONE:
+                return NO_CGROUP
+            return Written(problem=f"{error.filename}: {error.strerror}{self._because(error)}")
+        return Written(changed=any(changed))
+
+    def _because(self, error: OSError) -> str:
+        """Which rule of version 1 a refused list broke, for people."""
+        if self._reader.unified or not error.filename:
+            return ""
+        said = refused_because(*os.path.split(error.filename), error.errno or 0)
+        return f" ({said})" if said else ""
+
+    def _put(self, directory: str, name: str, wanted: str) -> bool:
+        """Write one file whose list is another one; both in the kernel's own form."""
+        files = cpuset_files(directory, unified=self._reader.unified)
+        if files.get_property(name) == wanted:
+            return False
+        try:
+            files.set_property(name, wanted)
+        except OSError as error:
+            error.filename = f"{directory}/{name}"
+            raise
+        return True
+
+
+# Hundreds of containers share a handful of lists.
+@functools.lru_cache(maxsize=512)
+def _cpus(text: str) -> CPUSet:
+    return CPUSet.parse(text)
+
+
+@functools.lru_cache(maxsize=128)
+def _mems(text: str) -> NUMASet:
+    return NUMASet.parse(text)
+
+
+def observe_all(
+    reader: CgroupReader, places: Iterable[tuple[str, CgroupPlace]]
+) -> dict[str, Observed]:
+    """Look at many containers; those without a cgroup are left out.
+
+    Raises:
+        OSError: the file system cannot be read at all.
+    """
+    found: dict[str, Observed] = {}
+    for container_id, place in places:
+        observed = reader.observe(place)
+        if observed is not None:
+            found[container_id] = observed
+    return found

@@ -1,0 +1,278 @@
+"""The machine as a value: sockets, NUMA nodes, caches, cores, threads.
+
+A `Topology` is fixed until the machine is discovered again. Nothing here reads anything; see
+`nri_numa.machine.sysfs`. Odd machines are ordinary: ids with holes, NUMA nodes without CPUs or
+without memory, CPUs that belong to no NUMA node, cores with different numbers of threads, several
+NUMA nodes per socket and several sockets per NUMA node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Final
+
+from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+
+
+class CoreKind(StrEnum):
+    """What the kernel says about a core of a hybrid processor."""
+
+    STANDARD = "standard"
+    PERFORMANCE = "performance"
+    EFFICIENT = "efficient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CPU:
+    """One logical CPU: a hardware thread.
+
+    Attributes:
+        id: the kernel's number.
+        core: id of its `Core` (unique over the machine; the lowest CPU id among its threads).
+        socket: the kernel's physical package id.
+        numa_node: its NUMA node, or None when the kernel names none.
+        l3: id of its `L3Group` (the lowest CPU id that shares the cache), or None.
+    """
+
+    id: int
+    core: int
+    socket: int
+    numa_node: int | None
+    l3: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """A physical core; `cpus` are its online thread siblings."""
+
+    id: int
+    socket: int
+    numa_node: int | None
+    cpus: CPUSet
+    kind: CoreKind = CoreKind.STANDARD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class L3Group:
+    """CPUs that share one last level cache (the kubelet's *uncore cache*)."""
+
+    id: int
+    cpus: CPUSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Socket:
+    """A physical package."""
+
+    id: int
+    cpus: CPUSet
+    numa_nodes: NUMASet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NUMANode:
+    """A NUMA node.
+
+    Attributes:
+        id: the kernel's number.
+        cpus: its online CPUs; empty for a memory-only node.
+        memory_bytes: MemTotal; 0 for a node without memory.
+        distances: SLIT distance to each NUMA node, itself included (10 is local).
+        hugepages: bytes of pre-allocated huge pages, by page size in bytes.
+        initiators: the NUMA nodes with CPUs from which its memory is best reached, as far as the
+            kernel tells (firmware's HMAT).
+        tier: the kernel's memory tier; lower is faster. None where the kernel tells none.
+    """
+
+    id: int
+    cpus: CPUSet
+    memory_bytes: int
+    distances: Mapping[int, int]
+    hugepages: Mapping[int, int] = field(default_factory=dict)
+    initiators: NUMASet = NO_NUMA_NODES
+    tier: int | None = None
+
+
+class PartitionKind(StrEnum):
+    """What a cgroup is that has CPUs for itself.
+
+    ROOT and ISOLATED as ``cpuset.cpus.partition`` says (version 2), ISOLATED without load
+    balancing; EXCLUSIVE has ``cpuset.cpu_exclusive`` (version 1).
+    """
+
+    ROOT = "root"
+    ISOLATED = "isolated"
+    EXCLUSIVE = "exclusive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """A cgroup beside the pods' that has CPUs for itself, or was meant to.
+
+    Attributes:
+        cgroup: its path, without a leading slash.
+        cpus: its CPUs; those that it was meant to have where there is a problem.
+        problem: why the kernel makes it none, in the kernel's words; else empty.
+    """
+
+    cgroup: str
+    kind: PartitionKind
+    cpus: CPUSet
+    problem: str = ""
+
+
+_KNOWN_SETS: Final = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The machine.
+
+    Attributes:
+        cpus: online CPUs by id.
+        cores: by core id.
+        l3_groups: by group id; empty when the kernel tells no caches.
+        sockets: by id.
+        numa_nodes: by id, never empty (a machine without NUMA has node 0 with everything).
+        online, present, possible, isolated: as the files of /sys/devices/system/cpu say.
+        allowed: the online CPUs that may be given to containers at all (our own cpuset, when the
+            agent runs in a narrower one).
+        withheld_memory: NUMA nodes whose memory the same limit does not allow.
+        nohz_full: CPUs whose timer tick stops while one thread runs (``nohz_full=`` of the kernel).
+        partitions: cgroups that keep CPUs from containers, by path; `allowed` is without them.
+        warnings: what was odd about the machine, one sentence each.
+    """
+
+    cpus: Mapping[int, CPU]
+    cores: Mapping[int, Core]
+    l3_groups: Mapping[int, L3Group]
+    sockets: Mapping[int, Socket]
+    numa_nodes: Mapping[int, NUMANode]
+    online: CPUSet
+    present: CPUSet
+    possible: CPUSet
+    isolated: CPUSet
+    allowed: CPUSet
+    withheld_memory: NUMASet = NO_NUMA_NODES
+    nohz_full: CPUSet = NO_CPUS
+    partitions: tuple[Partition, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def numa_ids(self) -> NUMASet:
+        """All NUMA nodes."""
+        return NUMASet(self.numa_nodes)
+
+    @cached_property
+    def memory_nodes(self) -> NUMASet:
+        """The NUMA nodes that have memory for us; only these may stand in cpuset.mems."""
+        with_memory = NUMASet(i for i, n in self.numa_nodes.items() if n.memory_bytes > 0)
+        return with_memory - self.withheld_memory
+
+    @cached_property
+    def cpu_nodes(self) -> NUMASet:
+        """The NUMA nodes that have online CPUs."""
+        return NUMASet(i for i, n in self.numa_nodes.items() if n.cpus)
+
+    @cached_property
+    def threads_per_core(self) -> int:
+        """The largest number of online threads on one core."""
+        return max((len(c.cpus) for c in self.cores.values()), default=1)
+
+    def cpus_of(self, numa_nodes: NUMASet) -> CPUSet:
+        """Online CPUs of these NUMA nodes."""
+        return CPUSet.from_bits(self.bits_of(numa_nodes.bits))
+
+    def bits_of(self, numa_bits: int) -> int:
+        """The bits of the online CPUs of NUMA nodes, given as bits themselves."""
+        known = self._bits_by_nodes
+        if numa_bits in known:
+            return known[numa_bits]
+        bits = 0
+        for i in NUMASet.from_bits(numa_bits):
+            numa_node = self.numa_nodes.get(i)
+            if numa_node is not None:
+                bits |= numa_node.cpus.bits
+        if len(known) >= _KNOWN_SETS:
+            known.clear()
+        known[numa_bits] = bits
+        return bits
+
+    @cached_property
+    def _bits_by_nodes(self) -> dict[int, int]:
+        """What `bits_of` found: containers are on a few different sets of NUMA nodes."""
+        return {}
+
+    def numa_of(self, cpus: CPUSet) -> NUMASet:
+        """NUMA nodes that these CPUs belong to (CPUs without a node add nothing)."""
+        bits = cpus.bits
+        return NUMASet(i for i, n in self.numa_nodes.items() if n.cpus.bits & bits)
+
+    def siblings_of(self, cpus: CPUSet) -> CPUSet:
+        """All online threads of every core that these CPUs touch, themselves included."""
+        bits = 0
+        for i in cpus:
+            cpu = self.cpus.get(i)
+            if cpu is not None:
+                bits |= self.cores[cpu.core].cpus.bits
+        return CPUSet.from_bits(bits)
+
+    def distance(self, a: int, b: int) -> int:
+        """SLIT distance from ``a`` to ``b``; where none is told, 10 to itself and 20 to others."""
+        numa_node = self.numa_nodes.get(a)
+        known = None if numa_node is None else numa_node.distances.get(b)
+        return known if known is not None else (10 if a == b else 20)
+
+    @cached_property
+    def id(self) -> str:
+        """Text that changes when ids, siblings or NUMA membership change; checkpoints carry it."""
+        nodes = ";".join(f"{i}={n.cpus}" for i, n in sorted(self.numa_nodes.items()))
+        cores = ";".join(str(c.cpus) for _, c in sorted(self.cores.items()))
+        return f"cpus {self.present} numa {nodes} cores {cores}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NUMAMemory:
+    """What the kernel says about the memory of one NUMA node right now.
+
+    Attributes:
+        total_bytes: MemTotal.
+        free_bytes: MemFree; pages in huge page pools are not free.
+        reclaimable_bytes: page cache and slab that the kernel would give up before it kills,
+            less what it keeps in any case.
+        free_hugepages: bytes of unused pre-allocated huge pages, by page size in bytes.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    reclaimable_bytes: int
+    free_hugepages: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def available_bytes(self) -> int:
+        """What a new container could use: free and reclaimable."""
+        return self.free_bytes + self.reclaimable_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReading:
+    """One look at the memory of all NUMA nodes, by NUMA node id."""
+
+    numa_nodes: Mapping[int, NUMAMemory]
+
+    @property
+    def total_bytes(self) -> int:
+        """MemTotal of all NUMA nodes."""
+        return sum(n.total_bytes for n in self.numa_nodes.values())
+
+    @property
+    def available_bytes(self) -> int:
+        """Free and reclaimable memory of all NUMA nodes."""
+        return sum(n.available_bytes for n in self.numa_nodes.values())
+
+    def available(self, numa_nodes: NUMASet) -> int:
+        """Free and reclaimable bytes of these NUMA nodes; unknown ones have none."""
+        return sum(n.available_bytes for i, n in self.numa_nodes.items() if i in numa_nodes)

@@ -1,0 +1,120 @@
+"""The PCI devices of a machine that somebody would want to be near to, and their NUMA nodes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+DIRECTORY: Final = "sys/bus/pci/devices"
+FILES: Final = ("class", "device", "numa_node", "vendor")
+"""Of each device; what a capture packs."""
+
+PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
+"""``domain:bus:slot.function`` as sysfs writes it, in lower case."""
+
+MOST_DEVICES: Final = 4096
+
+DEVICE, GPU, NIC = "device", "GPU", "NIC"
+NVME, RDMA = "NVMe disk", "RDMA device"
+STORAGE, ACCELERATOR = "storage controller", "accelerator"
+
+_CLASSES: Final = (
+    # Base class and subclass of PCI, https://pci-ids.ucw.cz/read/PD; the longest that fits.
+    ("0108", NVME),
+    ("01", STORAGE),
+    ("0207", RDMA),
+    ("02", NIC),
+    ("03", GPU),
+    ("0b40", ACCELERATOR),
+    ("12", ACCELERATOR),
+)
+_BUSES: Final = "sys/devices"
+_ROOT: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
+_ID: Final = re.compile(r"0x([0-9a-f]{4})", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]{1,4}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PCIDevice:
+    """One device.
+
+    Attributes:
+        address: of PCI.
+        kind: what people call it.
+        vendor, device: ids of PCI, four hexadecimal digits; empty where they are not told.
+        numa_node: None where the kernel knows none.
+    """
+
+    address: str
+    kind: str
+    vendor: str = ""
+    device: str = ""
+    numa_node: int | None = None
+
+
+class _Tree(Protocol):
+    def read(self, name: str) -> str | None: ...
+
+    def entries(self, name: str) -> list[str]: ...
+
+
+def kind_of_class(code: str | None) -> str:
+    """What a PCI class such as ``0x030200`` is called; ``device`` for bridges and all others."""
+    digits = (code or "").strip().lower().removeprefix("0x")
+    for start, kind in _CLASSES:
+        if digits.startswith(start) and len(digits) == 6:
+            return kind
+    return DEVICE
+
+
+def pci_devices(tree: _Tree) -> tuple[PCIDevice, ...]:
+    """Cards, GPUs, disks and accelerators below a root, by address; bridges and such left out.
+
+    Args:
+        tree: see `nri_numa.machine.tree.open_tree`.
+    """
+    found: list[PCIDevice] = []
+    for address in tree.entries(DIRECTORY)[:MOST_DEVICES]:
+        at = f"{DIRECTORY}/{address}"
+        kind = kind_of_class(tree.read(f"{at}/class"))
+        if kind == DEVICE or not PCI_ADDRESS.fullmatch(address):
+            continue
+        node = tree.read(f"{at}/numa_node") or ""
+        found.append(
+            PCIDevice(
+                address=address,
+                kind=kind,
+                vendor=_id(tree.read(f"{at}/vendor")),
+                device=_id(tree.read(f"{at}/device")),
+                numa_node=int(node) if _NUMBER.fullmatch(node) else None,
+            )
+        )
+    return tuple(found)
+
+
+def pcie_roots(tree: _Tree) -> dict[int, tuple[str, ...]]:
+    """The PCIe root complexes of each NUMA node, by NUMA node, in the order of their names.
+
+    A root has no NUMA node of its own in sysfs, so those of the devices directly below it count;
+    where firmware tells none of them, the root is near to no NUMA node.
+
+    Returns:
+        Names as `resource.kubernetes.io/pcieRoot` has them, such as ``pci0000:00``.
+    """
+    found: dict[int, set[str]] = {}
+    for root in tree.entries(_BUSES):
+        if not _ROOT.fullmatch(root):
+            continue
+        for address in tree.entries(f"{_BUSES}/{root}")[:MOST_DEVICES]:
+            node = PCI_ADDRESS.fullmatch(address) and tree.read(
+                f"{_BUSES}/{root}/{address}/numa_node"
+            )
+            if node and _NUMBER.fullmatch(node):
+                found.setdefault(int(node), set()).add(root)
+    return {node: tuple(sorted(roots)) for node, roots in sorted(found.items())}
+
+
+def _id(text: str | None) -> str:
+    match = _ID.fullmatch(text or "")
+    return match[1] if match else ""

@@ -1,0 +1,328 @@
+"""Machines made up from a few numbers, as values and as the files the kernel would show.
+
+The demo, the simulation and the tests need machines that nobody has at hand. `synthetic` builds
+the `Topology`; `sysfs_files` turns any `Topology` into the files from which
+`nri_numa.machine.sysfs.discover` reads an equal one back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.machine.model import (
+    CPU,
+    Core,
+    CoreKind,
+    L3Group,
+    MemoryReading,
+    NUMAMemory,
+    NUMANode,
+    Socket,
+    Topology,
+)
+
+GIB = 1 << 30
+
+_CPU_DIR = "sys/devices/system/cpu"
+_NODE_DIR = "sys/devices/system/node"
+
+
+class Numbering(StrEnum):
+    """In which order firmware hands out CPU numbers.
+
+    SPLIT: the first threads of all cores, then the second threads (most servers).
+    ADJACENT: the threads of one core side by side (virtual machines, POWER).
+    ALTERNATING: as SPLIT, but neighbouring numbers lie on different NUMA nodes (some vendors).
+    """
+
+    SPLIT = "split"
+    ADJACENT = "adjacent"
+    ALTERNATING = "alternating"
+
+
+def synthetic(
+    *,
+    sockets: int = 2,
+    numa_per_socket: int = 2,
+    sockets_per_numa: int = 1,
+    cores_per_numa: int = 4,
+    threads: int = 2,
+    memory_gib: float = 16,
+    numbering: Numbering | str = Numbering.SPLIT,
+    cores_per_l3: int | None = None,
+    efficient_cores_per_numa: int = 0,
+    memory_only_gib: Sequence[float] = (),
+    hugepages: Mapping[int, int] | None = None,
+    numa_ids: Sequence[int] | None = None,
+    skipped_cpus: CPUSet = NO_CPUS,
+    offline: CPUSet = NO_CPUS,
+    isolated: CPUSet = NO_CPUS,
+    nohz_full: CPUSet = NO_CPUS,
+    allowed: CPUSet | None = None,
+    distances: Sequence[Sequence[int]] | None = None,
+) -> Topology:
+    """Build a regular machine, with the irregularities that are asked for.
+
+    Args:
+        sockets: physical packages.
+        numa_per_socket: NUMA nodes in each package.
+        sockets_per_numa: packages in each NUMA node; only with ``numa_per_socket=1``.
+        cores_per_numa: cores with ``threads`` threads in each NUMA node.
+        threads: threads of each such core.
+        memory_gib: memory of each NUMA node with CPUs.
+        numbering: order of the CPU numbers.
+        cores_per_l3: cores that share a last level cache; all of a NUMA node's cores in a socket
+            when None; 0 for a machine that tells no caches.
+        efficient_cores_per_numa: further cores with one thread each; makes the machine hybrid.
+        memory_only_gib: memory of each further NUMA node that has no CPUs.
+        hugepages: bytes of pre-allocated huge pages on each NUMA node with CPUs, by page size.
+        numa_ids: the kernel's numbers of the NUMA nodes, memory-only ones last; 0, 1, … when None.
+        skipped_cpus: CPU numbers that firmware leaves out.
+        offline: CPUs that are present and offline.
+        isolated: what the kernel was started with as ``isolcpus``.
+        nohz_full: what the kernel was started with as ``nohz_full``.
+        allowed: CPUs that containers may get; all online ones when None.
+        distances: rows and columns in the order of ``numa_ids``. When None: 10 local, 12 in the
+            socket, 21 to other sockets, 17 and 28 likewise from and to memory-only nodes, which
+            are attached to the sockets in turn.
+
+    Raises:
+        ValueError: when the numbers contradict each other.
+    """
+    if min(sockets, numa_per_socket, sockets_per_numa, cores_per_numa, threads) < 1:
+        raise ValueError("sockets, NUMA nodes, cores and threads are at least 1")
+    if sockets_per_numa > 1 and (numa_per_socket > 1 or sockets % sockets_per_numa):
+        raise ValueError(
+            f"{sockets} sockets with {numa_per_socket} NUMA nodes each cannot be joined "
+            f"to {sockets_per_numa} sockets per NUMA node"
+        )
+    with_cpus = sockets * numa_per_socket // sockets_per_numa
+    count = with_cpus + len(memory_only_gib)
+    ids = list(range(count)) if numa_ids is None else list(numa_ids)
+    if len(set(ids)) != count or len(ids) != count:
+        raise ValueError(f"numa_ids {ids} must be {count} different numbers")
+    if distances is not None and [len(row) for row in distances] != [count] * count:
+        raise ValueError(f"distances must be {count} rows of {count} numbers")
+
+    sockets_of = [
+        [i * sockets_per_numa + k for k in range(sockets_per_numa)]
+        if sockets_per_numa > 1
+        else [i // numa_per_socket]
+        for i in range(with_cpus)
+    ]
+    hybrid = efficient_cores_per_numa > 0
+    # One entry per core: position of its NUMA node, place in that node, kind.
+    plan = [
+        (n, c, CoreKind.PERFORMANCE if hybrid else CoreKind.STANDARD)
+        for n in range(with_cpus)
+        for c in range(cores_per_numa)
+    ]
+    efficient = [
+        (n, cores_per_numa + c, CoreKind.EFFICIENT)
+        for n in range(with_cpus)
+        for c in range(efficient_cores_per_numa)
+    ]
+    numbers = (i for i in itertools.count() if i not in skipped_cpus)
+    order = Numbering(numbering)
+    members = _number([n for n, _, _ in plan], threads, order, numbers)
+    members += _number([n for n, _, _ in efficient], 1, order, numbers)
+    plan += efficient
+    present = CPUSet(i for m in members for i in m)
+    online = present - offline
+
+    cpus: dict[int, CPU] = {}
+    cores: dict[int, Core] = {}
+    shared: dict[tuple[int, int, int], list[int]] = {}
+    l3_of: dict[int, tuple[int, int, int]] = {}
+    for (n, place, kind), ids_of_core in zip(plan, members, strict=True):
+        siblings = CPUSet(ids_of_core) & online
+        if not siblings:
+            continue
+        in_node = cores_per_numa + efficient_cores_per_numa
+        socket = sockets_of[n][place * len(sockets_of[n]) // in_node]
+        core = Core(id=siblings.first, socket=socket, numa_node=ids[n], cpus=siblings, kind=kind)
+        cores[core.id] = core
+        key = (n, socket, 0 if cores_per_l3 is None else place // max(cores_per_l3, 1))
+        shared.setdefault(key, []).extend(siblings)
+        for i in siblings:
+            l3_of[i] = key
+    groups = {} if cores_per_l3 == 0 else {key: CPUSet(cs) for key, cs in shared.items()}
+    for core in cores.values():
+        for i in core.cpus:
+            group = groups.get(l3_of[i])
+            cpus[i] = CPU(
+                id=i,
+                core=core.id,
+                socket=core.socket,
+                numa_node=core.numa_node,
+                l3=None if group is None else group.first,
+            )
+
+    homes = [set(s) for s in sockets_of]
+    homes += [{extra % sockets} for extra in range(len(memory_only_gib))]
+
+    def distance(a: int, b: int) -> int:
+        if distances is not None:
+            return distances[a][b]
+        if a == b:
+            return 10
+        near = bool(homes[a] & homes[b])
+        if max(a, b) >= with_cpus:
+            return 17 if near else 28
+        return 12 if near else 21
+
+    numa_nodes: dict[int, NUMANode] = {}
+    for position, numa_id in enumerate(ids):
+        extra = position - with_cpus
+        gib = memory_gib if extra < 0 else memory_only_gib[extra]
+        numa_nodes[numa_id] = NUMANode(
+            id=numa_id,
+            cpus=CPUSet(i for i, cpu in cpus.items() if cpu.numa_node == numa_id),
+            memory_bytes=int(gib * GIB) // 1024 * 1024,  # the kernel counts in KiB
+            distances={ids[other]: distance(position, other) for other in range(count)},
+            hugepages=dict(hugepages or {}) if extra < 0 else {},
+        )
+    return Topology(
+        cpus=dict(sorted(cpus.items())),
+        cores=dict(sorted(cores.items())),
+        l3_groups={
+            g.first: L3Group(id=g.first, cpus=g)
+            for g in sorted(groups.values(), key=lambda g: g.first)
+        },
+        sockets=sockets_from(cores.values()),
+        numa_nodes=dict(sorted(numa_nodes.items())),
+        online=online,
+        present=present,
+        possible=present,
+        isolated=isolated & present,
+        nohz_full=nohz_full & present,
+        allowed=online if allowed is None else allowed & online,
+    )
+
+
+def sockets_from(cores: Iterable[Core]) -> dict[int, Socket]:
+    """Gather cores into their sockets, by id."""
+    cpus: dict[int, int] = {}
+    numa: dict[int, set[int]] = {}
+    for core in cores:
+        cpus[core.socket] = cpus.get(core.socket, 0) | core.cpus.bits
+        nodes = numa.setdefault(core.socket, set())
+        if core.numa_node is not None:
+            nodes.add(core.numa_node)
+    return {
+        i: Socket(id=i, cpus=CPUSet.from_bits(cpus[i]), numa_nodes=NUMASet(numa[i]))
+        for i in sorted(cpus)
+    }
+
+
+def sysfs_files(topology: Topology, memory: MemoryReading | None = None) -> dict[str, str]:
+    """Write a machine as the files of /sys and /proc that the kernel would show.
+
+    Args:
+        topology: the machine.
+        memory: what is free; everything, when None.
+
+    Returns:
+        Text by path, relative to the directory to be given as ``--sysfs-root``.
+    """
+    files = {
+        f"{_CPU_DIR}/online": f"{topology.online}\n",
+        f"{_CPU_DIR}/present": f"{topology.present}\n",
+        f"{_CPU_DIR}/possible": f"{topology.possible}\n",
+        f"{_CPU_DIR}/offline": f"{topology.possible - topology.online}\n",
+        f"{_CPU_DIR}/isolated": f"{topology.isolated}\n",
+        f"{_CPU_DIR}/nohz_full": f"{topology.nohz_full}\n",
+        f"{_NODE_DIR}/online": f"{topology.numa_ids}\n",
+        f"{_NODE_DIR}/possible": f"{topology.numa_ids}\n",
+        f"{_NODE_DIR}/has_memory": f"{topology.memory_nodes}\n",
+        f"{_NODE_DIR}/has_cpu": f"{topology.cpu_nodes}\n",
+    }
+    for i in topology.present - topology.online:
+        files[f"{_CPU_DIR}/cpu{i}/online"] = "0\n"  # nothing else is left of an offline CPU
+    for core in topology.cores.values():
+        for i in core.cpus:
+            files[f"{_CPU_DIR}/cpu{i}/topology/physical_package_id"] = f"{core.socket}\n"
+            files[f"{_CPU_DIR}/cpu{i}/topology/core_id"] = f"{core.id}\n"
+            files[f"{_CPU_DIR}/cpu{i}/topology/thread_siblings_list"] = f"{core.cpus}\n"
+    for group in topology.l3_groups.values():
+        for i in group.cpus:
+            files[f"{_CPU_DIR}/cpu{i}/cache/index3/level"] = "3\n"
+            files[f"{_CPU_DIR}/cpu{i}/cache/index3/type"] = "Unified\n"
+            files[f"{_CPU_DIR}/cpu{i}/cache/index3/shared_cpu_list"] = f"{group.cpus}\n"
+    for kind, directory in ((CoreKind.PERFORMANCE, "cpu_core"), (CoreKind.EFFICIENT, "cpu_atom")):
+        cpus = CPUSet(i for c in topology.cores.values() if c.kind is kind for i in c.cpus)
+        if cpus:
+            files[f"sys/devices/{directory}/cpus"] = f"{cpus}\n"
+    if topology.allowed != topology.online:
+        files["proc/self/status"] = f"Name:\tnri-numa\nCpus_allowed_list:\t{topology.allowed}\n"
+    for tier in {n.tier for n in topology.numa_nodes.values()} - {None}:
+        nodes = NUMASet(i for i, n in topology.numa_nodes.items() if n.tier == tier)
+        files[f"sys/devices/virtual/memory_tiering/memory_tier{tier}/nodelist"] = f"{nodes}\n"
+    total_kib = free_kib = reclaimable_kib = 0
+    for i, numa_node in topology.numa_nodes.items():
+        reading = None if memory is None else memory.numa_nodes.get(i)
+        if reading is None:
+            taken = sum(numa_node.hugepages.values())
+            reading = NUMAMemory(
+                total_bytes=numa_node.memory_bytes,
+                free_bytes=max(numa_node.memory_bytes - taken, 0),
+                reclaimable_bytes=0,
+                free_hugepages=numa_node.hugepages,
+            )
+        directory = f"{_NODE_DIR}/node{i}"
+        files[f"{directory}/cpulist"] = f"{numa_node.cpus}\n"
+        files[f"{directory}/distance"] = (
+            " ".join(str(numa_node.distances[other]) for other in topology.numa_ids) + "\n"
+        )
+        files[f"{directory}/meminfo"] = "".join(
+            f"Node {i} {name}: {value // 1024:>14} kB\n"
+            for name, value in (
+                ("MemTotal", numa_node.memory_bytes),
+                ("MemFree", reading.free_bytes),
+                ("Active(file)", 0),
+                ("Inactive(file)", reading.reclaimable_bytes),
+                ("SReclaimable", 0),
+            )
+        )
+        for home in numa_node.initiators:
+            files[f"{directory}/access1/initiators/node{home}"] = ""
+        for size, allocated in numa_node.hugepages.items():
+            pages = f"{directory}/hugepages/hugepages-{size // 1024}kB"
+            files[f"{pages}/nr_hugepages"] = f"{allocated // size}\n"
+            free = reading.free_hugepages.get(size, 0)
+            files[f"{pages}/free_hugepages"] = f"{free // size}\n"
+        total_kib += numa_node.memory_bytes // 1024
+        free_kib += reading.free_bytes // 1024
+        reclaimable_kib += reading.reclaimable_bytes // 1024
+    files["proc/meminfo"] = (
+        f"MemTotal: {total_kib:>14} kB\nMemFree: {free_kib:>14} kB\n"
+        f"Active(file): {0:>14} kB\nInactive(file): {reclaimable_kib:>14} kB\n"
+        f"SReclaimable: {0:>14} kB\n"
+    )
+    return files
+
+
+def _number(
+    positions: Sequence[int], threads: int, order: Numbering, numbers: Iterator[int]
+) -> list[list[int]]:
+    """Give every core its CPU numbers; ``positions`` is the NUMA node of each core, ascending."""
+    members: list[list[int]] = [[] for _ in positions]
+    if order is Numbering.ADJACENT:
+        for ids in members:
+            ids.extend(itertools.islice(numbers, threads))
+        return members
+    sequence = list(range(len(positions)))
+    if order is Numbering.ALTERNATING:
+        seen: dict[int, int] = {}
+        rank: list[tuple[int, int, int]] = []
+        for core, position in enumerate(positions):
+            rank.append((seen.get(position, 0), position, core))
+            seen[position] = seen.get(position, 0) + 1
+        sequence = [core for _, _, core in sorted(rank)]
+    for _ in range(threads):
+        for core in sequence:
+            members[core].append(next(numbers))
+    return members

@@ -1,0 +1,594 @@
+"""Reads the machine from /sys and /proc: the only module that knows what is in which file.
+
+What the files mean: Documentation/admin-guide/cputopology.rst, Documentation/ABI/stable/
+sysfs-devices-node and Documentation/ABI/testing/sysfs-devices-system-cpu of the kernel, and
+cpuset(7). Old kernels lack some files and firmware lies in others; what had to be assumed or was
+contradictory is said in `Topology.warnings`, and only a root without any CPU is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import isqrt
+from pathlib import Path
+from typing import TypeVar
+
+from nri_numa.errors import TopologyError
+from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.machine.model import (
+    CPU,
+    Core,
+    CoreKind,
+    L3Group,
+    MemoryReading,
+    NUMAMemory,
+    NUMANode,
+    Topology,
+)
+from nri_numa.machine.packages import packages, stand_ins
+from nri_numa.machine.partitions import sentence
+from nri_numa.machine.synthetic import sockets_from
+from nri_numa.machine.tree import CPU_DIR, NODE_DIR, TIER_DIR, Tree, open_tree
+from nri_numa.machine.usable import partitions, read_limits
+from nri_numa.machine.words import agree, cpus_text, numa_text
+
+_LOCAL, _REMOTE = 10, 20
+"""LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel, for what firmware does not tell."""
+_DISTANCE_LIMIT = 255  # ACPI's SLIT has one byte for each
+
+_CPU_NAME = re.compile(r"cpu([0-9]{1,5})", re.ASCII)
+_NODE_NAME = re.compile(r"node([0-9]{1,5})", re.ASCII)
+_TIER_NAME = re.compile(r"memory_tier([0-9]{1,9})", re.ASCII)
+_HUGE_NAME = re.compile(r"hugepages-([0-9]{1,12})kB", re.ASCII)
+_MEMINFO = re.compile(r"^(?:Node\s+\d+\s+)?([\w()]+):\s+(\d+)\s*kB", re.ASCII | re.MULTILINE)
+
+
+def discover(root: Path | str) -> Topology:
+    """Read the machine below ``root``.
+
+    Args:
+        root: a directory holding ``sys/`` (``/`` for the live machine), or a captured machine as
+            a directory or tar archive.
+
+    Raises:
+        TopologyError: when no CPU can be found there; odd machines are not errors.
+    """
+    return discover_tree(open_tree(root))
+
+
+def discover_tree(tree: Tree) -> Topology:
+    """Read the machine from files that are open already; see `discover`."""
+    return _Discovery(tree).topology()
+
+
+def read_online(root: Path | str) -> CPUSet:
+    """Read which CPUs are online now; cheap enough to look for hot-plug every second.
+
+    Raises:
+        TopologyError: when that cannot be read.
+    """
+    return _Discovery(open_tree(root)).online()
+
+
+def read_memory(root: Path | str, topology: Topology) -> MemoryReading:
+    """Read what each NUMA node's memory is used for now; a few files per NUMA node.
+
+    A NUMA node that went away reads as all zero.
+
+    Raises:
+        TopologyError: when ``root`` is no machine.
+    """
+    tree = open_tree(root)
+    total = sum(n.memory_bytes for n in topology.numa_nodes.values())
+    low = _low_watermark(tree, total)
+    has_nodes = bool(tree.entries(NODE_DIR))
+    readings: dict[int, NUMAMemory] = {}
+    for i, numa_node in sorted(topology.numa_nodes.items()):
+        directory = f"{NODE_DIR}/node{i}" if has_nodes else "sys/kernel/mm"
+        info = _meminfo(tree, f"{directory}/meminfo" if has_nodes else "proc/meminfo")
+        readings[i] = NUMAMemory(
+            total_bytes=info.get("MemTotal", 0),
+            free_bytes=info.get("MemFree", 0),
+            reclaimable_bytes=_reclaimable(info, low * numa_node.memory_bytes // max(total, 1)),
+            free_hugepages=_hugepages(tree, directory, "free_hugepages"),
+        )
+    return MemoryReading(numa_nodes=readings)
+
+
+def read_amounts(tree: Tree, topology: Topology) -> dict[int, tuple[int, dict[int, int]]]:
+    """By NUMA node, MemTotal and the bytes of huge pages by page size, as they are now."""
+    has_nodes = bool(tree.entries(NODE_DIR))
+    found: dict[int, tuple[int, dict[int, int]]] = {}
+    for i in topology.numa_nodes:
+        directory = f"{NODE_DIR}/node{i}" if has_nodes else "sys/kernel/mm"
+        info = _meminfo(tree, f"{directory}/meminfo" if has_nodes else "proc/meminfo")
+        found[i] = info.get("MemTotal", 0), _hugepages(tree, directory, "nr_hugepages")
+    return found
+
+
+def _reclaimable(info: dict[str, int], low: int) -> int:
+    """Page cache and slab that would be given up, as MemAvailable counts it (proc(5)).
+
+    The kernel keeps, of each, up to its low watermark or half, and keeps the watermark free.
+    """
+    if "Inactive(file)" in info:
+        cache = info.get("Active(file)", 0) + info["Inactive(file)"]
+    else:  # kernels before 2.6.28
+        cache = max(info.get("FilePages", info.get("Cached", 0)) - info.get("Shmem", 0), 0)
+    slab = info.get("SReclaimable", 0)
+    sum_ = cache - min(cache // 2, low) + slab - min(slab // 2, low)
+    return max(sum_ - low, 0)
+
+
+def _low_watermark(tree: Tree, total: int) -> int:
+    """Bytes that the kernel keeps free on the whole machine: 5/4 of vm.min_free_kbytes."""
+    text = tree.read("proc/sys/vm/min_free_kbytes")
+    if text is not None and text.isascii() and text.isdigit() and len(text) < 12:
+        kib = int(text)
+    else:  # the kernel's default: the root of sixteen times the memory, within bounds
+        kib = min(max(isqrt(total // 1024 * 16), 128), 262_144)
+    return kib * 1024 * 5 // 4
+
+
+_AnySet = TypeVar("_AnySet", CPUSet, NUMASet)
+
+
+@dataclass(slots=True)
+class _Claims:
+    """What one NUMA node's directory says, before it is checked against the others."""
+
+    cpus: CPUSet
+    memory: int
+    distances: list[int] | None
+    hugepages: dict[int, int] = field(default_factory=dict)
+    initiators: NUMASet = NO_NUMA_NODES
+    tier: int | None = None
+
+
+class _Discovery:
+    """One pass over a tree; collects warnings on the way."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._warnings: list[str] = []
+
+    def topology(self) -> Topology:
+        online = self.online()
+        present = self._listed(f"{CPU_DIR}/present", CPUSet)
+        present = online | (self._cpu_directories() if present is None else present)
+        possible = self._listed(f"{CPU_DIR}/possible", CPUSet)
+        isolated = self._listed(f"{CPU_DIR}/isolated", CPUSet) or NO_CPUS
+
+        claims = self._claims(online)
+        owner = self._owners(online, claims)
+        cores, core_of = self._cores(online, owner)
+        groups, l3_of = self._l3_groups(online, cores)
+        cpus = {
+            i: CPU(
+                id=i,
+                core=core_of[i],
+                socket=cores[core_of[i]].socket,
+                numa_node=owner.get(i),
+                l3=l3_of.get(i),
+            )
+            for i in online
+        }
+        memory_nodes = NUMASet(i for i, claim in claims.items() if claim.memory)
+        limits = read_limits(self._tree, isolated)
+        allowed = online if limits.cpus is None else online & limits.cpus
+        if not allowed:
+            told = cpus_text(str(limits.cpus))
+            self._warn(f"{limits.source} allows {told}, none of them online; ignored")
+            allowed = online
+        elif allowed != online:
+            self._warn(f"{limits.source} allows only {cpus_text(allowed)} of {online}")
+        found = partitions(self._tree, online - allowed)
+        self._warnings.extend(map(sentence, found))
+        withheld = NUMASet() if limits.mems is None else memory_nodes - limits.mems
+        if withheld == memory_nodes:
+            withheld = NUMASet()  # a contradiction: we run, so we have memory somewhere
+        elif withheld:
+            self._warn(f"{limits.source} does not allow memory of {numa_text(withheld)}")
+        return Topology(
+            cpus=cpus,
+            cores=cores,
+            l3_groups=groups,
+            sockets=sockets_from(cores.values()),
+            numa_nodes=self._numa_nodes(claims, owner),
+            online=online,
+            present=present,
+            possible=present if possible is None else possible | present,
+            isolated=isolated & present,
+            allowed=allowed,
+            withheld_memory=withheld,
+            nohz_full=self._nohz_full() & present,
+            partitions=found,
+            warnings=tuple(self._warnings),
+        )
+
+    def _nohz_full(self) -> CPUSet:
+        """CPUs that the kernel was started with as ``nohz_full``; some kernels print NULL."""
+        name = f"{CPU_DIR}/nohz_full"
+        untold = self._tree.read(name) == "(null)"
+        return (None if untold else self._listed(name, CPUSet)) or NO_CPUS
+
+    def online(self) -> CPUSet:
+        """Online CPUs, from the list or, on kernels without it, from each CPU's own file."""
+        name = f"{CPU_DIR}/online"
+        text = self._tree.read(name)
+        if text is None:
+            online = CPUSet(
+                i
+                for i in self._cpu_directories()
+                if self._tree.read(f"{CPU_DIR}/cpu{i}/online") != "0"
+            )
+            found = "no CPU is listed in it"
+        else:
+            try:
+                online = CPUSet.parse(text)
+            except ListFormatError as e:
+                raise TopologyError(self._path(name), f"is not a list of CPUs: {e}") from e
+            found = "lists no CPU"
+        if not online:
+            raise TopologyError(self._path(CPU_DIR if text is None else name), found)
+        return online
+
+    # -- NUMA nodes -----------------------------------------------------------------------------
+
+    def _claims(self, online: CPUSet) -> dict[int, _Claims]:
+        """Read every online NUMA node, by id; one made-up node 0 where the kernel has none."""
+        tree = self._tree
+        listed = self._listed(f"{NODE_DIR}/online", NUMASet)
+        directories = _numbered(_NODE_NAME, tree.entries(NODE_DIR), NUMASet)
+        ids = directories if listed is None else listed & directories
+        if listed is not None and listed != ids:
+            bare = listed - ids
+            which = numa_text(bare, "is online but has", "are online but have")
+            self._warn(f"{which} no directory; ignored")
+        if not ids:
+            self._warn("the kernel tells no NUMA nodes; everything belongs to NUMA node 0")
+            info = _meminfo(tree, "proc/meminfo")
+            if not info.get("MemTotal"):
+                self._warn("the size of the memory is not known: proc/meminfo tells no MemTotal")
+            return {
+                0: _Claims(
+                    cpus=online,
+                    memory=info.get("MemTotal", 0),
+                    distances=[_LOCAL],
+                    hugepages=_hugepages(tree, "sys/kernel/mm", "nr_hugepages"),
+                )
+            }
+        claims: dict[int, _Claims] = {}
+        tiers = self._tiers()
+        for i in ids:
+            directory = f"{NODE_DIR}/node{i}"
+            cpus = self._ids(f"{directory}/cpulist", f"{directory}/cpumap")
+            if cpus is None:
+                self._warn(f"NUMA node {i} does not tell its CPUs")
+            memory = _meminfo(tree, f"{directory}/meminfo").get("MemTotal")
+            if memory is None:
+                self._warn(f"NUMA node {i} does not tell the size of its memory; 0 is assumed")
+            claims[i] = _Claims(
+                cpus=(cpus or NO_CPUS) & online,
+                memory=memory or 0,
+                distances=self._distance_row(i, len(ids)),
+                hugepages=_hugepages(tree, directory, "nr_hugepages"),
+                initiators=self._initiators(directory) & ids,
+                tier=tiers.get(i),
+            )
+        for i, claim in claims.items():
+            if not claim.memory:
+                what = "CPUs but no memory" if claim.cpus else "neither CPUs nor memory"
+                self._warn(f"NUMA node {i} has {what}")
+        return claims
+
+    def _initiators(self, directory: str) -> NUMASet:
+        """The NUMA nodes from which memory is best reached: those with CPUs, else any (numaperf).
+
+        ``access1`` is the same as ``access0`` without devices that reach memory too.
+        """
+        for access in ("access1", "access0"):
+            names = self._tree.entries(f"{directory}/{access}/initiators")
+            found = _numbered(_NODE_NAME, names, NUMASet)
+            if found:
+                return found
+        return NO_NUMA_NODES
+
+    def _tiers(self) -> dict[int, int]:
+        """Memory tier by NUMA node; empty on kernels before 6.1."""
+        found: dict[int, int] = {}
+        for name in self._tree.entries(TIER_DIR):
+            match = _TIER_NAME.fullmatch(name)
+            if match:
+                nodes = self._listed(f"{TIER_DIR}/{name}/nodelist", NUMASet)
+                found.update(dict.fromkeys(nodes or NO_NUMA_NODES, int(match[1])))
+        return found
+
+    def _distance_row(self, numa_id: int, count: int) -> list[int] | None:
+        """One row, with a column for each *online* NUMA node in order; None for an unusable one."""
+        text = self._tree.read(f"{NODE_DIR}/node{numa_id}/distance")
+        words = [] if text is None else text.split()
+        row = [int(w) for w in words if w.isascii() and w.isdigit() and len(w) <= 3]
+        if len(row) == len(words) == count and all(_LOCAL <= d <= _DISTANCE_LIMIT for d in row):
+            return row
+        found = f"the distances {text[:60]!r}" if text else "no distances"
+        self._warn(
+            f"NUMA node {numa_id} tells {found}, not {count} numbers from 10 to 255; "
+            f"{_LOCAL} to itself and {_REMOTE} to others are assumed"
+        )
+        return None
+
+    def _owners(self, online: CPUSet, claims: dict[int, _Claims]) -> dict[int, int]:
+        """Give each CPU one NUMA node."""
+        claimants: dict[int, list[int]] = {}
+        for numa_id, claim in claims.items():  # ascending, so that the lists are too
+            for i in claim.cpus:
+                claimants.setdefault(i, []).append(numa_id)
+        shared = CPUSet(i for i, nodes in claimants.items() if len(nodes) > 1)
+        owner = {i: nodes[0] for i, nodes in claimants.items()}
+        if shared:
+            # The link is made from the table by which the kernel itself picks the local node.
+            # Order: a linked NUMA node before others, then the lowest id.
+            for i in shared:
+                linked = [n for n in claimants[i] if self._tree.exists(f"{CPU_DIR}/cpu{i}/node{n}")]
+                owner[i] = (linked or claimants[i])[0]
+            nodes = NUMASet(n for i in shared for n in claimants[i])
+            self._warn(
+                f"{numa_text(nodes)} all claim {cpus_text(shared)}; each CPU is counted for the "
+                "one that its own directory links to, else the lowest"
+            )
+        lost = online - CPUSet(owner)
+        whose = f"{cpus_text(lost, 'belongs', 'belong')}"
+        possible = self._listed(f"{NODE_DIR}/possible", NUMASet) or NUMASet(claims)
+        if lost and len(claims) == 1 and possible <= NUMASet(claims):
+            (only,) = claims
+            self._warn(f"{whose} to no NUMA node; the only one, {only}, is assumed")
+            owner.update(dict.fromkeys(lost, only))
+        elif lost:
+            # Theirs may be offline, and what is not known is not near.
+            self._warn(f"{whose} to no NUMA node")
+        return owner
+
+    def _numa_nodes(self, claims: dict[int, _Claims], owner: dict[int, int]) -> dict[int, NUMANode]:
+        members: dict[int, int] = dict.fromkeys(claims, 0)
+        for i, numa_id in owner.items():
+            members[numa_id] |= 1 << i
+        ids = list(claims)
+        table: dict[int, dict[int, int]] = {}
+        for a, claim in claims.items():
+            row = claim.distances or [_LOCAL if a == b else _REMOTE for b in ids]
+            table[a] = dict(zip(ids, row, strict=True))
+        pairs = [(a, b) for a in ids for b in ids if a < b]
+        odd = [(a, b) for a, b in pairs if table[a][b] != table[b][a]]
+        if odd:
+            a, b = odd[0]
+            more = f", and {len(odd) - 1} more pairs differ" if len(odd) > 1 else ""
+            self._warn(
+                f"the distance from NUMA node {a} to {b} is {table[a][b]} and back "
+                f"{table[b][a]}{more}"
+            )
+        if pairs and any(table[a][b] <= table[a][a] for a in ids for b in ids if a != b):
+            self._warn("some NUMA nodes are told to be no farther away than the local one")
+        return {
+            i: NUMANode(
+                id=i,
+                cpus=CPUSet.from_bits(members[i]),
+                memory_bytes=claim.memory,
+                distances=table[i],
+                hugepages=claim.hugepages,
+                initiators=claim.initiators,
+                tier=claim.tier,
+            )
+            for i, claim in claims.items()
+        }
+
+    # -- cores and caches -----------------------------------------------------------------------
+
+    def _cores(
+        self, online: CPUSet, owner: dict[int, int]
+    ) -> tuple[dict[int, Core], dict[int, int]]:
+        """Read cores, by id, and each CPU's core id. Only the first thread of a core is read."""
+        siblings_of: dict[int, CPUSet] = {}
+        done = 0
+        untold, torn, clashing = [], [], []
+        for i in online:
+            if done >> i & 1:
+                continue
+            directory = f"{CPU_DIR}/cpu{i}/topology"
+            siblings = self._ids(
+                f"{directory}/thread_siblings_list", f"{directory}/thread_siblings"
+            )
+            if siblings is None:
+                siblings = self._ids(f"{directory}/core_cpus_list", f"{directory}/core_cpus")
+            if siblings is None:
+                untold.append(i)
+            claimed = CPUSet.from_bits((siblings or NO_CPUS).bits | 1 << i) & online
+            if claimed.bits & done:
+                clashing.append(i)
+                claimed = CPUSet.from_bits(claimed.bits & ~done)
+            done |= claimed.bits
+            siblings_of[i] = claimed
+            if len({owner.get(c) for c in claimed}) > 1:
+                torn.append(i)
+        if untold:
+            cpus = CPUSet(untold)
+            self._warn(f"{cpus_text(cpus, 'tells', 'tell')} no siblings; each is taken for a core")
+        if clashing:
+            self._warn(
+                f"the siblings of {cpus_text(CPUSet(clashing))} contradict those of lower CPUs"
+            )
+        found = packages(siblings_of, online, self._number, self._ids)
+        if found.unplaced:
+            whose = cpus_text(found.unplaced, "tells", "tell")
+            self._warn(f"{whose} no socket; socket 0 is assumed")
+        if torn:
+            self._warn(
+                f"the {agree(CPUSet(torn), 'core', 'cores')} of {cpus_text(CPUSet(torn))} "
+                f"{agree(CPUSet(torn), 'has', 'have')} threads on several NUMA nodes; "
+                "the lowest thread's counts"
+            )
+        kinds = self._kinds(siblings_of)
+        cores: dict[int, Core] = {}
+        core_of: dict[int, int] = {}
+        for i, siblings in siblings_of.items():
+            cores[i] = Core(
+                id=i,
+                socket=found.socket_of[i],
+                numa_node=owner.get(i),
+                cpus=siblings,
+                kind=kinds.get(i, CoreKind.STANDARD),
+            )
+            core_of.update(dict.fromkeys(siblings, i))
+        return cores, core_of
+
+    def _kinds(self, siblings_of: dict[int, CPUSet]) -> dict[int, CoreKind]:
+        """Tell performance and efficient cores apart, by core id; empty on uniform machines."""
+        told: dict[int, CoreKind] = {}
+        for kind, unit in ((CoreKind.PERFORMANCE, "core"), (CoreKind.EFFICIENT, "atom")):
+            cpus = self._listed(f"sys/devices/cpu_{unit}/cpus", CPUSet) or NO_CPUS
+            told.update({i: kind for i in siblings_of if i in cpus})
+        if told:
+            return told
+        first = next(iter(siblings_of))
+        if self._tree.exists(f"{CPU_DIR}/cpu{first}/cpu_capacity"):
+            # Arm: 1024 is the fastest core at its highest frequency. Single bins differ by a few
+            # percent between equal cores; another micro-architecture has three quarters or less.
+            capacity = {i: self._number(f"{CPU_DIR}/cpu{i}/cpu_capacity") or 0 for i in siblings_of}
+            slow = {i for i, c in capacity.items() if 0 < c <= max(capacity.values()) * 3 // 4}
+        else:
+            # x86 without the performance counters' files: efficient cores have one thread and a
+            # lower top speed than each core with several (a core with a thread offline has not).
+            slow = {i for i, cpus in siblings_of.items() if len(cpus) == 1}
+            if len(slow) in (0, len(siblings_of)):
+                return {}
+            speed = {i: self._speed(i) for i in siblings_of}
+            least = min(speed[i] for i in siblings_of if i not in slow)
+            if max(speed[i] for i in slow) >= least:
+                return {}
+        if not slow:
+            return {}
+        return {i: CoreKind.EFFICIENT if i in slow else CoreKind.PERFORMANCE for i in siblings_of}
+
+    def _speed(self, i: int) -> int:
+        return (
+            self._number(f"{CPU_DIR}/cpu{i}/acpi_cppc/highest_perf")
+            or self._number(f"{CPU_DIR}/cpu{i}/cpufreq/cpuinfo_max_freq")
+            or 0
+        )
+
+    def _l3_groups(
+        self, online: CPUSet, cores: dict[int, Core]
+    ) -> tuple[dict[int, L3Group], dict[int, int]]:
+        """Read groups of CPUs with one level 3 cache, by id, and each CPU's group id."""
+        groups: dict[int, L3Group] = {}
+        l3_of: dict[int, int] = {}
+        usual = "index3"
+        clashing = []
+        for i in online:
+            if i in l3_of:
+                continue
+            directory = f"{CPU_DIR}/cpu{i}/cache"
+            if self._tree.read(f"{directory}/{usual}/level") == "3":
+                index = usual
+            else:  # the number after "index" only counts the caches
+                for index in self._tree.entries(directory):
+                    if self._tree.read(f"{directory}/{index}/level") == "3":
+                        usual = index
+                        break
+                else:
+                    continue
+            shared = self._ids(
+                f"{directory}/{index}/shared_cpu_list", f"{directory}/{index}/shared_cpu_map"
+            )
+            if not shared:
+                continue  # an empty map is no cache
+            members = CPUSet.from_bits(shared.bits | 1 << i) & online
+            taken = CPUSet(c for c in members if c in l3_of)
+            if taken:
+                clashing.append(i)
+                members -= taken
+            groups[i] = L3Group(id=i, cpus=members)
+            l3_of.update(dict.fromkeys(members, i))
+        if clashing:
+            self._warn(
+                f"the L3 caches of {cpus_text(CPUSet(clashing))} contradict those of lower CPUs"
+            )
+        if not groups:
+            sockets = {i: core.socket for i, core in cores.items()}
+            threads = {i: core.cpus for i, core in cores.items()}
+            noun, instead = stand_ins(threads, sockets, online, self._ids)
+            if instead:
+                self._warn(f"the kernel tells no L3 caches; {noun} are taken for them")
+            groups = {i: L3Group(id=i, cpus=cpus) for i, cpus in instead.items()}
+            l3_of = {c: i for i, cpus in instead.items() for c in cpus}
+        return groups, l3_of
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def _warn(self, sentence: str) -> None:
+        self._warnings.append(sentence)
+
+    def _path(self, name: str) -> str:
+        return f"{self._tree.where.rstrip('/')}/{name}"
+
+    def _cpu_directories(self) -> CPUSet:
+        return _numbered(_CPU_NAME, self._tree.entries(CPU_DIR), CPUSet)
+
+    def _listed(self, name: str, kind: type[_AnySet]) -> _AnySet | None:
+        """Read a file in list format; None when it is missing or not that, which is said."""
+        text = self._tree.read(name)
+        if text is None:
+            return None
+        try:
+            return kind.parse(text)
+        except ListFormatError as e:
+            self._warn(f"{name} is ignored: {e}")
+            return None
+
+    def _ids(self, list_name: str, mask_name: str) -> CPUSet | None:
+        """Read CPUs from a list, or from the mask that older kernels have instead.
+
+        A list that is empty is not believed where the mask is not: some virtual file systems show
+        such.
+        """
+        cpus = self._listed(list_name, CPUSet)
+        if cpus:
+            return cpus
+        text = self._tree.read(mask_name)
+        if text is None:
+            return cpus
+        digits = text.replace(",", "")
+        if len(digits) > CPUSet.LIMIT // 4 or not re.fullmatch("[0-9a-fA-F]+", digits):
+            self._warn(f"{mask_name} is ignored: it is not a mask of hexadecimal digits")
+            return cpus
+        return CPUSet.from_bits(int(digits, 16))
+
+    def _number(self, name: str) -> int | None:
+        """Read a number that is not negative; None when there is something else or nothing."""
+        text = self._tree.read(name)
+        return int(text) if text is not None and re.fullmatch("[0-9]{1,12}", text) else None
+
+
+def _numbered(pattern: re.Pattern[str], names: Iterable[str], kind: type[_AnySet]) -> _AnySet:
+    found = (pattern.fullmatch(name) for name in names)
+    return kind(int(m[1]) for m in found if m and int(m[1]) < kind.LIMIT)
+
+
+def _meminfo(tree: Tree, name: str) -> dict[str, int]:
+    """Read a meminfo file, the machine's or a NUMA node's: bytes by field."""
+    text = tree.read(name) or ""
+    return {m[1]: int(m[2][:15]) * 1024 for m in _MEMINFO.finditer(text)}
+
+
+def _hugepages(tree: Tree, directory: str, name: str) -> dict[int, int]:
+    """Read bytes of huge pages by page size in bytes; sizes without pages are left out."""
+    pages: dict[int, int] = {}
+    for entry in tree.entries(f"{directory}/hugepages"):
+        match = _HUGE_NAME.fullmatch(entry)
+        text = tree.read(f"{directory}/hugepages/{entry}/{name}") if match else None
+        if match and text and re.fullmatch("[0-9]{1,12}", text) and int(text) > 0:
+            size = int(match[1]) * 1024
+            pages[size] = int(text) * size
+    return dict(sorted(pages.items()))

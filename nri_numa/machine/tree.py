@@ -1,0 +1,356 @@
+"""Files of a machine's /sys and /proc, from a directory or from an archive of one.
+
+An archive is untrusted (users attach them to bug reports): it is streamed once, nothing is written
+to disk, only files that describe the machine are kept, and every quantity has a limit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from nri_numa.errors import TopologyError
+from nri_numa.machine import pci
+
+if TYPE_CHECKING:
+    import gzip
+
+CPU_DIR = "sys/devices/system/cpu"
+NODE_DIR = "sys/devices/system/node"
+TIER_DIR = "sys/devices/virtual/memory_tiering"
+
+FILE_LIMIT = 256 * 1024
+"""Bytes of one file; a cpulist of 8,192 CPUs in the worst order has 40 KiB."""
+KEPT_LIMIT = 64 << 20
+"""Bytes of all files kept from an archive."""
+STREAM_LIMIT = 512 << 20
+"""Bytes an archive may unpack to; a capture of everything a 128-CPU machine shows has 12 MiB."""
+MEMBER_LIMIT = 500_000
+"""Members of an archive."""
+
+_HUGE = r"hugepages/hugepages-\d+kB/(nr|free)_hugepages"
+NEEDED = re.compile(
+    rf"""
+      sys/devices/system/cpu/(online|present|possible|isolated|nohz_full)
+    | sys/devices/system/cpu/cpu\d+/(
+          online | cpu_capacity | acpi_cppc/highest_perf | cpufreq/cpuinfo_max_freq
+        | topology/(physical_package_id|core_id|(book|drawer)_id)
+        | topology/((thread|core|book|drawer)_siblings|(core|package|die|cluster)_cpus)(_list)?
+        | cache/index\d+/(level|type|shared_cpu_(list|map))
+      )
+    | sys/devices/system/node/(online|possible)
+    | sys/devices/system/node/node\d+/(cpulist|cpumap|distance|meminfo|{_HUGE})
+    | sys/devices/virtual/memory_tiering/memory_tier\d+/nodelist
+    | sys/devices/(cpu_core|cpu_atom)/cpus
+    | sys/kernel/mm/{_HUGE}
+    | sys/bus/pci/devices/[0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7]/({"|".join(pci.FILES)})
+    | proc/meminfo
+    | proc/sys/vm/min_free_kbytes
+    """,
+    re.VERBOSE | re.ASCII,
+)
+"""Files that describe a machine and nobody in particular; `nri-numa capture` packs only these."""
+
+LINKS = re.compile(
+    r"sys/devices/system/(cpu/cpu\d+|node/node\d+/access[01]/initiators)/node(\d+)", re.ASCII
+)
+"""Links whose existence says which NUMA node the kernel itself uses for a CPU, and from which NUMA
+nodes the memory of one is best reached."""
+
+_OWN = re.compile(
+    r"proc/self/(status|cpuset)|proc/mounts|.*/(cpuset\.)?(cpus|mems|effective_(cpus|mems))"
+    r"|.*/cpuset\.(cpus|mems)\.effective",
+    re.ASCII,
+)
+"""Files that say which CPUs and NUMA nodes the capturing process could use; read, never packed."""
+
+
+class Tree(Protocol):
+    """Read access to the files below one ``--sysfs-root``; names are relative, with ``/``."""
+
+    @property
+    def where(self) -> str:
+        """The root, for messages."""
+        ...
+
+    def read(self, name: str) -> str | None:
+        """Text of a file without white space and NULs at its ends; None when there is none."""
+        ...
+
+    def entries(self, name: str) -> list[str]:
+        """Sorted names in a directory; empty when there is none."""
+        ...
+
+    def exists(self, name: str) -> bool:
+        """Say whether there is a file, directory or link (even a broken one) of that name."""
+        ...
+
+    def walk(self) -> Iterator[str]:
+        """All files and links that describe CPUs and NUMA nodes, known to us or not."""
+        ...
+
+
+def _text(data: bytes) -> str:
+    # Tools that copy sysfs with the size that stat() says pad the files with NULs.
+    return data.decode("utf-8", "replace").strip("\0 \t\r\n")
+
+
+class DirectoryTree:
+    """The live machine or an unpacked capture."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._prefix = str(root).rstrip("/") + "/"
+
+    @property
+    def where(self) -> str:
+        """The root, for messages."""
+        return str(self._root)
+
+    def read(self, name: str) -> str | None:
+        """Text of a file; a CPU that goes offline while we read makes files vanish."""
+        try:
+            fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return None
+        try:
+            data = os.read(fd, 4096)  # sysfs gives a page at most, in one go
+            while len(data) >= 4096 and len(data) < FILE_LIMIT:
+                more = os.read(fd, FILE_LIMIT)
+                if not more:
+                    break
+                data += more
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+        return _text(data)
+
+    def entries(self, name: str) -> list[str]:
+        """Sorted names in a directory."""
+        try:
+            return sorted(os.listdir(self._prefix + name))
+        except OSError:
+            return []
+
+    def exists(self, name: str) -> bool:
+        """Say whether the name is there."""
+        return os.path.lexists(self._prefix + name)
+
+    def walk(self) -> Iterator[str]:
+        """Files and links below the CPU and NUMA node directories, and single files of /proc."""
+        for top in (CPU_DIR, NODE_DIR, TIER_DIR, "sys/kernel/mm/hugepages"):
+            for directory, subdirectories, files in os.walk(self._prefix + top):
+                subdirectories.sort()
+                base = directory[len(self._prefix) :]
+                links = [d for d in subdirectories if os.path.islink(os.path.join(directory, d))]
+                for name in sorted(files + links):
+                    yield f"{base}/{name}"
+        for address in self.entries(pci.DIRECTORY):
+            for file in pci.FILES:
+                if self.exists(name := f"{pci.DIRECTORY}/{address}/{file}"):
+                    yield name
+        for name in (
+            "sys/devices/cpu_core/cpus",
+            "sys/devices/cpu_atom/cpus",
+            "proc/meminfo",
+            "proc/sys/vm/min_free_kbytes",
+        ):
+            if self.exists(name):
+                yield name
+
+
+class ArchiveTree:
+    """A capture in one tar file, held in memory."""
+
+    def __init__(self, where: str, files: dict[str, str], links: set[str], other: set[str]) -> None:
+        self._where = where
+        self._files = files
+        self._other = other
+        self._names = links | set(files)
+        self._children: dict[str, set[str]] = {}
+        for name in sorted(self._names):
+            while "/" in name:
+                parent, _, child = name.rpartition("/")
+                siblings = self._children.setdefault(parent, set())
+                if child in siblings:
+                    break
+                siblings.add(child)
+                name = parent
+
+    @property
+    def where(self) -> str:
+        """The archive, for messages."""
+        return self._where
+
+    def read(self, name: str) -> str | None:
+        """Text of a file."""
+        return self._files.get(name)
+
+    def entries(self, name: str) -> list[str]:
+        """Sorted names in a directory."""
+        return sorted(self._children.get(name, ()))
+
+    def exists(self, name: str) -> bool:
+        """Say whether the name is there."""
+        return name in self._names or name in self._children
+
+    def walk(self) -> Iterator[str]:
+        """Everything that was in the archive, kept or not."""
+        yield from sorted(self._names | self._other)
+
+
+def open_tree(root: Path | str) -> Tree:
+    """Open what ``--sysfs-root`` names.
+
+    Args:
+        root: a directory holding ``sys/`` (``/`` is the live machine), a directory whose only
+            directory with a ``sys/`` is the capture, or a tar archive (plain, gzip, bzip2, xz).
+
+    Raises:
+        TopologyError: when there is no description of CPUs there.
+    """
+    path = Path(root)
+    try:
+        if path.is_dir():
+            return _open_directory(path)
+        if path.is_file():
+            stat = path.stat()
+            return _open_archive(str(path), stat.st_mtime_ns, stat.st_size)
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the path
+        raise TopologyError(str(path), f"cannot be read: {e}") from e
+    raise TopologyError(
+        str(path),
+        "is neither a directory nor a file"
+        if path.exists()
+        else "does not exist; expected a directory holding sys/, or a captured machine's archive",
+    )
+
+
+def _open_directory(path: Path) -> Tree:
+    if (path / CPU_DIR).is_dir():
+        return DirectoryTree(path)
+    nested = [p for p in sorted(path.iterdir()) if (p / CPU_DIR).is_dir()]
+    if len(nested) == 1:
+        return DirectoryTree(nested[0])
+    if len(nested) > 1:
+        raise TopologyError(
+            str(path), f"holds {len(nested)} machines; expected one, such as {nested[0].name}"
+        )
+    found = f"there is no {CPU_DIR} in it"
+    if (path / "devices/system/cpu").is_dir():
+        found += "; give the directory that holds sys/, not sys/ itself"
+    raise TopologyError(str(path), found)
+
+
+class _Limited:
+    """Ends a decompressed stream that grows beyond all measure."""
+
+    def __init__(self, stream: IO[bytes] | gzip.GzipFile, where: str) -> None:
+        self._stream = stream
+        self._left = STREAM_LIMIT
+        self._where = where
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise TopologyError(self._where, f"unpacks to more than {STREAM_LIMIT >> 20} MiB")
+        return data
+
+
+def _decompressed(raw: IO[bytes], magic: bytes) -> IO[bytes] | gzip.GzipFile:
+    # An agent on a real machine opens no archive, and keeps none of this in memory.
+    import bz2
+    import gzip
+    import lzma
+
+    if magic.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=raw)
+    if magic.startswith(b"BZh"):
+        return bz2.BZ2File(raw)
+    if magic.startswith(b"\xfd7zXZ\0"):
+        return lzma.LZMAFile(raw)
+    return raw
+
+
+# The key holds time and size, so that a replaced archive is read anew; read_memory() and
+# read_online() come back to the same archive every second.
+@lru_cache(maxsize=4)
+def _open_archive(where: str, mtime_ns: int, size: int) -> Tree:
+    import lzma
+    import tarfile
+    import zlib
+
+    files: dict[str, str] = {}
+    links: set[str] = set()
+    other: set[str] = set()
+    kept = 0
+    try:
+        with open(where, "rb") as raw:
+            magic = raw.read(6)
+            raw.seek(0)
+            # Any: reading a stream needs nothing but read(), which typeshed does not say.
+            stream: Any = _Limited(_decompressed(raw, magic), where)
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                for count, member in enumerate(archive, 1):
+                    if count > MEMBER_LIMIT:
+                        raise TopologyError(where, f"has more than {MEMBER_LIMIT} members")
+                    name = _safe_name(member.name)
+                    if name is None or member.isdir():
+                        continue
+                    inner = _inner(name)
+                    if member.issym() or member.islnk():
+                        (links if LINKS.fullmatch(inner) else other).add(name)
+                    elif member.isreg() and _wanted(inner):
+                        data = archive.extractfile(member)
+                        text = b"" if data is None else data.read(FILE_LIMIT)
+                        kept += len(text)
+                        if kept > KEPT_LIMIT:
+                            raise TopologyError(
+                                where, f"describes a machine in more than {KEPT_LIMIT >> 20} MiB"
+                            )
+                        files[name] = _text(text)
+                    else:
+                        other.add(name)
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as e:
+        raise TopologyError(where, f"is not a tar archive, or is damaged: {e}") from e
+    prefixes = sorted(
+        {name[: name.index(CPU_DIR)] for name in files if _inner(name).startswith(CPU_DIR)},
+        key=lambda p: (p.count("/"), p),
+    )
+    if not prefixes:
+        raise TopologyError(where, f"there is no {CPU_DIR} in the archive")
+    if len(prefixes) > 1 and prefixes[0] != "":
+        names = ", ".join(p.rstrip("/") for p in prefixes[:3])
+        raise TopologyError(where, f"holds {len(prefixes)} machines ({names}); expected one")
+    cut = len(prefixes[0])
+    return ArchiveTree(
+        where,
+        {n[cut:]: t for n, t in files.items() if n.startswith(prefixes[0])},
+        {n[cut:] for n in links if n.startswith(prefixes[0])},
+        {n[cut:] for n in other if n.startswith(prefixes[0])},
+    )
+
+
+def _safe_name(name: str) -> str | None:
+    """Bring a member's name into our form; None for one that points outside."""
+    parts = PurePosixPath(name).parts
+    if not parts or parts[0] == "/" or ".." in parts:
+        return None
+    return "/".join(parts)
+
+
+def _inner(name: str) -> str:
+    """Cut the capture's own directory off; captures have at most one."""
+    if name.startswith(("sys/", "proc/", "dev/", "cgroup/")):
+        return name
+    return name.partition("/")[2]
+
+
+def _wanted(inner: str) -> bool:
+    return NEEDED.fullmatch(inner) is not None or _OWN.fullmatch(inner) is not None

@@ -1,0 +1,275 @@
+"""Which comparisons a machine can show, and with which CPUs and NUMA nodes. Pure.
+
+Each sets a good placement against a bad one that differs in one thing only. What a machine cannot
+show is said with its reason, and the others are shown all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.words import cpus_text, numa_text
+
+Loop = Literal["bandwidth", "latency", "compute", "cache", "busy"]
+
+MIB: Final = 1 << 20
+SMALLEST: Final = 64 * MIB
+LARGEST: Final = 1024 * MIB
+_CACHES: Final = 4
+"""A buffer of so many last-level caches is read from memory, and hardly from the cache."""
+RING: Final = 192 * MIB
+"""Bytes that the ring of objects has at most: four million take seconds to make."""
+_OF_FREE: Final = 8
+"""One part in so many of what is free on a NUMA node is taken at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A process that runs one loop.
+
+    Attributes:
+        loop: what it does; ``busy`` only takes time from others.
+        cpu: where it runs.
+        numa_node: where its memory is; None leaves that to the kernel.
+        size: bytes that it works on.
+    """
+
+    loop: Loop
+    cpu: int
+    numa_node: int | None = None
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two placements.
+
+    Attributes:
+        placed: how, in words.
+        workers: run at the same time; the figures of those that are not ``busy`` are added up.
+    """
+
+    placed: str
+    workers: tuple[Worker, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two placements that differ in one thing.
+
+    Attributes:
+        name: a short name for programs.
+        title: what is compared, for people.
+        unit: of the figures.
+        more_is_better: False for times.
+        good, bad: the placements.
+    """
+
+    name: str
+    title: str
+    unit: str
+    more_is_better: bool = True
+    good: Side
+    bad: Side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotShown:
+    """A comparison that this machine cannot show."""
+
+    name: str
+    title: str
+    because: str
+
+
+Planned = Comparison | NotShown
+
+_TITLES: Final = {
+    "memory-bandwidth": "Copying memory: local against remote",
+    "memory-latency": "One access to memory after the other: local against remote",
+    "siblings": "Two programs that calculate: on two cores against on one",
+    "shared-l3": "Two programs that need the cache: an L3 cache each against one together",
+    "busy-neighbour": "A program that calculates: alone on its CPU against beside a busy one",
+}
+"""By name, in the order in which they are shown."""
+
+
+def plan(
+    topology: Topology,
+    usable: CPUSet,
+    *,
+    available: Mapping[int, int],
+    l3_bytes: int,
+) -> tuple[Planned, ...]:
+    """What to compare on a machine.
+
+    Args:
+        topology: the machine.
+        usable: CPUs that this process may run on.
+        available: by NUMA node, the bytes that are free there.
+        l3_bytes: size of the largest last-level cache; 0 when the kernel does not tell.
+    """
+    usable = usable & topology.online
+    return (
+        *_memory(topology, usable, available, l3_bytes),
+        _siblings(topology, usable),
+        _caches(topology, usable, l3_bytes),
+        _neighbour(topology, usable),
+    )
+
+
+def _not(name: str, because: str) -> NotShown:
+    return NotShown(name=name, title=_TITLES[name], because=because)
+
+
+def _memory(
+    topology: Topology, usable: CPUSet, available: Mapping[int, int], l3_bytes: int
+) -> tuple[Planned, Planned]:
+    def neither(because: str) -> tuple[Planned, Planned]:
+        return _not("memory-bandwidth", because), _not("memory-latency", because)
+
+    memory = topology.memory_nodes
+    if len(topology.memory_nodes) < 2:
+        return neither(f"this machine has one NUMA node with memory, {numa_text(memory)}")
+    # The farthest pair shows most; of equally far ones the lowest ids.
+    pairs = [
+        (-topology.distance(home, away), home, away)
+        for home in sorted(memory)
+        if topology.numa_nodes[home].cpus & usable
+        for away in sorted(memory)
+        if away != home
+    ]
+    if not pairs:
+        return neither("no CPU that may be used here is on a NUMA node with memory")
+    distance, home, away = min(pairs)
+    cpu = min(topology.numa_nodes[home].cpus & usable)
+    wanted = min(max(SMALLEST, _CACHES * l3_bytes), LARGEST)
+    size = min(wanted, min(available.get(i, 0) for i in (home, away)) // _OF_FREE)
+    if size < max(SMALLEST // 4, 2 * l3_bytes):
+        return neither(
+            f"{numa_text(str(home))} and {numa_text(str(away))} have too little free memory: "
+            f"{max(SMALLEST // 4, 2 * l3_bytes) * _OF_FREE // MIB} MiB on each are needed"
+        )
+
+    def side(loop: Loop, numa_node: int) -> Side:
+        return Side(
+            placed=f"CPU {cpu} of {numa_text(str(home))}, memory of {numa_text(str(numa_node))}"
+            + (f" at distance {-distance}" if numa_node == away else ""),
+            workers=(Worker(loop=loop, cpu=cpu, numa_node=numa_node, size=size),),
+        )
+
+    latency: Planned = Comparison(
+        name="memory-latency",
+        title=_TITLES["memory-latency"],
+        unit="ns",
+        more_is_better=False,
+        good=side("latency", home),
+        bad=side("latency", away),
+    )
+    if 2 * l3_bytes > RING:
+        latency = _not(
+            "memory-latency",
+            f"the L3 cache of {l3_bytes // MIB} MiB holds most of what the loop can go through",
+        )
+    return (
+        Comparison(
+            name="memory-bandwidth",
+            title=_TITLES["memory-bandwidth"],
+            unit="GB/s",
+            good=side("bandwidth", home),
+            bad=side("bandwidth", away),
+        ),
+        latency,
+    )
+
+
+def _siblings(topology: Topology, usable: CPUSet) -> Planned:
+    cores = [(core, core.cpus & usable) for _, core in sorted(topology.cores.items())]
+    pairs = [(core, cpus) for core, cpus in cores if len(cpus) > 1]
+    if not pairs:
+        return _not("siblings", "no core has two CPUs that may be used here (no hyperthreads)")
+    for core, cpus in pairs:
+        first, second = sorted(cpus)[:2]
+        for other, others in cores:
+            # Alike in all but the core, so that nothing else differs.
+            if (
+                other.id != core.id
+                and others
+                and other.numa_node == core.numa_node
+                and other.kind is core.kind
+            ):
+                apart = min(others)
+                return Comparison(
+                    name="siblings",
+                    title=_TITLES["siblings"],
+                    unit="Gflop/s",
+                    good=_two("compute", first, apart, "two cores"),
+                    bad=_two("compute", first, second, "siblings of one core"),
+                )
+    return _not("siblings", "no NUMA node has two cores of a kind that may be used here")
+
+
+def _two(loop: Loop, first: int, second: int, what: str, size: int = 0) -> Side:
+    cpus = CPUSet((first, second))
+    return Side(
+        placed=f"{cpus_text(cpus)}, {what}",
+        workers=tuple(Worker(loop=loop, cpu=cpu, size=size) for cpu in (first, second)),
+    )
+
+
+def _caches(topology: Topology, usable: CPUSet, l3_bytes: int) -> Planned:
+    groups = [g for _, g in sorted(topology.l3_groups.items()) if g.cpus & usable]
+    if not groups or not l3_bytes:
+        return _not("shared-l3", "the kernel tells of no L3 cache here")
+    if len(groups) == 1:
+        return _not("shared-l3", "all CPUs that may be used here share one L3 cache")
+    for group in groups:
+        # One CPU of each core: siblings would differ in more than the cache.
+        firsts = sorted(
+            {min(topology.siblings_of(CPUSet((i,))) & usable) for i in group.cpus & usable}
+        )
+        if len(firsts) < 2:
+            continue
+        home = topology.cpus[firsts[0]].numa_node
+        others = [
+            i
+            for other in groups
+            if other.id != group.id
+            for i in sorted(other.cpus & usable)
+            if topology.cpus[i].numa_node == home
+        ]
+        if others:
+            # Three quarters: one fits, two do not.
+            size = l3_bytes * 3 // 4
+            return Comparison(
+                name="shared-l3",
+                title=_TITLES["shared-l3"],
+                unit="GB/s",
+                good=_two("cache", firsts[0], others[0], "an L3 cache each", size),
+                bad=_two("cache", firsts[0], firsts[1], "one L3 cache", size),
+            )
+    return _not(
+        "shared-l3",
+        "no NUMA node has two L3 caches, and two cores at one of them, that may be used here",
+    )
+
+
+def _neighbour(topology: Topology, usable: CPUSet) -> Planned:
+    if not usable:
+        return _not("busy-neighbour", "no CPU may be used here")
+    cpu = max(usable)  # the lowest ones serve interrupts more often
+    alone = Worker(loop="compute", cpu=cpu)
+    return Comparison(
+        name="busy-neighbour",
+        title=_TITLES["busy-neighbour"],
+        unit="Gflop/s",
+        good=Side(placed=f"CPU {cpu}, alone", workers=(alone,)),
+        bad=Side(
+            placed=f"CPU {cpu}, beside a busy program",
+            workers=(alone, Worker(loop="busy", cpu=cpu)),
+        ),
+    )

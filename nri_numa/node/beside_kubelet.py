@@ -1,0 +1,209 @@
+"""Keeps the agent's books beside those of the kubelet's static managers.
+
+What the kubelet granted is looked up before each decision, and every second. Where both of us write
+the cpuset of one container, that is said once, and kept for whoever shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from nri_numa.engine.others.foreign import pinned_to
+from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.kubelet.pinning import KubeletWatch
+from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.node.agent import Agent
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import Metrics
+
+log = get_logger("kubelet")
+
+TICK: Final = 1.0
+"""Seconds between two looks that no request asks for; a look is two ``stat`` calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """A container whose cpuset the kubelet and we both write.
+
+    Attributes:
+        asked: kernel list of CPUs that the kubelet wants.
+        kept: kernel list of those it has; empty when it has what the kubelet wants.
+        yields_to: ``kubelet`` or ``nri-numa``: who is let have its way, by configuration.
+        seen_in: ``UpdateContainer`` or ``cgroup``.
+        since: Unix time of the first time.
+        times: how often it was seen.
+    """
+
+    container_id: str
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+    asked: str
+    kept: str
+    yields_to: str
+    seen_in: str
+    since: float
+    times: int = 1
+
+
+class BesideKubelet:
+    """Looks what the kubelet granted, and notes where it and we disagree.
+
+    Attributes:
+        contests: by container id, whom both write; never changes, is replaced as a whole.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        metrics: Metrics,
+        files: StateFiles,
+        *,
+        now: Callable[[], float],
+        later: Callable[[Callable[[], object]], object] = lambda function: function(),
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        """Begin to look before each of the agent's decisions.
+
+        Args:
+            agent: has the state.
+            metrics: counted into.
+            files: the kubelet's.
+            now: Unix time in seconds.
+            later: calls a function when nobody waits.
+            sleep: waits.
+        """
+        self._agent = agent
+        self._metrics = metrics
+        self._files = files
+        self._watch = KubeletWatch(metrics, files.directory)
+        self._now = now
+        self._later = later
+        self._sleep = sleep
+        self._said: frozenset[str] = frozenset()
+        self.contests: Mapping[str, Contest] = MappingProxyType({})
+        agent.look_aside = self.look
+        agent.rewritten = self.rewritten
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the kubelet's state files, as sentences."""
+        return self._files.problems
+
+    async def run(self) -> None:
+        """Look every second, until cancelled."""
+        while True:
+            self.look()
+            self._look_at_cgroups()
+            self._forget_gone()
+            await self._sleep(TICK)
+
+    def look(self) -> None:
+        """Take over what the kubelet granted since the last look."""
+        topology = self._agent.machine.topology
+        if not self._files.look(topology.possible, topology.numa_ids):
+            return
+        before, after = self._agent.state.kubelet, self._files.grants
+        if after != before:
+            self._agent.granted(after)
+        self._later(partial(self._tell, before, after, self._files.problems))
+
+    def _tell(self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]) -> None:
+        self._watch.judge({"cpu": after.cpu_policy, "memory": after.memory_policy})
+        self._metrics.kubelet_granted.set(len(after.taken))
+        self._metrics.kubelet_state_problems.set(len(problems))
+        new = frozenset(problems) - self._said
+        self._said = frozenset(problems)
+        for problem in sorted(new):
+            log.warning("the kubelet's state is not understood", problem=problem)
+        if after.taken != before.taken:
+            log.info(
+                "the kubelet's exclusive CPUs changed",
+                cpus=str(after.taken),
+                before=str(before.taken),
+                containers=len(after.cpus) + len(after.pods),
+            )
+        owned = after.taken & self._agent.state.owned
+        if owned and owned != before.taken & self._agent.state.owned:
+            log.warning(
+                "the kubelet granted CPUs that are exclusive to a container of ours",
+                cpus=str(owned),
+                remedy="let each side have its part of the CPUs: docs/kubelet.md",
+            )
+
+    def rewritten(self, before: Allocation, after: Allocation, asked: str, kept: str) -> None:
+        """Somebody sent a cpuset; see `Agent.rewritten`."""
+        granted = self._agent.state.kubelet.cpus_of(
+            after.pod_uid, after.container, after.container_id
+        )
+        if not granted or not pinned_to(asked) <= granted:
+            return  # everybody's set, or not the kubelet at all: `overridden` tells of it
+        if kept:
+            self._contest(after, asked, kept, "nri-numa", "UpdateContainer")
+        elif before.kind not in (Kind.FOREIGN, Kind.UNBOUND):
+            self._contest(after, asked, "", "kubelet", "UpdateContainer")
+
+    def _look_at_cgroups(self) -> None:
+        """Containers that are left to whoever rewrites their cgroup: is it the kubelet?"""
+        state = self._agent.state
+        for container_id, one in self._agent.differences.known.items():
+            allocation = state.allocations.get(container_id)
+            if allocation is None or not one.given_up:
+                continue
+            has = pinned_to(one.cpus)
+            wants = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
+            if has and (has == wants or has in state.kubelet.shared):
+                if container_id in self.contests:
+                    continue
+                self._contest(allocation, one.cpus, one.meant_cpus, "kubelet", "cgroup")
+
+    def _contest(
+        self, allocation: Allocation, asked: str, kept: str, yields_to: str, seen_in: str
+    ) -> None:
+        known = self.contests.get(allocation.container_id)
+        if known is not None and known.yields_to == yields_to:
+            self._keep(replace(known, times=known.times + 1, asked=asked, kept=kept))
+            return
+        self._keep(
+            Contest(
+                container_id=allocation.container_id,
+                namespace=allocation.namespace,
+                pod=allocation.pod,
+                pod_uid=allocation.pod_uid,
+                container=allocation.container,
+                asked=asked,
+                kept=kept,
+                yields_to=yields_to,
+                seen_in=seen_in,
+                since=self._now(),
+            )
+        )
+        self._metrics.kubelet_contest(yields_to)
+        log.warning(
+            "the kubelet and nri-numa both write this container's cpuset",
+            pod=f"{allocation.namespace}/{allocation.pod}",
+            container=allocation.container,
+            asked=asked,
+            kept=kept or asked,
+            yields_to=yields_to,
+            seen_in=seen_in,
+            remedy="docs/kubelet.md",
+        )
+
+    def _keep(self, contest: Contest) -> None:
+        self.contests = MappingProxyType({**self.contests, contest.container_id: contest})
+        self._agent.notify()
+
+    def _forget_gone(self) -> None:
+        live = self._agent.state.allocations
+        if any(i not in live for i in self.contests):
+            self.contests = MappingProxyType({i: c for i, c in self.contests.items() if i in live})
+            self._agent.notify()

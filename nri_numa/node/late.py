@@ -1,0 +1,180 @@
+"""How late containers got their CPUs where the runtime asks nobody before they start.
+
+A container is right when its real cgroup says so, not when the runtime took an update: one that
+came while the container was being started is taken down and applied to nobody. So the cgroup is
+written as soon as the container is seen to run, which takes tens of microseconds where the runtime
+needs tens of milliseconds; the runtime's own record follows. Where cgroups cannot be written, they
+are read, in a thread, until the runtime's update has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from nri_numa.engine.state import Kind
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
+from nri_numa.node.agent import Agent
+from nri_numa.node.reconcile import look
+from nri_numa.observe.late import LateCounts
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notices import What
+
+log = get_logger("late")
+
+FIRST_WAIT: Final = 0.005
+LONGEST_WAIT: Final = 0.2
+"""Seconds between two looks at a container that is not right yet, growing."""
+GIVEN_UP: Final = 10.0
+"""Seconds after which it is a matter of drift, which is looked for by itself."""
+
+
+class LateStarts:
+    """Puts late containers right, measures them, and says what a refusal means here.
+
+    Args:
+        agent: knows what is meant, and where cgroups are.
+        metrics: have the figures.
+        reader: reads cgroups.
+        writer: writes them.
+        wall: Unix time.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        metrics: Metrics,
+        reader: CgroupReader,
+        writer: CgroupWriter,
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._agent = agent
+        self._counts = LateCounts(metrics)
+        self._reader = reader
+        self._writer = writer
+        self._wall = wall
+        self._known: dict[str, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def known(self) -> Mapping[str, float]:
+        """Seconds by which live containers were late, by container id; 0 for those in time.
+
+        Replaced as a whole, never changed: others read it from their threads.
+        """
+        return self._known
+
+    def begun(self, container_id: str, started: float, told: float | None) -> None:
+        """A container runs: write its cgroup now, unless it has what is meant.
+
+        Args:
+            container_id: which.
+            started: when it did, as Unix time.
+            told: when the runtime took an update for it; None when it has not.
+        """
+        meant = self._meant(container_id)
+        if meant is None:
+            return
+        written = self._writer.write(self._agent.places[container_id], *meant)
+        if written.problem or written.missing:
+            return
+        right = self._wall() if written.changed else told or started
+        self._right(container_id, max(0.0, right - started))
+
+    def started(self, container_id: str, started: float) -> None:
+        """The runtime has applied its update; look until it arrived, if that is not known yet.
+
+        Args:
+            container_id: which.
+            started: when it did, as Unix time.
+        """
+        if container_id in self._known or self._meant(container_id) is None:
+            return
+        task = asyncio.create_task(self._measure(container_id, started), name="late")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _meant(self, container_id: str) -> tuple[str, str] | None:
+        """CPUs and memory nodes to have; None for one that is left alone."""
+        allocation = self._agent.state.allocations.get(container_id)
+        if self._agent.observe or allocation is None or allocation.kind is Kind.FOREIGN:
+            return None
+        if container_id not in self._agent.places:
+            return None
+        cpus, mems = self._agent.cpus_of(allocation), str(allocation.mems)
+        return (cpus, mems) if cpus or mems else None
+
+    def gone(self, container_id: str) -> None:
+        """It ended."""
+        if container_id in self._known:
+            self._known = {i: s for i, s in self._known.items() if i != container_id}
+
+    def refused(self, namespace: str, pod: str, uid: str, container: str, message: str) -> None:
+        """A container was refused, and starts nevertheless."""
+        if self._agent.observe:
+            return
+        self._counts.refused_running.inc()
+        log.warning(
+            "refused container starts nevertheless: over CRI nothing can be stopped",
+            pod=f"{namespace}/{pod}",
+            container=container,
+            message=message,
+        )
+        self._agent.notices.add(
+            What.UNPINNED,
+            f"refused, and starts nevertheless, because over CRI nobody is asked before: {message}",
+            namespace=namespace,
+            pod=pod,
+            pod_uid=uid,
+            container=container,
+            reason="RefusedRunning",
+        )
+
+    async def close(self) -> None:
+        """Stop measuring."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _measure(self, container_id: str, started: float) -> None:
+        agent, wait = self._agent, FIRST_WAIT
+        while self._wall() - started < GIVEN_UP:
+            place = agent.places.get(container_id)
+            if place is None or container_id not in agent.state.allocations:
+                return
+            try:
+                found = await asyncio.to_thread(
+                    look,
+                    self._reader,
+                    agent.machine,
+                    agent.state,
+                    [(container_id, place)],
+                    agent.narrowed_at,
+                )
+            except OSError as error:
+                log.debug("cgroup not read", problem=str(error))
+                return
+            if found.seen and not found.corrections:
+                self._right(container_id, max(0.0, self._wall() - started))
+                return
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    def _right(self, container_id: str, seconds: float) -> None:
+        allocation = self._agent.state.allocations.get(container_id)
+        if allocation is None:
+            return
+        self._known = {**self._known, container_id: seconds}
+        self._counts.late.observe(seconds)
+        log.info(
+            "container has its CPUs",
+            container=allocation.full_name,
+            id=container_id[:12],
+            late_ms=round(seconds * 1000, 1),
+        )
+        self._agent.notify()

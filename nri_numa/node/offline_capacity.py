@@ -1,0 +1,200 @@
+"""Capacity factors that come from outside: read from a file, judged, and laid over ours.
+
+`nri-numa publish` writes the file, as another user: nothing in it is believed before it is read by
+`nri_numa.offline_capacity`. It can lower what new containers may have, between nothing and what the
+configuration says, and do nothing else. docs/adr/0050-capacity-from-outside.md tells why a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from nri_numa.config import AgentConfig
+from nri_numa.engine.values.settings import Settings
+from nri_numa.machine.model import Topology
+from nri_numa.node.agent import Agent
+from nri_numa.node.reload import MakeSettings, with_tables
+from nri_numa.observe.logs import get_logger
+from nri_numa.offline_capacity import (
+    DRAINED,
+    LONGEST,
+    LONGEST_VALIDITY,
+    OFFLINE_CAPACITY,
+    BadCapacity,
+    OfflineCapacity,
+    json_object,
+    list_of,
+    numa_nodes,
+    parsed,
+)
+
+log = get_logger("capacity")
+
+EVERY: Final = 1.0
+"""Seconds between two looks at the file; one `open` of a missing file costs 5 µs."""
+
+
+class OutsideCapacity:
+    """What others say of this node's capacity.
+
+    Attributes:
+        factors: by NUMA node, what is laid over the configuration's factors now.
+
+    Args:
+        path: of the file; empty when nothing from outside counts.
+        now: Unix time in seconds.
+        sleep: waits.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        now: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._path = path
+        self._now = now
+        self._sleep = sleep
+        self._capacity = OfflineCapacity()
+        self._drained: frozenset[int] = frozenset()
+        self._said: frozenset[str] = frozenset()
+        self._in_force = True
+        self.factors: Mapping[int, float] = {}
+
+    def over(self, settings: Settings, topology: Topology) -> Settings:
+        """These settings, with what counts from outside; any thread may ask."""
+        factors = {i: f for i, f in self.factors.items() if i in topology.numa_nodes}
+        if not factors:
+            return settings
+        ours = settings.capacity_factor
+        lowered = {i: ours.get(i, 1.0) * f for i, f in factors.items()}
+        return replace(settings, capacity_factor={**ours, **lowered})
+
+    def look(self, topology: Topology) -> bool:
+        """Read the file, and forget what is no longer true; whether anything is different.
+
+        A file that is not there, or not as expected, changes nothing: what was said before goes on
+        until its time is over, and a drained NUMA node stays drained.
+        """
+        problems: set[str] = set()
+        try:
+            text = read(self._path)
+        except FileNotFoundError:
+            text = None
+        except OSError as error:
+            text = None
+            problems.add(f"cannot be read: {error.strerror or error}")
+        if text is not None:
+            problems |= self._take(text)
+        now, capacity = self._now(), self._capacity
+        if capacity.zones and capacity.until > now + LONGEST_VALIDITY:
+            problems.add("until is more than 7 days away: it does not count")
+        counts = now < capacity.until <= now + LONGEST_VALIDITY
+        factors = {
+            **({i: f for i, f in sorted(capacity.zones.items()) if f < 1} if counts else {}),
+            **dict.fromkeys(sorted(self._drained), 0.0),
+        }
+        if absent := set(factors) - set(topology.numa_nodes):
+            problems.add(
+                f"this machine has no NUMA node {list_of(absent)}; it has {topology.numa_ids}"
+            )
+            factors = {i: f for i, f in factors.items() if i not in absent}
+        self._tell(frozenset(problems))
+        if factors == self.factors:
+            return False
+        log.info(
+            "capacity from outside",
+            factors=" ".join(f"{i}:{f:g}" for i, f in sorted(factors.items())) or "all 1",
+            source=capacity.source,
+            drained=list_of(self._drained),
+        )
+        self.factors = factors
+        return True
+
+    def _take(self, text: str) -> set[str]:
+        """Believe what is sound of a document; the problems of the rest."""
+        try:
+            document = json_object(text)
+        except BadCapacity as error:
+            return {str(error)}
+        problems: set[str] = set()
+        if unknown := document.keys() - {OFFLINE_CAPACITY, DRAINED}:
+            problems.add(f"unknown key {ascii(min(unknown))[:60]}")
+        for key in (OFFLINE_CAPACITY, DRAINED):
+            value = document.get(key)
+            if not isinstance(value, str):
+                problems.add(f"{key}: expected a text")
+                continue
+            try:
+                if key == DRAINED:
+                    self._drained = numa_nodes(value)
+                else:
+                    self._capacity = parsed(value)
+            except BadCapacity as error:
+                problems.add(f"{key}: {error}")
+        return problems
+
+    def _tell(self, problems: frozenset[str]) -> None:
+        for problem in sorted(problems - self._said):
+            log.warning("capacity from outside not as expected", file=self._path, problem=problem)
+        self._said = problems
+
+    async def run(
+        self, agent: Agent, config: Callable[[], AgentConfig], settings: MakeSettings
+    ) -> None:
+        """Look every second and put in force what changed, until cancelled.
+
+        Args:
+            agent: decides with it.
+            config: in force.
+            settings: makes the engine's settings of it, with `over`.
+        """
+        while True:
+            await self.apply(agent, config(), settings)
+            await self._sleep(EVERY)
+
+    async def apply(self, agent: Agent, config: AgentConfig, settings: MakeSettings) -> None:
+        """Look once. New containers are decided by it; nothing that runs moves."""
+        before = agent.machine
+        if await asyncio.to_thread(self.look, before.topology):
+            self._in_force = False
+        if self._in_force:
+            return
+        made = await asyncio.to_thread(settings, config, before.topology)
+        if made != before.settings:
+            machine = await asyncio.to_thread(with_tables, replace(before, settings=made))
+            if agent.machine is not before:
+                return  # somebody else changed the machine meanwhile: in a second again
+            agent.retopology(machine)
+        self._in_force = True
+
+
+def read(path: str) -> str:
+    """The text of a small regular file in a directory of somebody who is not trusted.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it is something else than such a file.
+    """
+    # Neither a link that leads elsewhere nor a pipe that nobody writes may hold or mislead us.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    descriptor = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", path)
+        data = os.read(descriptor, LONGEST + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > LONGEST:
+        raise OSError(errno.EFBIG, f"is larger than {LONGEST} bytes", path)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise OSError(errno.EINVAL, "is no UTF-8", path) from None

@@ -1,0 +1,454 @@
+"""Says whether this machine is ready for nri-numa, line by line, each with its remedy.
+
+Nothing is changed and nothing is registered; the runtime's socket is only connected to.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from nri_numa.config import AgentConfig, LinkKind, problems, split_address
+from nri_numa.engine.values.settings import NohzFullCPUs
+from nri_numa.errors import TopologyError
+from nri_numa.machine.model import Topology
+from nri_numa.machine.partitions import sentence
+from nri_numa.machine.words import cpus_text
+from nri_numa.store.files import directory_problem
+
+_TIMEOUT = 2.0
+_READABLE = 1 << 20  # bytes of another program's file that are looked at
+
+
+class Level(StrEnum):
+    """How a finding is to be taken."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the check.
+
+    Attributes:
+        subject: what was looked at.
+        message: what was found.
+        remedy: what to do about it; empty when all is well.
+    """
+
+    subject: str
+    level: Level
+    message: str
+    remedy: str = ""
+
+
+def _ok(subject: str, message: str) -> Finding:
+    return Finding(subject=subject, level=Level.OK, message=message)
+
+
+def _warn(subject: str, message: str, remedy: str) -> Finding:
+    return Finding(subject=subject, level=Level.WARN, message=message, remedy=remedy)
+
+
+def _fail(subject: str, message: str, remedy: str) -> Finding:
+    return Finding(subject=subject, level=Level.FAIL, message=message, remedy=remedy)
+
+
+def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+    """Look at everything a running agent depends on.
+
+    Args:
+        config: the effective configuration.
+        root: where /etc, /proc and the like are found; another one than / in tests.
+    """
+    topology = None
+    try:
+        topology = _discover(config)
+    except TopologyError as error:
+        yield _fail("machine", str(error), "Run on Linux with /sys mounted, or give --sysfs-root.")
+    if topology is not None:
+        yield from machine(topology)
+        yield from configuration(config, topology)
+        yield from tickless(config, topology)
+    yield from privileges()
+    yield from cgroups(Path(config.cgroup_root), root)
+    yield from runtime(config, root)
+    from nri_numa.node.preflight_kubelet import kubelet  # which needs what stands above
+
+    yield from kubelet(config, topology)
+    yield from state_directory(Path(config.state_dir))
+    yield from http(config)
+    yield from balancing(root)
+    from nri_numa.node.preflight_service import service  # which needs what stands above
+
+    yield from service(root)
+
+
+def _discover(config: AgentConfig) -> Topology:
+    from nri_numa.machine.sysfs import discover
+
+    return discover(config.sysfs_root)
+
+
+def machine(topology: Topology) -> Iterator[Finding]:
+    """What the machine is, and what is odd about it."""
+    counts = ", ".join(
+        f"{count} {noun}{'s' if count != 1 else ''}"
+        for count, noun in (
+            (len(topology.sockets), "socket"),
+            (len(topology.numa_nodes), "NUMA node"),
+            (len(topology.cores), "core"),
+            (len(topology.online), "CPU"),
+        )
+    )
+    if len(topology.numa_nodes) > 1:
+        yield _ok("machine", counts)
+    else:
+        yield _warn(
+            "machine",
+            f"{counts}: there is nothing to align",
+            "Exclusive CPUs and explicit lists still work. On a virtual machine, give it vNUMA.",
+        )
+    partitions = {sentence(one) for one in topology.partitions}
+    for warning in topology.warnings:
+        remedy = "See `nri-numa topology`; placement works with what is."
+        if warning in partitions:
+            remedy = "If they were meant for pods, end the partition (cgroup-v2.rst, cpuset.cpus."
+            remedy += "partition; cpuset.cpu_exclusive on version 1); they come back by themselves."
+        yield _warn("machine", warning, remedy)
+
+
+def tickless(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+    """Whether anybody takes notice of the kernel's nohz_full list."""
+    if topology.nohz_full and config.nohz_full_cpus is NohzFullCPUs.ANY:
+        yield _ok(
+            "kernel",
+            f"{cpus_text(topology.nohz_full, 'runs', 'run')} without a timer tick (nohz_full); "
+            "nohzFullCPUs: prefer keeps exclusive containers there",
+        )
+
+
+def configuration(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+    """What the configuration says that this machine does not have."""
+    found = problems(config, topology)
+    for problem in found:
+        yield _fail("configuration", problem, "Correct the configuration file.")
+    if not found:
+        yield _ok("configuration", "sound, and fits this machine")
+
+
+def privileges() -> Iterator[Finding]:
+    """Whether we may do what the agent does."""
+    if os.geteuid() == 0:
+        yield _ok("privileges", "running as root")
+    else:
+        yield _warn(
+            "privileges",
+            f"running as user {os.geteuid()}: some files and sockets cannot be looked at",
+            "Run the check as the user that the agent runs as, usually root.",
+        )
+
+
+# --- cgroups ------------------------------------------------------------------------------------
+
+_NEEDED = ("cpuset", "memory")
+
+
+def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the controllers are there that cpus and mems are written to."""
+    unified = _read(mount / "cgroup.controllers")
+    if unified is not None:
+        yield from _controllers_v2(mount, unified.split())
+        return
+    missing = [name for name in _NEEDED if not (mount / name).is_dir()]
+    if len(missing) == len(_NEEDED):
+        known = _read(root / "proc/cgroups") or ""
+        there = {line.split("\t")[0] for line in known.splitlines()}
+        absent = [name for name in _NEEDED if name not in there]
+        yield _fail(
+            "cgroups",
+            f"no cgroup controllers below {mount}",
+            f"The kernel lacks {', '.join(absent)}; boot one that has them."
+            if absent
+            else "Mount the cgroup file system, or set cgroupRoot.",
+        )
+    elif missing:
+        yield _fail(
+            "cgroups",
+            f"cgroup v1 without the controller {', '.join(missing)}",
+            "Boot without cgroup_disable=, or move to cgroup v2.",
+        )
+    else:
+        yield _ok("cgroups", "cgroup v1 with cpuset and memory")
+
+
+def _controllers_v2(mount: Path, available: list[str]) -> Iterator[Finding]:
+    missing = [name for name in _NEEDED if name not in available]
+    if missing:
+        yield _fail(
+            "cgroups",
+            f"cgroup v2 without the controller {', '.join(missing)}",
+            "Boot without cgroup_disable=; on a hybrid set-up unmount the v1 controllers.",
+        )
+        return
+    yield _ok("cgroups", "cgroup v2 with cpuset and memory")
+    for name in ("kubepods.slice", "kubepods"):
+        inside = _read(mount / name / "cgroup.controllers")
+        if inside is not None and "cpuset" not in inside.split():
+            yield _warn(
+                "cgroups",
+                f"cpuset is not enabled for {name}",
+                "The runtime enables it with the first pinned container; if it does not, check "
+                "Delegate= of the kubelet's and the runtime's unit.",
+            )
+
+
+# --- the runtime --------------------------------------------------------------------------------
+
+
+def runtime(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the runtime serves NRI, or CRI where that is the link."""
+    if config.runtime.link is LinkKind.CRI:
+        path = config.runtime.cri_socket.removeprefix("unix://")
+        remedy = "Start the runtime, or set runtime.criSocket to where it serves CRI."
+        yield from _socket("CRI", path, remedy, "runtime.criSocket")
+        return
+    path = config.runtime.nri_socket
+    disabled = containerd_disables_nri(root)
+    remedy = "Turn NRI on (`nri-numa check --fix-containerd` shows how) and restart the runtime."
+    if disabled is None and (containerd_version(root) or (0,)) >= (2,):
+        remedy = "Start containerd, or set runtime.nriSocket (--nri-socket) to where it serves NRI."
+    because = "" if disabled is None else f": {disabled}"
+    yield from _socket("NRI", path, remedy, "runtime.nriSocket", because)
+
+
+def _socket(name: str, path: str, remedy: str, key: str, because: str = "") -> Iterator[Finding]:
+    """Whether somebody answers on a socket of the runtime."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        yield _fail(name, f"there is no socket {path}{because}", remedy)
+        return
+    except OSError as error:
+        yield _fail(name, f"{path}: {error.strerror}", "Run as root.")
+        return
+    if not stat.S_ISSOCK(mode):
+        yield _fail(name, f"{path} is no socket", f"Set {key}.")
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(_TIMEOUT)
+            sock.connect(path)
+    except PermissionError:
+        yield _warn(name, f"{path} may only be opened by another user", "Run as root.")
+    except OSError as error:
+        yield _fail(
+            name,
+            f"{path} does not answer: {error.strerror or error}",
+            remedy if remedy.startswith("Start") else f"Start the runtime. {remedy}",
+        )
+    else:
+        yield _ok(name, f"{path} answers")
+
+
+def containerd_disables_nri(root: Path = Path("/")) -> str | None:
+    """Why containerd does not serve NRI, as far as its configuration file tells."""
+    import tomllib
+
+    path = root / "etc/containerd/config.toml"
+    text = _read(path)
+    if text is None:
+        return None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return f"{path} is not valid TOML ({error})"
+    section = nri_section(document)
+    if section.get("disable") is True:
+        return f"{path} disables it"
+    version = document.get("version", 1)
+    if "disable" not in section and isinstance(version, int) and version < 3:
+        # A 2.x reads such files too, and has it on all the same.
+        installed = containerd_version(root)
+        if installed is None:
+            return f"{path} does not turn it on, which containerd before 2.0 needs"
+        if installed < (2,):
+            number = ".".join(map(str, installed))
+            return f"{path} does not turn it on, and containerd {number} has it off by default"
+    if section.get("disable_connections") is True:
+        return f"{path} sets disable_connections"
+    return None
+
+
+_BINARIES = ("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin")
+
+
+def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
+    """The version of the containerd that is installed where containerd usually is, such as (1, 7).
+
+    None when there is none, or when it does not tell.
+    """
+    import re
+    import subprocess
+
+    for directory in _BINARIES:
+        program = root / directory / "containerd"
+        if not os.access(program, os.X_OK):
+            continue
+        try:
+            # The program that the node runs as root anyway.
+            told = subprocess.run(  # noqa: S603
+                [str(program), "--version"], capture_output=True, text=True, timeout=_TIMEOUT
+            ).stdout
+        except (OSError, ValueError, subprocess.SubprocessError):
+            return None
+        found = re.search(r"\bv?([0-9]{1,4})\.([0-9]{1,4})\.[0-9]", told)
+        return (int(found[1]), int(found[2])) if found else None
+    return None
+
+
+def nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table of containerd's NRI plugin; empty when there is none."""
+    plugins = document.get("plugins", {})
+    section = plugins.get("io.containerd.nri.v1.nri", {}) if isinstance(plugins, Mapping) else {}
+    return section if isinstance(section, Mapping) else {}
+
+
+# --- our own needs ------------------------------------------------------------------------------
+
+
+def state_directory(directory: Path) -> Iterator[Finding]:
+    """Whether the checkpoint can be written, and by nobody else."""
+    at = directory
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    if not at.is_dir():
+        yield _fail("state", f"{at} is no directory", "Set stateDir.")
+    elif not os.access(at, os.W_OK | os.X_OK):
+        yield _fail("state", f"{at} cannot be written", "Run as root, or set stateDir.")
+    elif at != directory:
+        yield _ok("state", f"{directory} will be made")
+    elif problem := directory_problem(at.stat()):
+        yield _fail(
+            "state",
+            f"{at} {problem}: who can write there could say which CPUs are exclusive to whom",
+            f"chown root: {at} && chmod 700 {at}, or set stateDir.",
+        )
+    else:
+        yield _ok("state", f"{directory} can be written")
+
+
+def http(config: AgentConfig) -> Iterator[Finding]:
+    """Whether the API's address is free, or ours, and its files are in order."""
+    section = config.http
+    address = split_address(section.address)
+    if address is None:
+        yield _ok("http", "off")
+        return
+    if section.token_file:
+        text = _read(Path(section.token_file))
+        if text is None or not text.strip():
+            yield _fail(
+                "http",
+                f"the token file {section.token_file} cannot be read or is empty",
+                "Write a token into it: openssl rand -hex 32.",
+            )
+        elif os.stat(section.token_file).st_mode & 0o077:
+            yield _warn("http", f"{section.token_file} can be read by others", "chmod 600 it.")
+    if section.tls_cert:
+        yield from _certificate(section.tls_cert, section.tls_key)
+    host, port = address
+    answer = _who_listens(host, port, tls=bool(section.tls_cert))
+    if answer == "nobody":
+        yield _ok("http", f"{section.address} is free")
+    elif answer == "nri-numa":
+        yield _ok("http", f"{section.address} is served by a running nri-numa")
+    else:
+        yield _fail(
+            "http",
+            f"{section.address} is taken by another program; the agent would run without HTTP",
+            "Set http.address to a free port.",
+        )
+
+
+def _certificate(cert: str, key: str) -> Iterator[Finding]:
+    import ssl
+    import time
+
+    from nri_numa.http.security import seconds_left
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        yield _fail(
+            "http",
+            f"{cert} and {key} are no certificate and key: {error.strerror or error}",
+            "Give PEM files that belong together.",
+        )
+        return
+    left = seconds_left(cert, time.time())
+    if left is None:
+        return
+    if left < 0:
+        yield _fail("http", f"{cert} has expired", "Renew the certificate.")
+    elif left < 14 * 86400:
+        yield _warn("http", f"{cert} expires in {int(left // 86400)} days", "Renew it in time.")
+
+
+def _who_listens(host: str, port: int, *, tls: bool) -> str:
+    """``nobody``, ``nri-numa`` or ``somebody``."""
+    import http.client
+    import ssl
+
+    target = host if host not in ("", "0.0.0.0", "::") else "127.0.0.1"  # noqa: S104  # compared
+    try:
+        socket.create_connection((target, port), timeout=_TIMEOUT).close()
+    except OSError:
+        return "nobody"
+    connection: http.client.HTTPConnection
+    if tls:
+        # Only the name in the answer matters here, so that a private authority is no hindrance.
+        context = ssl._create_unverified_context()  # noqa: S323
+        connection = http.client.HTTPSConnection(target, port, timeout=_TIMEOUT, context=context)
+    else:
+        connection = http.client.HTTPConnection(target, port, timeout=_TIMEOUT)
+    try:
+        connection.request("GET", "/healthz")
+        server = connection.getresponse().getheader("Server", "")
+    except (OSError, http.client.HTTPException):
+        return "somebody"
+    finally:
+        connection.close()
+    return "nri-numa" if server.startswith("nri-numa") else "somebody"
+
+
+def balancing(root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the kernel moves pages on its own account."""
+    if (_read(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in ("", "0"):
+        yield _ok(
+            "kernel",
+            "automatic NUMA balancing is on; pinned containers do not need it, "
+            "kernel.numa_balancing=0 spares them its page faults",
+        )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_READABLE).decode(errors="replace")
+    except OSError:
+        return None
+
+
+def worst(findings: list[Finding]) -> Level:
+    """The gravest level among the findings."""
+    levels = {finding.level for finding in findings}
+    return Level.FAIL if Level.FAIL in levels else Level.WARN if Level.WARN in levels else Level.OK

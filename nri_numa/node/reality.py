@@ -1,0 +1,62 @@
+"""What containers really have, for documents: the kernel's word beside the decision."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from nri_numa.engine.explain.actual import actual_text
+from nri_numa.engine.state import NodeState
+from nri_numa.http.responses import Actual
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.node.differences import Difference, Known
+
+
+class Reality:
+    """Differences of one moment.
+
+    Args:
+        state: what was decided.
+        known: who differs from it.
+    """
+
+    def __init__(self, state: NodeState, known: Known) -> None:
+        self._state = state
+        self._known = known
+        self._owners: dict[int, str] | None = None
+
+    def of(self, container_id: str) -> Actual | None:
+        """What this one has; None while it is as meant."""
+        one = self._known.get(container_id)
+        if one is None:
+            return None
+        return Actual(
+            cpus=one.cpus,
+            mems=one.mems,
+            meant_cpus=one.meant_cpus,
+            meant_mems=one.meant_mems,
+            since=one.since,
+            text=one.text,
+            found=one.found,
+            intruder=one.intruder,
+            owners=self._disturbed(container_id, one) if one.intruder else (),
+            given_up=one.given_up,
+        )
+
+    def _disturbed(self, container_id: str, one: Difference) -> tuple[str, ...]:
+        allocations = self._state.allocations
+        if self._owners is None:
+            # Once for all of them: there may be as many intruders as owners.
+            self._owners = {
+                cpu: a.container_id
+                for a in allocations.values()
+                if a.owned
+                for cpu in a.cpus | a.idle
+            }
+        found = {self._owners.get(cpu) for cpu in CPUSet.parse(one.cpus)} - {None, container_id}
+        return tuple(sorted(allocations[i].full_name for i in found if i))
+
+
+def sentence(actual: Actual) -> str:
+    """Both sides in one sentence; the time in it does not grow old."""
+    since = datetime.fromtimestamp(actual.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return actual_text(actual.text, since, actual.owners, given_up=actual.given_up)

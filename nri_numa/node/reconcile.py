@@ -1,0 +1,483 @@
+"""Drift: somebody rewrote a container's cgroup. Found by reading, repaired through the runtime.
+
+Every round reads the real cgroup files in a thread, some at a time with pauses, and compares there:
+the loop only ever hears of containers that are not as meant. Those are looked at once more after a
+moment, because an update may have been on its way. What remains is repaired through the runtime,
+whose own record of the container is put right by that as well, and read back: a repair counts when
+the kernel says so.
+
+Somebody who rewrites the same container again and again is not fought for ever. After
+``maxRepairs`` within ``repairWindow`` that is reported, and the container left to them until the
+window has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from nri_numa.config import AgentConfig, parse_duration
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.drift import Correction, plan_corrections
+from nri_numa.engine.state import NodeState
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
+from nri_numa.machine.observed import Observed
+from nri_numa.node.agent import Agent
+from nri_numa.node.sending import Push
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notices import What
+
+log = get_logger("reconcile")
+
+BATCH: Final = 25
+"""Containers read without a pause: about a millisecond."""
+PAUSE: Final = 0.002
+"""Seconds in which the thread wants nothing, so that the loop gets its turn."""
+SETTLE: Final = 1.0
+"""Seconds between the two looks: an update that rides on an answer has arrived by then."""
+UPDATE_SECONDS: Final = 0.03
+"""What the runtime may take to apply one update, of those that a changed pool causes."""
+SAID_AT_ONCE: Final = 20
+"""Lines of one round about single containers; a thousand at once would keep requests waiting."""
+READ_BACK: Final = 0.2
+"""Seconds between a push and reading back what became of it."""
+CHUNK: Final = 32
+"""Corrections of one push. Each push may cost the runtime a picture of the whole node."""
+YOUNG: Final = 10.0
+"""Seconds after the decision in which a cgroup may not have got its first values yet: the OCI
+runtime makes it, moves the process in, and writes the cpuset after that. No instruction of the
+container runs before, so there is nothing to repair."""
+BLIND_ROUNDS: Final = 3
+"""Rounds without any cgroup after which that is said; one may fall between create and start."""
+RACES: Final = 3
+"""Pushes of one round for containers that meanwhile were meant to have something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round came to, by container id.
+
+    Attributes:
+        seen: containers that have a cgroup.
+        drifted: not as meant, and that after the second look too.
+        repaired: put right, as read back.
+        given_up: repaired so often lately that it is left to whoever rewrites it.
+    """
+
+    seen: int = 0
+    drifted: tuple[str, ...] = ()
+    repaired: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    seen: int
+    corrections: tuple[Correction, ...]
+
+
+class Reconciler:
+    """Looks for drift and repairs it. One task; everything but reading happens on the loop."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        metrics: Metrics,
+        push: Push,
+        *,
+        reader: CgroupReader,
+        active: Callable[[], bool] = lambda: True,
+        alone: Push | None = None,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        """Make a reconciler.
+
+        Args:
+            agent: has the state.
+            metrics: counted into.
+            push: sends updates that no request asked for.
+            reader: reads cgroups.
+            active: whether the runtime can be reached; without it, drift waits for the next
+                synchronisation, which repairs it too.
+            alone: makes updates true without the runtime, where that is wanted.
+            now: seconds of a clock that never jumps.
+            wall: Unix time, the clock of decisions.
+            sleep: waits.
+        """
+        self._agent = agent
+        self._metrics = metrics
+        self._push = push
+        self._reader = reader
+        self._active = active
+        self._alone = alone
+        self._now = now
+        self._wall = wall
+        self._sleep = sleep
+        self._repairs: dict[str, deque[float]] = {}
+        self._given_up: set[str] = set()
+        self._said: dict[str, str] = {}
+        self._trouble = ""
+        self._blind = 0
+        self._pool = (agent.pool_changes, float("-inf"))
+
+    async def run(self, config: Callable[[], AgentConfig]) -> None:
+        """Do rounds until cancelled; ``reconcile.interval`` 0 does none until it is changed."""
+        waited = 0.0
+        while True:
+            interval = parse_duration(config().reconcile.interval)
+            self.watch_pool()
+            step = min(1.0, interval - waited) if interval > 0 else 1.0
+            if step > 0:
+                # In small steps, so that a reloaded interval counts at once.
+                await self._sleep(step)
+                waited = waited + step if interval > 0 else 0.0
+                continue
+            waited = 0.0
+            settings = config().reconcile
+            try:
+                await self.round(
+                    max_repairs=settings.max_repairs,
+                    window=parse_duration(settings.repair_window),
+                    settle=min(SETTLE, interval),
+                    young=min(YOUNG, interval),
+                    without_runtime=settings.without_runtime,
+                )
+            except Exception:
+                # Containers are placed as well without it.
+                self._metrics.internal_errors.inc()
+                log.exception("reconcile failed")
+
+    async def round(
+        self,
+        *,
+        max_repairs: int = 3,
+        window: float = 600.0,
+        settle: float = SETTLE,
+        young: float = 0.0,
+        without_runtime: bool = False,
+    ) -> Round:
+        """Look at every container once, and repair what is not as meant.
+
+        Args:
+            max_repairs: repairs of one container within ``window`` before it is given up.
+            window: seconds.
+            settle: seconds between the two looks.
+            young: age in seconds below which a container is left to the next round.
+            without_runtime: repair by ourselves while the runtime cannot be reached.
+        """
+        self.watch_pool()
+        # Before the runtime has told what runs, what we remember may be long gone.
+        if not self._agent.synchronized:
+            return Round()
+        differed = set(self._agent.differences)
+        looked = self._wall()
+        first = await self._look(None)
+        if first is None:
+            return Round()
+        drifting = {c.container_id for c in first.corrections}
+        self._forget_all_but(drifting, window)
+        self._agent.differences.forget(*(differed - drifting))
+        suspects = self._grown(self._not_pending(first.corrections), young)
+        if not suspects:
+            return Round(seen=first.seen)
+        await self._sleep(settle)
+        second = await self._look({c.container_id for c in suspects})
+        if second is None:
+            return Round(seen=first.seen)
+        before = {c.container_id: c for c in suspects}
+        quiet = self._pool_is_quiet(settle)
+        drifted = [
+            c
+            for c in self._not_pending(second.corrections)
+            if (c.cpus, c.mems) == (before[c.container_id].cpus, before[c.container_id].mems)
+            and (quiet or not c.follows_pool)
+        ]
+        given_up: list[str] = []
+        repairs: list[Correction] = []
+        self._report(drifted)
+        for correction in drifted:
+            if correction.blocked or self._agent.observe:
+                continue
+            if self._fought(correction, max_repairs, window):
+                given_up.append(correction.container_id)
+            else:
+                repairs.append(correction)
+        self._show(suspects, second, drifted, given_up, looked)
+        push = self._push if self._active() else self._alone if without_runtime else None
+        repaired = await self._repair(repairs, push) if repairs and push is not None else []
+        return Round(
+            seen=first.seen,
+            drifted=tuple(c.container_id for c in drifted),
+            repaired=tuple(repaired),
+            given_up=tuple(given_up),
+        )
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def _notice(self, correction: Correction, message: str, reason: str = "") -> None:
+        allocation = self._agent.state.allocations.get(correction.container_id)
+        if allocation is not None and not self._agent.observe:
+            self._agent.notices.about(allocation, What.DRIFT, message, reason=reason)
+
+    async def _look(self, only: Collection[str] | None) -> _Look | None:
+        """Read and compare in a thread; None when nothing can be read."""
+        agent = self._agent
+        places = agent.places if only is None else {i: agent.places.get(i) for i in only}
+        known = [(i, place) for i, place in places.items() if place is not None]
+        if not known:
+            return _Look(0, ())
+        try:
+            found = await asyncio.to_thread(
+                partial(look, quotas=True),
+                self._reader,
+                agent.machine,
+                agent.state,
+                known,
+                agent.narrowed_at,
+            )
+        except OSError as error:
+            self._unreadable(f"{error.filename}: {error.strerror}")
+            return None
+        if only is None:
+            self._blind = 0 if found.seen else self._blind + 1
+            if not self._blind:
+                self._unreadable("")
+            elif self._blind >= BLIND_ROUNDS:
+                self._unreadable(
+                    f"none of {len(known)} containers has a cgroup below {self._reader.hierarchy}"
+                )
+        return found
+
+    def _unreadable(self, problem: str) -> None:
+        """Say once that drift cannot be found, and once that it can again."""
+        if problem and not self._trouble:
+            log.warning("drift is not looked for", problem=problem)
+        elif self._trouble and not problem:
+            log.info("drift is looked for again")
+        self._trouble = problem
+
+    def _not_pending(self, corrections: Sequence[Correction]) -> list[Correction]:
+        """Leave out containers whose update has not been sent yet."""
+        return [c for c in corrections if not self._agent.is_pending(c.container_id)]
+
+    def _grown(self, corrections: Sequence[Correction], young: float) -> list[Correction]:
+        """Leave out containers that were decided a moment ago."""
+        allocations, now = self._agent.state.allocations, self._wall()
+        return [
+            c
+            for c in corrections
+            # A clock that was set back makes nobody young.
+            if (a := allocations.get(c.container_id)) and not 0 <= now - a.since < young
+        ]
+
+    # --- judging ----------------------------------------------------------------------------------
+
+    def watch_pool(self) -> None:
+        """Note when the shared pool last changed, to the second."""
+        if self._agent.pool_changes != self._pool[0]:
+            self._pool = (self._agent.pool_changes, self._now())
+
+    def _pool_is_quiet(self, settle: float) -> bool:
+        """Whether updates that a changed pool caused have long been applied.
+
+        Until then containers of the shared pool cannot be judged: owners that come and go get the
+        same CPUs again and again, so two looks may see the same and mean two different owners.
+        Nothing is lost by waiting, because every change rewrites all of them.
+        """
+        self.watch_pool()
+        applied = settle + UPDATE_SECONDS * len(self._agent.places)
+        return self._now() - self._pool[1] >= applied
+
+    def _report(self, drifted: Sequence[Correction]) -> None:
+        """Count and say drift, once for as long as it stays the same."""
+        new = [c for c in drifted if self._said.get(c.container_id) != c.found]
+        self._metrics.drift_found.inc(len(new))
+        self._said.update((c.container_id, c.found) for c in new)
+        for correction in new:
+            self._notice(correction, correction.found)
+        for correction in new[:SAID_AT_ONCE]:
+            log.warning(
+                "drift found",
+                container=correction.name,
+                id=correction.container_id[:12],
+                found=correction.found,
+                repairable=not correction.blocked,
+                observed=self._agent.observe,
+            )
+        if len(new) > SAID_AT_ONCE:
+            log.warning("more drift found", containers=len(new) - SAID_AT_ONCE)
+
+    def _show(
+        self,
+        suspects: Sequence[Correction],
+        second: _Look,
+        drifted: Sequence[Correction],
+        given_up: Collection[str],
+        since: float,
+    ) -> None:
+        """Let everybody see what containers really have; of the unsure, what was known stays."""
+        wrong = {c.container_id for c in second.corrections}
+        self._agent.differences.looked(
+            [c.container_id for c in suspects if c.container_id not in wrong],
+            [c for c in drifted if c.container_id in self._agent.state.allocations],
+            {c.container_id: since for c in drifted},
+            given_up,
+        )
+
+    def _fought(self, correction: Correction, max_repairs: int, window: float) -> bool:
+        container_id = correction.container_id
+        past = self._repairs.get(container_id, deque())
+        while past and past[0] <= self._now() - window:
+            past.popleft()
+        if len(past) < max_repairs:
+            self._given_up.discard(container_id)
+            return False
+        if container_id not in self._given_up:
+            self._given_up.add(container_id)
+            self._metrics.drift_fights.inc()
+            message = f"{correction.found}; put right {len(past)} times and rewritten again"
+            self._notice(correction, message, "GivenUp")
+            log.warning(
+                "drift not repaired any more: somebody keeps rewriting this container's cgroup",
+                container=correction.name,
+                id=container_id[:12],
+                found=correction.found,
+                repairs=len(past),
+                window_seconds=round(window),
+            )
+        return True
+
+    def _forget_all_but(self, drifting: set[str], window: float) -> None:
+        """Drop what is remembered of containers that are right again, or gone."""
+        for container_id in self._said.keys() - drifting:
+            del self._said[container_id]
+        oldest = self._now() - window
+        for container_id, past in list(self._repairs.items()):
+            if container_id in drifting:
+                continue
+            gone = container_id not in self._agent.state.allocations
+            # Repairs outside the window are dropped before the next one, which may then fail.
+            if gone or not past or past[-1] <= oldest:
+                del self._repairs[container_id]
+                self._given_up.discard(container_id)
+
+    # --- repairing --------------------------------------------------------------------------------
+
+    async def _repair(self, corrections: Sequence[Correction], push: Push) -> list[str]:
+        """Push corrections and read them back; the ids of containers that are right now."""
+        names = {c.container_id: c for c in corrections}
+        left: Sequence[Correction] = corrections
+        right: list[str] = []
+        for race in range(RACES):
+            taken = await self._send(left, push)
+            if not taken:
+                break
+            if not race:
+                for correction in taken:
+                    past = self._repairs.setdefault(correction.container_id, deque())
+                    past.append(self._now())
+            await self._sleep(READ_BACK)
+            sent = {c.container_id: (c.cpus, c.mems) for c in taken}
+            look_again = await self._look(sent)
+            if look_again is None:
+                break
+            wrong = {c.container_id: c for c in look_again.corrections}
+            live = self._agent.state.allocations
+            right += [i for i in sent if i not in wrong and i in live]
+            # Meant to have something else since: our push may have overtaken the answer to a
+            # request. Whoever still has what was meant when we sent it is for the next round.
+            left = [c for i, c in wrong.items() if not c.blocked and (c.cpus, c.mems) != sent[i]]
+            if not left:
+                break
+        self._metrics.drift_repaired.inc(len(right))
+        self._agent.differences.forget(*right)
+        for number, container_id in enumerate(right):
+            self._said.pop(container_id, None)
+            if number < SAID_AT_ONCE:
+                correction = names[container_id]
+                log.info(
+                    "drift repaired",
+                    container=correction.name,
+                    id=container_id[:12],
+                    found=correction.found,
+                )
+        if len(right) > SAID_AT_ONCE:
+            log.info("more drift repaired", containers=len(right) - SAID_AT_ONCE)
+        return right
+
+    async def _send(self, corrections: Sequence[Correction], push: Push) -> list[Correction]:
+        """Push in the order of the plan, a few at a time; those that the runtime took.
+
+        Wherever this ends, what was sent is right, and the next round goes on from there.
+        """
+        taken: list[Correction] = []
+        for start in range(0, len(corrections), CHUNK):
+            chunk = corrections[start : start + CHUNK]
+            result = await push([c.update for c in chunk])
+            if not result.ok:
+                left = len(corrections) - start
+                log.warning("drift not repaired", containers=left, detail=result.detail)
+                break
+            taken += chunk
+        return taken
+
+
+def look(
+    reader: CgroupReader,
+    machine: Machine,
+    state: NodeState,
+    places: Sequence[tuple[str, CgroupPlace]],
+    narrowed_at: float | None,
+    pause: Callable[[float], object] = time.sleep,
+    *,
+    quotas: bool = False,
+) -> _Look:
+    """Read cgroups and compare them with one state; runs in a thread.
+
+    Args:
+        reader: reads cgroups.
+        machine: topology and settings.
+        state: what was meant; a whole one, whatever happens on the loop meanwhile.
+        places: container ids and where their cgroups are.
+        narrowed_at: see `plan_corrections`.
+        pause: lets the loop run; the interpreter is held for a batch at a time only.
+        quotas: look at the CPU limit too, of those whose limit was lifted.
+
+    Raises:
+        OSError: the cgroup file system is not there at all.
+    """
+    if not reader.available():
+        raise FileNotFoundError(errno.ENOENT, "no cgroup file system here", reader.hierarchy)
+    seen = 0
+    found: list[Correction] = []
+    for start in range(0, len(places), BATCH):
+        if start:
+            pause(PAUSE)
+        observed = observe_all(reader, places[start : start + BATCH])
+        seen += len(observed)
+        if quotas:
+            _add_quotas(reader, state, places[start : start + BATCH], observed)
+        found += plan_corrections(machine, state, observed, narrowed_at)
+    return _Look(seen, tuple(sorted(found, key=lambda correction: correction.order)))
+
+
+def _add_quotas(
+    reader: CgroupReader,
+    state: NodeState,
+    places: Sequence[tuple[str, CgroupPlace]],
+    observed: dict[str, Observed],
+) -> None:
+    for container_id, place in places:
+        allocation = state.allocations.get(container_id)
+        if container_id in observed and allocation is not None and allocation.quota is not None:
+            quota = reader.quota(place)
+            observed[container_id] = replace(observed[container_id], quota=quota)

@@ -1,0 +1,69 @@
+"""What the agent keeps of containers that were refused, and how kept traces are read again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nri_numa.engine.decision import Refused
+from nri_numa.engine.explain.explanation import Grounds
+from nri_numa.engine.state import Allocation
+from nri_numa.machine.model import Topology
+from nri_numa.observe.traces import KeptTrace, unpack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedContainer:
+    """A refused container, kept for a while so that the pod's author can ask why."""
+
+    namespace: str
+    pod: str
+    container: str
+    reason: str
+    message: str
+    at: float
+    trace: KeptTrace
+    observed: bool = False
+
+    @classmethod
+    def of(
+        cls, decision: Refused, *, at: float, trace: KeptTrace, observed: bool
+    ) -> RefusedContainer:
+        """What is kept of a decision.
+
+        Args:
+            decision: the refusal.
+            at: Unix time in seconds.
+            trace: how it came about, made small.
+            observed: nothing was done about it.
+        """
+        return cls(
+            namespace=decision.trace.pod.namespace,
+            pod=decision.trace.pod.name,
+            container=decision.trace.container.name,
+            reason=decision.reason,
+            message=decision.message,
+            at=at,
+            trace=trace,
+            observed=observed,
+        )
+
+    def tells_of(self, decision: Refused) -> bool:
+        """Whether this is the same refusal of the same container."""
+        trace = decision.trace
+        return (self.namespace, self.pod, self.container, self.message) == (
+            trace.pod.namespace,
+            trace.pod.name,
+            trace.container.name,
+            decision.message,
+        )
+
+
+def unpacked(trace: KeptTrace, whose: Allocation | RefusedContainer, topology: Topology) -> Grounds:
+    """The grounds of a decision whose trace was kept."""
+    return unpack(
+        trace,
+        namespace=whose.namespace,
+        pod=whose.pod,
+        container=whose.container,
+        distance=topology.distance,
+    )

@@ -1,0 +1,518 @@
+"""Shows the agent to the outside: its state as API documents and as a metrics snapshot.
+
+Everything is read from the frozen state of one moment, so a long answer that is made piece by
+piece stays consistent while the agent goes on. The agent lives in another thread: what is taken
+from it is either replaced as a whole (the state, the machine), or copied in one step that the
+interpreter does not interrupt (the refusals).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from heapq import merge
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UNSET
+from msgspec.structs import asdict
+
+from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.explain.actual import late_text
+from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
+from nri_numa.engine.explain.sentences import sentences
+from nri_numa.engine.others.kubelets import shown_kind
+from nri_numa.engine.state import Allocation, NodeState, effective_cpus
+from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.http.responses import (
+    Assignment,
+    Checkpoint,
+    ContainerUse,
+    Explanation,
+    Kubelet,
+    Link,
+    NodeUse,
+    Notice,
+    Notices,
+    NUMAInfo,
+    NUMAInfoData,
+    Readiness,
+    Refusal,
+    Slots,
+    Status,
+    TopologyDocument,
+    Use,
+)
+from nri_numa.http.source import Listing
+from nri_numa.http.zones import Zones
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.node import numa_nodes, slots, zones
+from nri_numa.node import waiting as cpu_waiting
+from nri_numa.node.agent import Agent, RefusedContainer
+from nri_numa.node.counts import Counts, container_samples
+from nri_numa.node.locality import NOBODY_LOOKS, NOT_READ, Memories, MemoryWatch
+from nri_numa.node.reality import Reality, sentence
+from nri_numa.node.usage import UsageWatch
+from nri_numa.observe.metrics import Snapshot
+
+if TYPE_CHECKING:
+    from nri_numa.devices.counts import Counted
+
+_AFRESH: Final = 64
+"""Differences up to which an old order is mended; a larger change is sorted afresh."""
+_STEP: Final = 250
+"""Names sorted in one call: a fifth of a millisecond."""
+_DOCUMENTS: Final = 32
+"""Explanations kept ready: a page asks for the same ones again and again."""
+
+Name = tuple[str, str, str, str]
+"""Namespace, pod, container, id: the order an operator reads in, and total."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFacts:
+    """What the daemon knows about its link; see `nri_numa.nri.handler.LinkState`.
+
+    Attributes:
+        active: registered and synchronized.
+        unanswered: what the runtime has not answered for too long, as a sentence.
+        over_cri: it is reached over CRI, because it has no NRI.
+    """
+
+    state: str
+    detail: str
+    active: bool
+    runtime: str = ""
+    runtime_version: str = ""
+    unanswered: str = ""
+    over_cri: bool = False
+
+
+class LiveView:
+    """`nri_numa.http.source.AgentView` over a running agent.
+
+    Args:
+        agent: whose state is shown.
+        version: of nri-numa.
+        node_name: of the node, as Kubernetes has it.
+        started: Unix time of the start.
+        now: Unix time in seconds.
+        link: the link at this moment.
+        reading: what the kernel had left when it was last asked.
+        describe: makes the document of a topology.
+        unheard: sentences about annotations of a pod, by its UID, that no container hears.
+        kubelet: the kubelet beside us, at this moment.
+        contested: how many containers' cpusets the kubelet writes too.
+        usage: what is really used; None where nobody looks.
+        memory: where containers' memory is; None where nobody looks.
+        measured: by NUMA node, capacity factors that were measured and are acted upon.
+        devices: how many the kubelet can give, or why that is not known; None where nobody asks.
+        roots_of_pcie: by NUMA node; empty where nobody asks for them.
+        late: seconds by which containers were late, by id, replaced as a whole when that changes;
+            None where they cannot be late.
+        waiting: how much containers wait; None where nobody looks.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        version: str,
+        node_name: str = "",
+        started: float,
+        now: Callable[[], float],
+        link: Callable[[], LinkFacts],
+        reading: Callable[[], Reading | None],
+        describe: Callable[[Machine], TopologyDocument],
+        unheard: Callable[[str], list[str]] = lambda uid: [],
+        kubelet: Callable[[], Kubelet] = Kubelet,
+        contested: Callable[[], int] = lambda: 0,
+        usage: UsageWatch | None = None,
+        memory: MemoryWatch | None = None,
+        measured: Callable[[], Mapping[int, float]] = dict,
+        devices: Callable[[], Counted | None] = lambda: None,
+        roots_of_pcie: Mapping[int, tuple[str, ...]] = zones.NO_ROOTS,
+        late: Callable[[], Mapping[str, float] | None] = lambda: None,
+        waiting: cpu_waiting.WaitingWatch | None = None,
+    ) -> None:
+        self._measured, self._devices = measured, devices
+        self._roots_of_pcie = roots_of_pcie
+        self._late = late
+        self._kubelet = kubelet
+        self._contested = contested
+        self._agent = agent
+        self._version = version
+        self._node_name = node_name
+        self._started = started
+        self._now = now
+        self._link = link
+        self._reading = reading
+        self._describe = describe
+        self._unheard = unheard
+        self._usage = usage
+        self._memory = memory
+        self._waiting = waiting
+        self._names: list[Name] = []
+        self._named = NodeState()
+        self._counted: tuple[NodeState, Counts] | None = None
+        self._documents: dict[object, Document] = {}
+
+    def status(self) -> Status:
+        """The agent itself."""
+        agent, link = self._agent, self._link()
+        known = agent.differences.known
+        counts = self._counts(agent.state)
+        return Status(
+            version=self._version,
+            node_name=self._node_name,
+            started_at=self._started,
+            observe=agent.observe,
+            ready=self.readiness().ready,
+            serial=agent.state.serial,
+            containers=counts.kinds,
+            wider=counts.wider,
+            differing=len(known),
+            intruders=sum(one.intruder for one in known.values()),
+            kubelet_cpus=str(agent.state.kubelet.taken),
+            contested=self._contested(),
+            link=Link(
+                state=link.state,
+                detail=link.detail,
+                runtime=link.runtime,
+                runtime_version=link.runtime_version,
+                unanswered=link.unanswered,
+                over="cri" if link.over_cri else UNSET,
+            ),
+            checkpoint=Checkpoint(
+                written_at=agent.durable.written_at, problem=agent.durable.problem
+            ),
+        )
+
+    def readiness(self) -> Readiness:
+        """Whether containers are being placed, and remembered."""
+        link = self._link()
+        if link.unanswered:
+            return Readiness(ready=False, reason=link.unanswered)
+        if not (link.active and self._agent.synchronized):
+            detail = f": {link.detail}" if link.detail else ""
+            reason = f"the link to the runtime is {link.state}{detail}"
+            return Readiness(ready=False, reason=reason)
+        if self._agent.durable.problem:
+            reason = f"the state cannot be saved: {self._agent.durable.problem}"
+            return Readiness(ready=False, reason=reason)
+        return Readiness(ready=True, reason="")
+
+    def topology(self) -> TopologyDocument:
+        """The machine."""
+        return self._describe(self._agent.machine)
+
+    def topology_key(self) -> object:
+        """Another object when the machine is another one."""
+        return self._agent.machine
+
+    def numa_info(self) -> NUMAInfo:
+        """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
+        nodes = [n for _, n in sorted(self._agent.machine.topology.numa_nodes.items())]
+        return NUMAInfo(
+            code=200,
+            message="OK",
+            data=NUMAInfoData(
+                nodenums=len(nodes),
+                cpulist=tuple(",".join(map(str, n.cpus)) for n in nodes),
+                memsize=tuple(str(n.memory_bytes) for n in nodes),
+            ),
+        )
+
+    def listing(self) -> Listing:
+        """Every container and what it has, in the order of their names."""
+        machine, state = self._agent.machine, self._agent.state
+        pool = state.pool(machine.topology, machine.settings)
+        known = self._agent.differences.known
+        real = Reality(state, known)
+        memory, waiting = self._looked()
+        late = self._late()
+        return Listing(
+            head=NodeUse(
+                serial=state.serial,
+                shared_pool=str(pool),
+                numa_nodes=numa_nodes.uses(machine, state, pool, self._reading()),
+            ),
+            containers=(
+                _assignment(
+                    state.allocations[name[3]], machine, state, pool, real, memory, waiting, late
+                )
+                for name in tuple(self._ordered(state))
+            ),
+            key=(machine, known, memory, waiting, late),
+        )
+
+    def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
+        """What is known about a pod's containers: those that run, and those refused lately."""
+        machine, state = self._agent.machine, self._agent.state
+        pool = state.pool(machine.topology, machine.settings)
+        real = Reality(state, self._agent.differences.known)
+        refused: dict[str, RefusedContainer] = {}
+        for one in tuple(self._agent.refusals):  # the last one of each counts
+            if (one.namespace, one.pod) == (namespace, pod):
+                refused[one.container] = one
+        names = self._ordered(state)
+        found: list[Explanation] = []
+        for n in range(bisect_left(names, (namespace, pod, container or "", "")), len(names)):
+            if names[n][:2] != (namespace, pod) or container not in (None, names[n][2]):
+                break
+            allocation = state.allocations[names[n][3]]
+            later = refused.pop(allocation.container, None)
+            if later is not None and later.at <= allocation.since:
+                later = None  # it was refused before it was placed
+            found.append(self._explained(allocation, machine, state, pool, real, later))
+        found += [
+            self._refused(one) for name, one in sorted(refused.items()) if container in (None, name)
+        ]
+        return sorted(found, key=lambda one: one.container)
+
+    def _explained(
+        self,
+        allocation: Allocation,
+        machine: Machine,
+        state: NodeState,
+        pool: CPUSet,
+        real: Reality,
+        later: RefusedContainer | None,
+    ) -> Explanation:
+        kept = self._agent.kept_trace(allocation.container_id)
+        document = self._documents.get(kept) if kept is not None else None
+        cpus = str(effective_cpus(allocation, pool, machine.topology))
+        if document is None or document["result"]["cpus"] != cpus:
+            known = self._agent.grounds_of(allocation.container_id)
+            document = of_allocation(allocation, known, cpus)
+            if kept is not None:
+                self._remember(kept, document)
+        since = [f"since then refused: {later.message}"] if later is not None else []
+        since += self._unheard(allocation.pod_uid)
+        if since:
+            document = {**document, "later": since}
+        assignment = _assignment(
+            allocation, machine, state, pool, real, *self._looked(), self._late()
+        )
+        if isinstance(assignment.late, float):
+            said = late_text(assignment.late)
+            document = {**document, "later": [said, *document.get("later", ())]}
+        if assignment.actual is not None:
+            document = {**document, "actual": sentence(assignment.actual)}
+        return Explanation(
+            namespace=allocation.namespace,
+            pod=allocation.pod,
+            container=allocation.container,
+            outcome="admitted",
+            summary=allocation.reason,
+            steps=tuple(sentences(document)),
+            assignment=assignment,
+            details=document,
+        )
+
+    def _refused(self, refused: RefusedContainer) -> Explanation:
+        document = self._documents.get(refused.trace)
+        if document is None:
+            known = self._agent.grounds_of_refusal(refused)
+            document = of_refusal(known, refused.reason, refused.message)
+            self._remember(refused.trace, document)
+        return Explanation(
+            namespace=refused.namespace,
+            pod=refused.pod,
+            container=refused.container,
+            outcome="refused",
+            summary=refused.message,
+            # The message is the summary already.
+            steps=tuple(sentences(document)[1:]),
+            refusal=_refusal(refused),
+            details=document,
+        )
+
+    def _remember(self, key: object, document: Document) -> None:
+        if len(self._documents) >= _DOCUMENTS:
+            del self._documents[next(iter(self._documents))]
+        self._documents[key] = document
+
+    def refusals(self) -> list[Refusal]:
+        """The latest refusals, newest first."""
+        return [_refusal(refused) for refused in reversed(tuple(self._agent.refusals))]
+
+    def slots(self) -> Slots:
+        """Exclusive CPUs that the scheduler may count."""
+        return slots.document(self._agent.machine, self._agent.state, self._not_pinning())
+
+    def zones(self) -> Zones:
+        """Every NUMA node as who schedules counts it."""
+        agent = self._agent
+        return zones.document(
+            agent.machine,
+            agent.state,
+            self._reading(),
+            reason=self._not_pinning(),
+            measured=self._measured(),
+            devices=self._devices(),
+            roots_of_pcie=self._roots_of_pcie,
+        )
+
+    def _not_pinning(self) -> str:
+        """Why nothing is to be counted on now; empty when nothing speaks against it."""
+        readiness = self.readiness()
+        if not readiness.ready:
+            return readiness.reason
+        return "observe is on, so nothing is pinned" if self._agent.observe else ""
+
+    def kubelet(self) -> Kubelet:
+        """The kubelet beside us."""
+        return self._kubelet()
+
+    def notices(self, after: int) -> Notices:
+        """What happened to containers after a number of the sequence."""
+        kept = self._agent.notices
+        number, evicted = kept.number, kept.evicted  # before the notices: one too many is no harm
+        found = tuple(Notice(**asdict(one)) for one in kept.after(after))
+        return Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
+
+    def notice_number(self) -> int:
+        """The last number of that sequence."""
+        return self._agent.notices.number
+
+    def use(self) -> Use:
+        """What is really used on the machine."""
+        if self._usage is None:
+            return Use(at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=())
+        return self._usage.document()
+
+    async def container_use(self, namespace: str, pod: str, container: str) -> list[ContainerUse]:
+        """What a container really uses, measured now."""
+        if self._usage is None:
+            return []
+        state = self._agent.state
+        names = self._ordered(state)
+        found: list[ContainerUse] = []
+        for n in range(bisect_left(names, (namespace, pod, container, "")), len(names)):
+            if names[n][:3] != (namespace, pod, container):
+                break
+            found.append(await self._usage.container(state.allocations[names[n][3]]))
+        return found
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after every change; returns what ends that."""
+        return self._agent.subscribe(listener)
+
+    def snapshot(self) -> Snapshot:
+        """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
+        machine, state = self._agent.machine, self._agent.state
+        pool = state.pool(machine.topology, machine.settings)
+        written = self._agent.durable.written_at
+        return Snapshot(
+            numa_nodes=numa_nodes.samples(machine, state, pool, self._reading()),
+            node_name=self._node_name,
+            container_kinds=self._counts(state).by_kind,
+            containers=container_samples(state),
+            shared_pool_cpus=len(pool),
+            offline_cpus=len(machine.topology.present - machine.topology.online),
+            checkpoint_written=written,
+            checkpoint_age=None if written is None else max(0.0, self._now() - written),
+            checkpoint_failing=bool(self._agent.durable.problem),
+            ready=self.readiness().ready,
+            observe=self._agent.observe,
+            local_memory=None if self._memory is None else self._memory.samples(state),
+            waiting=None if self._waiting is None else self._waiting.samples(state),
+        )
+
+    def _looked(self) -> tuple[Memories, cpu_waiting.Waitings]:
+        """What the last rounds over all containers found."""
+        return (
+            self._memory.known if self._memory is not None else NOBODY_LOOKS,
+            self._waiting.known if self._waiting is not None else cpu_waiting.NOBODY_LOOKS,
+        )
+
+    def _counts(self, state: NodeState) -> Counts:
+        """Containers by kind; counted once for each state."""
+        if self._counted is None or self._counted[0] is not state:
+            self._counted = state, Counts.of(state)
+        return self._counted[1]
+
+    def _ordered(self, state: NodeState) -> list[Name]:
+        """Names of all containers, sorted: the order of last time, mended.
+
+        Sorting a thousand names takes a millisecond in which no container can start; comparing the
+        ids takes a hundredth of that, and names do not change.
+        """
+        if state is self._named:
+            return self._names
+        old, new = self._named.allocations, state.allocations
+        changed = old.keys() ^ new.keys()
+        if len(changed) > _AFRESH:
+            self._names = _sorted([_name(a) for a in new.values()])
+        else:
+            for container_id in changed:
+                if container_id in new:
+                    insort(self._names, _name(new[container_id]))
+                else:
+                    del self._names[bisect_left(self._names, _name(old[container_id]))]
+        self._named = state
+        return self._names
+
+
+def _sorted(names: list[Name]) -> list[Name]:
+    """Sorted in steps that others can get in between: one call would hold up everybody."""
+    parts = [sorted(names[n : n + _STEP]) for n in range(0, len(names), _STEP)]
+    return list(merge(*parts))
+
+
+def _name(a: Allocation) -> Name:
+    return a.namespace, a.pod, a.container, a.container_id
+
+
+def _assignment(
+    a: Allocation,
+    machine: Machine,
+    state: NodeState,
+    pool: CPUSet,
+    real: Reality,
+    memory: Memories,
+    waiting: cpu_waiting.Waitings,
+    late: Mapping[str, float] | None = None,
+) -> Assignment:
+    return Assignment(
+        id=a.container_id,
+        pod_uid=a.pod_uid,
+        namespace=a.namespace,
+        pod=a.pod,
+        container=a.container,
+        kind=shown_kind(state, a),
+        policy=a.policy.value,
+        qos=a.qos.value,
+        smt=a.smt.value,
+        cpus=str(effective_cpus(a, pool, machine.topology)),
+        pinned=str(a.pinned),
+        mems=str(a.mems),
+        mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
+        numa_nodes=str(a.numa_nodes),
+        idle=str(a.idle),
+        preferred=a.preferred,
+        reason=a.reason,
+        cpu_milli=a.cpu_milli,
+        memory_bytes=a.memory_bytes,
+        since=a.since,
+        actual=real.of(a.container_id),
+        slots=a.slots,
+        memory=memory.get(a.container_id, NOT_READ) if memory is not NOBODY_LOOKS else UNSET,
+        late=UNSET if late is None else late.get(a.container_id, UNSET),
+        waiting=waiting.get(a.container_id, cpu_waiting.NOT_READ)
+        if waiting is not cpu_waiting.NOBODY_LOOKS
+        else UNSET,
+    )
+
+
+def _refusal(refused: RefusedContainer) -> Refusal:
+    return Refusal(
+        namespace=refused.namespace,
+        pod=refused.pod,
+        container=refused.container,
+        reason=refused.reason,
+        message=refused.message,
+        at=refused.at,
+        observed=refused.observed,
+    )

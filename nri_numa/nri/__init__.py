@@ -1,0 +1,1 @@
+"""The NRI link to the container runtime: the socket, registration, messages as engine types."""

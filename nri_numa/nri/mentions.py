@@ -1,0 +1,72 @@
+"""The devices that NRI messages mention; where protobuf stops, as in `nri_numa.nri.conversion`.
+
+Only what is short is read: a message carries the whole environment of a container, and whoever
+wrote the pod wrote most of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nri_numa.engine.values.mentions import MOST_DEVICES, NO_MENTIONS, DeviceNode, Mentions
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+
+PCI_VARIABLE: Final = "PCIDEVICE_"
+"""Variables of the SR-IOV network device plugin begin so; ``…_INFO`` holds JSON for programs."""
+NVIDIA_VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
+CDI_ANNOTATION: Final = "cdi.k8s.io/"
+
+MOST_CHARACTERS: Final = 4096
+"""Of one variable or annotation; 64 UUIDs are 2600."""
+
+
+def mentions_of(container: pb.Container) -> Mentions:
+    """What is said of a container's devices, at most `MOST_DEVICES` of each sort."""
+    nodes: list[DeviceNode] = []
+    unread = 0
+    if container.HasField("linux"):
+        linux = container.linux
+        devices = linux.devices
+        if devices and not _gets_all(linux):
+            unread = max(0, len(devices) - MOST_DEVICES)
+            nodes = [DeviceNode(d.type, d.major, d.minor) for d in devices[:MOST_DEVICES]]
+    variables: dict[str, str] = {}
+    for item in container.env:
+        if item.startswith((PCI_VARIABLE, NVIDIA_VARIABLE)):
+            name, _, value = item.partition("=")
+            if name.endswith("_INFO") or len(item) > MOST_CHARACTERS:
+                continue
+            if name in variables or len(variables) < MOST_DEVICES:
+                variables[name] = value  # as in an environment, the last one counts
+    cdi = [one.name for one in container.CDI_devices[: MOST_DEVICES + 1]]
+    annotations = container.annotations
+    for key in annotations:
+        if key.startswith(CDI_ANNOTATION) and len(annotations[key]) <= MOST_CHARACTERS:
+            cdi += [name.strip() for name in annotations[key].split(",")]
+    names = tuple(dict.fromkeys(name for name in cdi if name))
+    unread += max(0, len(names) - MOST_DEVICES)
+    if not nodes and not variables and not names and not unread:
+        return NO_MENTIONS
+    return Mentions(
+        nodes=tuple(nodes), variables=variables, cdi=names[:MOST_DEVICES], unread=unread
+    )
+
+
+def _gets_all(linux: pb.LinuxContainer) -> bool:
+    """Whether it is privileged: every device may be used, so those listed say nothing of it."""
+    return any(
+        rule.allow
+        and rule.type in ("", "a")
+        and not (rule.HasField("major") and rule.major.value >= 0)
+        and not (rule.HasField("minor") and rule.minor.value >= 0)
+        for rule in linux.resources.devices
+    )
+
+
+def network_namespace(pod: pb.PodSandbox) -> str:
+    """Path of the pod's network namespace; empty for a pod on the host's network."""
+    if pod.HasField("linux"):
+        for namespace in pod.linux.namespaces:
+            if namespace.type == "network":
+                return namespace.path
+    return ""

@@ -1,0 +1,168 @@
+"""Moves bytes between a socket and a protocol session, synchronously, inside `buffer_updated`.
+
+Used by the plugin's link and by the embedded runtime. It knows neither NRI nor placement: every
+event is handed to one callable, and what the session wants sent is written after each event, so
+that an answer leaves before the next request is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from nri_numa.errors import RemoteProtocolError
+from nri_numa.observe.logs import get_logger
+
+logger = get_logger("nri")
+
+READ_SIZE: Final = 1 << 18
+"""Bytes taken from the socket at once."""
+
+WRITE_HIGH_WATER: Final = 1 << 20
+"""Bytes the peer has not read yet; above this we stop reading requests, so memory stays flat."""
+
+EventT_co = TypeVar("EventT_co", covariant=True)
+EventT = TypeVar("EventT")
+
+
+class Session(Protocol[EventT_co]):
+    """What is needed of a session; both roles of `nri_numa.nri.wire.session` fit."""
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes."""
+        ...
+
+    def receive_eof(self) -> None:
+        """Note the end of the stream."""
+        ...
+
+    def next_event(self) -> EventT_co | None:
+        """Return the next event or None."""
+        ...
+
+    def data_to_send(self) -> bytes:
+        """Return what is to be written."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a connection ended; `error` is None when the peer or we closed it in order.
+
+    Attributes:
+        by_peer: the other side closed it, or is gone.
+    """
+
+    detail: str
+    error: Exception | None = None
+    by_peer: bool = False
+
+
+class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
+    """One connection: feeds a session and hands on its events.
+
+    Attributes:
+        ended: resolves once, with the `Ending`, when the socket is closed.
+    """
+
+    def __init__(self, session: Session[EventT], on_event: Callable[[EventT], None]) -> None:
+        """Make the protocol object of one connection; needs a running loop.
+
+        Args:
+            session: either role.
+            on_event: called for every event; must answer it before it returns if it can.
+        """
+        self._session = session
+        self._on_event = on_event
+        self._transport: asyncio.Transport | None = None
+        # One buffer for all reads. Otherwise every read, however short, takes a quarter of a
+        # megabyte from the allocator and gives it back, with page faults both ways.
+        self._buffer = bytearray(READ_SIZE)
+        self._view = memoryview(self._buffer)
+        self._ending: Ending | None = None
+        self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed or about to be."""
+        return self._ending is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport and bound its buffer."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a stream socket's
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        """Where the next bytes go."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Feed the session, handle what comes out, write what is to be said."""
+        data = bytes(self._view[:nbytes])
+        if self.is_closing():
+            return
+        try:
+            self._session.receive_data(data)
+            while not self.is_closing() and (event := self._session.next_event()) is not None:
+                self._on_event(event)
+                self.flush()
+        except RemoteProtocolError as error:
+            self.flush()
+            self.close(f"the peer broke the protocol: {error}", error)
+        except Exception as error:  # a bug of ours must not take the loop with it
+            logger.exception("connection handling failed")
+            self.close(f"internal error: {error!r}", error)
+        else:
+            self.flush()
+
+    def eof_received(self) -> bool:
+        """A half-closed socket is a closed one."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever waits for `ended`."""
+        self._session.receive_eof()
+        if not self.ended.done():
+            if self._ending is None:
+                detail = "the peer closed the connection" if exc is None else str(exc)
+                self._ending = Ending(detail=detail, error=exc, by_peer=True)
+            self.ended.set_result(self._ending)
+
+    def pause_writing(self) -> None:
+        """The peer does not read: stop taking requests from it."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The peer reads again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def flush(self) -> None:
+        """Write what the session has queued."""
+        data = self._session.data_to_send()
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self, detail: str, error: Exception | None = None) -> None:
+        """Close the connection from our side; the first reason given is kept."""
+        if self._ending is None:
+            self._ending = Ending(detail=detail, error=error)
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()  # the peer does not read: what is left will never be read
+        else:
+            self._transport.close()
+
+    async def aclose(self, detail: str) -> None:
+        """Close and wait until the socket is closed; at once when it never was open."""
+        self.close(detail)
+        if self._transport is not None:
+            await self.wait_closed()
+
+    async def wait_closed(self) -> Ending:
+        """Wait for the end without taking the future away from others."""
+        return await asyncio.shield(self.ended)

@@ -1,0 +1,555 @@
+"""One NRI connection without its socket: bytes in, events out; answers in, bytes out.
+
+Use of either role::
+
+    session.receive_data(data)                          # only buffers
+    while (event := session.next_event()) is not None:  # parses one event
+        ...                                             # session.reply(event.stream, response)
+        transport.write(session.data_to_send())
+
+Answer each event before asking for the next one: the answer moves the phase (`phases`), and a
+runtime may have put Synchronize into the same packet as Configure.
+
+Errors. What a caller may not do raises `LocalProtocolError`. What the peer may not do is raised
+inside as the same error, and turned into `RemoteProtocolError` in one place, `next_event`. After
+either from `next_event` the session is dead and every call raises. Any other exception is a bug
+here. Calls that a caller can correct (an answer too large, a stream that is not open) leave the
+session alive.
+
+Memory. Besides the bytes just fed a session holds at most one unfinished message for each of the
+two connections (4 MiB; 16 MiB for requests to a plugin), 64 open calls each way, and the slices of
+one Synchronize (`SessionLimits`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from nri_numa.errors import LocalProtocolError, RemoteProtocolError
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire import ttrpc
+from nri_numa.nri.wire.mux import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.phases import TRANSITIONS, Phase, Step
+from nri_numa.nri.wire.versions import NRI_VERSION, Event, RuntimeInfo, identity_problem
+
+PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
+RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
+
+MILLISECONDS: Final = 1000
+
+PLUGIN_METHODS: Final[Mapping[str, type[Message]]] = {
+    "Configure": pb.ConfigureRequest,
+    "Synchronize": pb.SynchronizeRequest,
+    "Shutdown": pb.Empty,
+    "CreateContainer": pb.CreateContainerRequest,
+    "UpdateContainer": pb.UpdateContainerRequest,
+    "StopContainer": pb.StopContainerRequest,
+    "StateChange": pb.StateChangeEvent,
+    "UpdatePodSandbox": pb.UpdatePodSandboxRequest,
+    "ValidateContainerAdjustment": pb.ValidateContainerAdjustmentRequest,
+    "RunPodSandbox": pb.RunPodSandboxRequest,
+    "StopPodSandbox": pb.StopPodSandboxRequest,
+    "RemovePodSandbox": pb.RemovePodSandboxRequest,
+    "PostUpdatePodSandbox": pb.PostUpdatePodSandboxRequest,
+    "PostCreateContainer": pb.PostCreateContainerRequest,
+    "StartContainer": pb.StartContainerRequest,
+    "PostStartContainer": pb.PostStartContainerRequest,
+    "PostUpdateContainer": pb.PostUpdateContainerRequest,
+    "RemoveContainer": pb.RemoveContainerRequest,
+}
+"""Methods of the Plugin service and what they are asked with."""
+
+RUNTIME_METHODS: Final[
+    Mapping[str, type[pb.RegisterPluginRequest | pb.UpdateContainersRequest]]
+] = {
+    "RegisterPlugin": pb.RegisterPluginRequest,
+    "UpdateContainers": pb.UpdateContainersRequest,
+}
+"""Methods of the Runtime service and what they are asked with."""
+
+POD_EVENTS: Final[Mapping[str, Event]] = {
+    "RunPodSandbox": Event.RUN_POD_SANDBOX,
+    "StopPodSandbox": Event.STOP_POD_SANDBOX,
+    "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
+    "PostUpdatePodSandbox": Event.POST_UPDATE_POD_SANDBOX,
+}
+"""Methods of NRI 0.12 that say something of a pod; before, StateChange says it."""
+
+CONTAINER_EVENTS: Final[Mapping[str, Event]] = {
+    "PostCreateContainer": Event.POST_CREATE_CONTAINER,
+    "StartContainer": Event.START_CONTAINER,
+    "PostStartContainer": Event.POST_START_CONTAINER,
+    "PostUpdateContainer": Event.POST_UPDATE_CONTAINER,
+    "RemoveContainer": Event.REMOVE_CONTAINER,
+}
+"""Methods of NRI 0.12 that say something of a container; before, StateChange says it."""
+
+_STATE_CHANGE_OF_POD: Final = {event.value: event for event in POD_EVENTS.values()}
+_STATE_CHANGE_OF_CONTAINER: Final = {event.value: event for event in CONTAINER_EVENTS.values()}
+
+
+class Answer(Protocol):
+    """What a request is answered with: a message of protobuf, or one that is serialised already."""
+
+    def SerializeToString(self) -> bytes:
+        """The bytes that go out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """How much of a node's picture is collected before the peer is called broken.
+
+    The defaults are far above a node: 110 pods is the usual maximum, a container with its
+    environment, mounts and devices takes 5 to 200 kB.
+
+    Attributes:
+        synchronize_objects: pods and containers together, over all slices.
+        synchronize_bytes: serialised size, over all slices.
+    """
+
+    synchronize_objects: int = 50_000
+    synchronize_bytes: int = 256 << 20
+
+
+EventT = TypeVar("EventT")
+RequestT = TypeVar("RequestT", bound=Message)
+
+
+class _Session(ABC, Generic[EventT]):
+    """What both roles share: the trunk, the phase, and the one place where errors turn remote."""
+
+    _serves: int
+    _calls: int
+    _max_request = ttrpc.MAX_BODY
+
+    def __init__(self) -> None:
+        self._trunk = Trunk()
+        self._server = ttrpc.TTRPCServer(self._trunk, self._serves, max_body=self._max_request)
+        self._client = ttrpc.TTRPCClient(self._trunk, self._calls)
+        self._phase = Phase.CONNECTED
+        self._ready: int | None = None  # connection whose reader may hold whole messages
+
+    @property
+    def phase(self) -> Phase:
+        """Where the connection stands."""
+        return self._phase
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes from the socket. Nothing is parsed before `next_event`.
+
+        Raises:
+            LocalProtocolError: the session is closed or dead, or its events were not fetched.
+        """
+        self._check_alive()
+        self._trunk.receive_data(data)
+
+    def receive_eof(self) -> None:
+        """Note that the socket has ended; further calls but `data_to_send` raise."""
+        if self._phase is not Phase.DEAD:
+            self._phase = Phase.CLOSED
+
+    def next_event(self) -> EventT | None:
+        """Return the next event; None when more bytes are needed.
+
+        Raises:
+            RemoteProtocolError: the peer broke the protocol. The session is dead.
+            LocalProtocolError: the session was closed or dead already.
+        """
+        self._check_alive()
+        try:
+            return self._next_event()
+        except LocalProtocolError as error:
+            self._phase = Phase.DEAD
+            raise RemoteProtocolError(str(error)) from error
+        except BaseException:
+            self._phase = Phase.DEAD  # a bug in here: nothing can be said of the state any more
+            raise
+
+    def data_to_send(self) -> bytes:
+        """Return the bytes to write to the socket, and forget them. Whole messages, in order."""
+        return self._trunk.data_to_send()
+
+    def refuse(self, stream: int, message: str, code: int = ttrpc.Code.UNKNOWN) -> None:
+        """Answer a request with an error. Code 2 is how a handler's plain error travels.
+
+        Raises:
+            LocalProtocolError: nothing waits on this stream.
+        """
+        self._check_alive()
+        self._server.refuse(stream, code, message)
+
+    def _next_event(self) -> EventT | None:
+        while True:
+            if self._ready == self._serves:
+                while (call := self._server.next_call()) is not None:
+                    if (event := self._serve(call)) is not None:
+                        return event
+            elif self._ready == self._calls and (reply := self._client.next_reply()) is not None:
+                return self._answered(reply)
+            self._ready = None
+            chunk = self._trunk.next_chunk()
+            if chunk is None:
+                return None
+            self._ready, data = chunk
+            if self._ready == self._serves:
+                self._server.receive_data(data)
+            elif self._ready == self._calls:
+                self._client.receive_data(data)
+            # Any other connection: dropped, as the Go multiplexer does.
+
+    @abstractmethod
+    def _serve(self, call: ttrpc.Call) -> EventT | None:
+        """Turn a call into an event, or answer it here and return None."""
+        ...
+
+    @abstractmethod
+    def _answered(self, reply: ttrpc.Reply) -> EventT:
+        """Turn the answer to a call of ours into an event."""
+        ...
+
+    def _parse(
+        self, call: ttrpc.Call, service: str, methods: Mapping[str, type[RequestT]]
+    ) -> RequestT | None:
+        """Return the request message of a call; None when it was answered with an error here.
+
+        The codes and texts are those of the Go server; runtimes act upon code 12.
+        """
+        if call.service != service:
+            self._server.refuse(call.stream, ttrpc.Code.UNIMPLEMENTED, f"service {call.service}")
+            return None
+        kind = methods.get(call.method)
+        if kind is None:
+            self._server.refuse(call.stream, ttrpc.Code.UNIMPLEMENTED, f"method {call.method}")
+            return None
+        try:
+            return kind.FromString(call.payload)
+        except DecodeError as error:
+            self._server.refuse(
+                call.stream, ttrpc.Code.INTERNAL, f"ttrpc: error unmarshalling payload: {error}"
+            )
+            return None
+
+    def _step(self, step: Step) -> None:
+        following = TRANSITIONS[self._phase].get(step)
+        if following is None:
+            raise LocalProtocolError(f"{step.value} is illegal while {self._phase.value}")
+        self._phase = following
+
+    def _check_alive(self) -> None:
+        if self._phase is Phase.DEAD or self._phase is Phase.CLOSED:
+            raise LocalProtocolError(f"the session is {self._phase.value}")
+
+
+class PluginSession(_Session[ev.PluginEvent]):
+    """The plugin's side: registers, serves the Plugin service, may call UpdateContainers."""
+
+    _serves = PLUGIN_CONNECTION
+    _calls = RUNTIME_CONNECTION
+    _max_request = ttrpc.MAX_REQUEST_TO_PLUGIN
+
+    def __init__(self, *, limits: SessionLimits | None = None) -> None:
+        """Make a session that has not registered yet.
+
+        Args:
+            limits: of the collected Synchronize; None for the defaults.
+        """
+        super().__init__()
+        self._limits = limits or SessionLimits()
+        self._registration: int | None = None
+        # The requests whose answer moves the phase, by stream.
+        self._configure: int | None = None
+        self._synchronize: int | None = None
+        # Slices of a Synchronize that has not ended yet.
+        self._pods: list[pb.PodSandbox] = []
+        self._containers: list[pb.Container] = []
+        self._slices = 0
+        self._size = 0
+
+    @property
+    def collecting(self) -> bool:
+        """Whether some slices of a Synchronize have arrived, but not the last one."""
+        return self._slices > 0
+
+    def register(
+        self, name: str, index: str, *, nri_version: str = NRI_VERSION, timeout: float = 0.0
+    ) -> None:
+        """Send RegisterPlugin; once for each connection.
+
+        Args:
+            name: without the index, e.g. ``nri-numa``.
+            index: two digits; plugins are asked in ascending order.
+            nri_version: what we claim to speak; runtimes only log it.
+            timeout: seconds, told to the runtime; 0 tells none.
+
+        Raises:
+            LocalProtocolError: registered already, or the name or index cannot be accepted.
+        """
+        self._check_alive()
+        if self._phase is not Phase.CONNECTED:
+            raise LocalProtocolError("this connection is registered already")
+        if (problem := identity_problem(name, index)) is not None:
+            raise LocalProtocolError(problem)
+        request = pb.RegisterPluginRequest(
+            plugin_name=name, plugin_idx=index, NRI_version=nri_version
+        )
+        self._registration = self._client.call(
+            RUNTIME_SERVICE,
+            "RegisterPlugin",
+            request.SerializeToString(),
+            timeout_nano=int(timeout * 1e9),
+        )
+        self._step(Step.REGISTER)
+
+    def update_containers(
+        self, updates: Sequence[pb.ContainerUpdate], *, timeout: float = 0.0
+    ) -> int:
+        """Send UpdateContainers; returns the stream its answer will carry.
+
+        Never while a request waits for our answer: the runtime holds the lock this call needs.
+
+        Args:
+            updates: applied in this order.
+            timeout: seconds, told to the runtime; 0 tells none.
+
+        Raises:
+            LocalProtocolError: not configured yet, or a request is unanswered.
+        """
+        self._check_alive()
+        if self._server.unanswered:
+            raise LocalProtocolError("UpdateContainers before the open request is answered")
+        self._step(Step.UPDATE_CONTAINERS)
+        stream = self._client.call(
+            RUNTIME_SERVICE,
+            "UpdateContainers",
+            pb.UpdateContainersRequest(update=updates).SerializeToString(),
+            timeout_nano=int(timeout * 1e9),
+        )
+        return stream
+
+    def forget(self, stream: int) -> None:
+        """Give up waiting for the answer to an update; a late one makes no event."""
+        self._client.forget(stream)
+
+    def reply(self, stream: int, response: Answer | None = None) -> None:
+        """Answer a request.
+
+        Args:
+            stream: of the event.
+            response: the response message of that request; None for an empty one.
+
+        Raises:
+            LocalProtocolError: nothing waits on this stream, or the response is over 4 MiB.
+        """
+        self._check_alive()
+        self._server.reply(stream, b"" if response is None else response.SerializeToString())
+        if stream == self._configure:
+            self._configure = None
+            self._step(Step.CONFIGURE_ANSWERED)
+        elif stream == self._synchronize:
+            self._synchronize = None
+            self._step(Step.SYNCHRONIZE_ANSWERED)
+
+    def _answered(self, reply: ttrpc.Reply) -> ev.PluginEvent:
+        if reply.stream == self._registration:
+            self._registration = None
+            if reply.status is not None:
+                return ev.RegistrationRefused(reply.status)
+            return ev.Registered()
+        # The client reports answers to open calls only, and updates are all the others.
+        try:
+            response = pb.UpdateContainersResponse.FromString(reply.payload)
+        except DecodeError as error:
+            raise LocalProtocolError(f"UpdateContainersResponse: {error}") from error
+        return ev.UpdateContainersAnswered(reply.stream, response.failed, reply.status)
+
+    def _serve(self, call: ttrpc.Call) -> ev.PluginEvent | None:
+        request = self._parse(call, PLUGIN_SERVICE, PLUGIN_METHODS)
+        stream = call.stream
+        match request:
+            case None:
+                return None
+            case pb.CreateContainerRequest():
+                self._step(Step.EVENT)
+                return ev.CreateContainerRequested(stream, request)
+            case pb.UpdateContainerRequest():
+                self._step(Step.EVENT)
+                return ev.UpdateContainerRequested(stream, request)
+            case pb.StopContainerRequest():
+                self._step(Step.EVENT)
+                return ev.StopContainerRequested(stream, request)
+            case pb.StateChangeEvent():
+                self._step(Step.EVENT)
+                return self._state_change(stream, request)
+            case pb.UpdatePodSandboxRequest():
+                self._step(Step.EVENT)
+                return ev.UpdatePodSandboxRequested(stream, request)
+            case pb.ValidateContainerAdjustmentRequest():
+                self._step(Step.EVENT)
+                return ev.ValidateRequested(stream, request)
+            case pb.SynchronizeRequest():
+                self._step(Step.SYNCHRONIZE)
+                return self._slice(stream, request, len(call.payload))
+            case pb.ConfigureRequest():
+                self._step(Step.CONFIGURE)
+                self._configure = stream
+                return ev.ConfigureRequested(stream, _runtime_info(request))
+            case pb.Empty():
+                self._step(Step.SHUTDOWN)
+                return ev.ShutdownRequested(stream)
+            case _:  # what is left of the method table has a pod and, by its name, a container
+                self._step(Step.EVENT)
+                pod: pb.PodSandbox = request.pod  # type: ignore[attr-defined]
+                if (event := POD_EVENTS.get(call.method)) is not None:
+                    return ev.PodEvent(stream, event, pod)
+                container: pb.Container = request.container  # type: ignore[attr-defined]
+                return ev.ContainerEvent(stream, CONTAINER_EVENTS[call.method], pod, container)
+
+    def _state_change(self, stream: int, request: pb.StateChangeEvent) -> ev.PluginEvent | None:
+        if (event := _STATE_CHANGE_OF_POD.get(request.event)) is not None:
+            return ev.PodEvent(stream, event, request.pod)
+        if (event := _STATE_CHANGE_OF_CONTAINER.get(request.event)) is not None:
+            return ev.ContainerEvent(stream, event, request.pod, request.container)
+        # An event of a release we do not know: nothing to do, and no reason to fail the runtime.
+        self._server.reply(stream, b"")
+        return None
+
+    def _slice(
+        self, stream: int, request: pb.SynchronizeRequest, size: int
+    ) -> ev.PluginEvent | None:
+        """Collect one slice; the last one makes the event, the others are answered here.
+
+        Slices with nothing in them arrive by the thousand from runtimes up to NRI 0.12 that have
+        few pods with big containers; they cost one parse and one 22-byte answer each.
+        """
+        self._slices += 1
+        self._size += size
+        self._pods.extend(request.pods)
+        self._containers.extend(request.containers)
+        objects = len(self._pods) + len(self._containers)
+        limits = self._limits
+        if objects > limits.synchronize_objects or self._size > limits.synchronize_bytes:
+            raise LocalProtocolError(
+                f"Synchronize brought {objects} pods and containers in {self._size} bytes; at most"
+                f" {limits.synchronize_objects} in {limits.synchronize_bytes} are taken"
+            )
+        if request.more:
+            self._server.reply(stream, pb.SynchronizeResponse(more=True).SerializeToString())
+            return None
+        event = ev.SynchronizeRequested(
+            stream, self._pods, self._containers, self._slices, self._size
+        )
+        self._pods, self._containers, self._slices, self._size = [], [], 0, 0
+        self._synchronize = stream
+        return event
+
+
+class RuntimeSession(_Session[ev.RuntimeEvent]):
+    """The runtime's side: serves the Runtime service, calls the Plugin service."""
+
+    _serves = RUNTIME_CONNECTION
+    _calls = PLUGIN_CONNECTION
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._methods: dict[int, tuple[str, bool]] = {}
+
+    def request(
+        self,
+        method: str,
+        request: Message,
+        *,
+        timeout_nano: int = 0,
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
+        """Call a method of the Plugin service; returns the stream its answer will carry.
+
+        Args:
+            method: name without the service.
+            request: its request message.
+            timeout_nano: nanoseconds left, told to the plugin.
+            metadata: key-value pairs beside the request.
+
+        Raises:
+            LocalProtocolError: unknown method, or not legal in this phase.
+        """
+        self._check_alive()
+        if method not in PLUGIN_METHODS:
+            raise LocalProtocolError(f"the Plugin service has no method {method}")
+        step = _STEPS.get(method, Step.EVENT)
+        if step not in TRANSITIONS[self._phase]:
+            raise LocalProtocolError(f"{step.value} is illegal while {self._phase.value}")
+        stream = self._client.call(
+            PLUGIN_SERVICE,
+            method,
+            request.SerializeToString(),
+            timeout_nano=timeout_nano,
+            metadata=metadata,
+        )
+        self._step(step)
+        last = isinstance(request, pb.SynchronizeRequest) and not request.more
+        self._methods[stream] = (method, last)
+        return stream
+
+    def forget(self, stream: int) -> None:
+        """Give up waiting for an answer; a late one makes no event."""
+        self._methods.pop(stream, None)
+        self._client.forget(stream)
+
+    def reply(self, stream: int, response: Message | None = None) -> None:
+        """Answer a request of the plugin; None for an empty response.
+
+        Raises:
+            LocalProtocolError: nothing waits on this stream, or the response is over 4 MiB.
+        """
+        self._check_alive()
+        self._server.reply(stream, b"" if response is None else response.SerializeToString())
+
+    def _answered(self, reply: ttrpc.Reply) -> ev.RuntimeEvent:
+        method, last = self._methods.pop(reply.stream)
+        if reply.status is None:
+            if method == "Configure":
+                self._step(Step.CONFIGURE_ANSWERED)
+            elif last:
+                self._step(Step.SYNCHRONIZE_ANSWERED)
+        return ev.Answered(reply.stream, method, reply.payload, reply.status)
+
+    def _serve(self, call: ttrpc.Call) -> ev.RuntimeEvent | None:
+        request = self._parse(call, RUNTIME_SERVICE, RUNTIME_METHODS)
+        if request is None:
+            return None
+        if isinstance(request, pb.RegisterPluginRequest):
+            first = self._phase is Phase.CONNECTED
+            self._step(Step.REGISTER)
+            if not first:  # as real runtimes do: accepted and ignored
+                self._server.reply(call.stream, b"")
+                return None
+            return ev.RegisterRequested(
+                call.stream, request.plugin_name, request.plugin_idx, request.NRI_version
+            )
+        self._step(Step.UPDATE_CONTAINERS)
+        return ev.UpdateContainersRequested(call.stream, request)
+
+
+_STEPS: Final = {
+    "Configure": Step.CONFIGURE,
+    "Synchronize": Step.SYNCHRONIZE,
+    "Shutdown": Step.SHUTDOWN,
+}
+
+
+def _runtime_info(request: pb.ConfigureRequest) -> RuntimeInfo:
+    return RuntimeInfo(
+        name=request.runtime_name,
+        version=request.runtime_version,
+        nri_version=request.NRI_version,
+        registration_timeout=request.registration_timeout / MILLISECONDS,
+        request_timeout=request.request_timeout / MILLISECONDS,
+        config=request.config,
+    )

@@ -1,0 +1,369 @@
+"""ttrpc: unary calls over one logical connection, as client and as server.
+
+A message is ten bytes of header (body length and stream id, 32 bit big endian; type; flags) and
+the body, a protobuf `Request` or `Response`. The client numbers its calls 1, 3, 5 and so on; the
+answer carries the same number, and answers may come in any order. There is no cancel message: who
+gives up on a call forgets its number and ignores a late answer. (github.com/containerd/ttrpc,
+PROTOCOL.md.)
+
+Only unary calls are spoken here. A data message (type 3) belongs to streaming; this code has no way
+to send one, which matters, because ttrpc up to 1.2.7 inside containerd panics on it
+(containerd#12977).
+
+The server answers mistakes of a client itself, with the codes and texts of the Go server, so that a
+peer can rely on them: an NRI runtime decides by code 12 alone whether it falls back to StateChange.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from nri_numa.errors import LocalProtocolError
+from nri_numa.nri.wire.mux import Trunk
+from nri_numa.nri.wire.pb import ttrpc_pb2
+
+HEADER_LENGTH: Final = 10
+
+MAX_BODY: Final = 4 << 20
+"""Of one message, by PROTOCOL.md; never exceeded when sending."""
+
+MAX_REQUEST_TO_PLUGIN: Final = 16 << 20
+"""Of one request a plugin takes. ttrpc before 1.2.6 does not check what it sends, and NRI before
+0.7 cannot slice, so containerd up to 1.7.25 describes a large node in one message above 4 MiB."""
+
+MAX_UNANSWERED: Final = 64
+"""Calls one peer may have open; an NRI runtime has one event and a few validations."""
+
+MAX_STATUS_TEXT: Final = 16 << 10
+"""Characters of an error message that are sent; the rest is cut off."""
+
+LAST_STREAM: Final = (1 << 32) - 1
+
+_HEADER: Final = struct.Struct(">IIBB")
+_EMPTY: Final = b""
+
+
+class MessageType(enum.IntEnum):
+    """The type byte; data messages are known only to be told apart."""
+
+    REQUEST = 1
+    RESPONSE = 2
+    DATA = 3
+
+
+class Code(enum.IntEnum):
+    """google.rpc codes."""
+
+    OK = 0
+    CANCELED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallStatus:
+    """Why a call failed; `code` is a plain int, since a peer may send any number."""
+
+    code: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.message} (code {self.code})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request to answer.
+
+    Attributes:
+        stream: number to answer with.
+        service: full name of the service.
+        method: name of the method.
+        payload: the request message, serialised.
+        timeout_nano: time left in nanoseconds; 0 without a deadline, negative when already late.
+    """
+
+    stream: int
+    service: str
+    method: str
+    payload: bytes
+    timeout_nano: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The answer to a call of ours: a payload, or the status it failed with."""
+
+    stream: int
+    payload: bytes
+    status: CallStatus | None
+
+
+def encode_message(stream: int, message_type: int, body: bytes) -> bytes:
+    """Put the header before a body.
+
+    Raises:
+        LocalProtocolError: the body is longer than 4 MiB; the Go peer could not recover from it.
+    """
+    if len(body) > MAX_BODY:
+        raise LocalProtocolError(f"a message body of {len(body)} bytes; at most {MAX_BODY} fit")
+    return _HEADER.pack(len(body), stream, message_type, 0) + body
+
+
+class MessageReader:
+    """Cuts the byte stream of one logical connection into messages.
+
+    Holds at most one unfinished message (`max_body` and its header) besides the chunk just fed.
+    """
+
+    __slots__ = ("_buffer", "_max_body", "_start")
+
+    def __init__(self, max_body: int = MAX_BODY) -> None:
+        self._buffer: bytes | bytearray = _EMPTY
+        self._start = 0
+        self._max_body = max_body
+
+    def receive_data(self, chunk: bytes) -> None:
+        """Take a piece of payload from the multiplexer."""
+        if self._start == len(self._buffer):
+            self._buffer = chunk
+        else:
+            if isinstance(self._buffer, bytearray):
+                del self._buffer[: self._start]
+            else:
+                self._buffer = bytearray(memoryview(self._buffer)[self._start :])
+            self._buffer += chunk
+        self._start = 0
+
+    def next_message(self) -> tuple[int, int, bytes] | None:
+        """Return (stream id, type, body) of the next message; None when bytes are needed.
+
+        Raises:
+            LocalProtocolError: a message announces more than `max_body` bytes.
+        """
+        body = self._start + HEADER_LENGTH
+        if body > len(self._buffer):
+            return None
+        length, stream, message_type, _flags = _HEADER.unpack_from(self._buffer, self._start)
+        if length > self._max_body:
+            raise LocalProtocolError(
+                f"a message of {length} bytes on stream {stream};"
+                f" at most {self._max_body} are allowed"
+            )
+        end = body + length
+        if end > len(self._buffer):
+            return None
+        payload = bytes(memoryview(self._buffer)[body:end])
+        if end == len(self._buffer):
+            # Some requests have megabytes, and the next one may be long in coming.
+            self._buffer, self._start = _EMPTY, 0
+        else:
+            self._start = end
+        return stream, message_type, payload
+
+
+class TTRPCServer:
+    """The answering side of one logical connection."""
+
+    __slots__ = ("_connection", "_last_stream", "_reader", "_trunk", "_unanswered")
+
+    def __init__(self, trunk: Trunk, connection: int, *, max_body: int = MAX_BODY) -> None:
+        self._trunk = trunk
+        self._connection = connection
+        self._reader = MessageReader(max_body)
+        self._last_stream = 0
+        self._unanswered: set[int] = set()
+
+    @property
+    def unanswered(self) -> int:
+        """Number of calls that wait for an answer."""
+        return len(self._unanswered)
+
+    def receive_data(self, chunk: bytes) -> None:
+        """Take a piece of payload of this connection."""
+        self._reader.receive_data(chunk)
+
+    def next_call(self) -> Call | None:
+        """Return the next call to answer; None when bytes are needed.
+
+        Requests that are no proper calls are answered here and not returned.
+
+        Raises:
+            LocalProtocolError: the peer broke a limit.
+        """
+        while (message := self._reader.next_message()) is not None:
+            stream, message_type, body = message
+            if stream % 2 == 0:
+                self._send_status(
+                    stream,
+                    Code.INVALID_ARGUMENT,
+                    "StreamID must be odd for client initiated streams",
+                )
+            elif message_type == MessageType.DATA:
+                self._send_status(stream, Code.INVALID_ARGUMENT, "StreamID is no longer active")
+            elif message_type != MessageType.REQUEST:
+                continue  # types of the future are not an error
+            elif stream <= self._last_stream:
+                self._send_status(
+                    stream,
+                    Code.INVALID_ARGUMENT,
+                    "StreamID cannot be re-used and must increment",
+                )
+            else:
+                self._last_stream = stream
+                try:
+                    request = ttrpc_pb2.Request.FromString(body)
+                except DecodeError as error:
+                    self._send_status(
+                        stream, Code.INVALID_ARGUMENT, f"unmarshal request error: {error}"
+                    )
+                    continue
+                if len(self._unanswered) >= MAX_UNANSWERED:
+                    raise LocalProtocolError(f"more than {MAX_UNANSWERED} calls unanswered")
+                self._unanswered.add(stream)
+                return Call(
+                    stream=stream,
+                    service=request.service,
+                    method=request.method,
+                    payload=request.payload,
+                    timeout_nano=request.timeout_nano,
+                )
+        return None
+
+    def reply(self, stream: int, payload: bytes) -> None:
+        """Answer a call with success.
+
+        Raises:
+            LocalProtocolError: no such call is open, or the payload is too large (the call stays
+                open then and can be answered otherwise).
+        """
+        self._check_open(stream)
+        # An empty payload makes an empty body: the captured form of "success, nothing to say".
+        body = ttrpc_pb2.Response(payload=payload).SerializeToString() if payload else _EMPTY
+        self._trunk.write(self._connection, encode_message(stream, MessageType.RESPONSE, body))
+        self._unanswered.discard(stream)
+
+    def refuse(self, stream: int, code: int, message: str) -> None:
+        """Answer a call with an error status.
+
+        Raises:
+            LocalProtocolError: no such call is open, or the code means success.
+        """
+        self._check_open(stream)
+        if code == Code.OK:
+            raise LocalProtocolError("an error status needs a code other than 0")
+        self._send_status(stream, code, message)
+        self._unanswered.discard(stream)
+
+    def _check_open(self, stream: int) -> None:
+        if stream not in self._unanswered:
+            raise LocalProtocolError(f"stream {stream} is not waiting for an answer")
+
+    def _send_status(self, stream: int, code: int, message: str) -> None:
+        # A lone surrogate cannot travel; an error text must never fail for that.
+        text = message[:MAX_STATUS_TEXT].encode("utf-8", "replace").decode()
+        status = ttrpc_pb2.Status(code=code, message=text)
+        body = ttrpc_pb2.Response(status=status).SerializeToString()
+        self._trunk.write(self._connection, encode_message(stream, MessageType.RESPONSE, body))
+
+
+class TTRPCClient:
+    """The calling side of one logical connection."""
+
+    __slots__ = ("_connection", "_next_stream", "_open", "_reader", "_trunk")
+
+    def __init__(self, trunk: Trunk, connection: int) -> None:
+        self._trunk = trunk
+        self._connection = connection
+        self._reader = MessageReader()
+        self._next_stream = 1
+        self._open: set[int] = set()
+
+    def call(
+        self,
+        service: str,
+        method: str,
+        payload: bytes,
+        *,
+        timeout_nano: int = 0,
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
+        """Send a request; returns the stream id its answer will carry.
+
+        Raises:
+            LocalProtocolError: too many calls are open, the numbers are used up, or the request is
+                too large.
+        """
+        if len(self._open) >= MAX_UNANSWERED:
+            raise LocalProtocolError(f"{MAX_UNANSWERED} calls are open already")
+        stream = self._next_stream
+        if stream > LAST_STREAM:
+            raise LocalProtocolError("this connection has no stream id left")
+        request = ttrpc_pb2.Request(
+            service=service, method=method, payload=payload, timeout_nano=timeout_nano
+        )
+        if metadata:
+            # Sorted by key: the same call makes the same bytes.
+            request.metadata.extend(
+                ttrpc_pb2.KeyValue(key=key, value=metadata[key]) for key in sorted(metadata)
+            )
+        message = encode_message(stream, MessageType.REQUEST, request.SerializeToString())
+        self._trunk.write(self._connection, message)
+        self._next_stream += 2
+        self._open.add(stream)
+        return stream
+
+    def forget(self, stream: int) -> None:
+        """Give up on a call; a late answer will be ignored."""
+        self._open.discard(stream)
+
+    def receive_data(self, chunk: bytes) -> None:
+        """Take a piece of payload of this connection."""
+        self._reader.receive_data(chunk)
+
+    def next_reply(self) -> Reply | None:
+        """Return the next answer to an open call; None when bytes are needed.
+
+        Raises:
+            LocalProtocolError: an open call is answered by something that is no response.
+        """
+        while (message := self._reader.next_message()) is not None:
+            stream, message_type, body = message
+            if stream not in self._open:
+                continue  # late, or never asked for: Go ignores both
+            if message_type != MessageType.RESPONSE:
+                raise LocalProtocolError(
+                    f"stream {stream} is answered by a message of type {message_type};"
+                    f" a response is type {MessageType.RESPONSE.value}"
+                )
+            try:
+                response = ttrpc_pb2.Response.FromString(body)
+            except DecodeError as error:
+                raise LocalProtocolError(
+                    f"the response on stream {stream} cannot be read: {error}"
+                ) from error
+            self._open.discard(stream)
+            status = None
+            if response.HasField("status") and response.status.code != Code.OK:
+                status = CallStatus(code=response.status.code, message=response.status.message)
+            return Reply(stream=stream, payload=response.payload, status=status)
+        return None

@@ -1,0 +1,1 @@
+"""What operators see of the agent: log lines, metrics, traces of decisions, systemd."""

@@ -1,0 +1,184 @@
+"""What is counted and said about decisions: the agent's words to operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from nri_numa.engine.decision import Admitted, Refused, Resynced, Trace
+from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.machine.model import Topology
+from nri_numa.observe.fields import fields_of, moved_neighbours, sizes
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notices import Notices, What
+
+log = get_logger("agent")
+
+
+class DecisionTeller:
+    """Counts and logs; nobody waits for it, so most of it is called once the reply has left.
+
+    Args:
+        metrics: counted into.
+        notices: told what whoever reads Kubernetes Events wants to know.
+    """
+
+    def __init__(self, metrics: Metrics, notices: Notices) -> None:
+        self._metrics = metrics
+        self._notices = notices
+
+    def note(self, level: str, event: str, **fields: object) -> None:
+        """Log a line; its text is made when the reply has left (`nri_numa.observe.logs.defer`)."""
+        getattr(log, level)(event, **fields)
+
+    def ignored(self, trace: Trace) -> None:
+        """Annotations that are not permitted, and that the operator wants ignored."""
+        for what in trace.ignored:
+            self.note(
+                "warning",
+                "annotation ignored",
+                pod=trace.pod.full_name,
+                container=trace.container.name,
+                ignored=what,
+            )
+
+    def admitted(self, decision: Admitted, topology: Topology, gap: bool) -> None:
+        """A container was placed, and whose CPUs that moved."""
+        updates = len(decision.updates)
+        allocation = decision.allocation
+        for warning in decision.warnings:
+            self.note(
+                "warning",
+                "container placed as listed, which may not be meant",
+                pod=f"{allocation.namespace}/{allocation.pod}",
+                container=allocation.container,
+                detail=warning,
+            )
+        self.placed(allocation, decision.adjustment.cpus, updates, gap=gap)
+        if updates:
+            trace = decision.trace
+            self.note(
+                "info",
+                "neighbours moved",
+                **{"for": allocation.full_name},
+                pool_before=str(trace.pool_before),
+                pool=str(trace.pool_after),
+                containers=updates,
+                neighbours=moved_neighbours(decision, topology),
+            )
+
+    def placed(self, allocation: Allocation, cpus: str, updates: int, *, gap: bool = False) -> None:
+        """A container has CPUs; ``gap`` where it started while nobody told us."""
+        if allocation.kind is Kind.UNBOUND and not allocation.preferred:
+            outcome, reason = "unpinned", allocation.reason.removeprefix("not pinned: ")
+        elif allocation.preferred:
+            outcome, reason = "admitted", str(allocation.kind)
+        else:
+            outcome, reason = "widened", str(allocation.kind)
+        self._metrics.decision(outcome, reason, str(allocation.policy))
+        self.note(
+            "info",
+            "container placed",
+            outcome=outcome,
+            updates=updates,
+            **({"gap": True} if gap else {}),
+            **fields_of(allocation, cpus),
+        )
+
+    def refused(self, decision: Refused, *, observed: bool) -> None:
+        """A container was refused, or would have been while only observing."""
+        trace = decision.trace
+        policy = trace.requested.policy.value if trace.requested is not None else "none"
+        self._metrics.decision("refused", decision.reason, policy)
+        self.note(
+            "warning",
+            "container refused",
+            pod=trace.pod.full_name,
+            container=trace.container.name,
+            reason=decision.reason,
+            message=decision.message,
+            observed=observed,
+        )
+
+    def notice_refused(self, decision: Refused, *, observed: bool) -> None:
+        """A notice of a refusal; none while only observing, when nothing is refused really."""
+        if observed:
+            return
+        trace = decision.trace
+        self._notices.add(
+            What.REFUSED,
+            decision.message,
+            namespace=trace.pod.namespace,
+            pod=trace.pod.name,
+            pod_uid=trace.pod.uid,
+            container=trace.container.name,
+            reason=decision.reason,
+        )
+
+    def notice_placed(self, allocation: Allocation, *, gap: bool, observed: bool) -> None:
+        """Notices of a container that did not get the best, or got it after its start."""
+        if observed:
+            return
+        unpinned = allocation.kind is Kind.UNBOUND
+        if not allocation.preferred:
+            what = What.UNPINNED if unpinned else What.WIDENED
+            self._notices.about(allocation, what, allocation.reason)
+        if gap and not unpinned:
+            message = f"started while nobody could place it; placed afterwards: {allocation.reason}"
+            self._notices.about(allocation, What.GAP, message)
+
+    def resized(self, allocation: Allocation, cpus: str, before: Allocation | None) -> None:
+        """A container has another size."""
+        fields = fields_of(allocation, cpus) | sizes(before, allocation)
+        self.note("info", "container resized", **fields)
+
+    def released(self, allocation: Allocation, cpus: Callable[[Allocation], str]) -> None:
+        """A container gave back what it had; ``cpus`` makes the kernel list of it."""
+        self.note("info", "container released", **fields_of(allocation, cpus(allocation)))
+
+    def overridden(self, pod: PodSandbox, container: Container, asked: str, kept: str) -> None:
+        """A request would have changed the cpuset, and did not."""
+        self.note(
+            "info",
+            "cpuset of a request overridden",
+            asked=asked,
+            kept=kept,
+            pod=pod.full_name,
+            container=container.name,
+            id=container.id[:12],
+        )
+
+    def corrected(self, allocation: Allocation, cpus: str, problem: str) -> None:
+        """The cgroup of a starting container was written, or could not be."""
+        fields = fields_of(allocation, cpus)
+        if problem:
+            # Its start goes on; what it really has is looked at as soon as it runs.
+            event = "cgroup of a starting container not written"
+            self.note("warning", event, problem=problem, **fields)
+        else:
+            self.note("info", "corrected before it runs", **fields)
+
+    def synchronized(self, outcome: Resynced) -> None:
+        """Notes were compared with the runtime."""
+        self._metrics.gap_containers.inc(len(outcome.gap))
+        self._metrics.drift_found.inc(len(outcome.repaired))
+        self._metrics.drift_repaired.inc(len(outcome.repaired))
+        for problem in outcome.problems:
+            self.note("warning", "synchronize", problem=problem)
+        self.note(
+            "info",
+            "synchronized",
+            containers=len(outcome.state.allocations),
+            adopted=len(outcome.adopted),
+            gap=len(outcome.gap),
+            repaired=len(outcome.repaired),
+            gone=len(outcome.gone),
+            updates=len(outcome.updates),
+        )
+
+    def broken(self, sentences: Sequence[str]) -> None:
+        """Broken invariants are counted and said, never a reason to stop."""
+        for sentence in sentences:
+            self._metrics.invariant_violations.inc()
+            self.note("error", "invariant violated", violation=sentence)

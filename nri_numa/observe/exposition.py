@@ -1,0 +1,20 @@
+"""Rows of Prometheus' text format. Pure."""
+
+from __future__ import annotations
+
+
+def text(rows: list[str]) -> bytes:
+    """The rows as bytes; the list is empty afterwards."""
+    data = "".join(rows).encode(errors="backslashreplace")
+    rows.clear()
+    return data
+
+
+def head(name: str, text: str) -> list[str]:
+    """What stands above the rows of a gauge of ours."""
+    return [f"# HELP nri_numa_{name} {text}\n", f"# TYPE nri_numa_{name} gauge\n"]
+
+
+def label(value: str) -> str:
+    """The value of a label, escaped."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

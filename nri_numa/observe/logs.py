@@ -1,0 +1,481 @@
+"""Structured log lines: ``key=value`` (logfmt) or JSON, one event per line.
+
+Every line of one request carries the same ``op`` id; `operation` binds it. Values come from pods
+and are not trusted: whatever could end a line, move a cursor or reorder text is escaped, so that a
+line in a terminal says what it says.
+
+Built on the standard library's logging: our loggers stand below ``nri_numa``, one handler writes
+for them and for whatever other libraries have to say from warnings on. A line costs nothing below
+the threshold, and its text is made after the reply has left: with a loop (`defer`) the handler
+keeps records in a queue that the loop empties in its next round. A reader that stands still is not
+waited for (`nri_numa.observe.outlet`): its lines are kept up to a limit, then dropped, counted, and
+the count is told when it is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import math
+import os
+import re
+import socket
+import stat
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Final, Protocol, TextIO
+
+from nri_numa.observe.outlet import Outlet
+from nri_numa.text import harmless
+
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+MAX_VALUE = 4096
+"""Characters of one value; a longer one is cut and says so."""
+
+_NAMES = {number: name for name, number in LEVELS.items()}
+_LEVEL_NAMES = {number: name.upper() for name, number in LEVELS.items()}
+_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
+_BARE = re.compile(
+    r"[A-Za-z0-9_./:@%+,\-*()\[\]{}<>|~^!?]{1," + f"{MAX_VALUE}}}", re.ASCII
+).fullmatch
+_JOURNAL_SOCKET = "/run/systemd/journal/socket"
+
+Event = dict[str, Any]
+
+_root = logging.getLogger("nri_numa")
+
+_bound: ContextVar[Mapping[str, object]] = ContextVar(
+    "bound",
+    default=MappingProxyType({}),  # read-only
+)
+
+
+# Ids tell lines of one request from others', also across restarts; nobody relies on them.
+_operations = itertools.count(int.from_bytes(os.urandom(4)))
+
+
+class _Scheduler(Protocol):
+    def call_soon(self, callback: Callable[[], object], /) -> object: ...
+    def call_soon_threadsafe(self, callback: Callable[[], object], /) -> object: ...
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> object: ...
+
+
+class Logger:
+    """Writes events with fields; the level is looked at before anything else happens."""
+
+    __slots__ = ("_component", "_logger")
+
+    def __init__(self, component: str) -> None:
+        self._component = component
+        self._logger = _root.getChild(component)
+
+    def debug(self, event: str, /, **fields: object) -> None:
+        """Something only a developer wants to follow."""
+        if self._logger.isEnabledFor(logging.DEBUG):
+            self._emit(logging.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: object) -> None:
+        """Something an operator may want to know: decisions and changes of state."""
+        if self._logger.isEnabledFor(logging.INFO):
+            self._emit(logging.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: object) -> None:
+        """Something works less well than it should."""
+        if self._logger.isEnabledFor(logging.WARNING):
+            self._emit(logging.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: object) -> None:
+        """A request failed."""
+        self._emit(logging.ERROR, event, fields)
+
+    def exception(self, event: str, /, **fields: object) -> None:
+        """A request failed by an unexpected exception; its traceback is part of the line."""
+        error = sys.exc_info()[1]
+        if error is not None:
+            fields = {
+                **fields,
+                "error": f"{type(error).__name__}: {error}",
+                "traceback": "".join(traceback.format_exception(error)).rstrip(),
+            }
+        self._emit(logging.ERROR, event, fields)
+
+    def _emit(self, level: int, event: str, fields: Mapping[str, object]) -> None:
+        # Made here rather than by Logger.log: nobody wants the caller's file and line, which cost
+        # more than the rest of the record.
+        record = _Record(self._logger.name, level, event)
+        record.component = self._component
+        record.fields = {**_bound.get(), "component": self._component, **fields}
+        handlers = _root.handlers
+        if _sink.loop is not None and not _root.propagate and handlers == _ONLY:
+            _sink.emit(record)  # the lock of the standard library's way guards nothing here
+        else:
+            self._logger.handle(record)
+
+
+_BLANK: Final[Mapping[str, object]] = MappingProxyType(
+    logging.LogRecord("", logging.INFO, "", 0, "", None, None).__dict__
+)
+
+
+class _Record(logging.LogRecord):
+    """A record of ours; the library looks for names of files, threads and processes besides."""
+
+    component: str
+    fields: Mapping[str, object]
+
+    def __init__(self, name: str, level: int, event: str) -> None:
+        # Not the base class's: half of what a line costs.
+        self.__dict__.update(_BLANK)
+        self.name, self.levelno, self.msg = name, level, event
+        self.levelname = _LEVEL_NAMES[level]
+        self.created = time.time()
+
+
+_AGAIN: Final = 0.5
+"""Seconds until a reader that stands still is tried again."""
+_LAST: Final = 0.5
+"""Seconds that it gets at the end."""
+
+
+class _Handler(logging.Handler):
+    """Writes records at once, or in the loop's next round when there is a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.render: Callable[[Event], str] = render_logfmt
+        self.outlet: Outlet | None = None
+        self.lost = 0
+        self._told = 0
+        self._trying = False
+        self.write: Callable[[str, str], None] = self.line_writer(sys.stderr, journal=False)
+        self.close_target: Callable[[], None] = _nothing
+        self.loop: _Scheduler | None = None
+        self.held = False
+        self.thread = threading.get_ident()
+        self.queue: deque[logging.LogRecord] = deque()
+
+    def line_writer(self, stream: TextIO, *, journal: bool) -> Callable[[str, str], None]:
+        """What writes lines to a stream, which becomes the outlet."""
+        if self.outlet is not None:
+            self.lost += self.outlet.dropped
+            self.outlet.close()
+        outlet = self.outlet = Outlet(stream)
+        self._told = self.dropped  # what an earlier reader missed is nothing to this one
+        if journal:
+            return lambda level, line: outlet.put(f"<{_PRIORITY[level]}>{line}\n")
+        return lambda _level, line: outlet.put(line + "\n")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        loop = self.loop
+        if loop is None:
+            self._put(record)
+        elif threading.get_ident() != self.thread:
+            self.queue.append(record)
+            with contextlib.suppress(RuntimeError):  # the loop is closed; flush() follows
+                loop.call_soon_threadsafe(self.flush)
+        else:
+            self.queue.append(record)
+            if len(self.queue) == 1 and not self.held:
+                loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        while self.queue:
+            self._put(self.queue.popleft())
+
+    @property
+    def dropped(self) -> int:
+        """Lines that nobody will read."""
+        return self.lost + (self.outlet.dropped if self.outlet is not None else 0)
+
+    def drain(self, seconds: float = 0.0) -> None:
+        """Write what waits for its reader, and say what was dropped meanwhile."""
+        if self.outlet is None:
+            return
+        with contextlib.suppress(OSError):
+            self.outlet.drain(seconds)
+        if not self.outlet.blocked and self.dropped > self._told:
+            count, self._told = self.dropped - self._told, self.dropped
+            get_logger("logs").warning("log lines dropped: nobody read them", count=count)
+
+    def _put(self, record: logging.LogRecord) -> None:
+        event = _event(record)
+        # A full disk or a closed terminal must not be the reason why a container does not start.
+        try:
+            self.write(event["level"], self.render(event))
+        except (OSError, ValueError):
+            self.lost += 1
+        if self.loop is not None and self.outlet is not None and self.outlet.blocked:
+            self._try_later(self.loop)
+
+    def _try_later(self, loop: _Scheduler) -> None:
+        if not self._trying:
+            self._trying = True
+            loop.call_later(_AGAIN, self._try)
+
+    def _try(self) -> None:
+        self._trying = False
+        self.drain()
+        if self.loop is not None and self.outlet is not None and self.outlet.blocked:
+            self._try_later(self.loop)
+
+
+def _event(record: logging.LogRecord) -> Event:
+    """The head of a line stands before its fields."""
+    head: Event = {
+        "time": datetime.fromtimestamp(record.created, UTC),
+        "level": _NAMES.get(record.levelno, "error" if record.levelno > logging.ERROR else "info"),
+        "msg": record.msg if hasattr(record, "fields") else record.getMessage(),
+    }
+    fields: Mapping[str, object] | None = getattr(record, "fields", None)
+    if fields is None:  # another library's
+        fields = {"component": record.name}
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            lines = traceback.format_exception(record.exc_info[1])
+            fields = {**fields, "traceback": "".join(lines).rstrip()}
+    return {**head, **fields}
+
+
+def get_logger(component: str) -> Logger:
+    """A logger whose lines carry ``component``."""
+    return Logger(component)
+
+
+class operation:  # used like a function; a class, because every request enters one
+    """Bind a fresh ``op`` id of 8 hex digits, and ``fields``, to every line inside the block."""
+
+    __slots__ = ("_fields", "_token")
+
+    def __init__(self, **fields: object) -> None:
+        self._fields = fields
+
+    def __enter__(self) -> str:
+        op = f"{next(_operations) & 0xFFFFFFFF:08x}"
+        self._token = _bound.set({**_bound.get(), "op": op, **self._fields})
+        return op
+
+    def __exit__(self, *_: object) -> None:
+        _bound.reset(self._token)
+
+
+@contextlib.contextmanager
+def bound(**fields: object) -> Iterator[None]:
+    """Bind more fields to every line inside the block."""
+    token = _bound.set({**_bound.get(), **fields})
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+
+
+def set_level(level: str) -> None:
+    """Change the threshold; takes effect at once in every logger."""
+    _root.setLevel(LEVELS[level])
+
+
+def setup(
+    level: str = "info",
+    format: str = "logfmt",  # the configuration's word
+    *,
+    file: str = "",
+    stream: TextIO | None = None,
+) -> None:
+    """Choose threshold, form and destination.
+
+    Without ``file``, lines go to standard error. When that is /dev/null, as in a plugin that the
+    runtime launched, they go to the journal where there is one. Under systemd each line is
+    prefixed with its priority (sd-daemon(3)) and carries no time, since the journal has its own.
+
+    Raises:
+        OSError: when ``file`` cannot be opened.
+    """
+    _sink.flush()
+    set_level(level)
+    opened = open(file, "a", encoding="utf-8") if file else None  # noqa: SIM115  # kept open
+    _sink.close_target()
+    if opened is not None:
+        _sink.write = _sink.line_writer(opened, journal=False)
+        _sink.close_target = opened.close
+        journal = False
+    elif stream is None and _is_null(sys.stderr) and os.path.exists(_JOURNAL_SOCKET):
+        _sink.write, _sink.close_target = _journal_writer(_JOURNAL_SOCKET)
+        journal = True
+    else:
+        target, _sink.close_target = stream or sys.stderr, _nothing
+        journal = _is_journal(target)
+        _sink.write = _sink.line_writer(target, journal=journal)
+    if format == "json":
+        _sink.render = render_json
+    else:
+        _sink.render = _render_logfmt_untimed if journal else render_logfmt
+
+
+def defer(loop: _Scheduler | None) -> None:
+    """Make the text of lines in ``loop``'s next round; None writes them at once again.
+
+    From here on nobody waits for whoever reads them.
+    """
+    if _sink.outlet is not None:
+        _sink.outlet.patient = False
+    _sink.flush()
+    _sink.loop, _sink.thread = loop, threading.get_ident()
+
+
+def hold() -> None:
+    """Keep lines until `let_go`: whoever calls is not waited for, and writes several of them."""
+    _sink.held = True
+
+
+def let_go() -> None:
+    """Make the text of lines kept since `hold`, now."""
+    _sink.held = False
+    if _sink.loop is not None and _sink.queue:
+        _sink.flush()
+
+
+def flush() -> None:
+    """Write what waits; called before the process ends. Takes half a second at most."""
+    _sink.flush()
+    _sink.drain(_LAST)
+
+
+def dropped() -> int:
+    """Lines that could not be written, since the start."""
+    return _sink.dropped
+
+
+# --- destinations -------------------------------------------------------------------------------
+
+
+def _nothing() -> None:
+    """Nothing to close."""
+
+
+def _journal_writer(path: str) -> tuple[Callable[[str, str], None], Callable[[], None]]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    sock.setblocking(False)
+
+    def write(level: str, line: str) -> None:
+        # Lines hold no line ends, so the journal's simple form serves.
+        fields = f"MESSAGE={line}\nPRIORITY={_PRIORITY[level]}\nSYSLOG_IDENTIFIER=nri-numa\n"
+        sock.sendto(fields.encode(), path)
+
+    return write, sock.close
+
+
+def _is_null(stream: TextIO) -> bool:
+    try:
+        info = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return True
+    return stat.S_ISCHR(info.st_mode) and info.st_rdev == os.makedev(1, 3)
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Say whether ``stream`` is the journal's, as JOURNAL_STREAM tells (systemd.exec(5))."""
+    wanted = os.environ.get("JOURNAL_STREAM")
+    if not wanted:
+        return False
+    try:
+        info = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return wanted == f"{info.st_dev}:{info.st_ino}"
+
+
+# --- forms --------------------------------------------------------------------------------------
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}… ({len(text)} characters)"
+
+
+def render_logfmt(event: Event) -> str:
+    """``time=… level=info msg="container pinned" pod=shop/cart-0``."""
+    return f"time={_time(event['time'])} {_render_logfmt_untimed(event)}"
+
+
+def _render_logfmt_untimed(event: Event) -> str:
+    written = _written
+    return " ".join(
+        [
+            # Most values were in an earlier line: components, kinds, sets of CPUs, reasons.
+            f"{key}={written[value]}"
+            if value.__class__ is str and value in written
+            else f"{key}={_kept(value, key)}"
+            for key, value in event.items()
+            if key != "time"
+        ]
+    )
+
+
+_written: dict[object, str] = {}
+"""How texts are written in a line; only grows, so that whoever found one in it can take it."""
+_WRITTEN: Final = 256
+_LONGEST_WRITTEN: Final = 256
+_OF_ONE: Final = frozenset(("op", "id", "pod"))
+"""Fields whose values hardly come again."""
+
+
+def _kept(value: object, key: str) -> str:
+    global _written
+    text = _value(value)
+    if value.__class__ is str and key not in _OF_ONE and len(text) <= _LONGEST_WRITTEN:
+        if len(_written) >= _WRITTEN:
+            _written = {}
+        _written[value] = text
+    return text
+
+
+def _value(value: object) -> str:
+    if value.__class__ is str:
+        text: str = value
+    elif isinstance(value, bool):
+        return "true" if value else "false"
+    else:
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if _BARE(text):
+        return text
+    return '"' + harmless(_cut(text.replace("\\", "\\\\").replace('"', '\\"'))) + '"'
+
+
+def render_json(event: Event) -> str:
+    """One JSON object; ``<``, ``>`` and ``&`` are escaped for viewers that show lines as HTML."""
+    plain = {
+        key: value if isinstance(value, bool | int) or value is None else _json_value(value)
+        for key, value in event.items()
+    }
+    plain["time"] = _time(event["time"])
+    text = json.dumps(plain, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _json_value(value: object) -> str | float:
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return _cut(str(value))
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_sink = _Handler()
+_ONLY: Final = [_sink]
+_root.addHandler(_sink)
+_root.propagate = False
+logging.getLogger().addHandler(_sink)  # what other libraries have to say, from warnings on

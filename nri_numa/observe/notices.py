@@ -1,0 +1,184 @@
+"""What happened to containers that somebody outside the node wants to know of.
+
+A refusal that the kubelet asks for again every ten seconds is one notice whose count grows, so a
+reader that comes late misses repetitions and no occurrence. Each change of a notice gets the next
+number of one sequence: whoever read up to a number asks for what came after it. The id of a notice
+stays the same for as long as it lives, over restarts too (`nri_numa.store.notices`), so that what
+is made of it elsewhere is made once.
+
+The HTTP side reads from another thread: a notice never changes, another one takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Final, Protocol
+
+import msgspec
+
+LIMIT: Final = 256
+"""Notices kept; a reader that is away for longer than these last misses the oldest."""
+MERGE: Final = 600.0
+"""Seconds after the last repetition in which the next one belongs to the same notice; client-go
+gathers similar Events for as long."""
+LONGEST: Final = 1024
+"""Characters of a message; what becomes an Event may have as many bytes."""
+
+
+class What(StrEnum):
+    """What happened."""
+
+    REFUSED = "refused"
+    WIDENED = "widened"
+    UNPINNED = "unpinned"
+    GAP = "gap"
+    LATE = "late"
+    DRIFT = "drift"
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened to one container, once or again and again.
+
+    Attributes:
+        id: of its own, for good.
+        number: where in the sequence it last changed.
+        what: a `What`, or a word of somebody who adds others.
+        reason: a short CamelCase name within that; may be empty.
+        message: the latest words about it.
+        pod_uid: as the runtime has it; the hash of the manifest for a static pod.
+        count: how often.
+        first, last: seconds since the epoch.
+    """
+
+    id: str
+    number: int
+    what: str
+    reason: str
+    message: str
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+    count: int
+    first: float
+    last: float
+
+
+class Subject(Protocol):
+    """Whom a notice is about; an allocation is one."""
+
+    @property
+    def namespace(self) -> str:
+        """Of the pod."""
+        ...
+
+    @property
+    def pod(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def pod_uid(self) -> str:
+        """Its UID."""
+        ...
+
+    @property
+    def container(self) -> str:
+        """The container's name."""
+        ...
+
+
+_Key = tuple[str, str, str, str]
+
+
+class Notices:
+    """The latest notices.
+
+    Args:
+        now: Unix time in seconds.
+        limit: how many are kept.
+
+    Attributes:
+        instance: tells one sequence from another one; ids begin with it.
+        number: the last one given out.
+        evicted: notices that made room for newer ones.
+        keep: told every notice that is new or changed, to make it outlive the process.
+        tell: called after every change.
+    """
+
+    def __init__(self, now: Callable[[], float], limit: int = LIMIT) -> None:
+        self._now = now
+        self._limit = limit
+        self._kept: dict[_Key, Notice] = {}
+        self.instance = "0"
+        self.number = 0
+        self.evicted = 0
+        self.keep: Callable[[Notice], object] = lambda notice: None
+        self.tell: Callable[[], object] = lambda: None
+
+    def restore(self, instance: str, notices: Iterable[Notice] = (), number: int = 0) -> None:
+        """Go on where an earlier run ended; only before anything is added."""
+        self.instance, self.number = instance, number
+        for notice in sorted(notices, key=lambda one: one.number)[-self._limit :]:
+            self._kept[_key(notice)] = notice
+            self.number = max(self.number, notice.number)
+
+    def add(
+        self,
+        what: str,
+        message: str,
+        *,
+        namespace: str,
+        pod: str,
+        pod_uid: str,
+        container: str,
+        reason: str = "",
+    ) -> Notice:
+        """Something happened; within `MERGE` seconds of the same it is counted there."""
+        key, at = (pod_uid, container, what, reason), self._now()
+        before = self._kept.pop(key, None)
+        self.number += 1
+        again = before is not None and abs(at - before.last) < MERGE
+        notice = Notice(
+            id=before.id if before is not None and again else f"{self.instance}{self.number:x}",
+            number=self.number,
+            what=what,
+            reason=reason,
+            message=message if len(message) <= LONGEST else f"{message[: LONGEST - 1]}…",
+            namespace=namespace,
+            pod=pod,
+            pod_uid=pod_uid,
+            container=container,
+            count=before.count + 1 if before is not None and again else 1,
+            first=before.first if before is not None and again else at,
+            last=at,
+        )
+        self._kept[key] = notice
+        if len(self._kept) > self._limit:
+            del self._kept[next(iter(self._kept))]
+            self.evicted += 1
+        self.keep(notice)
+        self.tell()
+        return notice
+
+    def about(self, subject: Subject, what: str, message: str, *, reason: str = "") -> Notice:
+        """`add` for a container with an allocation."""
+        return self.add(
+            what,
+            message,
+            namespace=subject.namespace,
+            pod=subject.pod,
+            pod_uid=subject.pod_uid,
+            container=subject.container,
+            reason=reason,
+        )
+
+    def after(self, number: int = 0) -> list[Notice]:
+        """What changed after a number, in the order of the sequence."""
+        found = [notice for notice in tuple(self._kept.values()) if notice.number > number]
+        return sorted(found, key=lambda one: one.number)
+
+
+def _key(notice: Notice) -> _Key:
+    return notice.pod_uid, notice.container, notice.what, notice.reason

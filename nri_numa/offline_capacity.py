@@ -1,0 +1,217 @@
+"""Capacity factors from outside the node: their documents, read as hostile input. Pure.
+
+Two annotations of the Node say how much of a NUMA node's CPUs is there. The controller writes
+``offline-capacity``, a JSON object::
+
+    {"zones": {"0": 0.5}, "until": "2026-11-22T15:00:00Z", "source": "put"}
+
+and operators write ``drained``, a list of NUMA nodes such as ``0-1``. They have a key each, so that
+nobody overwrites the other. ``nri-numa publish`` hands both texts to the agent in one file, and
+everybody who reads any of it reads it here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+OFFLINE_CAPACITY: Final = "offline-capacity"
+DRAINED: Final = "drained"
+NUMA_IDS: Final = "numa-ids"
+"""Keys of annotations on the Node, below the prefix. The last one tells which NUMA nodes there are,
+and that this node honours the other two."""
+
+LONGEST: Final = 65536
+"""Bytes of one document; 1,024 NUMA nodes take less than half."""
+LIMIT: Final = 1024
+"""NUMA node ids are below it, as in the kernel's largest builds."""
+LONGEST_VALIDITY: Final = 7 * 86400.0
+"""Seconds from now to ``until`` at most: a mistake in a date must not last for ever."""
+
+_ZONE: Final = re.compile(r"(?:node-)?(0|[1-9][0-9]{0,3})", re.ASCII)
+_SOURCE: Final = re.compile(r"[a-z0-9,-]{0,64}", re.ASCII)
+_RANGE: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
+_TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", re.ASCII)
+
+
+class BadCapacity(ValueError):
+    """A document is not as expected; the text names the thing, the value and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineCapacity:
+    """What the controller says of a node.
+
+    Attributes:
+        zones: by NUMA node, the part of its CPUs that is there, 0 to 1.
+        until: Unix time in seconds when it ends to be true.
+        source: who measured it.
+    """
+
+    zones: Mapping[int, float] = field(default_factory=dict)
+    until: float = 0.0
+    source: str = ""
+
+
+def zone(name: object) -> int:
+    """The id of a NUMA node that is named ``1`` or ``node-1``.
+
+    Raises:
+        BadCapacity: it is no such name.
+    """
+    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < LIMIT:
+        return name
+    found = _ZONE.fullmatch(name) if isinstance(name, str) and len(name) <= 16 else None
+    if found is None or int(found[1]) >= LIMIT:
+        raise BadCapacity(
+            f"{_shown(name)} names no NUMA node, expected 0 to {LIMIT - 1}, or node-0 and so on"
+        )
+    return int(found[1])
+
+
+def factor(value: object) -> float:
+    """A capacity factor.
+
+    Raises:
+        BadCapacity: it is no number from 0 to 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadCapacity(f"{_shown(value)} is no number, expected a number from 0 to 1")
+    if not 0 <= value <= 1:  # NaN is neither
+        raise BadCapacity(f"{_shown(value)}, expected a number from 0 to 1")
+    return float(value)
+
+
+def zones(value: object) -> dict[int, float]:
+    """Factors by NUMA node.
+
+    Raises:
+        BadCapacity: with the first mistake.
+    """
+    if not isinstance(value, Mapping):
+        raise BadCapacity(f"zones: {_shown(value)}, expected a mapping of NUMA nodes to factors")
+    if len(value) > LIMIT:
+        raise BadCapacity(f"zones: has {len(value)} entries, expected {LIMIT} at most")
+    found: dict[int, float] = {}
+    for name, one in value.items():
+        try:
+            i = zone(name)
+            if i in found:
+                raise BadCapacity(f"NUMA node {i} stands there twice")
+            found[i] = factor(one)
+        except BadCapacity as error:
+            raise BadCapacity(f"zones.{_shown(name)}: {error}") from None
+    return found
+
+
+def parsed(text: str) -> OfflineCapacity:
+    """Read the text of the annotation ``offline-capacity``; an empty one says nothing.
+
+    Raises:
+        BadCapacity: it is not as expected.
+    """
+    if not text:
+        return OfflineCapacity()
+    document = json_object(text)
+    if unknown := sorted(document.keys() - {"zones", "until", "source"}):
+        raise BadCapacity(f"unknown key {_shown(unknown[0])}, expected zones, until and source")
+    source = document.get("source", "")
+    if not isinstance(source, str) or not _SOURCE.fullmatch(source):
+        raise BadCapacity(f"source: {_shown(source)}, expected a short word")
+    return OfflineCapacity(zones(document.get("zones")), _until(document.get("until")), source)
+
+
+def text_of(capacity: OfflineCapacity) -> str:
+    """The text of the annotation; the same for the same content."""
+    return json.dumps(
+        {
+            "zones": {str(i): capacity.zones[i] for i in sorted(capacity.zones)},
+            "until": datetime.fromtimestamp(int(capacity.until), UTC).strftime(
+                "%Y-%m-%dT%H:%M:%SZ"
+            ),
+            "source": capacity.source,
+        },
+        separators=(",", ":"),
+    )
+
+
+def numa_nodes(text: str, limit: int = LIMIT) -> frozenset[int]:
+    """Read a list of NUMA nodes such as ``0-1,4``; an empty one names none.
+
+    Args:
+        text: of the list.
+        limit: ids are below it; lists of CPUs have the same form and another limit.
+
+    Raises:
+        BadCapacity: it is no such list.
+    """
+    found: set[int] = set()
+    if len(text) > LONGEST:
+        raise BadCapacity(f"has {len(text)} bytes, expected {LONGEST} at most")
+    for part in text.split(",") if text.strip() else ():
+        match = _RANGE.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last >= limit:
+            raise BadCapacity(
+                f"{_shown(part)}, expected ids as a list such as 0-1,4, below {limit}"
+            )
+        found.update(range(first, last + 1))
+    return frozenset(found)
+
+
+def list_of(ids: frozenset[int] | set[int]) -> str:
+    """The shortest list of these NUMA nodes, as `numa_nodes` reads it."""
+    parts: list[str] = []
+    start = previous = -2
+    for i in [*sorted(ids), LIMIT + 1]:
+        if i != previous + 1:
+            if start >= 0:
+                parts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = i
+        previous = i
+    return ",".join(parts)
+
+
+def json_object(text: str) -> dict[str, object]:
+    """Read a JSON object that somebody else wrote.
+
+    Raises:
+        BadCapacity: it is none, too long, or not to be read.
+    """
+    if len(text) > LONGEST:
+        raise BadCapacity(f"has {len(text)} characters, expected {LONGEST} at most")
+    try:
+        document = json.loads(text, parse_constant=_no_constant)
+    except BadCapacity:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise BadCapacity(f"is no JSON: {str(error)[:100]}") from None
+    if not isinstance(document, dict):
+        raise BadCapacity(f"{_shown(document)}, expected a JSON object")
+    return document
+
+
+def _no_constant(name: str) -> float:
+    raise BadCapacity(f"{name}, expected a number from 0 to 1")
+
+
+def _until(value: object) -> float:
+    if not isinstance(value, str) or not _TIME.fullmatch(value):
+        raise BadCapacity(f"until: {_shown(value)}, expected a time such as 2026-11-22T15:00:00Z")
+    try:
+        moment = datetime.strptime(value, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        raise BadCapacity(f"until: {_shown(value)} is no day of the calendar") from None
+    return moment.timestamp()
+
+
+def _shown(value: object) -> str:
+    """A value of somebody else in a sentence: short, one line, and nothing a terminal obeys."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return ascii(value)[:60]

@@ -1,1 +1,0 @@
-"""Talking to the container runtime: the NRI link, CRI, and an embedded runtime."""

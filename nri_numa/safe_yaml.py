@@ -1,0 +1,81 @@
+"""Untrusted YAML: what every reader of it refuses, whatever scalars it knows.
+
+Which words are numbers and booleans is each reader's own: the configuration follows YAML 1.2
+(`nri_numa.config.yaml_reader`), manifests follow Kubernetes
+(`nri_numa.simulate.manifests.yaml_documents`). Depth, repeated keys and the form of a complaint are
+the same for both.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Final
+
+import yaml
+
+MAX_DEPTH: Final = 64
+
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MERGE: Final = "tag:yaml.org,2002:merge"
+
+
+class BadValue(yaml.MarkedYAMLError):
+    """Well-formed YAML that is refused all the same."""
+
+
+class Loader(_Base):  # type: ignore[misc]  # the C loader has no type
+    """A safe loader that knows no words of its own but ``null`` and ``<<``; readers add theirs."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
+    seen: set[object] = set()
+    for key_node, _ in node.value:
+        mark = key_node.start_mark
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise BadValue(problem="a key must be a word", problem_mark=mark)
+        merged = key_node.tag == _MERGE
+        key = _MERGE if merged else loader.construct_object(key_node, deep=True)
+        if key in seen:
+            problem = f"the key {key_node.value!r} stands here a second time"
+            raise BadValue(problem=problem, problem_mark=mark)
+        seen.add(key)
+    # What is merged in (<<) comes first, so that the mapping's own keys win.
+    loader.flatten_mapping(node)
+    return {
+        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True)
+        for key, value in node.value
+    }
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]
+)
+Loader.add_implicit_resolver(_MERGE, re.compile(r"^<<$"), ["<"])
+Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def limit_depth(text: str) -> None:
+    """Refuse what would run libyaml's composer, which calls itself, out of its stack.
+
+    Raises:
+        yaml.YAMLError: it is nested too deep, or is no YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_Base):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise yaml.YAMLError(f"is nested more than {MAX_DEPTH} levels deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def problem_of(error: yaml.YAMLError) -> str:
+    """What is wrong with a text that is no YAML, in one line."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        return f"{where}{error.problem or error.context}"
+    return " ".join(str(error).split())

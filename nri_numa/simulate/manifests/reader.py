@@ -1,0 +1,526 @@
+"""Manifests become workloads: every document is checked, every mistake is told.
+
+Read are Pod, Deployment, ReplicaSet, ReplicationController, StatefulSet, DaemonSet (one pod: this
+is about one machine), Job, CronJob (one run) and List. Kinds that make no pods are passed over with
+a note, as a folder of manifests is full of them; a kind that looks like a slip is a mistake.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+import sys
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from nri_numa import safe_yaml
+from nri_numa.simulate.manifests.pods import (
+    NO_AMOUNTS,
+    Amounts,
+    ContainerManifest,
+    PodManifest,
+    Role,
+    Workload,
+)
+from nri_numa.simulate.manifests.workloads import qos_of
+from nri_numa.simulate.manifests.yaml_documents import (
+    MAX_BYTES,
+    ManifestError,
+    Spot,
+    parse_all,
+    shown,
+)
+from nri_numa.text import HUGEPAGES, BadQuantity, milli_cpus, page_size, quantity, whole_bytes
+
+MAX_PODS: Final = 10_000
+"""Pods of one workload; no node runs a tenth of it."""
+
+_API_VERSIONS: Final = {
+    "Pod": "v1",
+    "List": "v1",
+    "PodList": "v1",
+    "ReplicationController": "v1",
+    "Deployment": "apps/v1",
+    "DeploymentList": "apps/v1",
+    "ReplicaSet": "apps/v1",
+    "StatefulSet": "apps/v1",
+    "DaemonSet": "apps/v1",
+    "Job": "batch/v1",
+    "CronJob": "batch/v1",
+}
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_SUBDOMAIN = re.compile(
+    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
+)
+_SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+"""What Kubernetes makes random name endings of: no vowels, so no words."""
+_NAMESPACE: Final = uuid.UUID("8d1c1f5e-6b1d-5d55-9d0f-3f2b8f6a7c11")
+_KNOWN: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
+_POD: Final = "the pod"
+_CRITICAL: Final = "system-node-critical"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifests:
+    """What was read.
+
+    Attributes:
+        workloads: in the order of files and documents.
+        notes: what was passed over, one sentence each.
+    """
+
+    workloads: tuple[Workload, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_files(
+    paths: Iterable[str | Path], counted: str = "", devices: Collection[str] | None = None
+) -> Manifests:
+    """Read manifests.
+
+    Args:
+        paths: files, folders (their YAML and JSON files in order of name), or ``-``.
+        counted: name of the extended resource that counts exclusive CPUs, if there is one.
+        devices: the resources of an inventory, which all others are held against; None where
+            there is none, and pods are placed without what they ask for of such resources.
+
+    Raises:
+        ManifestError: with every mistake in all of them.
+    """
+    reading = _Reading(counted, devices)
+    for path in paths:
+        if str(path) == "-":
+            reading.add_bytes("standard input", sys.stdin.buffer.read(MAX_BYTES + 1))
+            continue
+        for file in _files(Path(path), reading.problems):
+            try:
+                with file.open("rb") as opened:
+                    data = opened.read(MAX_BYTES + 1)
+            except OSError as error:
+                reading.problems.append(f"{file}: cannot be read: {error.strerror or error}")
+                continue
+            reading.add_bytes(str(file), data)
+    return reading.done()
+
+
+def read_text(
+    text: str,
+    source: str = "manifest",
+    counted: str = "",
+    devices: Collection[str] | None = None,
+) -> Manifests:
+    """Read manifests from a text.
+
+    Args:
+        text: YAML documents.
+        source: what messages call it.
+        counted: as for `read_files`.
+        devices: as for `read_files`.
+
+    Raises:
+        ManifestError: with every mistake.
+    """
+    reading = _Reading(counted, devices)
+    reading.add(source, text)
+    return reading.done()
+
+
+def read_pod(document: object, source: str = "pod", counted: str = "") -> PodManifest:
+    """Read one Pod as the API server gives it, with its own uid.
+
+    Args:
+        document: the JSON document.
+        source: what messages call it.
+        counted: as for `read_files`.
+
+    Raises:
+        ManifestError: with every mistake.
+    """
+    spot = Spot(source, "", document, [])
+    meta = spot["metadata"]
+    meta.mapping(required=True)
+    name = meta["name"].text() or meta["generateName"].text()
+    namespace = meta["namespace"].text("default")
+    pod = _Template(spot, namespace, source, [], counted).pod(f"Pod/{namespace}/{name}", name)
+    uid = meta["uid"].text()
+    if spot.problems:
+        raise ManifestError(tuple(spot.problems))
+    return replace(pod, uid=uid) if uid else pod
+
+
+def _files(path: Path, problems: list[str]) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(
+        file
+        for file in path.iterdir()
+        if file.suffix in (".yaml", ".yml", ".json") and file.is_file()
+    )
+    if not found:
+        problems.append(f"{path}: has no .yaml, .yml or .json files, expected manifests")
+    return found
+
+
+class _Reading:
+    """Gathers workloads, notes and mistakes over all files."""
+
+    def __init__(self, counted: str, devices: Collection[str] | None = None) -> None:
+        self._counted, self._devices = counted, devices
+        self.workloads: list[Workload] = []
+        self.notes: list[str] = []
+        self.problems: list[str] = []
+
+    def add_bytes(self, source: str, data: bytes) -> None:
+        """Read one file."""
+        if len(data) > MAX_BYTES:
+            self.problems.append(f"{source}: is larger than 8 MiB, expected manifests")
+            return
+        try:
+            self.add(source, data.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            self.problems.append(f"{source}: is not UTF-8: byte {error.start}")
+
+    def add(self, source: str, text: str) -> None:
+        """Read the text of one file."""
+        count = 0
+        try:
+            for number, document in enumerate(parse_all(text), 1):
+                if document is None:
+                    continue
+                count += 1
+                self._document(Spot(f"{source}, document {number}", "", document, self.problems))
+        except yaml.YAMLError as error:
+            self.problems.append(f"{source}: {safe_yaml.problem_of(error)}")
+        else:
+            if not count:
+                self.problems.append(f"{source}: is empty, expected at least one manifest")
+
+    def done(self) -> Manifests:
+        """What was read, unless there were mistakes."""
+        if self.problems:
+            raise ManifestError(tuple(self.problems))
+        return Manifests(workloads=tuple(self.workloads), notes=tuple(self.notes))
+
+    def _document(self, spot: Spot) -> None:
+        if not isinstance(spot.value, Mapping):
+            spot.complain(f"is {shown(spot.value)}, expected a mapping with kind: Pod or the like")
+            return
+        kind = spot["kind"].text()
+        if not kind:
+            if spot["kind"].value is None:
+                spot["kind"].expected("Pod, Deployment or the like")
+            return
+        wanted = _API_VERSIONS.get(kind)
+        if wanted is None:
+            near = difflib.get_close_matches(kind, _API_VERSIONS, n=1, cutoff=0.8)
+            if near:
+                spot["kind"].expected(f"{near[0]}, or another kind that makes pods")
+            else:
+                self.notes.append(f"{spot.where}: {shown(kind)} makes no pods: passed over")
+            return
+        version = spot["apiVersion"]
+        if version.value != wanted:
+            version.expected(f"{wanted} for kind {kind}")
+        if kind.endswith("List"):
+            for item in spot["items"].items("one manifest"):
+                # An item is a document of its own, named by its place in the list.
+                self._document(Spot(f"{spot.where}, {item.path}", "", item.value, self.problems))
+            return
+        before = len(self.problems)
+        workload = _workload(spot, kind, self.notes, self._counted, self._devices)
+        if len(self.problems) == before:
+            self.workloads.append(workload)
+
+
+def _workload(
+    spot: Spot, kind: str, notes: list[str], counted: str, devices: Collection[str] | None
+) -> Workload:
+    meta = spot["metadata"]
+    meta.mapping(required=True)
+    namespace = _named(meta["namespace"], "default", _LABEL)
+    generated = meta["name"].value is None and meta["generateName"].value is not None
+    name_at = meta["generateName"] if generated else meta["name"]
+    name = name_at.text().rstrip("-") if generated else _named(name_at, "", _SUBDOMAIN)
+    if not generated and name_at.value is None:
+        name_at.expected("a name")
+    where = f"{spot.where} ({kind} {name})" if name else spot.where
+    spot = Spot(where, "", spot.value, spot.problems)
+    template = spot
+    if kind == "CronJob":
+        spec = spot["spec"]["jobTemplate"]["spec"]
+        template = spec["template"]
+    elif kind != "Pod":
+        spec = spot["spec"]
+        template = spec["template"]
+    else:
+        spec = spot["spec"]
+    if kind != "Pod":
+        template.mapping(required=True)
+    make = _Template(template, namespace, where, notes, counted, devices)
+    names = list(_pod_names(spot, spec, kind, name, generated=generated))
+    pods = tuple(make.pod(f"{kind}/{namespace}/{name}", each) for each in names)
+    return Workload(source=where, kind=kind, namespace=namespace, name=name, pods=pods)
+
+
+def _named(spot: Spot, default: str, pattern: re.Pattern[str]) -> str:
+    text = spot.text(default)
+    if spot.value is not None and text and (len(text) > 253 or not pattern.fullmatch(text)):
+        spot.expected("lower case letters, digits and dashes")
+    return text
+
+
+def _pod_names(spot: Spot, spec: Spot, kind: str, name: str, *, generated: bool) -> Iterator[str]:
+    """Names of the pods, such as their controller would give them.
+
+    Random endings are worked out from the names, so that every reading gives the same ones.
+    """
+    match kind:
+        case "Pod":
+            yield f"{name}-{_ending(spot.where, 5)}" if generated else name
+        case "StatefulSet":
+            start = spec["ordinals"]["start"].number(0, 1 << 31)
+            for number in range(spec["replicas"].number(1, MAX_PODS)):
+                yield f"{name}-{start + number}"
+        case "Deployment":
+            # The ending of the replica set is the hash of its template; here, of its owner.
+            owner = f"{name}-{_ending(f'{kind} {name}', 10)}"
+            for number in range(spec["replicas"].number(1, MAX_PODS)):
+                yield f"{owner}-{_ending(f'{owner} {number}', 5)}"
+        case "DaemonSet":
+            yield f"{name}-{_ending(f'{kind} {name}', 5)}"
+        case "Job" | "CronJob":
+            count = spec["parallelism"].number(1, MAX_PODS)
+            if spec["completions"].value is not None:
+                count = min(count, spec["completions"].number(1, 1 << 31))
+            indexed = spec["completionMode"].text("NonIndexed") == "Indexed"
+            for number in range(count):
+                ending = _ending(f"{kind} {name} {number}", 5)
+                yield f"{name}-{number}-{ending}" if indexed else f"{name}-{ending}"
+        case _:
+            for number in range(spec["replicas"].number(1, MAX_PODS)):
+                yield f"{name}-{_ending(f'{kind} {name} {number}', 5)}"
+
+
+def _ending(text: str, length: int) -> str:
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16])
+    letters = []
+    for _ in range(length):
+        number, place = divmod(number, len(_SUFFIX_LETTERS))
+        letters.append(_SUFFIX_LETTERS[place])
+    return "".join(letters)
+
+
+class _Template:
+    """The part that all pods of a workload share, checked once."""
+
+    def __init__(
+        self,
+        spot: Spot,
+        namespace: str,
+        where: str,
+        notes: list[str],
+        counted: str,
+        devices: Collection[str] | None = None,
+    ) -> None:
+        self._namespace, self._counted, self._devices = namespace, counted, devices
+        self._where = where
+        self._notes = notes
+        meta, spec = spot["metadata"], spot["spec"]
+        spec.mapping(required=True)
+        self._labels = _texts(meta["labels"])
+        self._annotations = _texts(meta["annotations"])
+        self._pod_requests, self._pod_limits = self._pod_level(spec["resources"])
+        self._pod_claims = {
+            item["name"].text() for item in spec["resourceClaims"].items("one claim")
+        }
+        self._containers = self._all_containers(spec)
+        self._handler = spec["runtimeClassName"].text()
+        self._critical = spec["priorityClassName"].text() == _CRITICAL
+        if spec["overhead"].value is not None:
+            notes.append(f"{where}: the pod's overhead is not placed: passed over")
+
+    def pod(self, owner: str, name: str) -> PodManifest:
+        """One pod."""
+        uid = str(uuid.uuid5(_NAMESPACE, f"{owner}/{name}"))
+        return PodManifest(
+            source=self._where,
+            namespace=self._namespace,
+            name=name,
+            uid=uid,
+            qos=qos_of(self._containers, self._pod_requests, self._pod_limits),
+            labels=self._labels,
+            annotations=self._annotations,
+            containers=self._containers,
+            pod_requests=self._pod_requests,
+            pod_limits=self._pod_limits,
+            critical=self._critical,
+            runtime_handler=self._handler,
+        )
+
+    def _pod_level(self, spot: Spot) -> tuple[Amounts | None, Amounts | None]:
+        if spot.value is None:
+            return None, None
+        requests, limits = self._resources(spot, _POD)
+        return requests, limits
+
+    def _all_containers(self, spec: Spot) -> tuple[ContainerManifest, ...]:
+        found: list[ContainerManifest] = []
+        names: set[str] = set()
+        for item in spec["initContainers"].items("one container"):
+            policy = item["restartPolicy"].text()
+            if policy not in ("", "Always", "Never", "OnFailure"):
+                item["restartPolicy"].expected("Always (a sidecar), or nothing")
+            role = Role.SIDECAR if policy == "Always" else Role.INIT
+            found.append(self._container(item, role, names))
+        found += [
+            self._container(item, Role.APP, names)
+            for item in spec["containers"].items("one container", required=True)
+        ]
+        return tuple(found)
+
+    def _container(self, spot: Spot, role: Role, names: set[str]) -> ContainerManifest:
+        spot.mapping(required=True)
+        at = spot["name"]
+        name = at.text()
+        if not name or not _LABEL.fullmatch(name):
+            at.expected("lower case letters, digits and dashes, at most 63")
+        elif name in names:
+            at.expected("a name that no other container of the pod has")
+        names.add(name)
+        requests, limits = self._resources(spot["resources"], f"container {name}")
+        counts = {
+            resource: self._count(spot["resources"], resource, unit)
+            for resource, unit in self._countable(spot["resources"])
+        }
+        claims = self._claims(spot["resources"]["claims"], name)
+        return ContainerManifest(
+            name=name,
+            role=role,
+            requests=requests,
+            limits=limits,
+            slots=counts.pop(self._counted, 0),
+            devices={resource: count for resource, count in counts.items() if count},
+            claims=claims,
+        )
+
+    def _claims(self, spot: Spot, container: str) -> tuple[str, ...]:
+        """The pod's claims that a container uses; what they allocate stands in other objects."""
+        names = []
+        for item in spot.items("one claim"):
+            name = item["name"].text()
+            if name not in self._pod_claims or not _LABEL.fullmatch(name):
+                item["name"].expected("one of the pod's resourceClaims")
+            elif name not in names:  # each request of a claim is named by itself
+                names.append(name)
+        if names:
+            told = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
+            self._notes.append(
+                f"{self._where}: what container {container} gets of {told} {', '.join(names)} is "
+                "allocated by the scheduler: it is placed as if it had none"
+            )
+        return tuple(names)
+
+    def _countable(self, spot: Spot) -> Iterator[tuple[str, str]]:
+        """Extended resources that count for a place, and what they count."""
+        if self._counted:
+            yield self._counted, "CPUs"
+        asked = {**spot["requests"].mapping(), **spot["limits"].mapping()}
+        yield from ((name, "devices") for name in sorted(asked) if name in (self._devices or ()))
+
+    def _count(self, spot: Spot, resource: str, unit: str) -> int:
+        """How many of an extended resource, which is asked for as a limit."""
+        at, asked = spot["limits"][resource], spot["requests"][resource]
+        try:
+            found = [quantity(one.value) for one in (at, asked) if one.value is not None]
+        except BadQuantity:
+            return 0  # it is said already
+        if not found:
+            return 0
+        if at.value is None or len(set(found)) > 1:
+            asked.expected("the same as a limit: an extended resource cannot be overcommitted")
+        elif found[0] < 0 or found[0] != int(found[0]):
+            at.expected(f"a whole number of {unit}")
+        return int(found[0])
+
+    def _resources(self, spot: Spot, whose: str) -> tuple[Amounts, Amounts]:
+        spot.mapping()
+        limits = self._amounts(spot["limits"], whose)
+        given = self._amounts(spot["requests"], whose)
+        for label, request, limit in (
+            ("cpu", given.cpu_milli, limits.cpu_milli),
+            ("memory", given.memory, limits.memory),
+        ):
+            if request is not None and limit is not None and request > limit:
+                at = spot["requests"][label]
+                at.expected(f"at most the limit, {shown(spot['limits'][label].value)}")
+        for size in sorted(given.hugepages.keys() | limits.hugepages.keys()):
+            asked = given.hugepages.get(size, limits.hugepages.get(size))
+            if asked != limits.hugepages.get(size):
+                spot["requests"].complain("has huge pages that differ from the limits")
+        if (given.hugepages or limits.hugepages) and not any(
+            a.cpu_milli or a.memory for a in (given, limits)
+        ):
+            spot.complain("has huge pages alone, expected cpu or memory beside them")
+        requests = Amounts(
+            cpu_milli=limits.cpu_milli if given.cpu_milli is None else given.cpu_milli,
+            memory=limits.memory if given.memory is None else given.memory,
+            hugepages={**limits.hugepages, **given.hugepages},
+        )
+        return requests, limits
+
+    def _amounts(self, spot: Spot, whose: str) -> Amounts:
+        cpu: int | None = None
+        memory: int | None = None
+        hugepages: dict[int, int] = {}
+        for name, at in spot.mapping().items():
+            if at.value is None:
+                continue
+            try:
+                if name == "cpu":
+                    cpu = milli_cpus(at.value)
+                elif name == "memory":
+                    memory = whole_bytes(at.value)
+                elif name.startswith(HUGEPAGES):
+                    size, amount = page_size(name), whole_bytes(at.value)
+                    if amount % size:
+                        raise BadQuantity(f"whole pages of {size} bytes")
+                    hugepages[size] = amount
+                else:
+                    quantity(at.value)
+                    self._other(name, at, whose)
+            except BadQuantity as error:
+                at.expected(str(error))
+        if cpu is None and memory is None and not hugepages:
+            return NO_AMOUNTS
+        return Amounts(cpu_milli=cpu, memory=memory, hugepages=hugepages)
+
+    def _other(self, name: str, spot: Spot, whose: str) -> None:
+        if name in _KNOWN or (name == self._counted and name):
+            return
+        if "/" not in name:
+            near = difflib.get_close_matches(name, [*_KNOWN, "hugepages-2Mi", "hugepages-1Gi"], n=1)
+            hint = f", did you mean {near[0]}?" if near else ""
+            spot.complain(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
+            return
+        if self._devices is not None:
+            if name not in self._devices:
+                near = difflib.get_close_matches(name, self._devices, n=1)
+                hint = f" (did you mean {near[0]}?)" if near else ""
+                spot.complain(f"is not in the inventory of devices, expected it there{hint}")
+            elif whose == _POD:
+                spot.complain("is asked for by the pod as a whole, expected in a container")
+            return
+        note = f"{self._where}: {whose} is placed without {name}, whose NUMA nodes nobody tells"
+        if note not in self._notes:
+            self._notes.append(note)
+
+
+def _texts(spot: Spot) -> dict[str, str]:
+    """Labels or annotations; a number in them is the commonest slip."""
+    return {key: at.text() for key, at in spot.mapping().items()}

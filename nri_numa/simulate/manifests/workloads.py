@@ -1,0 +1,213 @@
+"""What a kubelet and a runtime would tell an NRI plugin about a pod.
+
+The rules are the kubelet's: QoS classes (``pkg/apis/core/v1/helper/qos``), CPU shares and quota
+(``pkg/kubelet/cm/helpers_linux.go``), OOM scores (``pkg/kubelet/qos/policy.go``), the resources of
+the sandbox (``kuberuntime_sandbox_linux.go``), whose sum counts the peak of the init containers
+(KEP-753 for those that stay), and the pod's cgroup as the systemd driver names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from nri_numa.engine.request.slots import MOST
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.simulate.manifests.pods import (
+    NO_AMOUNTS,
+    Amounts,
+    ContainerManifest,
+    PodManifest,
+    Role,
+)
+
+PERIOD: Final = 100_000
+"""The kubelet's CFS period in microseconds."""
+MIN_QUOTA: Final = 1_000
+SHARES_PER_CPU: Final = 1024
+MIN_SHARES: Final = 2
+MAX_SHARES: Final = 262_144
+
+GUARANTEED_SCORE: Final = -997
+BEST_EFFORT_SCORE: Final = 1000
+
+
+def qos_of(
+    containers: Iterable[ContainerManifest],
+    pod_requests: Amounts | None = None,
+    pod_limits: Amounts | None = None,
+) -> QoSClass:
+    """The QoS class: by CPU and memory of every container, init ones too; zero counts as nothing.
+
+    Pod-level resources, where there are any, decide alone.
+    """
+    if pod_requests is not None or pod_limits is not None:
+        pairs = [(pod_requests or NO_AMOUNTS, pod_limits or NO_AMOUNTS)]
+    else:
+        pairs = [(c.requests, c.limits) for c in containers]
+    if not any(a.cpu_milli or a.memory for pair in pairs for a in pair):
+        return QoSClass.BEST_EFFORT
+    complete = all(limits.cpu_milli and limits.memory for _, limits in pairs)
+    cpu = sum(r.cpu_milli or 0 for r, _ in pairs), sum(x.cpu_milli or 0 for _, x in pairs)
+    memory = sum(r.memory or 0 for r, _ in pairs), sum(x.memory or 0 for _, x in pairs)
+    if complete and cpu[0] == cpu[1] and memory[0] == memory[1]:
+        return QoSClass.GUARANTEED
+    return QoSClass.BURSTABLE
+
+
+def shares_of(milli: int | None) -> int:
+    """CPU shares of a request."""
+    if not milli:
+        return MIN_SHARES
+    return min(max(milli * SHARES_PER_CPU // 1000, MIN_SHARES), MAX_SHARES)
+
+
+def quota_of(milli: int | None) -> int | None:
+    """CFS quota of a limit; None without one."""
+    return max(milli * PERIOD // 1000, MIN_QUOTA) if milli else None
+
+
+def resources_of(requests: Amounts, limits: Amounts) -> Resources:
+    """The Linux resources that the kubelet makes of requests and limits."""
+    return Resources(
+        cpu_shares=shares_of(requests.cpu_milli or limits.cpu_milli),
+        cpu_quota=quota_of(limits.cpu_milli),
+        cpu_period=PERIOD,
+        memory_limit=limits.memory or None,
+        hugepages={size: amount for size, amount in limits.hugepages.items() if amount},
+    )
+
+
+def pod_amounts(
+    containers: Sequence[ContainerManifest], pick: Callable[[ContainerManifest], Amounts]
+) -> Amounts:
+    """Sum requests or limits over a pod: what runs together, or the peak while it starts.
+
+    An init container that ends counts beside the sidecars started before it.
+    """
+    return Amounts(
+        cpu_milli=_peak(containers, lambda c: pick(c).cpu_milli),
+        memory=_peak(containers, lambda c: pick(c).memory),
+    )
+
+
+def _peak(
+    containers: Sequence[ContainerManifest], amount: Callable[[ContainerManifest], int | None]
+) -> int | None:
+    together, staying, peak, given = 0, 0, 0, False
+    for container in containers:
+        one = amount(container)
+        given = given or one is not None
+        one = one or 0
+        match container.role:
+            case Role.INIT:
+                peak = max(peak, staying + one)
+            case Role.SIDECAR:
+                staying += one
+                together += one
+                peak = max(peak, staying)
+            case Role.APP:
+                together += one
+    return max(together, peak) if given else None
+
+
+def pod_sandbox(pod: PodManifest) -> PodSandbox:
+    """The sandbox as an NRI plugin is told it."""
+    requests = pod_amounts(pod.containers, lambda c: c.requests)
+    limits = pod_amounts(pod.containers, lambda c: c.limits)
+    if pod.pod_requests is not None:
+        requests = _over(pod.pod_requests, requests)
+    if pod.pod_limits is not None:
+        limits = _over(pod.pod_limits, limits)
+    return PodSandbox(
+        id=_id(pod.uid),
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        labels={**pod.labels, **_labels(pod)},
+        annotations=pod.annotations,
+        qos=pod.qos,
+        runtime_handler=pod.runtime_handler,
+        cgroup_parent=cgroup_parent(pod.uid, pod.qos),
+        # Huge pages are not part of the sandbox's resources.
+        resources=resources_of(requests, limits),
+    )
+
+
+def container_of(
+    pod: PodManifest, container: ContainerManifest, memory_total: int, slots_key: str = ""
+) -> Container:
+    """A container as an NRI plugin is told it.
+
+    Args:
+        pod: its pod.
+        container: one of its containers.
+        memory_total: bytes of the machine's memory, which the OOM score depends on.
+        slots_key: of the annotation in which the device plugin says which slots it holds; empty
+            where nobody says so.
+    """
+    sandbox_id = _id(pod.uid)
+    held = ",".join(f"slot-{number}" for number in range(min(container.slots, MOST + 1)))
+    return Container(
+        id=_id(f"{pod.uid}/{container.name}"),
+        pod_id=sandbox_id,
+        name=container.name,
+        labels={"io.kubernetes.container.name": container.name, **_labels(pod)},
+        annotations={slots_key: held} if slots_key and held else {},
+        resources=resources_of(container.requests, container.limits),
+        oom_score_adj=oom_score(pod, container, memory_total),
+        cgroups_path=f"{cgroup_parent(pod.uid, pod.qos).rpartition('/')[2]}:cri-containerd:"
+        f"{_id(f'{pod.uid}/{container.name}')}",
+    )
+
+
+def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int) -> int:
+    """The OOM score adjustment: what is told of a Burstable pod's memory request."""
+    if pod.critical or pod.qos is QoSClass.GUARANTEED:
+        return GUARANTEED_SCORE
+    if pod.qos is QoSClass.BEST_EFFORT:
+        return BEST_EFFORT_SCORE
+    score = _score(container.requests.memory, memory_total)
+    if container.role is Role.SIDECAR:
+        # A sidecar is not killed before the least of the containers it serves.
+        least = min(
+            (c.requests.memory or 0 for c in pod.containers if c.role is Role.APP), default=0
+        )
+        score = min(score, _score(least, memory_total))
+    if score < BEST_EFFORT_SCORE + GUARANTEED_SCORE:
+        return BEST_EFFORT_SCORE + GUARANTEED_SCORE
+    return min(score, BEST_EFFORT_SCORE - 1)
+
+
+def cgroup_parent(uid: str, qos: QoSClass) -> str:
+    """The pod's cgroup as the systemd driver names it."""
+    pod = f"pod{uid.replace('-', '_')}"
+    if qos is QoSClass.GUARANTEED:
+        return f"/kubepods.slice/kubepods-{pod}.slice"
+    tier = f"kubepods-{qos.lower()}"
+    return f"/kubepods.slice/{tier}.slice/{tier}-{pod}.slice"
+
+
+def _score(request: int | None, memory_total: int) -> int:
+    return 1000 - 1000 * (request or 0) // max(memory_total, 1)
+
+
+def _over(strong: Amounts, weak: Amounts) -> Amounts:
+    return Amounts(
+        cpu_milli=weak.cpu_milli if strong.cpu_milli is None else strong.cpu_milli,
+        memory=weak.memory if strong.memory is None else strong.memory,
+    )
+
+
+def _labels(pod: PodManifest) -> dict[str, str]:
+    return {
+        "io.kubernetes.pod.name": pod.name,
+        "io.kubernetes.pod.namespace": pod.namespace,
+        "io.kubernetes.pod.uid": pod.uid,
+    }
+
+
+def _id(text: str) -> str:
+    """64 hexadecimal digits, as runtimes make them, and the same ones every time."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,476 @@
+"""What was meant for each container, kept over a death of the agent at any line.
+
+The store knows nothing of the engine: it keeps JSON documents by key, one for each container and
+pod. On disk it is a journal (`nri_numa.store.journal`), one line for each request.
+
+A line is written by a single write(2), which survives the death of the process; what it does not
+survive, the death of the kernel, no container survives either. See docs/adr/0006-checkpoint.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from nri_numa.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointTooNew,
+    StateDirectoryBusy,
+)
+from nri_numa.store.files import directory_problem, file_problem
+from nri_numa.store.journal import FORMAT, VERSION, Line, Parsed, encode, frame, parse
+from nri_numa.store.journal import Document as Document
+from nri_numa.store.journal import Loaded as Loaded
+from nri_numa.store.journal import loaded as documents
+
+JOURNAL: Final = "checkpoint"
+LOCK: Final = "lock"
+
+_ASIDE: Final = "checkpoint.corrupt-"
+# 10,000 containers are 10 MB, and a journal is compacted at four times that; whatever is larger
+# than this is not ours, and is not read.
+_MAX_BYTES: Final = 64 * 1024 * 1024
+# Compacting a smaller journal would not pay: it is read in a millisecond.
+_MIN_COMPACT: Final = 64 * 1024
+
+
+def read(path: str) -> Loaded:
+    """Read a checkpoint file without changing anything; for commands, beside a running agent.
+
+    Raises:
+        CheckpointTooNew: a newer version wrote it.
+        CheckpointCorrupt: nothing in it can be used.
+        CheckpointError: it cannot be read.
+    """
+    try:
+        data = _read_bytes(path, ours=False)
+    except OSError as error:
+        raise _explained(path, "read", error) from error
+    parsed = parse(data)
+    unusable = _unusable(path, parsed)
+    if unusable is not None:
+        raise unusable
+    problems = list(parsed.damage)
+    if parsed.torn:
+        problems.append(f"the last {parsed.torn} bytes are an unfinished record")
+    return documents(parsed, problems)
+
+
+def _unusable(path: str, parsed: Parsed) -> CheckpointError | None:
+    if parsed.newer:
+        return CheckpointTooNew(
+            path,
+            f"is in format {parsed.newer}, expected at most {FORMAT}: "
+            "a newer version of nri-numa wrote it",
+        )
+    if parsed.head is None:
+        return CheckpointCorrupt(path, "is no checkpoint, expected a first line with who wrote it")
+    return None
+
+
+def _read_bytes(path: str, *, ours: bool) -> bytes:
+    """Read a file that may be a checkpoint, and of any other file no more than its beginning."""
+    # Without waiting for whoever may write into a FIFO.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(fd)
+        problem = file_problem(status, ours=ours)
+        if problem:
+            raise OSError(errno.EINVAL, f"it {problem}")
+        if status.st_size > _MAX_BYTES:
+            text = f"{status.st_size} bytes are more than any checkpoint has"
+            raise OSError(errno.EFBIG, f"{text}, expected at most {_MAX_BYTES}")
+        beginning = os.read(fd, 64)
+        if not VERSION.match(beginning):
+            return beginning
+        os.lseek(fd, 0, os.SEEK_SET)
+        chunks: list[bytes] = []
+        while chunk := os.read(fd, status.st_size + 1):
+            chunks.append(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(fd)
+
+
+_MEMORY: Final = "running on with the state in memory only, every record tries again"
+_ELSEWHERE: Final = "choose another directory with --state-dir"
+_REMEDIES: Final[Mapping[int, str]] = {
+    errno.EACCES: f"let this user write there, or {_ELSEWHERE}",
+    errno.EPERM: f"let this user write there, or {_ELSEWHERE}",
+    errno.EROFS: f"the file system is read-only, {_ELSEWHERE}",
+    errno.ENOSPC: "free space on that file system",
+    errno.EDQUOT: "raise the quota or free space on that file system",
+    errno.ENOTDIR: f"a part of the path is no directory, {_ELSEWHERE}",
+    errno.ENOENT: f"make the directory, or {_ELSEWHERE}",
+    errno.EINVAL: f"take it away, or {_ELSEWHERE}",
+    errno.ELOOP: f"the path holds a symbolic link where none may be, {_ELSEWHERE}",
+}
+
+
+def _explained(path: str, action: str, error: OSError) -> CheckpointError:
+    remedy = _REMEDIES.get(error.errno or 0, f"look at that file system, or {_ELSEWHERE}")
+    if action == "read" and error.errno in (errno.EACCES, errno.EPERM):
+        remedy = "read it as the user that the agent runs as"
+    return CheckpointError(path, f"cannot {action}: {error.strerror or error}; {remedy}")
+
+
+# --- the store --------------------------------------------------------------------------------
+
+
+class CheckpointStore:
+    """The journal in one directory. Used from one thread.
+
+    The store always remembers what it was told, also when it cannot write it: whatever is missing
+    on disk goes out with the next record that can be written.
+
+    Args:
+        directory: made when it does not exist. On a tmpfs (``/run``) nothing is ever synced.
+        identity: who writes. Every value but ``version`` must be the same for a checkpoint to be
+            used again: machine, boot.
+        clock: Unix time in seconds.
+
+    Attributes:
+        trusted: nobody else can write to the directory; else nothing in it is used.
+        error: why not everything is on disk; None when it is.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        identity: Mapping[str, str],
+        clock: Callable[[], float],
+    ) -> None:
+        self.directory = directory
+        self.path = os.path.join(directory, JOURNAL)
+        self._identity = dict(identity)
+        self._clock = clock
+        self._entries: dict[str, msgspec.Raw] = {}
+        self._unsaved: dict[str, msgspec.Raw | None] = {}
+        self._lock_fd = -1
+        self._fd = -1
+        self._size = 0
+        self._compacted_size = 0
+        self._sequence = 0
+        self._keep_aside = False
+        self.trusted = True
+        self.error: CheckpointError | None = None
+
+    @property
+    def locked(self) -> bool:
+        """Whether the directory is ours alone."""
+        return self._lock_fd >= 0
+
+    @property
+    def healthy(self) -> bool:
+        """Whether everything recorded is on disk; `error` says why not."""
+        return self.error is None and self._fd >= 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the journal."""
+        return self._size
+
+    def __len__(self) -> int:
+        """Count the containers remembered."""
+        return len(self._entries)
+
+    def load(self) -> Loaded:
+        """Take the directory, read what is there, and start a clean journal.
+
+        Nothing found on disk makes this fail: what cannot be used is said in ``problems`` and kept
+        aside as ``checkpoint.corrupt-<n>``. A directory that cannot be written is said too; the
+        store then runs on in memory, not `healthy`, and tries again with every record.
+
+        Raises:
+            StateDirectoryBusy: another agent uses the directory.
+        """
+        problems: list[str] = []
+        try:
+            self._take_lock()
+        except StateDirectoryBusy:
+            raise
+        except CheckpointError as error:
+            problems.append(f"{error}; {_MEMORY}")
+        parsed = self._read(problems)
+        so_far = len(problems)
+        loaded = documents(parsed, problems)
+        # Whatever is left out below must not be lost with the old file.
+        self._keep_aside |= len(problems) > so_far
+        self._entries = {key: msgspec.Raw(parsed.entries[key]) for key in loaded.entries}
+        if self._lock_fd >= 0:
+            try:
+                problems += self._rewrite()
+            except CheckpointError as error:
+                problems.append(f"{error}; {_MEMORY}")
+        return loaded
+
+    def _read(self, problems: list[str]) -> Parsed:
+        """Read the journal and decide what of it may be used."""
+        if not self.trusted:
+            self._keep_aside = True
+            return Parsed()
+        try:
+            parsed = parse(_read_bytes(self.path, ours=True))
+        except (FileNotFoundError, NotADirectoryError):
+            return Parsed()
+        except OSError as error:
+            problems.append(f"{_explained(self.path, 'read', error)}; it is not used")
+            self._keep_aside = True
+            return Parsed()
+        unusable = _unusable(self.path, parsed)
+        if unusable is None:
+            foreign = [
+                f"its {key} is {_short((parsed.head or {}).get(key))}, expected {_short(value)}"
+                for key, value in self._identity.items()
+                if key != "version" and (parsed.head or {}).get(key) != value
+            ]
+            if foreign:
+                unusable = CheckpointError(
+                    self.path, "is of another machine or boot: " + ", ".join(foreign)
+                )
+        if unusable is not None:
+            problems.append(f"{unusable}; it is not used")
+            self._keep_aside = True
+            return Parsed()
+        if parsed.damage:
+            problems.append(
+                f"{self.path}: {'; '.join(parsed.damage[:5])}"
+                f"{' and more' if len(parsed.damage) > 5 else ''}; the intact lines are used"
+            )
+            self._keep_aside = True
+        if parsed.torn:
+            problems.append(
+                f"{self.path}: the last {parsed.torn} bytes are an unfinished record, now cut off"
+            )
+        return parsed
+
+    def record(self, changes: Mapping[str, Document | None]) -> None:
+        """Write down new documents by key, together with all that could not be written so far.
+
+        The documents are encoded at once and may be changed by the caller afterwards.
+
+        Args:
+            changes: None forgets what stands under a key; no changes only try again.
+
+        Raises:
+            CheckpointError: it is remembered but is not on disk; the next record tries again.
+        """
+        encoded: dict[str, msgspec.Raw | None] = {
+            key: None if document is None else msgspec.Raw(encode(document))
+            for key, document in changes.items()
+        }
+        for key, raw in encoded.items():
+            if raw is None:
+                self._entries.pop(key, None)
+            else:
+                self._entries[key] = raw
+        # In the order of the last change, as without a failure in between.
+        self._unsaved = {**self._unsaved, **encoded} if self._unsaved else encoded
+        if self._fd >= 0 and self._vanished():
+            self._forget_file()
+        if self._fd < 0:
+            self._rewrite()
+        elif self._unsaved:
+            self._append()
+
+    def compact_if_needed(self) -> bool:
+        """Shrink the journal when it has outgrown what it says; call it between requests.
+
+        Also notices that the file was taken away or replaced, and tries again what failed before.
+
+        Returns:
+            Whether a new journal was written.
+
+        Raises:
+            CheckpointError: it could not be written; the old one stays in use.
+        """
+        if self._fd >= 0 and self._vanished(by_name=True):
+            self._forget_file()
+        # Four times: with less, a node whose containers only ever change would compact all day.
+        grown = self._size > max(_MIN_COMPACT, 4 * self._compacted_size)
+        if self.healthy and not grown:
+            return False
+        self._rewrite()
+        return True
+
+    def close(self) -> None:
+        """Let the directory go; the journal stays."""
+        self._forget_file()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    # --- files ---
+
+    def _take_lock(self) -> None:
+        """Become the only user of the directory.
+
+        Raises:
+            StateDirectoryBusy: somebody else is.
+            CheckpointError: the directory cannot be made or written.
+        """
+        if self._lock_fd >= 0:
+            if os.fstat(self._lock_fd).st_nlink:
+                return
+            # The directory was taken away: a lock on a file without a name keeps nobody out.
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+        path = os.path.join(self.directory, LOCK)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            problem = directory_problem(os.stat(self.directory))
+            self.trusted = not problem
+            if problem:
+                remedy = f"chown and chmod it, or {_ELSEWHERE}"
+                raise self._refused(self.directory, problem, remedy)
+            fd = os.open(path, flags, 0o600)
+        except OSError as error:
+            self.error = _explained(self.directory, "use as state directory", error)
+            raise self.error from error
+        problem = file_problem(os.fstat(fd))
+        if problem:
+            os.close(fd)
+            raise self._refused(path, problem, f"take it away, or {_ELSEWHERE}")
+        try:
+            # The kernel lets go of it when we die, however we die.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            text = os.pread(fd, 32, 0).strip()
+            os.close(fd)
+            self.error = StateDirectoryBusy(self.directory, int(text) if text.isdigit() else None)
+            raise self.error from error
+        self._lock_fd = fd
+        # On a full disk the lock holds all the same, only its owner's number is missing.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+
+    def _refused(self, path: str, problem: str, remedy: str) -> CheckpointError:
+        self.error = CheckpointError(path, f"{problem}; {remedy}")
+        return self.error
+
+    def _vanished(self, *, by_name: bool = False) -> bool:
+        """Say whether what we write to is still the file that the next start will read."""
+        try:
+            mine = os.fstat(self._fd)
+            if not by_name:
+                return mine.st_nlink == 0
+            there = os.lstat(self.path)
+        except OSError:
+            return True
+        return (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino)
+
+    def _forget_file(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _append(self) -> None:
+        line = frame(
+            self._sequence + 1,
+            Line(
+                set={key: raw for key, raw in self._unsaved.items() if raw is not None},
+                delete=tuple([key for key, raw in self._unsaved.items() if raw is None]),
+            ),
+        )
+        try:
+            written = os.write(self._fd, line)
+            if written != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._take_back()
+            self.error = _explained(self.path, "write", error)
+            raise self.error from error
+        self._size += len(line)
+        self._saved(self._sequence + 1)
+
+    def _take_back(self) -> None:
+        """Cut off a half-written line, so that the next one starts on a line of its own."""
+        try:
+            os.ftruncate(self._fd, self._size)
+        except OSError:
+            self._forget_file()  # the next record writes a new file
+
+    def _saved(self, sequence: int) -> None:
+        self._sequence = sequence
+        self._unsaved = {}
+        self.error = None
+
+    def _rewrite(self) -> list[str]:
+        """Write everything to a new file and put it in place of the old one.
+
+        A kill anywhere in here leaves either the old file or the new one under the name.
+
+        Returns:
+            Where an unusable old file is kept, as a sentence; usually nothing.
+        """
+        self._take_lock()
+        lines = [Line(head=self._identity, at=self._clock())]
+        # One line for each container: damage costs that container alone.
+        lines += [Line(set={key: raw}) for key, raw in self._entries.items()]
+        data = b"".join(frame(number, line) for number, line in enumerate(lines, 1))
+        temporary = self.path + ".tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = -1
+        said: list[str] = []
+        try:
+            # A new file, whatever stood there: one that was killed half written, or a FIFO.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            fd = os.open(temporary, flags, 0o600)
+            left = memoryview(data)
+            while left:
+                left = left[os.write(fd, left) :]
+            os.fsync(fd)
+            if self._keep_aside:
+                said = self._set_aside()
+            os.rename(temporary, self.path)
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            self.error = _explained(self.path, "write", error)
+            raise self.error from error
+        self._forget_file()
+        self._fd = fd
+        self._size = self._compacted_size = len(data)
+        self._saved(len(lines))
+        self._sync_directory()
+        return said
+
+    def _set_aside(self) -> list[str]:
+        """Give the old file a name under which it is never touched again."""
+        numbers = [
+            int(name.removeprefix(_ASIDE))
+            for name in os.listdir(self.directory)
+            if name.startswith(_ASIDE) and name.removeprefix(_ASIDE).isdecimal()
+        ]
+        aside = os.path.join(self.directory, f"{_ASIDE}{max(numbers, default=0) + 1}")
+        try:
+            # A second name first: whoever kills us now leaves the old file where it was.
+            os.link(self.path, aside, follow_symlinks=False)
+        except OSError:
+            os.rename(self.path, aside)  # a directory, or a file system without hard links
+        self._keep_aside = False
+        return [f"the old checkpoint is kept as {aside}"]
+
+    def _sync_directory(self) -> None:
+        # Where this fails the file is in place; only its survival of a power cut is not certain.
+        with contextlib.suppress(OSError):
+            fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+def _short(value: str | None) -> str:
+    return "not told" if value is None else f"{value[:60]!r}" + "…" * (len(value) > 60)

@@ -1,0 +1,167 @@
+"""The file of notices: one line for each change, appended, written anew when it has grown.
+
+A line is written after the answer to the runtime has left and before anybody else can have read the
+notice, so a number that a reader saw is never given out again. The file is not synced: it need not
+outlive the machine. What cannot be read begins a new sequence, which readers notice by its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from nri_numa.observe.notices import LIMIT, Notice, Notices
+from nri_numa.store.files import file_problem
+
+FILE: Final = "notices"
+MAX_BYTES: Final = 4 << 20
+_GROWN: Final = 8 * LIMIT
+"""Lines after which the file is written anew."""
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """The first line.
+
+    Attributes:
+        nri_numa_notices: version of the form.
+    """
+
+    nri_numa_notices: int
+    instance: str
+    identity: dict[str, str]
+    number: int
+
+
+_encode = msgspec.json.Encoder().encode
+_head = msgspec.json.Decoder(_Head)
+_line = msgspec.json.Decoder(Notice)
+
+
+class NoticeFile:
+    """Keeps the notices of one agent.
+
+    Args:
+        directory: the state directory, which is ours (`nri_numa.store.checkpoint`).
+        identity: as the checkpoint's; but for ``version`` it must be the same to be used again.
+        notices: restored from the file, and kept in it from then on.
+        trouble: told once why the file is not written any more.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        identity: Mapping[str, str],
+        notices: Notices,
+        trouble: Callable[[str], object],
+    ) -> None:
+        self.path = os.path.join(directory, FILE)
+        self._identity = {key: value for key, value in identity.items() if key != "version"}
+        self._notices = notices
+        self._trouble = trouble
+        self._fd = -1
+        self._lines = 0
+        self._failed = False
+
+    def open(self, *, writable: bool = True) -> str:
+        """Restore what the last run knew, and write from now on.
+
+        Args:
+            writable: the directory is ours alone; else a new sequence begins that is not kept.
+
+        Returns:
+            Why a new sequence begins, as a sentence; empty when the old one goes on, or none was.
+        """
+        if not writable:
+            self._notices.restore(secrets.token_hex(4))
+            return ""
+        problem = self._load()
+        self._notices.keep = self._keep
+        self._anew()
+        return problem
+
+    def close(self) -> None:
+        """Write nothing any more."""
+        self._notices.keep = lambda notice: None
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _load(self) -> str:
+        self._notices.restore(secrets.token_hex(4))
+        try:
+            data = _read(self.path)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return f"{self.path}: cannot be read: {error.strerror or error}; it is not used"
+        if len(data) > MAX_BYTES:
+            return f"{self.path}: is larger than {MAX_BYTES} bytes; it is not used"
+        first, *lines = data.split(b"\n")
+        try:
+            head = _head.decode(first)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return f"{self.path}: is damaged ({error}); it is not used"
+        if head.nri_numa_notices != 1 or head.identity != self._identity:
+            return ""  # of another boot: those containers are gone
+        found: dict[str, Notice] = {}
+        for line in lines:
+            try:
+                notice = _line.decode(line) if line else None
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                break  # the process ended in the middle of it
+            if notice is not None:
+                found[notice.id] = notice
+        self._notices.restore(head.instance, found.values(), head.number)
+        return ""
+
+    def _keep(self, notice: Notice) -> None:
+        if self._fd < 0 or self._lines >= _GROWN:
+            self._anew()  # holds the new one too
+            return
+        try:
+            os.write(self._fd, _encode(notice) + b"\n")
+        except OSError as error:
+            self._fail(error)
+            os.close(self._fd)
+            self._fd = -1
+            return
+        self._lines += 1
+
+    def _anew(self) -> None:
+        temporary = f"{self.path}.tmp"
+        notices = self._notices.after()
+        head = _Head(1, self._notices.instance, self._identity, self._notices.number)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_APPEND
+        try:
+            fd = os.open(temporary, flags, 0o600)
+            try:
+                os.write(fd, b"\n".join([_encode(head), *map(_encode, notices), b""]))
+                os.rename(temporary, self.path)
+            except OSError:
+                os.close(fd)
+                raise
+        except OSError as error:
+            self._fail(error)
+            return
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._lines, self._failed = fd, len(notices), False
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            self._trouble(f"{self.path}: cannot be written: {error.strerror or error}")
+        self._failed = True
+
+
+def _read(path: str) -> bytes:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hold us up
+    with open(os.open(path, flags), "rb") as file:
+        if problem := file_problem(os.fstat(file.fileno())):
+            raise OSError(errno.EPERM, problem, path)
+        return file.read(MAX_BYTES + 1)

@@ -1,0 +1,115 @@
+"""Texts that several rooms read or write: escaping, Kubernetes quantities. Pure.
+
+The grammar of quantities (``500m``, ``1.5``, ``2Gi``, ``100M``, ``1e3``) is that of
+``k8s.io/apimachinery/pkg/api/resource``: a decimal number with a decimal suffix (n u m k M G T P
+E), a binary one (Ki Mi Gi Ti Pi Ei) or an exponent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from fractions import Fraction
+from typing import Final
+
+# --- escaping ---------------------------------------------------------------------------------
+
+
+def harmless(text: str) -> str:
+    """``text`` in one line, without anything that could move a cursor or reorder what is read.
+
+    Control characters, line and paragraph separators, direction marks and lone surrogates become
+    their escapes; letters of every script stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+# --- quantities -------------------------------------------------------------------------------
+
+_NUMBER = re.compile(
+    r"([+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40}))"
+    r"(?:[eE]([+-]?[0-9]{1,2})|([KMGTPE]i|[numkMGTPE]))?",
+    re.ASCII,
+)
+_FACTORS: Final = {
+    **{suffix: Fraction(1000) ** power for power, suffix in enumerate("num", -3)},
+    **{suffix: Fraction(1000) ** power for power, suffix in enumerate("kMGTPE", 1)},
+    **{f"{suffix}i": Fraction(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
+}
+HUGEPAGES: Final = "hugepages-"
+_EXPECTED: Final = "a quantity such as 2, 500m, 1.5 or 4Gi"
+
+
+class BadQuantity(ValueError):
+    """The value is none; the text is what was expected."""
+
+
+def quantity(value: object) -> Fraction:
+    """The exact value of a quantity.
+
+    Args:
+        value: text, or the number that a YAML reader made of it.
+
+    Raises:
+        BadQuantity: it is no quantity, or negative.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise BadQuantity(_EXPECTED)
+    text = str(value)
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise BadQuantity(_EXPECTED)
+    digits, exponent, suffix = match.groups()
+    amount = Fraction(digits)
+    if exponent:
+        amount *= Fraction(10) ** int(exponent)
+    elif suffix:
+        amount *= _FACTORS[suffix]
+    if amount < 0:
+        raise BadQuantity("0 or more")
+    return amount
+
+
+def milli_cpus(value: object) -> int:
+    """Thousandths of a CPU.
+
+    Raises:
+        BadQuantity: no quantity, or finer than a thousandth, which the API server refuses.
+    """
+    milli = quantity(value) * 1000
+    if milli.denominator != 1:
+        raise BadQuantity("CPUs in steps of 1m, such as 1.5 or 250m")
+    if milli > 1_000_000_000:
+        raise BadQuantity("a number of CPUs that some machine has")
+    return int(milli)
+
+
+def whole_bytes(value: object) -> int:
+    """Bytes.
+
+    Raises:
+        BadQuantity: no quantity, or a part of a byte (``400m`` instead of ``400Mi``).
+    """
+    amount = quantity(value)
+    if amount.denominator != 1:
+        raise BadQuantity("whole bytes, such as 400Mi (the suffix m is a thousandth of a byte)")
+    if amount >= 1 << 62:
+        raise BadQuantity("an amount that some machine has")
+    return int(amount)
+
+
+def page_size(resource: str) -> int:
+    """Bytes of a page, from the name of a resource such as ``hugepages-2Mi``.
+
+    Raises:
+        BadQuantity: the name has no page size that is a power of two.
+    """
+    size = 0
+    if resource.startswith(HUGEPAGES):
+        with contextlib.suppress(BadQuantity):
+            size = whole_bytes(resource.removeprefix(HUGEPAGES))
+    if size < 1024 or size & (size - 1):
+        raise BadQuantity(f"{HUGEPAGES}2Mi, {HUGEPAGES}1Gi or another size of huge pages")
+    return size

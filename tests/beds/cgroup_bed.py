@@ -1,0 +1,86 @@
+"""An agent, a runtime's books, and the cgroups that it writes or fails to write.
+
+Files of a cgroup tree stand for the kernel, a world in memory for the runtime; time passes only
+when somebody sleeps.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.observe import logs
+from tests.beds.cgroup_tree import CgroupTree
+from tests.beds.world import World
+
+
+@dataclass
+class Result:
+    """What became of a push."""
+
+    ok: bool = True
+    detail: str = ""
+
+
+@dataclass
+class CgroupBed:
+    """Base of the beds of those who read cgroups back; one container's cgroup is ``/pods/ID``.
+
+    Attributes:
+        clock: monotonic time in seconds.
+        pushes: what was sent to the runtime, push by push.
+        failing: why the runtime takes no push; empty when it does.
+        deaf: it takes pushes and writes nothing.
+        before_push, on_sleep: what happens just then.
+    """
+
+    tree: CgroupTree
+    observe: bool = False
+    clock: float = 1000.0
+    pushes: list[list[ContainerUpdate]] = field(default_factory=list)
+    failing: str = ""
+    deaf: bool = False
+    before_push: Callable[[], None] = lambda: None
+    on_sleep: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
+        self.world = World(topology, observe=self.observe)
+        self.world.synchronize()
+        self.output = io.StringIO()
+        logs.setup("debug", stream=self.output)
+
+    async def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+        self.on_sleep()
+
+    async def push(self, updates: Sequence[ContainerUpdate]) -> Result:
+        if self.failing:
+            return Result(False, self.failing)
+        self.pushes.append(list(updates))
+        self.before_push()
+        self.world.apply(updates)
+        if not self.deaf:
+            for update in updates:
+                self.settle(update.container_id)
+                if update.cpu_quota is not None:
+                    self.tree.limit(f"/pods/{update.container_id}", update.cpu_quota)
+        return Result()
+
+    def settle(self, container_id: str) -> None:
+        """The runtime writes what its books say into the cgroup."""
+        if container_id in self.world.live:
+            self.tree.write(f"/pods/{container_id}", *self.world.has(container_id))
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> CgroupTree:
+    """A cgroup file system of each version, for eight CPUs and two NUMA nodes."""
+    return CgroupTree(tmp_path / "cgroup", request.param, CPUSet.parse("0-7"), NUMASet.parse("0-1"))

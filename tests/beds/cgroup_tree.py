@@ -1,0 +1,86 @@
+"""A cgroup file system in a directory, of either version, with only the files of cpusets."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+
+
+class CgroupTree:
+    """Files that look like the kernel's.
+
+    Args:
+        root: becomes what is mounted at /sys/fs/cgroup.
+        version: 1 or 2.
+        cpus, mems: of the machine.
+    """
+
+    def __init__(self, root: Path, version: int, cpus: CPUSet, mems: NUMASet) -> None:
+        self.root = root
+        self.version = version
+        self.cpus = cpus
+        self.mems = mems
+        self.base = root if version == 2 else root / "cpuset"
+        self.base.mkdir(parents=True)
+        if version == 2:
+            (root / "cgroup.controllers").write_text("cpuset cpu memory\n")
+
+    def directory(self, path: str) -> Path:
+        """Where a cgroup is."""
+        return self.base / path.strip("/")
+
+    def write(self, path: str, cpus: str = "", mems: str = "", *, above: str = "") -> None:
+        """Write a cpuset as anybody can; an empty list is what a new cgroup has.
+
+        Args:
+            path: of the cgroup, which is made.
+            cpus: kernel list.
+            mems: kernel list.
+            above: CPUs that the parent leaves, on version 2; all when empty.
+        """
+        directory = self.directory(path)
+        directory.mkdir(parents=True, exist_ok=True)
+        if self.version == 1:
+            cpus, mems = cpus or str(self.cpus), mems or str(self.mems)
+        else:
+            parent = CPUSet.parse(above) if above else self.cpus
+            effective = (CPUSet.parse(cpus) & parent) or parent
+            (directory / "cpuset.cpus.effective").write_text(f"{effective}\n")
+            (directory / "cpuset.mems.effective").write_text(f"{mems or self.mems}\n")
+        (directory / "cpuset.cpus").write_text(f"{cpus}\n")
+        (directory / "cpuset.mems").write_text(f"{mems}\n")
+
+    def settle(self, path: str) -> None:
+        """Do what the kernel does when somebody wrote ``cpuset.cpus`` or ``cpuset.mems``."""
+        if self.version == 1:
+            return
+        directory = self.directory(path)
+        for name, every in (("cpus", str(self.cpus)), ("mems", str(self.mems))):
+            wanted = (directory / f"cpuset.{name}").read_text().strip() or every
+            effective = directory / f"cpuset.{name}.effective"
+            if effective.read_text().strip() != wanted:
+                effective.write_text(f"{wanted}\n")
+
+    def limit(self, path: str, quota: int) -> None:
+        """Write a CFS quota in microseconds per 100 ms as anybody can, -1 for none."""
+        if self.version == 2:
+            word = "max" if quota < 0 else str(quota)
+            (self.directory(path) / "cpu.max").write_text(f"{word} 100000\n")
+            return
+        directory = self.root / "cpu,cpuacct" / path.strip("/")
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+
+    def remove(self, path: str) -> None:
+        """The cgroup goes away."""
+        shutil.rmtree(self.directory(path))
+
+    def cpus_of(self, path: str) -> str:
+        """``cpuset.cpus`` as written."""
+        return (self.directory(path) / "cpuset.cpus").read_text().strip()
+
+    def mems_of(self, path: str) -> str:
+        """``cpuset.mems`` as written."""
+        return (self.directory(path) / "cpuset.mems").read_text().strip()

@@ -1,0 +1,569 @@
+"""A private containerd: own root, state, sockets and NRI directories; leaves nothing behind.
+
+Works beside an installed containerd and beside other beds, on cgroup v1 and v2, and inside a
+virtual machine (put `state` and `root` on a tmpfs below /run there). Free of pytest.
+
+    binaries = find_binaries("2")
+    with Containerd(binaries, Path("/tmp/bed")) as containerd:
+        pod = containerd.cri.run_pod("demo")
+        print(containerd.cri.first_line(containerd.cri.run(pod)))
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.beds import cgroups, processes
+from tests.beds.cri import CRI, CRIError, guaranteed, poll
+from tests.beds.debs import BUSYBOX, CONTAINERD_1_7, CONTAINERD_2, CRUN, RUNC, YAJL, DebCache
+from tests.beds.images import IMAGE, build_image
+from tests.beds.testbed import TestbedUnavailable, require_root
+
+LABELS = ("1.7", "2")
+OWN_BINARIES = "NRI_NUMA_CONTAINERD"
+"""Variable with a folder of containerd, ctr, the shim and perhaps runc, for series 2."""
+_SHIM_SOCKETS = Path("/run/containerd/s")  # fixed in containerd's shim library
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binaries:
+    """Where the programs are.
+
+    Attributes:
+        label: ``1.7`` or ``2``, decides the form of the configuration.
+        version: upstream version, ``2.1.9``.
+        directory: folder of containerd, ctr and the shim.
+        runc: the OCI runtime.
+        busybox: statically linked.
+    """
+
+    label: str
+    version: str
+    directory: Path
+    runc: Path
+    busybox: Path
+
+
+def find_binaries(label: str, cache: DebCache | None = None) -> Binaries:
+    """The programs for a containerd of the series ``1.7`` or ``2``, downloaded where needed.
+
+    Those of series 2 come from the folder that ``NRI_NUMA_CONTAINERD`` names, where it is set.
+
+    Raises:
+        TestbedUnavailable: they cannot be had.
+    """
+    if label == "2" and (own := os.environ.get(OWN_BINARIES, "")):
+        return _own_binaries(Path(own), cache or DebCache())
+    wanted = {"1.7": CONTAINERD_1_7, "2": CONTAINERD_2}[label]
+    containerd, runc, busybox = (cache or DebCache()).fetch(wanted, RUNC, BUSYBOX)
+    # The archive may have moved on: what counts is what we got.
+    series = "1.7" if containerd.upstream_version.startswith("1.") else "2"
+    return Binaries(
+        label=series,
+        version=containerd.upstream_version,
+        directory=containerd.root / "usr/bin",
+        runc=_first(runc.root, ("usr/sbin/runc", "usr/bin/runc")),
+        busybox=_first(busybox.root, ("bin/busybox", "usr/bin/busybox")),
+    )
+
+
+def _own_binaries(directory: Path, cache: DebCache) -> Binaries:
+    """Programs that somebody else made; runc from there too, if it is there."""
+    for name in ("containerd", "ctr", "containerd-shim-runc-v2"):
+        if not os.access(directory / name, os.X_OK):
+            raise TestbedUnavailable(
+                f"{OWN_BINARIES} is {directory}, which has no program {name}",
+                "python -m tests.beds.runtimes makes such a folder",
+            )
+    said = subprocess.run(
+        [directory / "containerd", "--version"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    runc, busybox = cache.fetch(RUNC, BUSYBOX)
+    own = directory / "runc"
+    return Binaries(
+        label="2",
+        version=said[2].removeprefix("v"),
+        directory=directory,
+        runc=own if own.is_file() else _first(runc.root, ("usr/sbin/runc", "usr/bin/runc")),
+        busybox=_first(busybox.root, ("bin/busybox", "usr/bin/busybox")),
+    )
+
+
+def find_crun(cache: DebCache | None = None) -> tuple[Path, Path]:
+    """The OCI runtime crun, which starts in a fraction of runc's time, and its library libyajl.
+
+    Raises:
+        TestbedUnavailable: they cannot be had.
+    """
+    crun, yajl = (cache or DebCache()).fetch(CRUN, YAJL)
+    library = next(iter(sorted(yajl.root.glob("usr/lib/*/libyajl.so.2"))), None)
+    if library is None:
+        raise TestbedUnavailable(
+            f"libyajl.so.2 is not in {yajl.root}",
+            "remove that directory from the cache and start again",
+        )
+    return _first(crun.root, ("usr/bin/crun",)), library
+
+
+def copy_crun(directory: Path, cache: DebCache | None = None) -> Path:
+    """Copy crun with its library into a directory, ready for containerd; returns the program.
+
+    crun 1.8 refuses every specification whose version has no "1.0" in it, and containerd says
+    1.2.0; nothing else stands in the way. The text it looks for is shortened to "1.".
+    """
+    crun, library = find_crun(cache)
+    shutil.copy(library, directory / library.name)
+    program = directory / "crun"
+    code = crun.read_bytes()
+    if code.count(b"\x001.0\x00") == 1:
+        code = code.replace(b"\x001.0\x00", b"\x001.\x00\x00")
+    program.write_bytes(code)
+    program.chmod(0o755)
+    return program
+
+
+def _first(root: Path, candidates: Sequence[str]) -> Path:
+    for candidate in candidates:
+        if (root / candidate).is_file():
+            return root / candidate
+    raise TestbedUnavailable(
+        f"none of {', '.join(candidates)} is in {root}",
+        "remove that directory from the cache and start again",
+    )
+
+
+class Containerd:
+    """One private daemon; a context manager that starts it and cleans up after it.
+
+    Args:
+        binaries: from `find_binaries`.
+        directory: for everything of this daemon; short, because socket paths end at 107 bytes.
+        root: content store and snapshots; default below `directory`.
+        state: running tasks and their mounts; default below `directory`.
+        snapshotter: ``overlayfs`` or ``native``.
+        nri: whether the NRI socket is there.
+        nri_request_timeout: as in the configuration, ``2s``.
+        image: archive to import; default: built now.
+        log_level: of the daemon.
+        enter: the words before the daemon's command line, ``nsenter … --``, that put it into
+            namespaces of its own; they must become the daemon without a fork.
+        cni: (configuration, folder of the CNI plugins) for pods with a network of their own.
+    """
+
+    def __init__(
+        self,
+        binaries: Binaries,
+        directory: Path,
+        *,
+        root: Path | None = None,
+        state: Path | None = None,
+        snapshotter: str = "overlayfs",
+        nri: bool = True,
+        nri_request_timeout: str = "2s",
+        image: Path | None = None,
+        log_level: str = "debug",
+        enter: Sequence[str] = (),
+        cni: tuple[Mapping[str, object], Path] | None = None,
+    ) -> None:
+        self.binaries = binaries
+        self.directory = directory
+        self.log_level = log_level
+        self.root = root or directory / "root"
+        self.state = state or directory / "state"
+        self.snapshotter = snapshotter
+        self.nri = nri
+        self.nri_request_timeout = nri_request_timeout
+        self.socket = directory / "c.sock"
+        self.nri_socket = directory / "nri.sock"
+        self.nri_plugin_directory = directory / "nri-plugins"
+        self.nri_config_directory = directory / "nri-conf"
+        self.configuration = directory / "config.toml"
+        self.log_file = directory / "containerd.log"
+        self.log_root = directory / "pods"
+        self.cdi_directory = directory / "cdi"
+        self.end_limit_s = 20.0
+        self._image_archive = image
+        self._enter = list(enter)
+        self._cni = cni
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cri: CRI | None = None
+        self._cgroups: set[str] = set()
+        self._own_cgroup_roots = [
+            path
+            for path in ("/kubepods/burstable", "/kubepods/besteffort", "/kubepods")
+            if not any((root / path.lstrip("/")).exists() for root in cgroups.hierarchies())
+        ]
+
+    @property
+    def cri(self) -> CRI:
+        """The client; one for the life of this object."""
+        if self._cri is None:
+            self._cri = CRI(self.socket, self.log_root, on_cgroup=self.note_cgroup)
+        return self._cri
+
+    def note_cgroup(self, path: str) -> None:
+        """Have this cgroup removed in the end; for clients made elsewhere."""
+        self._cgroups.add(path)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the daemon."""
+        assert self._process is not None, "containerd is not running"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the daemon's process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def log(self) -> str:
+        """Everything the daemon wrote so far."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.log_file.read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    # -- configuration ---------------------------------------------------------------------
+
+    def _configuration(self) -> str:
+        runtime = """
+          runtime_type = 'io.containerd.runc.v2'
+"""
+        options = f"""
+          BinaryName = '{self.binaries.runc}'
+          SystemdCgroup = false
+          Root = '{self.state}/runc'
+"""
+        # The private, empty CNI directories keep the machine's own network out of the bed.
+        cni = f"""
+          conf_dir = '{self.directory}/cni/conf'
+          bin_dir = '{self.directory}/cni/bin'
+"""
+        common = f"""
+root = '{self.root}'
+state = '{self.state}'
+disabled_plugins = [
+  'io.containerd.internal.v1.opt', 'io.containerd.snapshotter.v1.btrfs',
+  'io.containerd.snapshotter.v1.devmapper', 'io.containerd.snapshotter.v1.zfs',
+  'io.containerd.snapshotter.v1.aufs', 'io.containerd.snapshotter.v1.blockfile',
+  'io.containerd.snapshotter.v1.erofs', 'io.containerd.internal.v1.tracing',
+  'io.containerd.tracing.processor.v1.otlp', 'io.containerd.internal.v1.restart',
+]
+[grpc]
+  address = '{self.socket}'
+[ttrpc]
+  address = '{self.directory}/t.sock'
+[debug]
+  level = '{self.log_level}'
+[plugins.'io.containerd.nri.v1.nri']
+  disable = {str(not self.nri).lower()}
+  socket_path = '{self.nri_socket}'
+  plugin_path = '{self.nri_plugin_directory}'
+  plugin_config_path = '{self.nri_config_directory}'
+  plugin_request_timeout = '{self.nri_request_timeout}'
+"""
+        # restrict_oom_score_adj: without CAP_SYS_RESOURCE a lower score than our own cannot be
+        # set, and runc dies of it. disable_apparmor: the profile loader may be missing.
+        if self.binaries.label == "1.7":
+            cri = "plugins.'io.containerd.grpc.v1.cri'"
+            return f"""version = 2{common}
+[{cri}]
+  sandbox_image = '{IMAGE}'
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  disable_tcp_service = true
+  [{cri}.cni]{cni}
+  [{cri}.containerd]
+    snapshotter = '{self.snapshotter}'
+    default_runtime_name = 'runc'
+    [{cri}.containerd.runtimes.runc]{runtime}
+      [{cri}.containerd.runtimes.runc.options]{options}
+"""
+        runtime_table = "plugins.'io.containerd.cri.v1.runtime'"
+        return f"""version = 3{common}
+[plugins.'io.containerd.cri.v1.images']
+  snapshotter = '{self.snapshotter}'
+  [plugins.'io.containerd.cri.v1.images'.pinned_images]
+    sandbox = '{IMAGE}'
+[{runtime_table}]
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  enable_cdi = true
+  cdi_spec_dirs = ['{self.cdi_directory}']
+  [{runtime_table}.cni]{cni}
+  [{runtime_table}.containerd]
+    default_runtime_name = 'runc'
+    [{runtime_table}.containerd.runtimes.runc]{runtime}
+      [{runtime_table}.containerd.runtimes.runc.options]{options}
+[plugins.'io.containerd.grpc.v1.cri']
+  disable_tcp_service = true
+"""
+
+    # -- life ------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            if not self.running:
+                self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _environment(self) -> dict[str, str]:
+        path = os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        tools = f"{self.binaries.directory}:{self.binaries.runc.parent}"
+        # No proxies and no locale of ours: the daemon talks to nobody.
+        return {"PATH": f"{tools}:{path}", "HOME": str(self.directory), "LC_ALL": "C"}
+
+    def start(self, *, timeout_s: float = 60.0, keep_configuration: bool = False) -> None:
+        """Start the daemon, wait until it serves CRI, have the image there.
+
+        Args:
+            timeout_s: limit of the wait.
+            keep_configuration: somebody changed the file; take it as it is.
+
+        Raises:
+            TestbedUnavailable: this machine cannot run it.
+            RuntimeError: it ended or did not get ready; the message has the end of its log.
+        """
+        require_root("containerd")
+        if not cgroups.CGROUP_ROOT.is_dir() or not cgroups.hierarchies():
+            raise TestbedUnavailable(
+                f"no cgroups are mounted at {cgroups.CGROUP_ROOT}", "mount cgroup v1 or v2"
+            )
+        if len(str(self.nri_socket)) > 107:
+            raise ValueError(f"{self.nri_socket}: longer than a socket path may be (107 bytes)")
+        assert self._process is None, "already running"
+        for directory in (
+            self.directory,
+            self.nri_plugin_directory,
+            self.nri_config_directory,
+            self.log_root,
+        ):
+            directory.mkdir(parents=True, exist_ok=True)
+        if not keep_configuration:
+            self.configuration.write_text(self._configuration(), encoding="utf-8")
+        if self._cni is not None:
+            self._write_cni(*self._cni)
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *self._enter,
+                    str(self.binaries.directory / "containerd"),
+                    f"--config={self.configuration}",
+                ],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Not our process group: Ctrl-C ends the test run, which then cleans up in order.
+                start_new_session=True,
+            )
+        self._wait_ready(time.monotonic() + timeout_s)
+        if IMAGE not in self.cri.images():
+            self._import_image()
+
+    def _write_cni(self, configuration: Mapping[str, object], plugins: Path) -> None:
+        directory = self.directory / "cni"
+        (directory / "conf").mkdir(parents=True, exist_ok=True)
+        (directory / "conf" / "bed.conflist").write_text(json.dumps(configuration, indent=1))
+        if not (directory / "bin").is_symlink():
+            (directory / "bin").symlink_to(plugins)
+
+    def _wait_ready(self, deadline: float) -> None:
+        assert self._process is not None
+        while True:
+            if self._process.poll() is not None:
+                code, self._process = self._process.returncode, None
+                raise RuntimeError(f"containerd ended with {code}:\n{self.log()[-4000:]}")
+            if _accepts(self.socket) and self._serves_cri():
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"containerd did not get ready:\n{self.log()[-4000:]}")
+            time.sleep(0.01)
+
+    def _serves_cri(self) -> bool:
+        # A probe of its own: a channel that failed once waits before it tries again.
+        with CRI(self.socket, self.log_root, timeout_s=5) as probe:
+            try:
+                return probe.ready()
+            except CRIError:
+                return False  # the socket is open before the CRI service is loaded
+
+    def _import_image(self) -> None:
+        archive = self._image_archive or build_image(
+            self.binaries.busybox, self.directory / "image.tar"
+        )
+        # --local: the transfer service knows no unpack platform for a snapshotter that is not
+        # its default.
+        self.ctr("images", "import", "--local", "--snapshotter", self.snapshotter, str(archive))
+        poll(lambda: IMAGE in self.cri.images() or None, f"image {IMAGE} known to CRI")
+
+    def ctr(self, *arguments: str) -> str:
+        """Run ``ctr`` in the namespace of Kubernetes; returns its output."""
+        done = subprocess.run(
+            [
+                str(self.binaries.directory / "ctr"),
+                f"--address={self.socket}",
+                "--namespace=k8s.io",
+                *arguments,
+            ],
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"ctr {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise RuntimeError(f"containerd did not end on {number.name}") from None
+
+    def stop(self) -> None:
+        """SIGTERM; containers go on."""
+        self._end(signal.SIGTERM, 20)
+
+    def kill(self) -> None:
+        """SIGKILL; containers go on."""
+        self._end(signal.SIGKILL, 20)
+
+    def restart(self, *, kill: bool = False) -> None:
+        """Stop (or kill) and start the daemon."""
+        if kill:
+            self.kill()
+        else:
+            self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """End everything this bed started and remove all it made except its directory's logs."""
+        with contextlib.suppress(RuntimeError):
+            self._end(signal.SIGKILL, 20)
+        if self._cri is not None:
+            self._cri.close()
+            self._cri = None
+        self._end_shims()
+        self._unmount()
+        for path in sorted(self._cgroups):
+            cgroups.remove_tree(path)
+        for path in self._own_cgroup_roots:
+            cgroups.remove_if_empty(path)
+        for directory in (self.root, self.state):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    # -- cleaning up -----------------------------------------------------------------------
+
+    def shims(self) -> list[int]:
+        """Process ids of this daemon's shims."""
+        marker = f"-address\0{self.socket}\0".encode()
+        return [pid for pid, command in processes.commands() if marker in command]
+
+    def _end_shims(self) -> None:
+        shims = self.shims()
+        # A killed shim leaves its sockets in a directory that all daemons share.
+        shim_sockets = {path for shim in shims for path in processes.listening(shim)}
+        # Children first, and not through the daemon: it is dead by now.
+        doomed = [pid for shim in shims for pid in processes.descendants(shim)] + shims
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            poll(
+                lambda: True if not any(map(processes.alive, doomed)) else None,
+                "end of the shims",
+                timeout_s=self.end_limit_s,
+            )
+        except TimeoutError as error:
+            left = "\n".join(processes.described(pid) for pid in doomed if processes.alive(pid))
+            raise TimeoutError(f"{error}; what did not end:\n{left}") from None
+        for path in shim_sockets:
+            if path.parent == _SHIM_SOCKETS:
+                path.unlink(missing_ok=True)
+
+    def _unmount(self) -> None:
+        # The newest mount first; lazily, because nothing of ours looks at them any more.
+        for target in reversed(processes.mounts_below(self.state, self.root)):
+            subprocess.run(["umount", "-l", target], check=False, capture_output=True)
+
+
+def _accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a private containerd until interrupted, to try the plugin by hand.
+
+    Reads lines ``POD [KEY=VALUE …]`` from standard input; each makes a pod with these annotations
+    below ``numa.kubernetes.io/`` and shows the first line its container prints.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tests.beds.containerd")
+    parser.add_argument("series", choices=LABELS, nargs="?", default="2")
+    parser.add_argument("--directory", type=Path, help="default: a new one below /tmp")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="nri-numa-bed-") as scratch:
+        try:
+            bed = Containerd(find_binaries(options.series), options.directory or Path(scratch))
+            bed.start()
+        except TestbedUnavailable as error:
+            print(f"error: {error.what}\nremedy: {error.remedy}", file=sys.stderr)
+            return 3
+        with bed, contextlib.suppress(KeyboardInterrupt):
+            print(f"{bed.cri.version()}\nCRI socket {bed.socket}\nNRI socket {bed.nri_socket}")
+            print("POD [KEY=VALUE ...] starts a pod; end of input ends it all", flush=True)
+            for line in sys.stdin:
+                name, *pairs = line.split() or [""]
+                if not name:
+                    continue
+                keys = dict(pair.partition("=")[::2] for pair in pairs)
+                annotations = {f"numa.kubernetes.io/{key}": text for key, text in keys.items()}
+                try:
+                    pod = bed.cri.run_pod(name, annotations=annotations)
+                    print(bed.cri.first_line(bed.cri.run(pod, resources=guaranteed(1))), flush=True)
+                except CRIError as error:
+                    print(error, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

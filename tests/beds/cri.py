@@ -1,0 +1,550 @@
+"""A synchronous CRI client for tests: it plays the kubelet.
+
+Pods share the host's network unless asked otherwise, so that no CNI is needed. Cgroup parents,
+shares, quota and OOM scores are what the kubelet with the cgroupfs driver would send for the given
+requests and limits.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from nri_numa.cri.pb import cri_pb2
+from tests.beds.images import FIRST_LINE_COMMAND, IMAGE
+
+_OPTIONS = [
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+    # A daemon that is restarted answers within milliseconds; do not wait the default second.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    # Each client a connection of its own, so that closing one bed does not disturb another.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+_T = TypeVar("_T")
+
+
+class CRIError(RuntimeError):
+    """The runtime refused a call.
+
+    Attributes:
+        method: name of the call.
+        code: gRPC status.
+        message: the runtime's words.
+    """
+
+    def __init__(self, method: str, code: grpc.StatusCode, message: str) -> None:
+        self.method = method
+        self.code = code
+        self.message = message
+        super().__init__(f"{method}: {code.name}: {message}")
+
+
+class QoS(enum.Enum):
+    """QoS class of a pod; the value is its part of the cgroup path."""
+
+    GUARANTEED = ""
+    BURSTABLE = "burstable"
+    BEST_EFFORT = "besteffort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """Linux resources in CRI's terms; 0 and the empty string mean "not set"."""
+
+    shares: int = 0
+    quota: int = 0
+    period: int = 0
+    memory: int = 0
+    oom_score_adj: int = 0
+    cpus: str = ""
+    mems: str = ""
+    hugepages: Mapping[str, int] = field(default_factory=dict)
+    unified: Mapping[str, str] = field(default_factory=dict)
+
+    def message(self) -> cri_pb2.LinuxContainerResources:
+        """The CRI message."""
+        return cri_pb2.LinuxContainerResources(
+            cpu_shares=self.shares,
+            cpu_quota=self.quota,
+            cpu_period=self.period,
+            memory_limit_in_bytes=self.memory,
+            oom_score_adj=self.oom_score_adj,
+            cpuset_cpus=self.cpus,
+            cpuset_mems=self.mems,
+            hugepage_limits=[
+                cri_pb2.HugepageLimit(page_size=size, limit=limit)
+                for size, limit in self.hugepages.items()
+            ],
+            unified=dict(self.unified),
+        )
+
+
+MIB = 1024 * 1024
+
+
+def guaranteed(cpus: float, memory: int = 64 * MIB) -> Resources:
+    """Requests equal limits: what the kubelet makes of ``cpu: <cpus>, memory: <memory>``."""
+    milli = round(cpus * 1000)
+    return Resources(
+        shares=max(2, milli * 1024 // 1000),
+        quota=milli * 100,
+        period=100_000,
+        memory=memory,
+        oom_score_adj=-997,
+    )
+
+
+def burstable(
+    cpu_request: float, *, cpu_limit: float = 0, memory_limit: int = 0, oom_score_adj: int = 900
+) -> Resources:
+    """A request below the limit, or without one."""
+    return Resources(
+        shares=max(2, round(cpu_request * 1000) * 1024 // 1000),
+        quota=round(cpu_limit * 100_000),
+        period=100_000 if cpu_limit else 0,
+        memory=memory_limit,
+        oom_score_adj=oom_score_adj,
+    )
+
+
+BEST_EFFORT = Resources(shares=2, oom_score_adj=1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """CPUs and memory nodes a process may use, in kernel list format."""
+
+    cpus: str
+    mems: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod sandbox that runs."""
+
+    id: str
+    name: str
+    namespace: str
+    uid: str
+    cgroup_parent: str
+    log_directory: Path
+    config: cri_pb2.PodSandboxConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """A container that was created."""
+
+    id: str
+    name: str
+    pod: Pod
+    log_file: Path
+
+
+def poll(
+    probe: Callable[[], _T | None], what: str, *, timeout_s: float = 60.0, every_s: float = 0.02
+) -> _T:
+    """Ask until there is an answer; the limit only bounds a failure.
+
+    Raises:
+        TimeoutError: no answer within the limit.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = probe()
+        if answer is not None:
+            return answer
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: nothing after {timeout_s:g} s")
+        time.sleep(every_s)
+
+
+def allowed(pid: int | str) -> Seen:
+    """What the kernel says a process may use."""
+    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    found = dict(re.findall(r"^(Cpus|Mems)_allowed_list:\s*(\S*)$", text, re.MULTILINE))
+    return Seen(cpus=found["Cpus"], mems=found["Mems"])
+
+
+class CRI:
+    """Calls one runtime; usable as a context manager.
+
+    Args:
+        socket: the runtime's socket.
+        log_root: directory below which pods get their log directories.
+        image: reference of the image that containers are made of.
+        on_cgroup: told the cgroup parent of each pod, so that somebody can clean up.
+        timeout_s: limit of each call.
+        cgroup_root: where the kubelet's cgroup tree begins.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        log_root: Path,
+        *,
+        image: str = IMAGE,
+        on_cgroup: Callable[[str], None] | None = None,
+        timeout_s: float = 60.0,
+        cgroup_root: str = "/kubepods",
+    ) -> None:
+        self.socket = socket
+        self._log_root = log_root
+        self._image = image
+        self._on_cgroup = on_cgroup
+        self._timeout_s = timeout_s
+        self._cgroup_root = cgroup_root
+        self._channel = grpc.insecure_channel(f"unix://{socket}", options=_OPTIONS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def call(self, method: str, request: Any, response: type[_T], service: str = "Runtime") -> _T:
+        """One call by its name.
+
+        Raises:
+            CRIError: the runtime refused.
+        """
+        multi_callable = self._channel.unary_unary(
+            f"/runtime.v1.{service}Service/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,  # type: ignore[attr-defined]  # protobuf
+        )
+        try:
+            # wait_for_ready: a runtime that restarts is not there for a moment.
+            answer: _T = multi_callable(request, timeout=self._timeout_s, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise CRIError(method, error.code(), error.details() or "") from None
+        return answer
+
+    # -- the runtime -----------------------------------------------------------------------
+
+    def version(self) -> str:
+        """``containerd 2.1.9``."""
+        answer = self.call("Version", cri_pb2.VersionRequest(), cri_pb2.VersionResponse)
+        return f"{answer.runtime_name} {answer.runtime_version}"
+
+    def ready(self) -> bool:
+        """Whether the runtime says that it can run containers (the network does not matter)."""
+        answer = self.call("Status", cri_pb2.StatusRequest(), cri_pb2.StatusResponse)
+        return any(
+            condition.type == "RuntimeReady" and condition.status
+            for condition in answer.status.conditions
+        )
+
+    def images(self) -> list[str]:
+        """Tags of all images."""
+        answer = self.call(
+            "ListImages", cri_pb2.ListImagesRequest(), cri_pb2.ListImagesResponse, "Image"
+        )
+        return sorted(tag for image in answer.images for tag in image.repo_tags)
+
+    # -- pods ------------------------------------------------------------------------------
+
+    def run_pod(
+        self,
+        name: str = "pod",
+        *,
+        namespace: str = "default",
+        annotations: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        qos: QoS = QoS.GUARANTEED,
+        resources: Resources | None = None,
+        overhead: Resources | None = None,
+        uid: str = "",
+        own_network: bool = False,
+    ) -> Pod:
+        """RunPodSandbox.
+
+        Args:
+            name: pod name.
+            namespace: pod namespace.
+            annotations: the pod's annotations; the kubelet's own are added.
+            labels: the pod's labels; the kubelet's own are added.
+            qos: decides the cgroup parent.
+            resources: pod-level sum; informs only.
+            overhead: of the runtime class; informs only.
+            uid: default a new one.
+            own_network: have the runtime's CNI plugins make a network for it.
+        """
+        uid = uid or str(uuid.uuid4())
+        parent = "/".join(part for part in (self._cgroup_root, qos.value, f"pod{uid}") if part)
+        log_directory = self._log_root / f"{namespace}_{name}_{uid}"
+        log_directory.mkdir(parents=True)
+        config = cri_pb2.PodSandboxConfig(
+            metadata=cri_pb2.PodSandboxMetadata(name=name, uid=uid, namespace=namespace),
+            # No hostname: in the host's network a pod shares the host's name too.
+            log_directory=str(log_directory),
+            labels={
+                **(labels or {}),
+                "io.kubernetes.pod.name": name,
+                "io.kubernetes.pod.namespace": namespace,
+                "io.kubernetes.pod.uid": uid,
+            },
+            annotations={
+                **(annotations or {}),
+                "kubernetes.io/config.seen": "1970-01-01T00:00:00Z",
+                "kubernetes.io/config.source": "api",
+            },
+            linux=cri_pb2.LinuxPodSandboxConfig(
+                cgroup_parent=parent,
+                security_context=cri_pb2.LinuxSandboxSecurityContext(
+                    namespace_options=cri_pb2.NamespaceOption(
+                        network=cri_pb2.POD if own_network else cri_pb2.NODE
+                    )
+                ),
+                resources=resources.message() if resources else None,
+                overhead=overhead.message() if overhead else None,
+            ),
+        )
+        if self._on_cgroup is not None:
+            self._on_cgroup(parent)
+        answer = self.call(
+            "RunPodSandbox",
+            cri_pb2.RunPodSandboxRequest(config=config),
+            cri_pb2.RunPodSandboxResponse,
+        )
+        return Pod(
+            id=answer.pod_sandbox_id,
+            name=name,
+            namespace=namespace,
+            uid=uid,
+            cgroup_parent=parent,
+            log_directory=log_directory,
+            config=config,
+        )
+
+    def stop_pod(self, pod: Pod | str) -> None:
+        """StopPodSandbox: stops its containers too."""
+        request = cri_pb2.StopPodSandboxRequest(pod_sandbox_id=_id(pod))
+        self.call("StopPodSandbox", request, cri_pb2.StopPodSandboxResponse)
+
+    def remove_pod(self, pod: Pod | str, *, stop: bool = True) -> None:
+        """Remove a pod with its containers; stopped before, or by force."""
+        if stop:
+            self.stop_pod(pod)
+        request = cri_pb2.RemovePodSandboxRequest(pod_sandbox_id=_id(pod))
+        self.call("RemovePodSandbox", request, cri_pb2.RemovePodSandboxResponse)
+
+    def pods(self) -> list[cri_pb2.PodSandbox]:
+        """ListPodSandbox without a filter."""
+        answer = self.call(
+            "ListPodSandbox", cri_pb2.ListPodSandboxRequest(), cri_pb2.ListPodSandboxResponse
+        )
+        return list(answer.items)
+
+    def remove_all(self) -> None:
+        """Stop and remove every container at once (timeout 0), then every pod."""
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            list(pool.map(self.stop, [container.id for container in self.containers()]))
+            list(pool.map(self.remove_pod, [pod.id for pod in self.pods()]))
+
+    # -- containers ------------------------------------------------------------------------
+
+    def create(
+        self,
+        pod: Pod,
+        name: str = "main",
+        *,
+        resources: Resources = BEST_EFFORT,
+        command: Sequence[str] = FIRST_LINE_COMMAND,
+        annotations: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        attempt: int = 0,
+        mounts: Mapping[str, str] | None = None,
+        devices: Sequence[str] = (),
+    ) -> Container:
+        """CreateContainer; NRI plugins decide now, the cgroup comes with `start`.
+
+        `mounts` are paths of the host by path in the container, bound read-only.
+
+        Raises:
+            CRIError: a plugin or the runtime refused.
+        """
+        log_path = f"{name}/{attempt}.log"
+        (pod.log_directory / name).mkdir(exist_ok=True)
+        config = cri_pb2.ContainerConfig(
+            metadata=cri_pb2.ContainerMetadata(name=name, attempt=attempt),
+            image=cri_pb2.ImageSpec(image=self._image),
+            command=list(command),
+            envs=[cri_pb2.KeyValue(key=key, value=value) for key, value in (env or {}).items()],
+            mounts=[
+                cri_pb2.Mount(container_path=inside, host_path=outside, readonly=True)
+                for inside, outside in (mounts or {}).items()
+            ],
+            labels={
+                "io.kubernetes.container.name": name,
+                "io.kubernetes.pod.name": pod.name,
+                "io.kubernetes.pod.namespace": pod.namespace,
+                "io.kubernetes.pod.uid": pod.uid,
+            },
+            annotations={"io.kubernetes.container.restartCount": str(attempt)}
+            | dict(annotations or {}),
+            log_path=log_path,
+            devices=[
+                cri_pb2.Device(host_path=path, container_path=path, permissions="rw")
+                for path in devices
+            ],
+            linux=cri_pb2.LinuxContainerConfig(
+                resources=resources.message(),
+                security_context=cri_pb2.LinuxContainerSecurityContext(
+                    namespace_options=pod.config.linux.security_context.namespace_options
+                ),
+            ),
+        )
+        answer = self.call(
+            "CreateContainer",
+            cri_pb2.CreateContainerRequest(
+                pod_sandbox_id=pod.id, config=config, sandbox_config=pod.config
+            ),
+            cri_pb2.CreateContainerResponse,
+        )
+        return Container(
+            id=answer.container_id, name=name, pod=pod, log_file=pod.log_directory / log_path
+        )
+
+    def start(self, container: Container | str) -> None:
+        """StartContainer."""
+        request = cri_pb2.StartContainerRequest(container_id=_id(container))
+        self.call("StartContainer", request, cri_pb2.StartContainerResponse)
+
+    def run(
+        self,
+        pod: Pod,
+        name: str = "main",
+        *,
+        resources: Resources = BEST_EFFORT,
+        command: Sequence[str] = FIRST_LINE_COMMAND,
+        annotations: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        attempt: int = 0,
+        mounts: Mapping[str, str] | None = None,
+    ) -> Container:
+        """`create` and `start`."""
+        container = self.create(
+            pod,
+            name,
+            resources=resources,
+            command=command,
+            annotations=annotations,
+            env=env,
+            attempt=attempt,
+            mounts=mounts,
+        )
+        self.start(container)
+        return container
+
+    def stop(self, container: Container | str, *, timeout_s: int = 0) -> None:
+        """StopContainer; with the timeout 0 it is killed at once."""
+        request = cri_pb2.StopContainerRequest(container_id=_id(container), timeout=timeout_s)
+        self.call("StopContainer", request, cri_pb2.StopContainerResponse)
+
+    def remove(self, container: Container | str, *, stop: bool = True) -> None:
+        """Remove a container; stopped before, or by force."""
+        if stop:
+            self.stop(container)
+        request = cri_pb2.RemoveContainerRequest(container_id=_id(container))
+        self.call("RemoveContainer", request, cri_pb2.RemoveContainerResponse)
+
+    def update(self, container: Container | str, resources: Resources) -> None:
+        """UpdateContainerResources; fields that are not set keep what they were."""
+        request = cri_pb2.UpdateContainerResourcesRequest(
+            container_id=_id(container), linux=resources.message()
+        )
+        self.call("UpdateContainerResources", request, cri_pb2.UpdateContainerResourcesResponse)
+
+    def containers(self, *, running: bool = False) -> list[cri_pb2.Container]:
+        """ListContainers."""
+        request = cri_pb2.ListContainersRequest()
+        if running:
+            state = cri_pb2.ContainerStateValue(state=cri_pb2.CONTAINER_RUNNING)
+            request.filter.CopyFrom(cri_pb2.ContainerFilter(state=state))
+        answer = self.call("ListContainers", request, cri_pb2.ListContainersResponse)
+        return list(answer.containers)
+
+    # -- what became of a container --------------------------------------------------------
+
+    def status(self, container: Container | str) -> cri_pb2.ContainerStatusResponse:
+        """ContainerStatus, verbose."""
+        request = cri_pb2.ContainerStatusRequest(container_id=_id(container), verbose=True)
+        return self.call("ContainerStatus", request, cri_pb2.ContainerStatusResponse)
+
+    def info(self, container: Container | str) -> dict[str, Any]:
+        """The runtime's own notes on a container, with ``pid`` and ``runtimeSpec``."""
+        document = json.loads(self.status(container).info["info"])
+        assert isinstance(document, dict)
+        return document
+
+    def pid(self, container: Container | str) -> int:
+        """Process id of the first process."""
+        return int(self.info(container)["pid"])
+
+    def running(self, container: Container | str) -> bool:
+        """Whether it runs."""
+        return self.status(container).status.state == cri_pb2.CONTAINER_RUNNING
+
+    def allowed(self, container: Container | str) -> Seen:
+        """What the kernel says the first process may use, now."""
+        return allowed(self.pid(container))
+
+    def spec_annotations(self, container: Container | str) -> dict[str, str]:
+        """Annotations of the OCI spec, where NRI plugins leave theirs."""
+        annotations = self.info(container)["runtimeSpec"].get("annotations") or {}
+        return {str(key): str(value) for key, value in annotations.items()}
+
+    def logs(self, container: Container) -> list[str]:
+        """Whole lines printed so far, without the CRI prefix (time, stream, tag)."""
+        try:
+            text = container.log_file.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        lines = text.split("\n")[:-1]
+        return [line.split(" ", 3)[3] for line in lines if line.count(" ") >= 3]
+
+    def first_line(self, container: Container) -> Seen:
+        """What the container's process saw of itself before it did anything else.
+
+        Raises:
+            TimeoutError: it printed nothing.
+        """
+        line = poll(
+            lambda: next(iter(self.logs(container)), None), f"first line of {container.name}"
+        )
+        match = re.match(r"cpus=(\S*) mems=(\S*)", line)
+        assert match is not None, f"first line of {container.name} is {line!r}"
+        return Seen(cpus=match.group(1), mems=match.group(2))
+
+
+def _id(thing: Pod | Container | str) -> str:
+    return thing if isinstance(thing, str) else thing.id
+
+
+def with_cpus(resources: Resources, cpus: str, mems: str = "") -> Resources:
+    """The same with a cpuset, as the kubelet's static policy would send it."""
+    return replace(resources, cpus=cpus, mems=mems)

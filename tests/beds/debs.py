@@ -1,0 +1,454 @@
+"""Debian packages of other suites, resolved and unpacked into a cache; nothing is installed.
+
+A second apt configuration beside the machine's own (own source list, own package lists, own
+archives) reaches newer suites of the mirror which the machine uses already, with the same keyring
+and the same proxy settings. What was unpacked once is used without the network from then on.
+
+``python -m tests.beds.debs`` prints what the cache holds, ``--refresh`` resolves anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.beds.testbed import TestbedUnavailable, cache_dir
+
+# The newest suite last: a package that is in none of its preferred suites is taken from the oldest
+# that has it, because an older build runs on a newer C library and not the other way round.
+SUITES = ("bookworm", "trixie", "sid")
+_DEBIAN_SUITE = re.compile(
+    r"^(bullseye|bookworm|trixie|forky|sid|oldoldstable|oldstable|stable|testing|unstable)$"
+)
+_APT_TIMEOUT_S = 600  # a slow mirror; package lists are 20 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A package to have.
+
+    Attributes:
+        label: our name for it, ``containerd-1.7``.
+        package: Debian's name.
+        version_prefix: preferred upstream version, ``1.7.``; empty: any.
+        suites: where to look, best first.
+    """
+
+    label: str
+    package: str
+    version_prefix: str = ""
+    suites: tuple[str, ...] = SUITES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """An unpacked package; files are below ``root`` as they would be below ``/``."""
+
+    label: str
+    package: str
+    version: str
+    suite: str
+    root: Path
+
+    @property
+    def upstream_version(self) -> str:
+        """``1.7.24`` of ``1.7.24~ds1-6+deb13u1`` and ``1.35.0`` of ``1:1.35.0-4``."""
+        return re.split(r"[~+-]", self.version.split(":", 1)[-1], maxsplit=1)[0]
+
+
+CONTAINERD_1_7 = Wanted(
+    label="containerd-1.7",
+    package="containerd",
+    version_prefix="1.7.",
+    suites=("trixie", "sid"),
+)
+CONTAINERD_2 = Wanted(
+    label="containerd-2", package="containerd", version_prefix="2.", suites=("sid", "trixie")
+)
+# Newer builds of runc want a newer C library than Debian 12 has.
+RUNC = Wanted(label="runc", package="runc", suites=("bookworm", "trixie"))
+BUSYBOX = Wanted(label="busybox", package="busybox-static", suites=("bookworm", "trixie"))
+# Written in C: under emulation it starts in tenths of a second where runc takes seconds.
+CRUN = Wanted(label="crun", package="crun", suites=("bookworm", "trixie"))
+YAJL = Wanted(label="libyajl2", package="libyajl2", suites=("bookworm", "trixie"))
+CNI_PLUGINS = Wanted(
+    label="cni-plugins", package="containernetworking-plugins", suites=("bookworm", "trixie")
+)
+# Its parser only: installed, it would be a service that every emulated machine starts, too.
+APPARMOR = Wanted(label="apparmor", package="apparmor", suites=("bookworm",))
+CONTAINER_BED = (CONTAINERD_1_7, CONTAINERD_2, RUNC, BUSYBOX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirror:
+    """A Debian archive the machine already trusts.
+
+    Attributes:
+        uri: the archive's root.
+        signed_by: value of ``Signed-By``, maybe several lines; empty: apt's own keyrings.
+    """
+
+    uri: str
+    signed_by: str = ""
+
+
+def _deb822_stanzas(text: str) -> Iterator[dict[str, str]]:
+    """The stanzas of a deb822 file, keys in lower case, continuation lines kept."""
+    for block in re.split(r"\n[ \t]*\n", text):
+        stanza: dict[str, str] = {}
+        key = ""
+        for line in block.splitlines():
+            if line.startswith("#") or not line.strip():
+                continue
+            if line[0] in " \t" and key:
+                stanza[key] += "\n" + line
+            elif ":" in line:
+                key, value = line.split(":", 1)
+                key = key.strip().lower()
+                stanza[key] = value.strip()
+        if stanza:
+            yield stanza
+
+
+def mirrors_of(text: str, *, deb822: bool) -> list[Mirror]:
+    """Debian archives named in one apt source file, security archives left out.
+
+    Args:
+        text: the file.
+        deb822: whether it is in the ``.sources`` form; else one ``deb …`` line per source.
+    """
+    found: list[Mirror] = []
+
+    def offer(uris: Sequence[str], suites: Sequence[str], components: Sequence[str], key: str):  # type: ignore[no-untyped-def]  # closure
+        if "main" in components and any(_DEBIAN_SUITE.match(suite) for suite in suites):
+            found.extend(Mirror(uri=uri, signed_by=key) for uri in uris)
+
+    if deb822:
+        for stanza in _deb822_stanzas(text):
+            enabled = stanza.get("enabled", "yes").lower() not in ("no", "false", "0")
+            if enabled and "deb" in stanza.get("types", "").split():
+                offer(
+                    stanza.get("uris", "").split(),
+                    stanza.get("suites", "").split(),
+                    stanza.get("components", "").split(),
+                    stanza.get("signed-by", ""),
+                )
+        return found
+    for line in text.splitlines():
+        match = re.match(r"^deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s+(.+)$", line.strip())
+        if match is None:
+            continue
+        options = dict(item.split("=", 1) for item in (match.group(1) or "").split() if "=" in item)
+        offer(
+            [match.group(2)],
+            [match.group(3)],
+            match.group(4).split("#")[0].split(),
+            options.get("signed-by", "").replace(",", " "),
+        )
+    return found
+
+
+def machine_mirror(etc_apt: Path = Path("/etc/apt")) -> Mirror:
+    """The Debian archive this machine uses, or ``$NRI_NUMA_DEBIAN_MIRROR``.
+
+    Raises:
+        TestbedUnavailable: there is none.
+    """
+    configured = os.environ.get("NRI_NUMA_DEBIAN_MIRROR", "")
+    if configured:
+        return Mirror(uri=configured)
+    files = [etc_apt / "sources.list"]
+    parts = etc_apt / "sources.list.d"
+    if parts.is_dir():
+        files += sorted(parts.iterdir())
+    for file in files:
+        if file.suffix not in (".list", ".sources") or not file.is_file():
+            continue
+        mirrors = mirrors_of(
+            file.read_text(encoding="utf-8", errors="replace"), deb822=file.suffix == ".sources"
+        )
+        if mirrors:
+            return mirrors[0]
+    raise TestbedUnavailable(
+        f"no Debian archive in the apt sources under {etc_apt}",
+        "use a Debian machine or set NRI_NUMA_DEBIAN_MIRROR to the address of a Debian archive",
+    )
+
+
+def pick_version(
+    madison: str, wanted: Wanted, suite_order: Sequence[str] | None = None
+) -> tuple[str, str] | None:
+    """Choose (version, suite) from the output of ``apt-cache madison``.
+
+    The preferred version prefix beats the order of suites; within one suite apt lists the newest
+    version first. A prefix that no suite has is given up: an other version, named as such, is
+    more use than none.
+    """
+    rows: list[tuple[str, str]] = []
+    for line in madison.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == 3 and (match := re.search(r"\s(\S+)/main\s", fields[2] + " ")):
+            rows.append((fields[1], match.group(1)))
+    order = suite_order or wanted.suites
+    for prefix in (wanted.version_prefix, ""):
+        for suite in order:
+            for version, row_suite in rows:
+                if row_suite == suite and version.split(":", 1)[-1].startswith(prefix):
+                    return version, suite
+    return None
+
+
+class DebCache:
+    """Unpacked packages under one directory; safe for several processes at once.
+
+    Args:
+        directory: the cache; default `cache_dir`.
+        mirror: the archive; default: found in the machine's apt sources when first needed.
+
+    Attributes:
+        archive_suites: where packages are looked for at all.
+    """
+
+    archive_suites: tuple[str, ...] = SUITES
+
+    def __init__(self, directory: Path | None = None, mirror: Mirror | None = None) -> None:
+        self.directory = (directory or cache_dir()) / "debs"
+        self._mirror = mirror
+        self._lists_fresh = False
+
+    # -- what is there ---------------------------------------------------------------------
+
+    def _record_file(self, label: str) -> Path:
+        return self.directory / f"{label}.json"
+
+    def cached(self, label: str) -> Package | None:
+        """The package of that label when it is whole in the cache; never touches the network."""
+        try:
+            record = json.loads(self._record_file(label).read_text(encoding="utf-8"))
+            package = Package(
+                label=record["label"],
+                package=record["package"],
+                version=record["version"],
+                suite=record["suite"],
+                root=self.directory / record["directory"],
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        # Trees get their name by one rename after unpacking, so a name means a whole tree;
+        # somebody may still have emptied it by hand.
+        return package if any(package.root.glob("*")) else None
+
+    def labels(self) -> list[str]:
+        """Labels of everything in the cache, sorted."""
+        return sorted(file.stem for file in self.directory.glob("*.json"))
+
+    # -- getting more ----------------------------------------------------------------------
+
+    def fetch(self, *wanted: Wanted, refresh: bool = False) -> list[Package]:
+        """Have these packages, from the cache where possible.
+
+        Args:
+            wanted: what to have.
+            refresh: resolve versions anew, unpack what changed.
+
+        Raises:
+            TestbedUnavailable: not in the cache, and apt, the network or the package is missing.
+        """
+        if not refresh:
+            have = [self.cached(each.label) for each in wanted]
+            if all(have):
+                return [package for package in have if package is not None]
+        with self._lock():
+            found = []
+            for each in wanted:
+                package = None if refresh else self.cached(each.label)
+                found.append(package or self._download(each))
+            return found
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            handle = (self.directory / ".lock").open("w")
+        except OSError as error:
+            raise TestbedUnavailable(
+                f"cannot write the cache {self.directory}: {error.strerror}",
+                "set NRI_NUMA_CACHE to a writable directory",
+            ) from error
+        with handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    def _apt_options(self) -> list[str]:
+        apt = self.directory / "apt"
+        options = {
+            "Dir::Etc::SourceList": str(apt / "debian.sources"),
+            "Dir::Etc::SourceParts": "/dev/null",
+            "Dir::State::Lists": str(apt / "lists"),
+            "Dir::Cache": str(apt / "cache"),
+            # Some images switch these off; without them each call reads all lists again (10 s).
+            "Dir::Cache::pkgcache": "pkgcache.bin",
+            "Dir::Cache::srcpkgcache": "srcpkgcache.bin",
+            "Acquire::GzipIndexes": "false",
+            # The machine's own pins and hooks are about its own packages.
+            "Dir::Etc::Preferences": "/dev/null",
+            "Dir::Etc::PreferencesParts": "/dev/null",
+            "APT::Update::Error-Mode": "any",
+            "Acquire::Languages": "none",
+            "Acquire::Retries": "2",
+            "Acquire::http::Timeout": "30",
+        }
+        if os.geteuid() == 0:
+            options["APT::Sandbox::User"] = "root"  # the cache may be closed to user _apt
+        return [f"-o{key}={value}" for key, value in options.items()]
+
+    def _apt(self, *command: str, cwd: Path | None = None) -> str:
+        try:
+            done = subprocess.run(
+                [command[0], *self._apt_options(), *command[1:]],
+                cwd=cwd,
+                capture_output=True,
+                text=True,
+                timeout=_APT_TIMEOUT_S,
+                env={**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"},
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise TestbedUnavailable(
+                f"{command[0]} is not on this machine", "use a Debian machine"
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise TestbedUnavailable(
+                f"{' '.join(command)} took longer than {_APT_TIMEOUT_S} s",
+                "check the network and the proxy settings of apt",
+            ) from error
+        if done.returncode != 0:
+            lines = [line for line in done.stderr.splitlines() if line.startswith(("E:", "Err"))]
+            raise TestbedUnavailable(
+                f"{' '.join(command)} failed: {' '.join(lines) or done.stderr.strip()[-500:]}",
+                "check the network, the proxy settings of apt and /etc/apt/sources.list.d",
+            )
+        return done.stdout
+
+    def _update_lists(self) -> None:
+        if self._lists_fresh:
+            return
+        if self._mirror is None:
+            self._mirror = machine_mirror()
+        apt = self.directory / "apt"
+        (apt / "lists" / "partial").mkdir(parents=True, exist_ok=True)
+        (apt / "cache" / "archives" / "partial").mkdir(parents=True, exist_ok=True)
+        source = (
+            f"Types: deb\nURIs: {self._mirror.uri}\nSuites: {' '.join(self.archive_suites)}\n"
+            # Only the package index: no translations, no AppStream data.
+            "Components: main\nTargets: Packages\n"
+        )
+        if self._mirror.signed_by:
+            source += f"Signed-By: {self._mirror.signed_by}\n"
+        (apt / "debian.sources").write_text(source, encoding="utf-8")
+        self._apt("apt-get", "update")
+        self._lists_fresh = True
+
+    def _download(self, wanted: Wanted) -> Package:
+        self._update_lists()
+        madison = self._apt("apt-cache", "madison", wanted.package)
+        suites = self.archive_suites
+        choice = pick_version(madison, wanted) or pick_version(madison, wanted, suites)
+        if choice is None:
+            raise TestbedUnavailable(
+                f"Debian package {wanted.package} is in none of {', '.join(suites)}",
+                "check the archive named in /etc/apt, or NRI_NUMA_DEBIAN_MIRROR",
+            )
+        version, suite = choice
+        # Directory names without the characters that versions may have and PATH or -o may not.
+        directory = re.sub(r"[^A-Za-z0-9.+_-]", "_", f"{wanted.package}_{version}")
+        target = self.directory / directory
+        if not target.is_dir():
+            self._unpack(wanted.package, version, target)
+        record = Package(
+            label=wanted.label,
+            package=wanted.package,
+            version=version,
+            suite=suite,
+            root=target,
+        )
+        fields = {**asdict(record), "directory": directory}
+        del fields["root"]
+        self._replace(self._record_file(wanted.label), json.dumps(fields, indent=1) + "\n")
+        return record
+
+    def _unpack(self, package: str, version: str, target: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=self.directory, prefix=".unpack-") as scratch:
+            self._apt("apt-get", "download", f"{package}={version}", cwd=Path(scratch))
+            (archive,) = Path(scratch).glob("*.deb")
+            tree = Path(scratch) / "tree"
+            try:
+                subprocess.run(
+                    ["dpkg-deb", "-x", str(archive), str(tree)],
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                )
+            except FileNotFoundError as error:
+                raise TestbedUnavailable(
+                    "dpkg-deb is not on this machine", "use a Debian machine"
+                ) from error
+            except subprocess.CalledProcessError as error:
+                raise TestbedUnavailable(
+                    f"dpkg-deb -x {archive.name} failed: {error.stderr.strip()}",
+                    f"free some space below {self.directory} and start again",
+                ) from error
+            tree.chmod(0o755)
+            tree.rename(target)
+
+    def _replace(self, file: Path, text: str) -> None:
+        scratch = file.with_suffix(f".{os.getpid()}.tmp")
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(file)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock():
+            for entry in self.directory.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+                elif entry.name != ".lock":
+                    entry.unlink()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fill the cache with the container bed's packages and print what it holds."""
+    parser = argparse.ArgumentParser(prog="python -m tests.beds.debs", description=main.__doc__)
+    parser.add_argument("--refresh", action="store_true", help="resolve versions anew")
+    parser.add_argument("--offline", action="store_true", help="only print what is there")
+    options = parser.parse_args(arguments)
+    cache = DebCache()
+    if not options.offline:
+        try:
+            cache.fetch(*CONTAINER_BED, refresh=options.refresh)
+        except TestbedUnavailable as error:
+            print(f"error: {error.what}\nremedy: {error.remedy}", file=sys.stderr)
+            return 3  # apart from 1, which would read as a failure of the thing under test
+    for label in cache.labels():
+        package = cache.cached(label)
+        if package is None:
+            print(f"{label}: broken, will be fetched again")
+        else:
+            where = f"{package.package} {package.version} ({package.suite})"
+            print(f"{label:16} {where:48} {package.root}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,459 @@
+"""A whole node for fault tests: the embedded runtime, the plugin as a process, and cgroup files.
+
+The runtime lives on a loop in a thread, so that tests read as plain steps. Whatever it decides is
+mirrored into the files of a cgroup tree, which the plugin looks for drift in. `Node.check` is what
+must hold after every fault: nobody moved, no CPU is owned twice, nothing of a live container is
+lost. Free of pytest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from nri_numa.embedded.runtime import (
+    ContainerState,
+    CRIError,
+    EmbeddedContainer,
+    EmbeddedPod,
+    EmbeddedRuntime,
+)
+from nri_numa.embedded.world import World
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.cgroup_tree import CgroupTree
+from tests.beds.plugin_process import PluginProcess
+
+PREFIX = "numa.kubernetes.io/"
+PRELUDE = Path(__file__).resolve().parents[1] / "faults" / "prelude.py"
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str, timeout_s: float = 20.0) -> T:
+    """Wait until a condition is true, and return its value; AssertionError when it never is."""
+    end = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.01)
+    return value
+
+
+def limits(cpus: float) -> pb.LinuxResources:
+    """What a container with a CPU limit has: the CPUs, if there are any, and some memory."""
+    resources = pb.LinuxResources()
+    if cpus:
+        resources.cpu.quota.value = int(cpus * 100_000)
+        resources.cpu.period.value = 100_000
+        resources.cpu.shares.value = int(cpus * 1024)
+    resources.memory.limit.value = 1 << 28
+    return resources
+
+
+class FaultyPlugin(PluginProcess):
+    """A plugin whose process begins with a prelude that breaks something (see `prelude.py`).
+
+    Attributes:
+        fault: what to break at the next start; empty for nothing.
+    """
+
+    fault: str = ""
+
+    @property
+    def command(self) -> list[str]:
+        """The command line."""
+        if not self.fault:
+            return super().command
+        python, _, _, *rest = super().command
+        return [python, str(PRELUDE), self.fault, *rest]
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What a container was seen to have, once it was right."""
+
+    kind: str
+    cpus: CPUSet
+    mems: str
+
+
+class Noticing:
+    """A world that tells of every update that is applied to it."""
+
+    def __init__(self, world: World, told: Callable[[str], object]) -> None:
+        self._world = world
+        self._told = told
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_world", "_told"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._world, name, value)
+
+    def apply(self, update: pb.ContainerUpdate) -> str | None:
+        """As the world does, and tell."""
+        self._told(update.container_id)
+        return self._world.apply(update)
+
+
+class Node:
+    """One node; a context manager that ends everything it started.
+
+    Args:
+        directory: for the plugin, the machine's files and the cgroups; short.
+        topology: the machine; 2 sockets with 2 NUMA nodes of 8 CPUs each when None.
+        config: of the plugin.
+        request_timeout: seconds the runtime waits.
+        state_directory: of the plugin, below ``directory`` when None.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        topology: Topology | None = None,
+        config: Mapping[str, Any] | None = None,
+        request_timeout: float = 2.0,
+        state_directory: Path | None = None,
+    ) -> None:
+        self.directory = directory
+        self.topology = topology or synthetic(memory_gib=64)
+        self.cgroups = CgroupTree(
+            directory / "cgroup", 2, self.topology.online, self.topology.memory_nodes
+        )
+        self.sysfs_root = directory / "machine"
+        self.write_machine(self.topology)
+        self.socket = directory / "nri.sock"
+        self.runtime = EmbeddedRuntime(
+            str(self.socket),
+            cpus=str(self.topology.online),
+            mems=str(self.topology.memory_nodes),
+            request_timeout=request_timeout,
+        )
+        self.config = {
+            "cgroupRoot": str(self.cgroups.root),
+            "kubeletRoot": str(directory / "kubelet"),
+            **(config or {}),
+        }
+        self.plugin = FaultyPlugin(
+            directory / "plugin",
+            self.socket,
+            config=self.config,
+            sysfs_root=self.sysfs_root,
+        )
+        if state_directory is not None:
+            self.plugin.state_directory = state_directory
+        # Every update of the runtime is written to the cgroup, also one that changes nothing.
+        world = Noticing(self.runtime._world, lambda i: self._mirrored.pop(i, None))
+        self.runtime._world = self.runtime._plugins._world = world  # type: ignore[assignment]
+        self.others: list[PluginProcess] = []
+        self.pinned: dict[str, Pinned] = {}
+        self._mirrored: dict[str, tuple[str, str]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.call(self.runtime.start())
+        self._mirror_task = self._submit(self._mirror_for_ever())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            print(self.plugin.log()[-6000:])
+        for plugin in (self.plugin, *self.others):
+            plugin.close()
+        self._mirror_task.cancel()
+        self.call(self.runtime.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+        """Run something of the runtime on its loop, and wait for it."""
+        result: T = self._submit(work).result(timeout_s)
+        return result
+
+    def write_machine(self, topology: Topology) -> None:
+        """Write the files that the plugin reads the machine from."""
+        for path, text in sysfs_files(topology).items():
+            file = self.sysfs_root / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="ascii")
+
+    def start(self, fault: str = "", *, wait: bool = True) -> None:
+        """Start the plugin.
+
+        Args:
+            fault: see `FaultyPlugin`.
+            wait: until it is connected and synchronised.
+        """
+        self.plugin.fault = fault
+        self.plugin.start(wait=wait)
+
+    @property
+    def connections(self) -> int:
+        """How often any plugin process of this node became active."""
+        records = self.plugin.records()
+        return sum(r.get("msg") == "link" and r.get("state") == "active" for r in records)
+
+    def reconnected(self, before: int) -> None:
+        """Wait until the plugin is active once more than ``before``, and the runtime knows it."""
+        until(lambda: self.connections > before, "the plugin is back")
+        self.call(self.runtime.wait_for_plugin())
+
+    def restart_runtime(self) -> None:
+        """The runtime dies and comes back with the containers it had, on a new socket."""
+
+        async def again() -> None:
+            await self.runtime.stop()
+            await asyncio.sleep(0.05)
+            await self.runtime.start()
+
+        self.call(again())
+
+    def new_socket(self) -> None:
+        """Listen on a new socket under the old name, connections untouched."""
+
+        async def again() -> None:
+            if self.runtime._server is not None:
+                self.runtime._server.close()
+            await self.runtime.start()
+
+        self.call(again())
+
+    # --- cgroups ----------------------------------------------------------------------------------
+
+    async def _mirror_for_ever(self) -> None:
+        """Write into the cgroup tree what the runtime has its containers run with."""
+        while True:
+            self._mirror()
+            await asyncio.sleep(0.02)
+
+    def _mirror(self) -> None:
+        live = {
+            c.id: (c.message.linux.resources.cpu.cpus, c.message.linux.resources.cpu.mems)
+            for c in list(self.runtime.containers.values())
+            if c.state is ContainerState.RUNNING
+        }
+        for container_id in self._mirrored.keys() - live.keys():
+            self.cgroups.remove(self.cgroup(container_id))
+            del self._mirrored[container_id]
+        for container_id, has in live.items():
+            if self._mirrored.get(container_id) != has:
+                self._mirrored[container_id] = has
+                self.cgroups.write(self.cgroup(container_id), *has)
+        for container_id in live:
+            self.cgroups.settle(self.cgroup(container_id))
+
+    @staticmethod
+    def cgroup(container_id: str) -> str:
+        """The cgroup of a container."""
+        return f"/kubepods/{container_id}"
+
+    def tamper(self, container: EmbeddedContainer, cpus: str, mems: str = "") -> None:
+        """Write into a container's cgroup behind everybody's back."""
+        until(lambda: container.id in self._mirrored, "the container has a cgroup")
+
+        async def write() -> None:
+            self.cgroups.write(self.cgroup(container.id), cpus, mems)
+
+        self.call(write())
+
+    # --- pods -------------------------------------------------------------------------------------
+
+    def pod(
+        self,
+        name: str,
+        annotations: Mapping[str, str],
+        qos: str = "",
+        given: pb.LinuxResources | None = None,
+    ) -> EmbeddedPod:
+        """Run a pod.
+
+        Args:
+            name: of the pod.
+            annotations: keys without the prefix.
+            qos: the part of the cgroup's path that tells the class.
+            given: the sum of its containers' resources, as a kubelet tells it.
+        """
+        message = pb.PodSandbox(
+            name=name,
+            namespace="default",
+            uid=f"uid-{name}",
+            annotations={PREFIX + key: value for key, value in annotations.items()},
+        )
+        message.linux.cgroup_parent = f"/kubepods/{qos}pod{name}"
+        if given is not None:
+            message.linux.pod_resources.CopyFrom(given)
+        return self.call(self.runtime.run_pod(message))
+
+    def create(self, pod: EmbeddedPod, *, cpus: float = 0, name: str = "app") -> EmbeddedContainer:
+        """Create a container of a pod, with a CPU limit.
+
+        Raises:
+            CRIError: refused.
+        """
+        message = pb.Container(name=name)
+        message.linux.resources.CopyFrom(limits(cpus))
+        message.id = f"{pod.message.name}-{name}-{len(self.runtime.calls)}"
+        message.linux.cgroups_path = self.cgroup(message.id)
+        return self.call(self.runtime.create_container(pod.id, message))
+
+    def run(
+        self, name: str, annotations: Mapping[str, str], *, cpus: float = 0, qos: str = ""
+    ) -> EmbeddedContainer:
+        """Run a pod with one container."""
+        container = self.create(self.pod(name, annotations, qos), cpus=cpus)
+        self.call(self.runtime.start_container(container.id))
+        return container
+
+    def owner(self, name: str = "owner", cpus: int = 2) -> EmbeddedContainer:
+        """A container with CPUs of its own."""
+        return self.run(name, {"policy": "single-numa-node"}, cpus=cpus)
+
+    def listed(self, name: str = "listed", cpus: str = "1", mems: str = "0") -> EmbeddedContainer:
+        """A container with a list."""
+        return self.run(name, {"numacpu": cpus, "numamem": mems})
+
+    def shared(self, name: str = "shared") -> EmbeddedContainer:
+        """A container that shares the CPUs of a NUMA node."""
+        asks = {"policy": "best-effort", "cpus": "shared"}
+        return self.run(name, asks, cpus=0.5, qos="burstable/")
+
+    def free(self, name: str = "free") -> EmbeddedContainer:
+        """A container that asks for nothing."""
+        return self.run(name, {}, qos="besteffort/")
+
+    def four(self) -> list[EmbeddedContainer]:
+        """One of each sort; what they have is kept for `check`."""
+        made = [self.free(), self.listed(), self.shared(), self.owner()]
+        self.keep()
+        return made
+
+    def remove(self, container: EmbeddedContainer) -> None:
+        """Stop and remove a container and its pod."""
+        self.call(self.runtime.remove_pod(container.pod_id))
+        self.pinned.pop(container.id, None)
+
+    # --- what must hold ---------------------------------------------------------------------------
+
+    @property
+    def live(self) -> list[EmbeddedContainer]:
+        """Containers that run."""
+        return [c for c in self.runtime.containers.values() if c.state is ContainerState.RUNNING]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A metric of the plugin, as soon as it can be asked."""
+        until(self.plugin.responsive, "the plugin's HTTP server answers")
+        return self.plugin.metric(name, **labels)
+
+    def assignments(self) -> dict[str, dict[str, Any]]:
+        """What the plugin says that each container has."""
+        until(self.plugin.responsive, "the plugin's HTTP server answers")
+        found = self.plugin.json("/v1/assignments")["containers"]
+        return {one["id"]: one for one in found}
+
+    def note(self, container: EmbeddedContainer, kind: str) -> None:
+        """Remember what a container was given, if the plugin lived to give it something."""
+        cpu = container.message.linux.resources.cpu
+        if cpu.cpus:
+            self.pinned[container.id] = Pinned(kind, CPUSet.parse(cpu.cpus), cpu.mems)
+
+    def keep(self) -> None:
+        """Remember who has what now, by the runtime's books."""
+        kinds = self.assignments()
+        for container in self.live:
+            cpu = container.message.linux.resources.cpu
+            kind = kinds[container.id]["kind"]
+            self.pinned[container.id] = Pinned(kind, CPUSet.parse(container.cpus), cpu.mems)
+
+    def problem(self) -> str:
+        """What does not hold now; empty when all does."""
+        told = self.assignments()
+        live = {c.id: c for c in self.live}
+        if missing := live.keys() - told.keys():
+            return f"the plugin lost {sorted(missing)}"
+        if stale := told.keys() - {
+            c.id for c in self.runtime.containers.values() if c.state is not ContainerState.EXITED
+        }:
+            return f"the plugin remembers {sorted(stale)}, which are gone"
+        owned = NO_CPUS
+        for container_id, container in live.items():
+            if told[container_id]["kind"] != "exclusive":
+                continue
+            cpus = CPUSet.parse(container.cpus)
+            if cpus & owned:
+                return f"CPUs {cpus & owned} are owned twice"
+            if str(cpus) != told[container_id]["cpus"]:
+                return f"{container_id} has {cpus}, the plugin means {told[container_id]['cpus']}"
+            owned = owned | cpus
+        for container_id, container in live.items():
+            cpus = CPUSet.parse(container.cpus)
+            kind = told[container_id]["kind"]
+            if kind != "exclusive" and cpus & owned:
+                return f"{container_id} ({kind}) runs on owned CPUs {cpus & owned}"
+            before = self.pinned.get(container_id)
+            if before is None or kind in ("shared", "unbound"):
+                continue
+            mems = container.message.linux.resources.cpu.mems
+            if (kind, cpus, mems) != (before.kind, before.cpus, before.mems):
+                return f"{container_id} moved from {before} to {kind} {cpus} {mems}"
+        value = self.metric("nri_numa_invariant_violations_total")
+        if value:
+            return f"{value:g} invariant violations"
+        return ""
+
+    def check(self, timeout_s: float = 15.0) -> None:
+        """Nobody moved, nothing is owned twice, nothing is lost; waits for updates on their way."""
+        said = ""
+
+        def holds() -> bool:
+            nonlocal said
+            said = self.problem()
+            return not said
+
+        try:
+            until(holds, "the node is right", timeout_s)
+        except AssertionError:
+            raise AssertionError(f"{said}\n{self.plugin.log()[-4000:]}") from None
+        # Of those with CPUs of their own nobody may have moved, not even for a moment.
+        for container_id, before in self.pinned.items():
+            container = self.runtime.containers.get(container_id)
+            if container is not None and before.kind in ("exclusive", "explicit"):
+                assert CPUSet.parse(container.cpus) == before.cpus
+
+    def usable(self) -> None:
+        """New containers are placed, on CPUs that nobody owns, and what they had comes back."""
+        late = self.owner("late")
+        self.check()
+        self.remove(late)
+        self.check()
+
+    def logged(self, text: str, timeout_s: float = 15.0) -> None:
+        """Wait until a line of the plugin's log holds a text."""
+        until(lambda: text in self.plugin.log(), f"a log line with {text!r}", timeout_s)
+
+
+__all__ = ["CRIError", "FaultyPlugin", "Node", "Pinned", "until"]

@@ -1,0 +1,167 @@
+"""An API server that answers what a test tells it to, over TLS, in threads of its own."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request."""
+
+    method: str
+    path: str
+    authorization: str
+    content_type: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Said:
+    """One answer; a text that is no JSON goes out as it is."""
+
+    status: int = 200
+    body: dict[str, Any] | str = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def status(code: int, message: str, *causes: str, **headers: str) -> Said:
+    """An answer of kind Status, as an API server says no."""
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "message": message,
+        "code": code,
+        "details": {"causes": [{"reason": one, "message": message} for one in causes]},
+    }
+    return Said(code, body, {name.replace("_", "-"): text for name, text in headers.items()})
+
+
+class FakeAPIServer:
+    """A context manager that listens on loopback.
+
+    Args:
+        directory: for its certificate; becomes the directory of credentials.
+        answer: to each request.
+        skew: seconds that its clock is ahead.
+    """
+
+    def __init__(
+        self, directory: Path, answer: Callable[[Asked], Said], *, skew: float = 0.0
+    ) -> None:
+        self.directory = directory
+        self.answer = answer
+        self.skew = skew
+        self.asked: list[Asked] = []
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
+                *("-subj", "/CN=fake", "-addext", "subjectAltName=IP:127.0.0.1"),
+                *("-keyout", str(directory / "key"), "-out", str(directory / "ca.crt")),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        (directory / "token").write_text("first")
+        (directory / "namespace").write_text("nri-numa")
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one_request(self) -> None:
+                try:
+                    super().handle_one_request()
+                except (OSError, ssl.SSLError):
+                    self.close_connection = True
+
+            def _any(self) -> None:
+                length = int(self.headers.get("Content-Length", "0"))
+                text = self.rfile.read(length)
+                asked = Asked(
+                    self.command,
+                    self.path,
+                    self.headers.get("Authorization", ""),
+                    self.headers.get("Content-Type", ""),
+                    json.loads(text) if text else {},
+                )
+                fake.asked.append(asked)
+                said = fake.answer(asked)
+                plain = isinstance(said.body, str)
+                data = str(said.body).encode() if plain else json.dumps(said.body).encode()
+                self.send_response_only(said.status)
+                self.send_header("Date", formatdate(None, usegmt=True))
+                self.send_header("Content-Type", "text/plain" if plain else "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                for name, value in said.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(data)
+
+            def send_header(self, keyword: str, value: str) -> None:
+                if keyword == "Date" and fake.skew:
+                    import time
+
+                    value = formatdate(time.time() + fake.skew, usegmt=True)
+                super().send_header(keyword, value)
+
+            do_GET = do_POST = do_PATCH = do_PUT = _any
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing."""
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """A client that does not trust us is what some tests are about."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(directory / "ca.crt", directory / "key")
+        self._server.socket = context.wrap_socket(
+            self._server.socket, server_side=True, do_handshake_on_connect=False
+        )
+        self.port = int(self._server.server_address[1])
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def environment(self) -> dict[str, str]:
+        """How a pod is told where it is."""
+        return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
+
+
+@contextmanager
+def fake(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Asked], Said]
+) -> Iterator[FakeAPIServer]:
+    """An API server, and an environment as in a pod that is to talk to it."""
+    with FakeAPIServer(directory, answer) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield server

@@ -1,0 +1,351 @@
+"""An agent's view with made-up contents, and a tiny client for servers under test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from nri_numa.http.responses import (
+    Actual,
+    Assignment,
+    Checkpoint,
+    ContainerUse,
+    Explanation,
+    HugePages,
+    Kubelet,
+    KubeletContest,
+    KubeletGrant,
+    Link,
+    NodeUse,
+    Notice,
+    Notices,
+    NUMAInfo,
+    NUMAInfoData,
+    NUMANodeSlots,
+    NUMANodeUse,
+    Readiness,
+    Refusal,
+    Slots,
+    Status,
+    Use,
+)
+from nri_numa.http.source import Listing
+from nri_numa.http.zones import Distance, Zone, ZoneHugePages, ZonePod, Zones
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m\n‮"
+
+
+def assignment(n: int, name: str = "server") -> Assignment:
+    """The n-th container."""
+    return Assignment(
+        id=f"{n:064x}",
+        pod_uid=f"uid-{n}",
+        namespace="shop" if n % 2 else "infra",
+        pod=f"pod-{n}",
+        container=name,
+        kind="shared",
+        policy="best-effort",
+        qos="Burstable",
+        smt="any",
+        cpus="0-3",
+        mems="0",
+        numa_nodes="0",
+        idle="",
+        preferred=True,
+        reason="emptiest NUMA node",
+        cpu_milli=500,
+        memory_bytes=1 << 28,
+        since=1_700_000_000.0,
+    )
+
+
+def intruder(n: int) -> Assignment:
+    """The n-th container, on CPUs that another one owns."""
+    return replace(
+        assignment(n),
+        actual=Actual(
+            cpus="0-7",
+            mems="0",
+            meant_cpus="0-3",
+            meant_mems="",
+            since=time.time() - 12,
+            text="meant 0-3, has 0-7",
+            found="cpuset.cpus is 0-7, meant 0-3",
+            intruder=True,
+            owners=("shop/db/server", f"shop/{HOSTILE}/server"),
+            given_up=True,
+        ),
+    )
+
+
+@dataclass
+class FakeView:
+    """Answers with ``containers``; ``changed()`` tells subscribers."""
+
+    containers: list[Assignment] = field(default_factory=lambda: [assignment(1), assignment(2)])
+    ready: bool = True
+    serial: int = 7
+    free_cpus: int = 3
+    broken: bool = False
+    unanswered: str = ""
+    noted: list[Notice] = field(default_factory=list)
+    instance: str = "0a0b0c0d"
+    listeners: list[Callable[[], None]] = field(default_factory=list)
+
+    def status(self) -> Status:
+        return Status(
+            version="0.1.0",
+            started_at=1_700_000_000.0,
+            observe=False,
+            ready=self.ready,
+            serial=self.serial,
+            containers={"shared": len(self.containers)},
+            differing=sum(one.actual is not None for one in self.containers),
+            intruders=sum(one.actual is not None for one in self.containers),
+            link=Link(
+                state="active",
+                detail="",
+                runtime="containerd",
+                runtime_version="v2.1.9",
+                unanswered=self.unanswered,
+            ),
+            checkpoint=Checkpoint(written_at=None, problem=""),
+        )
+
+    def readiness(self) -> Readiness:
+        return Readiness(ready=self.ready, reason="" if self.ready else "not synchronized")
+
+    def topology(self) -> dict[str, Any]:
+        return {
+            "id": "x",
+            "cpus": {"online": "0-3"},
+            "counts": {
+                "sockets": 1,
+                "numaNodes": 2,
+                "l3Groups": 1,
+                "cores": 2,
+                "cpus": 4,
+                "threadsPerCore": 2,
+            },
+            "sockets": [],
+            "numaNodes": [{"id": 0, "cpus": "0-3"}, {"id": 1, "cpus": ""}],
+            "l3Groups": [],
+            "cores": [],
+            "partitions": [],
+            "warnings": [],
+        }
+
+    def topology_key(self) -> object:
+        return "x"
+
+    def numa_info(self) -> NUMAInfo:
+        if self.broken:
+            raise RuntimeError("a bug")
+        return NUMAInfo(
+            code=200,
+            message="OK",
+            data=NUMAInfoData(
+                nodenums=2,
+                cpulist=("0,2,4", "1,3,5"),
+                memsize=("67257405440", "67614638080"),
+            ),
+        )
+
+    def listing(self) -> Listing:
+        node = NUMANodeUse(
+            id=0,
+            cpus="0-3",
+            exclusive="",
+            idle="",
+            shared="0-3",
+            reserved="0",
+            cpu_capacity_milli=4000,
+            cpu_allocated_milli=1000,
+            cpu_available_milli=3000,
+            memory_bytes=1 << 34,
+            memory_allocated_bytes=1 << 29,
+            memory_available_bytes=1 << 33,
+            huge_pages=(HugePages(size_bytes=2 << 20, total_bytes=4 << 20, allocated_bytes=0),),
+        )
+        return Listing(
+            head=NodeUse(serial=self.serial, shared_pool="0-3", numa_nodes=(node,)),
+            containers=iter(self.containers),
+        )
+
+    def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
+        return [
+            Explanation(
+                namespace=one.namespace,
+                pod=one.pod,
+                container=one.container,
+                outcome="admitted",
+                summary=one.reason,
+                steps=("looked", "found"),
+                assignment=one,
+            )
+            for one in self.containers
+            if one.namespace == namespace and one.pod == pod and container in (None, one.container)
+        ]
+
+    def kubelet(self) -> Kubelet:
+        grant = KubeletGrant(
+            pod_uid="uid-g", container=HOSTILE, namespace="shop", pod="g", cpus="2-3", mems="",
+            overridden=False,
+        )  # fmt: skip
+        contest = KubeletContest(
+            container_id="c", namespace="shop", pod="g", pod_uid="uid-g", container=HOSTILE,
+            asked="2-3", kept="1", yields_to="nri-numa", seen_in="UpdateContainer",
+            since=1_700_000_000.0, times=2,
+        )  # fmt: skip
+        return Kubelet(
+            cpu_policy="static", granted_cpus="2-3", grants=(grant,), contests=(contest,)
+        )
+
+    def refusals(self) -> list[Refusal]:
+        return [
+            Refusal(
+                namespace="shop",
+                pod="greedy",
+                container=HOSTILE,
+                reason="NotEnoughCPUs",
+                message=f"needs 9 CPUs, {HOSTILE}",
+                at=1_700_000_000.0,
+            )
+        ]
+
+    def slots(self) -> Slots:
+        return Slots(
+            serial=self.serial,
+            ready=self.ready,
+            reason="" if self.ready else "not synchronized",
+            annotation="numa.kubernetes.io/slots",
+            total=3,
+            exclusive=1,
+            numa_nodes=(NUMANodeSlots(id=0, held=1, free=2),),
+            ids=("slot-0",),
+        )
+
+    def zones(self) -> Zones:
+        free = self.free_cpus
+        zone = Zone(
+            id=0, socket=0, distances=(Distance(id=0, value=10),), cpus=4,
+            cpu_allocatable_milli=4000, cpu_available_milli=1000 * free, exclusive_cpus=3,
+            free_exclusive_cpus=free, shared_cpus=free, memory_bytes=1 << 34,
+            memory_allocatable_bytes=1 << 34, memory_available_bytes=1 << 33,
+            huge_pages=(
+                ZoneHugePages(size_bytes=2 << 20, capacity_bytes=4 << 20,
+                              allocatable_bytes=4 << 20, available_bytes=2 << 20),
+            ),
+            capacity_factor=1.0,
+        )  # fmt: skip
+        return Zones(
+            serial=self.serial, ready=self.ready, reason="" if self.ready else "not synchronized",
+            policy="single-numa-node", scope="pod", shares=False, threads_per_core=2,
+            zones=(zone,),
+            pods=tuple(ZonePod(namespace=one.namespace, name=one.pod, qos=one.qos)
+                       for one in self.containers),
+        )  # fmt: skip
+
+    def notices(self, after: int) -> Notices:
+        found = tuple(one for one in self.noted if one.number > after)
+        return Notices(
+            instance=self.instance, number=self.notice_number(), evicted=0, notices=found
+        )
+
+    def notice_number(self) -> int:
+        return max((one.number for one in self.noted), default=0)
+
+    def use(self) -> Use:
+        return Use(at=None, interval=0.0, problem="not read yet", cpus={"0": 7}, numa_nodes=())
+
+    async def container_use(self, namespace: str, pod: str, container: str) -> list[ContainerUse]:
+        return [
+            ContainerUse(
+                namespace=namespace,
+                pod=pod,
+                container=container,
+                cpu_milli=1500,
+                cpu_set_milli=4000,
+                memory_by_numa_node={"0": 3 << 20, "1": 1 << 20},
+                local_percent=75.0,
+                problem="",
+            )
+            for one in self.containers
+            if (one.namespace, one.pod, one.container) == (namespace, pod, container)
+        ]
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+    def changed(self) -> None:
+        self.serial += 1
+        for listener in self.listeners:
+            listener()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+async def read_reply(reader: asyncio.StreamReader, *, head: bool = False) -> Reply:
+    """One whole answer, with a length or chunked."""
+    raw = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = raw.decode("latin-1").strip().split("\r\n")
+    headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+    body = b""
+    if not head:
+        if headers.get("transfer-encoding") == "chunked":
+            while size := int((await reader.readline()).strip(), 16):
+                body += await reader.readexactly(size)
+                await reader.readexactly(2)
+            await reader.readline()
+        else:
+            body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Reply(int(first.split()[1]), headers, body)
+
+
+@asynccontextmanager
+async def connected(
+    address: tuple[str, int],
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection that is gone afterwards."""
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def exchange(address: tuple[str, int], raw: bytes, *, head: bool = False) -> Reply:
+    """Send bytes, read one answer, leave."""
+    async with connected(address) as (reader, writer):
+        writer.write(raw)
+        return await read_reply(reader, head=head)
+
+
+async def get(address: tuple[str, int], target: str, **headers: str) -> Reply:
+    """GET ``target``; header names are given with ``_`` for ``-``."""
+    given = {"Host": f"{address[0]}:{address[1]}"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+    return await exchange(address, f"GET {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))

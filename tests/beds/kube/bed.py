@@ -1,0 +1,81 @@
+"""The whole bed: a control plane, and a node on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.beds.kube.build import find_programs
+from tests.beds.kube.client import Client
+from tests.beds.kube.control_plane import ControlPlane
+from tests.beds.kube.namespaces import Namespaces
+from tests.beds.kube.node import Node
+from tests.beds.testbed import require_root
+
+
+class KubeBed:
+    """Kubernetes with one node called ``bed`` that runs nri-numa; a context manager.
+
+    Args:
+        kubelet: keys of the KubeletConfiguration.
+        plugin: keys of nri-numa's configuration.
+        build: build the programs where the cache does not have them.
+
+    Raises:
+        TestbedUnavailable: on entry; this machine cannot run it.
+    """
+
+    def __init__(
+        self,
+        *,
+        kubelet: Mapping[str, Any] | None = None,
+        plugin: Mapping[str, Any] | None = None,
+        build: bool = True,
+    ) -> None:
+        self._kubelet = kubelet
+        self._plugin = plugin
+        self._build = build
+        self._stack = contextlib.ExitStack()
+        self.directory: Path
+        self.control: ControlPlane
+        self.node: Node
+
+    @property
+    def client(self) -> Client:
+        """Calls the API server as the administrator."""
+        return self.control.client
+
+    def logs(self) -> list[Path]:
+        """The log files of all its programs."""
+        own = sorted(self.control.log_directory.glob("*.log"))
+        names = ("publish", "controller", "scheduler", "numa-scheduler")
+        beside = [file for name in names for file in sorted(self.directory.glob(f"*/{name}.log"))]
+        return [*own, self.node.containerd.log_file, self.node.plugin.log_file, *beside]
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            require_root("a Kubernetes")  # before anything is built in vain
+            # Not pytest's own directory: socket paths must stay short.
+            self.directory = Path(tempfile.mkdtemp(prefix="nri-numa-kube-"))
+            stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            programs = find_programs(build=self._build)
+            namespaces = stack.enter_context(Namespaces(self.directory))
+            control = ControlPlane(programs, namespaces, nodes=["bed"], heartbeats=True)
+            self.control = stack.enter_context(control)
+            node = Node(control, kubelet=self._kubelet, plugin=self._plugin)
+            self.node = stack.enter_context(node)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()

@@ -1,0 +1,214 @@
+"""How tests speak to the bed's API server: kubectl for what people do, plain HTTP for looking.
+
+A kubectl process is too dear for a question that is asked ten times a second. One ``kubectl proxy``
+with a unix socket answers those; such a socket can be reached from outside the bed's network.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.beds.cri import poll
+
+JsonObject = dict[str, Any]
+
+# Only bounds a failure: a pod is there in a second, on a machine that does ten other things in
+# tens of them.
+PATIENCE_S = 180.0
+
+
+class KubeError(RuntimeError):
+    """kubectl or the API server refused; the message has their words."""
+
+
+class Client:
+    """Calls one API server as the administrator.
+
+    Args:
+        kubectl: the words before kubectl's arguments, ``nsenter … kubectl``.
+        environment: of kubectl, with ``KUBECONFIG``.
+        proxy_socket: where ``kubectl proxy`` listens.
+    """
+
+    def __init__(
+        self, kubectl: Sequence[str], environment: Mapping[str, str], proxy_socket: Path
+    ) -> None:
+        self._kubectl = list(kubectl)
+        self._environment = dict(environment)
+        self._proxy_socket = proxy_socket
+
+    def kubectl(
+        self, *arguments: str, documents: Sequence[JsonObject] = (), timeout_s: float = PATIENCE_S
+    ) -> str:
+        """Run kubectl to its end; returns what it printed.
+
+        Args:
+            arguments: of kubectl.
+            documents: written to its standard input, for ``-f -``.
+            timeout_s: its limit.
+
+        Raises:
+            KubeError: it failed.
+        """
+        done = subprocess.run(
+            [*self._kubectl, *arguments],
+            env=self._environment,
+            input="\n---\n".join(json.dumps(document) for document in documents),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise KubeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def apply(self, *documents: JsonObject) -> None:
+        """``kubectl apply`` of these documents."""
+        self.kubectl("apply", "--filename=-", documents=documents)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        content_type: str = "application/json",
+    ) -> tuple[int, JsonObject]:
+        """One HTTP request; status and document.
+
+        Raises:
+            OSError: nobody listens.
+        """
+        connection = http.client.HTTPConnection("localhost", timeout=60)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.sock.settimeout(60)
+            connection.sock.connect(str(self._proxy_socket))
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, data, {"Content-Type": content_type})
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        try:
+            document = json.loads(text)
+        except ValueError:
+            document = {"message": text.decode(errors="replace")}
+        return answer.status, document
+
+    def ask(self, method: str, path: str, body: object = None, **kind: str) -> JsonObject:
+        """`request` that must succeed.
+
+        Raises:
+            KubeError: another status than 2xx.
+        """
+        status, document = self.request(method, path, body, **kind)
+        if not 200 <= status < 300:
+            raise KubeError(f"{method} {path}: {status}: {document.get('message', document)}")
+        return document
+
+    def get(self, path: str) -> JsonObject | None:
+        """The object, or None where there is none."""
+        status, document = self.request("GET", path)
+        if status == http.client.NOT_FOUND:
+            return None
+        if status != http.client.OK:
+            raise KubeError(f"GET {path}: {status}: {document.get('message', document)}")
+        return document
+
+    # -- pods ------------------------------------------------------------------------------
+
+    def pod(self, name: str, namespace: str = "default") -> JsonObject | None:
+        """A pod, or None."""
+        return self.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    def pods(self, selector: str = "", namespace: str = "default") -> list[JsonObject]:
+        """The pods that a label selector takes, by name."""
+        path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={selector}"
+        items: list[JsonObject] = self.ask("GET", path)["items"]
+        return sorted(items, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def run(self, document: JsonObject) -> JsonObject:
+        """Apply a pod and wait until it is Ready."""
+        self.apply(document)
+        return self.wait_ready(document["metadata"]["name"])
+
+    def said(self, name: str, *arguments: str) -> str:
+        """What a pod's container printed; its first line may come after it is Ready."""
+        return poll(
+            lambda: self.kubectl("logs", name, *arguments) or None,
+            f"a line of {name}",
+            timeout_s=PATIENCE_S,
+        )
+
+    def wait_ready(self, name: str, *, timeout_s: float = PATIENCE_S) -> JsonObject:
+        """Wait until a pod is Ready.
+
+        Raises:
+            TimeoutError: it is not; the message has its status.
+        """
+        return self.wait_pod(name, is_ready, "Ready", timeout_s=timeout_s)
+
+    def wait_pod(
+        self,
+        name: str,
+        probe: Callable[[JsonObject], bool],
+        what: str,
+        *,
+        timeout_s: float = PATIENCE_S,
+    ) -> JsonObject:
+        """Wait until `probe` is true of a pod.
+
+        Raises:
+            TimeoutError: it is not; the message has its status.
+        """
+        last: JsonObject = {}
+
+        def ask() -> JsonObject | None:
+            pod = self.pod(name)
+            last.update(pod or {})
+            return pod if pod is not None and probe(pod) else None
+
+        try:
+            return poll(ask, f"pod {name} {what}", timeout_s=timeout_s, every_s=0.1)
+        except TimeoutError as error:
+            status = json.dumps(last.get("status"), indent=1)
+            raise TimeoutError(f"{error}; its status: {status}") from None
+
+    def delete_pods(self) -> None:
+        """Remove every workload of the namespace ``default`` and wait until its pods are gone."""
+        kinds = "deployments,daemonsets,statefulsets,jobs,pods"
+        self.kubectl("delete", kinds, "--all", "--grace-period=0", "--force", "--wait=false")
+        poll(lambda: not self.pods() or None, "end of all pods", timeout_s=PATIENCE_S, every_s=0.1)
+
+
+def is_ready(pod: JsonObject) -> bool:
+    """Whether a pod says that it is Ready."""
+    conditions = pod["status"].get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def waiting_reason(pod: JsonObject) -> tuple[str, str]:
+    """Reason and message of the first container that waits; empty where none does."""
+    for container in pod["status"].get("containerStatuses", []):
+        if (waiting := container["state"].get("waiting")) is not None:
+            return str(waiting.get("reason", "")), str(waiting.get("message", ""))
+    return "", ""
+
+
+def client_environment(directory: Path, kubeconfig: Path) -> dict[str, str]:
+    """An environment for the bed's programs: no proxies, no locale and no configuration of ours."""
+    return {
+        "PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+        "HOME": str(directory),
+        "KUBECONFIG": str(kubeconfig),
+        "LC_ALL": "C",
+    }

@@ -1,0 +1,304 @@
+"""etcd, API server, controller manager and scheduler, for real, in a bed's namespaces.
+
+    with Namespaces(directory) as namespaces, ControlPlane(find_programs(), namespaces) as control:
+        control.add_node("big", cpus=64)
+        print(control.client.kubectl("get", "nodes"))
+
+Nodes made by `add_node` are objects only: pods are bound to them and never start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.beds.kube.client import Client, KubeError, client_environment
+from tests.beds.kube.daemon import Daemon, wait_for
+from tests.beds.kube.namespaces import ADDRESS, Namespaces
+from tests.beds.testbed import TestbedUnavailable
+
+_SERVER = f"https://{ADDRESS}:6443"
+
+
+class ControlPlane:
+    """One control plane; a context manager.
+
+    Args:
+        programs: from `find_programs`.
+        namespaces: that are there.
+        nodes: names of nodes with a kubelet, which get a user each.
+        heartbeats: whether a node that does not report is tainted; not where nodes are objects.
+        scheduler: keys of the KubeSchedulerConfiguration.
+    """
+
+    def __init__(
+        self,
+        programs: Path,
+        namespaces: Namespaces,
+        *,
+        nodes: Sequence[str] = (),
+        heartbeats: bool = False,
+        scheduler: Mapping[str, object] | None = None,
+    ) -> None:
+        self.programs = programs
+        self.namespaces = namespaces
+        self.directory = namespaces.directory / "control"
+        self.certificate = self.directory / "tls" / "apiserver.crt"
+        self.log_directory = namespaces.directory / "logs"
+        self._heartbeats = heartbeats
+        self._scheduler = dict(scheduler or {})
+        self._tokens = {
+            user: secrets.token_hex(16)
+            for user in (
+                "admin",
+                "system:kube-controller-manager",
+                "system:kube-scheduler",
+                *(f"system:node:{node}" for node in nodes),
+            )
+        }
+        self._daemons: dict[str, Daemon] = {}
+        environment = client_environment(self.directory, self.kubeconfig("admin"))
+        self.environment = environment
+        self._proxy_socket = self.directory / "proxy.sock"
+        self._client: Client | None = None
+
+    @property
+    def client(self) -> Client:
+        """Calls as the administrator."""
+        if self._client is None:
+            kubectl = [*self.namespaces.enter(mounts=False), str(self.programs / "kubectl")]
+            self._client = Client(kubectl, self.environment, self._proxy_socket)
+        return self._client
+
+    @property
+    def daemons(self) -> Mapping[str, Daemon]:
+        """The processes by the names of their programs."""
+        return self._daemons
+
+    def kubeconfig(self, user: str) -> Path:
+        """The configuration file for ``admin``, ``system:node:NAME``, …."""
+        return self.directory / f"{user.replace(':', '-')}.kubeconfig"
+
+    # -- life ------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self, *, timeout_s: float = 180.0) -> None:
+        """Start all of it; returns when pods can be created.
+
+        Raises:
+            TestbedUnavailable: the openssl program is missing.
+            RuntimeError: one of the programs ended.
+            TimeoutError: not ready within the limit, seconds for each step.
+        """
+        for directory in (self.directory, self.log_directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        key = self._service_account_key()
+        self._write_users()
+        self._start("etcd", *_etcd(self.namespaces.tmpfs / "etcd"))
+        server = self._start("kube-apiserver", *self._api_server(key))
+        both = list(self._daemons.values())
+        wait_for(both, self.certificate.exists, "certificate", timeout_s=timeout_s)
+        self._start("proxy", f"--unix-socket={self._proxy_socket}", program=("kubectl", "proxy"))
+        wait_for([*both, self._daemons["proxy"]], self._ready, "API server", timeout_s=timeout_s)
+        assert server.running
+        controllers = ",".join(
+            ["*", *(() if self._heartbeats else ("-node-lifecycle-controller",))]
+        )
+        self._start(
+            "kube-controller-manager",
+            f"--kubeconfig={self.kubeconfig('system:kube-controller-manager')}",
+            f"--service-account-private-key-file={key}",
+            f"--root-ca-file={self.certificate}",
+            f"--controllers={controllers}",
+            "--use-service-account-credentials",
+            f"--flex-volume-plugin-dir={self.directory / 'flex'}",  # default below /usr
+            "--leader-elect=false",
+        )
+        self._start("kube-scheduler", f"--config={self._write_scheduler()}")
+        wait_for(
+            list(self._daemons.values()),
+            # Without it the API server refuses every pod.
+            lambda: self._there("/api/v1/namespaces/default/serviceaccounts/default"),
+            "first service account",
+            timeout_s=timeout_s,
+        )
+
+    def close(self) -> None:
+        """End all of it. Nothing of theirs is worth a good end: the data was in a tmpfs."""
+        for daemon in reversed(list(self._daemons.values())):
+            daemon.end(signal.SIGKILL)
+        self._daemons.clear()
+
+    def _start(self, name: str, *arguments: str, program: Sequence[str] = ()) -> Daemon:
+        first, *words = program or (name,)
+        daemon = Daemon(
+            name,
+            [*self.namespaces.enter(), str(self.programs / first), *words, *arguments],
+            self.log_directory,
+            self.environment,
+        )
+        self._daemons[name] = daemon
+        daemon.start()
+        return daemon
+
+    def _ready(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self.client.request("GET", "/readyz")[0] == 200
+        return False
+
+    def _there(self, path: str) -> bool:
+        with contextlib.suppress(OSError, KubeError):
+            return self.client.get(path) is not None
+        return False
+
+    # -- what they are told ----------------------------------------------------------------
+
+    def _service_account_key(self) -> Path:
+        key = self.directory / "service-accounts.key"
+        try:
+            subprocess.run(
+                ["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True
+            )
+        except FileNotFoundError as error:
+            raise TestbedUnavailable("openssl is not here", "apt-get install openssl") from error
+        return key
+
+    def _write_users(self) -> None:
+        lines = []
+        for user, token in self._tokens.items():
+            group = {"admin": "system:masters"}.get(user, "")
+            if user.startswith("system:node:"):
+                group = "system:nodes"
+            lines.append(f'{token},{user},{user},"{group}"')
+            document = {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [
+                    {
+                        "name": "bed",
+                        "cluster": {
+                            "server": _SERVER,
+                            "certificate-authority": str(self.certificate),
+                        },
+                    }
+                ],
+                "users": [{"name": user, "user": {"token": token}}],
+                "contexts": [{"name": "bed", "context": {"cluster": "bed", "user": user}}],
+                "current-context": "bed",
+            }
+            _write_private(self.kubeconfig(user), json.dumps(document, indent=1))
+        _write_private(self.directory / "tokens.csv", "\n".join(lines) + "\n")
+
+    def _api_server(self, key: Path) -> list[str]:
+        return [
+            "--etcd-servers=http://127.0.0.1:2379",
+            f"--cert-dir={self.certificate.parent}",
+            "--bind-address=0.0.0.0",
+            f"--advertise-address={ADDRESS}",
+            "--service-cluster-ip-range=10.96.0.0/24",
+            f"--token-auth-file={self.directory / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--endpoint-reconciler-type=none",
+            # Else "kubectl logs" asks a name server for the node's name.
+            "--kubelet-preferred-address-types=InternalIP",
+        ]
+
+    def _write_scheduler(self) -> Path:
+        document = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {"kubeconfig": str(self.kubeconfig("system:kube-scheduler"))},
+            **self._scheduler,
+        }
+        target = self.directory / "scheduler.json"
+        target.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        return target
+
+    # -- nodes without a kubelet -----------------------------------------------------------
+
+    def add_node(
+        self,
+        name: str,
+        *,
+        cpus: int = 4,
+        memory: str = "8Gi",
+        resources: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
+        """A node that is an object only, Ready and without taints.
+
+        Args:
+            name: its name.
+            cpus: capacity.
+            memory: capacity, a Kubernetes quantity.
+            resources: more capacity, such as extended resources.
+            labels: its labels.
+            annotations: its annotations.
+        """
+        assert not self._heartbeats, "a node that never reports would be tainted"
+        self.client.ask(
+            "POST",
+            "/api/v1/nodes",
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {
+                    "name": name,
+                    "labels": {"kubernetes.io/hostname": name, **(labels or {})},
+                    "annotations": dict(annotations or {}),
+                },
+            },
+        )
+        room = {"cpu": str(cpus), "memory": memory, "pods": "110", **(resources or {})}
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "a test's"}
+        self.client.ask(
+            "PATCH",
+            f"/api/v1/nodes/{name}/status",
+            {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}},
+            content_type="application/merge-patch+json",
+        )
+        # Admission tainted it as not ready, and nobody here takes that back.
+        self.client.ask(
+            "PATCH",
+            f"/api/v1/nodes/{name}",
+            {"spec": {"taints": None}},
+            content_type="application/merge-patch+json",
+        )
+
+
+def _etcd(data: Path) -> list[str]:
+    return [f"--data-dir={data}", "--unsafe-no-fsync", "--logger=zap", "--log-level=warn"]
+
+
+def _write_private(target: Path, text: str) -> None:
+    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)

@@ -1,0 +1,107 @@
+"""One program of the bed as a process with a log file."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tests.beds.cri import poll
+
+
+class Daemon:
+    """A process that is started, asked whether it lives, and ended by its id.
+
+    Args:
+        name: for messages, and of the log file.
+        command: its command line; must become the program without a fork.
+        directory: where its log goes.
+        environment: all of it.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.command = list(command)
+        self.log_file = directory / f"{name}.log"
+        self._environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        assert self._process is not None, f"{self.name} does not run"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it; `wait` says when it serves."""
+        assert not self.running, f"{self.name} runs already"
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C ends the test run, which then cleans up in order.
+                start_new_session=True,
+            )
+
+    def log(self) -> str:
+        """Everything it wrote so far."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.log_file.read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    def check(self) -> None:
+        """Raise `RuntimeError` with the end of its log if it has ended."""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            raise RuntimeError(f"{self.name} ended with {code}:\n{self.log()[-3000:]}")
+
+    def end(self, number: signal.Signals = signal.SIGTERM, *, timeout_s: float = 20.0) -> None:
+        """End it; by SIGKILL where the signal is not heard in time."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_for(
+    daemons: Sequence[Daemon],
+    probe: Callable[[], bool],
+    what: str,
+    *,
+    timeout_s: float,
+    every_s: float = 0.1,
+) -> None:
+    """Wait until `probe` is true while all daemons live.
+
+    Raises:
+        RuntimeError: one of them ended.
+        TimeoutError: not true within the limit; the message has the ends of their logs.
+    """
+
+    def ask() -> bool | None:
+        for daemon in daemons:
+            daemon.check()
+        return True if probe() else None
+
+    try:
+        poll(ask, what, timeout_s=timeout_s, every_s=every_s)
+    except TimeoutError as error:
+        logs = "\n".join(f"--- {daemon.name}\n{daemon.log()[-1500:]}" for daemon in daemons)
+        raise TimeoutError(f"{error}\n{logs}") from None

@@ -1,0 +1,51 @@
+"""``nri-numa device-plugin`` beside a bed's node, as in its DaemonSet."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tests.beds.kube.daemon import Daemon
+from tests.beds.kube.node import Node
+from tests.beds.plugin_process import plugin_environment
+
+RESOURCE = "offered.example.com/exclusive-cpu"
+"""Not the default, which the publisher writes in other tests: the kubelet keeps the count of a
+resource at 0 for five minutes after its device plugin has gone."""
+
+
+class DevicePluginDaemon(Daemon):
+    """The process: the bed's ``/var/lib/kubelet``, the host's network, where the agent answers.
+
+    Args:
+        node: whose agent it asks.
+        name: of its log.
+        environment: more of it.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        name: str = "device-plugin",
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        command = [
+            *node.control.namespaces.enter(network=False),
+            sys.executable, "-m", "nri_numa", "device-plugin",
+            f"--config={node.plugin.config_file}",
+            f"--api={node.plugin.address}",
+        ]  # fmt: skip
+        named = {"NRI_NUMA_DEVICE_PLUGIN_RESOURCE_NAME": RESOURCE, **(environment or {})}
+        super().__init__(name, command, node.control.log_directory, plugin_environment(named))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Its log lines."""
+        lines = [line for line in self.log().splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in lines]
+
+    def registrations(self) -> int:
+        """How often the kubelet took it, over all its lives."""
+        return sum(one.get("msg") == "registered" for one in self.records())

@@ -1,0 +1,125 @@
+"""The DRA driver in the bed: agent and publisher with ``dra.enabled``, and claims for pods."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tests.beds.cri import poll
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject
+from tests.beds.kube.manifests import container, pod
+from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
+
+DRIVER = "dra.numa.example.com"
+CLASS = "numa-node"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+def configuration(bed: KubeBed) -> dict[str, Any]:
+    """The section for both processes; its directory is there afterwards."""
+    handover = bed.directory / "claims"
+    handover.mkdir(exist_ok=True)
+    handover.chmod(0o777)  # an emptyDir
+    return {
+        "enabled": True,
+        "driver": DRIVER,
+        "handover": str(handover),
+        "cdiDirectory": str(bed.node.containerd.cdi_directory),
+    }
+
+
+@contextlib.contextmanager
+def driver(bed: KubeBed) -> Iterator[Publisher]:
+    """The bed with a driver whose devices are published; afterwards it is as it was."""
+    client, node = bed.client, bed.node
+    install(client)
+    for name in ("role.yaml", "policies.yaml", "deviceclass.yaml"):
+        client.kubectl("apply", f"--filename={MANIFESTS / 'publish-dra' / name}")
+    section = configuration(bed)
+    before = json.loads(node.plugin.config_file.read_text())
+    node.plugin.terminate()
+    node.plugin.write_config({**before, "nodeName": node.name, "dra": section})
+    try:
+        node.plugin.start(timeout_s=PATIENCE_S)
+        with Publisher(
+            bed,
+            token(client, node.name),
+            # Nothing is found out by looking: the kubelet's word must be enough.
+            config={"address": "off", "resync": "1h"},
+            more={"dra": section},
+        ) as publisher:
+            wait_slice(client, publisher)
+            yield publisher
+    finally:
+        node.plugin.terminate()
+        node.plugin.write_config(before)
+        node.plugin.start(timeout_s=PATIENCE_S)
+        for one in slices(client):
+            client.request("DELETE", f"{SLICES}/{one['metadata']['name']}")
+
+
+def slices(client: Client) -> list[JsonObject]:
+    """The ResourceSlices of the driver."""
+    items: list[JsonObject] = client.ask("GET", SLICES)["items"]
+    return [one for one in items if one["spec"]["driver"] == DRIVER]
+
+
+def wait_slice(client: Client, publisher: Publisher, *, other_than: str = "") -> JsonObject:
+    """The slice, once it has devices; one with another UID than a given one."""
+
+    def ask() -> JsonObject | None:
+        publisher.check()
+        for one in slices(client):
+            if one["metadata"]["uid"] != other_than and one["spec"].get("devices"):
+                return one
+        return None
+
+    try:
+        return poll(ask, "a ResourceSlice", timeout_s=PATIENCE_S, every_s=0.2)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}; the publisher: {publisher.log()[-3000:]}") from None
+
+
+def delete_claims(client: Client) -> None:
+    """Remove every claim of the namespace and wait until all are gone."""
+    client.kubectl("delete", "resourceclaims,resourceclaimtemplates", "--all", "--wait=false")
+    poll(
+        lambda: not client.ask("GET", CLAIMS)["items"] or None,
+        "end of all claims",
+        timeout_s=PATIENCE_S,
+        every_s=0.1,
+    )
+
+
+def template(
+    name: str, cpus: int, *, parameters: Mapping[str, str] | None = None, cel: str = ""
+) -> JsonObject:
+    """A ResourceClaimTemplate for so many CPUs of one NUMA node."""
+    exactly: JsonObject = {
+        "deviceClassName": CLASS,
+        "capacity": {"requests": {f"{DRIVER}/cpu": str(cpus), f"{DRIVER}/memory": "64Mi"}},
+    }
+    if cel:
+        exactly["selectors"] = [{"cel": {"expression": cel}}]
+    devices: JsonObject = {"requests": [{"name": "cpus", "exactly": exactly}]}
+    if parameters is not None:
+        opaque = {"driver": DRIVER, "parameters": dict(parameters)}
+        devices["config"] = [{"requests": ["cpus"], "opaque": opaque}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {"spec": {"devices": devices}},
+    }
+
+
+def claiming(name: str, claim_template: str, count: int, *, cpus: str = "") -> JsonObject:
+    """A pod whose only container has a claim of its own, and requests as many CPUs."""
+    main = container(cpus=cpus or str(count))
+    main["resources"]["claims"] = [{"name": "numa"}]
+    claims = [{"name": "numa", "resourceClaimTemplateName": claim_template}]
+    return pod(name, main, resourceClaims=claims)

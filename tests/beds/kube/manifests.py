@@ -1,0 +1,104 @@
+"""Documents of Kubernetes for tests: pods of the image that the bed has, and their owners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.beds.images import FIRST_LINE_COMMAND, IMAGE
+from tests.beds.kube.client import JsonObject
+
+PREFIX = "numa.kubernetes.io"
+
+
+def asks(**keys: str) -> dict[str, str]:
+    """Annotations; ``on_failure`` means ``on-failure`` and ``numacpu__web`` ``numacpu.web``."""
+    return {
+        f"{PREFIX}/{key.replace('__', '.').replace('_', '-')}": text for key, text in keys.items()
+    }
+
+
+EXCLUSIVE = asks(cpus="exclusive")
+
+
+def container(
+    name: str = "main",
+    *,
+    cpus: str = "50m",
+    memory: str = "32Mi",
+    limits: bool = True,
+    command: Sequence[str] = FIRST_LINE_COMMAND,
+    **more: Any,
+) -> JsonObject:
+    """A container that prints what it may use before it does anything else, and stays.
+
+    Args:
+        name: its name.
+        cpus: its request, a Kubernetes quantity; empty for none.
+        memory: its request; empty for none.
+        limits: whether the limits are the requests, which makes a pod Guaranteed.
+        command: what it runs.
+        more: more keys of the container.
+    """
+    requests = {key: text for key, text in (("cpu", cpus), ("memory", memory)) if text}
+    resources = {"requests": requests, **({"limits": requests} if limits else {})}
+    return {
+        "name": name,
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": list(command),
+        "resources": resources,
+        **more,
+    }
+
+
+def template(
+    *containers: JsonObject,
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> JsonObject:
+    """Metadata and spec of a pod, as a Deployment holds them.
+
+    Args:
+        containers: default `container`.
+        annotations: of the pod.
+        labels: of the pod.
+        spec: more keys of the pod's spec.
+    """
+    return {
+        "metadata": {"annotations": dict(annotations or {}), "labels": dict(labels or {})},
+        "spec": {
+            "containers": list(containers) or [container()],
+            # "sleep" as process 1 does not hear SIGTERM.
+            "terminationGracePeriodSeconds": 0,
+            **spec,
+        },
+    }
+
+
+def pod(name: str, *containers: JsonObject, **keys: Any) -> JsonObject:
+    """A pod; keywords as in `template`."""
+    document = template(*containers, **keys)
+    document["metadata"]["name"] = name
+    return {"apiVersion": "v1", "kind": "Pod", **document}
+
+
+def workload(kind: str, name: str, pods: JsonObject, **spec: Any) -> JsonObject:
+    """A Deployment, DaemonSet, StatefulSet or Job of pods like `pods`, labelled ``app=<name>``.
+
+    Args:
+        kind: its kind.
+        name: its name.
+        pods: from `template`.
+        spec: more keys of its spec.
+    """
+    pods = {**pods, "metadata": {**pods["metadata"], "labels": {"app": name}}}
+    group = "batch/v1" if kind == "Job" else "apps/v1"
+    selector = {} if kind == "Job" else {"selector": {"matchLabels": {"app": name}}}
+    return {
+        "apiVersion": group,
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": {"template": pods, **selector, **spec},
+    }

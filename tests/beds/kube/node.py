@@ -1,0 +1,317 @@
+"""A real node on this machine: kubelet, containerd with NRI, nri-numa, in a bed's namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from nri_numa.machine.cpuset import CPUSet
+from tests.beds import cgroups
+from tests.beds.containerd import Containerd, find_binaries
+from tests.beds.cri import Seen, allowed
+from tests.beds.debs import CNI_PLUGINS, DebCache
+from tests.beds.kube.client import PATIENCE_S, JsonObject, is_ready
+from tests.beds.kube.control_plane import ControlPlane
+from tests.beds.kube.daemon import Daemon, wait_for
+from tests.beds.kube.namespaces import ADDRESS, Namespaces
+from tests.beds.plugin_process import PluginProcess
+
+NOBODY = 65534
+"""User and group of whoever needs no rights."""
+
+# One pair of interfaces for each pod and no way out; without any network a node is never Ready.
+NETWORK = {
+    "cniVersion": "1.0.0",
+    "name": "bed",
+    "plugins": [
+        {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]]}}
+    ],
+}
+
+
+def kubelet_configuration(
+    runtime: Path, directory: Path, *, cgroup_root: str, address: str
+) -> dict[str, Any]:
+    """A KubeletConfiguration for a bed.
+
+    Args:
+        runtime: containerd's socket.
+        directory: for static pods.
+        cgroup_root: of all pods; must be there.
+        address: where the kubelet serves.
+    """
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "failCgroupV1": False,  # else 1.35 and newer refuse cgroup v1
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": cgroup_root,
+        "containerRuntimeEndpoint": f"unix://{runtime}",
+        "address": address,
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "oomScoreAdj": 0,  # a negative one needs CAP_SYS_RESOURCE
+        "makeIPTablesUtilChains": False,
+        "failSwapOn": False,
+        # A full disk of this machine is not what the tests are about.
+        "evictionHard": {
+            "memory.available": "0%",
+            "nodefs.available": "0%",
+            "nodefs.inodesFree": "0%",
+            "imagefs.available": "0%",
+            "imagefs.inodesFree": "0%",
+        },
+        "imageGCHighThresholdPercent": 100,
+        "nodeStatusUpdateFrequency": "2s",  # new resources show at once
+        "clusterDNS": ["198.51.100.53"],  # nobody is there; without one each pod gets an Event
+        "clusterDomain": "cluster.local",
+        "resolvConf": "",
+        "staticPodPath": str(directory / "static"),
+        "volumePluginDir": str(directory / "volume-plugins"),  # default below /usr
+    }
+
+
+class Node:
+    """One node; a context manager. The kubelet starts when nri-numa is ready.
+
+    Args:
+        control: a control plane that runs and knows a node of this name.
+        name: the node's name.
+        kubelet: keys of the KubeletConfiguration.
+        plugin: keys of nri-numa's configuration.
+    """
+
+    def __init__(
+        self,
+        control: ControlPlane,
+        *,
+        name: str = "bed",
+        kubelet: Mapping[str, Any] | None = None,
+        plugin: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.control = control
+        self.name = name
+        namespaces = control.namespaces
+        self.directory = namespaces.directory / "node"
+        # What is /var/lib/kubelet inside: its state files, for whoever looks from outside.
+        self.kubelet_root = namespaces.directory / "var/lib/kubelet"
+        # As the DaemonSet's volume: for the group of whoever publishes.
+        self.api_socket = namespaces.directory / "api" / "agent.sock"
+        # A kubelet ends what runs below its root and is not its own.
+        self.cgroup_root = f"/nri-numa-kube-{namespaces.pid}"
+        (plugins,) = DebCache().fetch(CNI_PLUGINS)
+        self.containerd = Containerd(
+            find_binaries("2"),
+            namespaces.directory / "c",
+            enter=namespaces.enter(),
+            cni=(NETWORK, plugins.root / "usr/lib/cni"),
+        )
+        self.plugin = _PluginInside(
+            namespaces.directory / "plugin",
+            self.containerd.nri_socket,
+            namespaces=namespaces,
+            api_socket=self.api_socket,
+            config=plugin,
+        )
+        self.configuration: dict[str, Any] = {
+            **kubelet_configuration(
+                self.containerd.socket,
+                self.directory,
+                cgroup_root=self.cgroup_root,
+                address=ADDRESS,
+            ),
+            **(kubelet or {}),
+        }
+        self.kubelet = Daemon(
+            "kubelet",
+            [
+                *namespaces.enter(),
+                str(control.programs / "kubelet"),
+                f"--config={self.directory / 'kubelet.json'}",
+                f"--kubeconfig={control.kubeconfig(f'system:node:{name}')}",
+                f"--hostname-override={name}",
+                f"--node-ip={ADDRESS}",
+            ],
+            control.log_directory,
+            control.environment,
+        )
+
+    # -- life ------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start all three; returns when the node is Ready and takes pods.
+
+        Raises:
+            TestbedUnavailable: the machine cannot run it.
+            RuntimeError: one of them ended.
+            TimeoutError: not Ready within the limit.
+        """
+        (self.directory / "static").mkdir(parents=True, exist_ok=True)
+        self.api_socket.parent.mkdir(exist_ok=True)
+        os.chown(self.api_socket.parent, 0, NOBODY)
+        self.api_socket.parent.chmod(0o2750)
+        _make_cgroup(self.cgroup_root)
+        self.containerd.note_cgroup(self.cgroup_root)
+        self.containerd.start(timeout_s=PATIENCE_S)
+        # Before the kubelet: what starts before the plugin is there is not pinned.
+        self.plugin.start(timeout_s=PATIENCE_S)
+        self.start_kubelet()
+
+    def start_kubelet(self, *, timeout_s: float = PATIENCE_S) -> None:
+        """Write its configuration, start it, wait until the node takes pods."""
+        (self.directory / "kubelet.json").write_text(json.dumps(self.configuration, indent=1))
+        self.kubelet.start()
+        wait_for([self.kubelet], self._takes_pods, f"node {self.name} Ready", timeout_s=timeout_s)
+
+    def restart_kubelet(
+        self, configuration: Mapping[str, Any] | None = None, *, wait: bool = True
+    ) -> None:
+        """End and start it; containers go on.
+
+        Args:
+            configuration: keys that change. What its CPU and Memory Managers wrote down is removed
+                then, as an operator must: the kubelet does not start with another policy's notes.
+            wait: until the node takes pods, which one under pressure does not.
+        """
+        self.kubelet.end()
+        if configuration is not None:
+            self.configuration.update(configuration)
+            for name in ("cpu_manager_state", "memory_manager_state"):
+                (self.kubelet_root / name).unlink(missing_ok=True)
+        before = self._last_heartbeat()
+        (self.directory / "kubelet.json").write_text(json.dumps(self.configuration, indent=1))
+        self.kubelet.start()
+        if not wait:
+            return
+        wait_for(
+            [self.kubelet],
+            # Its old word that it is Ready is still there.
+            lambda: self._last_heartbeat() != before and self._takes_pods(),
+            f"node {self.name} Ready again",
+            timeout_s=PATIENCE_S,
+        )
+
+    def _object(self) -> JsonObject:
+        return self.control.client.get(f"/api/v1/nodes/{self.name}") or {"status": {}, "spec": {}}
+
+    def _last_heartbeat(self) -> str:
+        conditions = self._object()["status"].get("conditions", [])
+        return next((str(c["lastHeartbeatTime"]) for c in conditions if c["type"] == "Ready"), "")
+
+    def _takes_pods(self) -> bool:
+        node = self._object()
+        return is_ready(node) and not node["spec"].get("taints")
+
+    def close(self) -> None:
+        """End everything of the node, containers too."""
+        self.kubelet.end(signal.SIGKILL)
+        self.plugin.close()
+        self.containerd.close()
+        cgroups.remove_tree(self.cgroup_root)
+
+    # -- what became of a container --------------------------------------------------------
+
+    def pid(self, pod: JsonObject, container: str = "") -> int:
+        """Process id of the first process of a pod's container; the first one by default."""
+        for status in _statuses(pod):
+            if container in ("", status["name"]) and (name := status.get("containerID")):
+                return self.containerd.cri.pid(str(name).removeprefix("containerd://"))
+        raise LookupError(f"no container {container or 'at all'} in {pod['status']}")
+
+    def allowed(self, pod: JsonObject, container: str = "") -> Seen:
+        """What the kernel says that a container's first process may use, now."""
+        return allowed(self.pid(pod, container))
+
+    def cpus(self, pod: JsonObject, container: str = "") -> CPUSet:
+        """`allowed`, only the CPUs."""
+        return CPUSet.parse(self.allowed(pod, container).cpus)
+
+    def cgroup_file(self, pod: JsonObject, controller: str, v1: str, v2: str) -> str:
+        """Text of a file in the cgroup of a pod's first container.
+
+        Args:
+            pod: the pod.
+            controller: whose hierarchy on cgroup v1.
+            v1: the file's name there.
+            v2: its name on cgroup v2.
+        """
+        for line in Path(f"/proc/{self.pid(pod)}/cgroup").read_text(encoding="ascii").splitlines():
+            _, names, path = line.split(":", 2)
+            if names == ("" if cgroups.unified() else controller):
+                base = cgroups.CGROUP_ROOT / names / path.lstrip("/")
+                return (base / (v2 if cgroups.unified() else v1)).read_text().strip()
+        raise LookupError(f"no cgroup of {controller}")
+
+
+def _statuses(pod: JsonObject) -> list[JsonObject]:
+    status = pod["status"]
+    kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
+    return [each for kind in kinds for each in status.get(kind, [])]
+
+
+def _make_cgroup(path: str) -> None:
+    """A cgroup for the kubelet to stand on, in every hierarchy; it wants it to be there."""
+    for root in cgroups.hierarchies():
+        if cgroups.unified():
+            for controller in ("cpuset", "cpu", "memory", "pids", "io", "hugetlb"):
+                with contextlib.suppress(OSError):
+                    (root / "cgroup.subtree_control").write_text(f"+{controller}")
+        directory = root / path.lstrip("/")
+        directory.mkdir(exist_ok=True)
+        for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new one of version 1
+            if not cgroups.unified() and (directory / name).exists():
+                (directory / name).write_text((root / name).read_text())
+
+
+class _PluginInside(PluginProcess):
+    """nri-numa as in its DaemonSet: the bed's ``/var/lib/kubelet``, the host's network."""
+
+    def __init__(
+        self,
+        directory: Path,
+        nri_socket: Path,
+        *,
+        namespaces: Namespaces,
+        api_socket: Path,
+        config: Mapping[str, Any] | None,
+    ) -> None:
+        # Whatever a test configures: others of the bed ask there, after a restart too.
+        self._always = {"http": {"socket": str(api_socket)}}
+        super().__init__(directory, nri_socket, config={**self._always, **(config or {})})
+        self._namespaces = namespaces
+
+    def write_config(self, config: Mapping[str, Any] | None = None) -> None:
+        super().write_config(None if config is None else {**self._always, **config})
+
+    def _spawn(self, environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*self._namespaces.enter(network=False), *self.command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )

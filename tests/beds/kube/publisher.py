@@ -1,0 +1,69 @@
+"""``nri-numa publish`` as in its container: a token that names its node, the agent's socket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import Client
+from tests.beds.kube.service import MANIFESTS, NAMESPACE, Service
+
+ACCOUNT = "nri-numa-publish"
+
+
+def install(client: Client) -> None:
+    """Everything of the shipped manifests that the publisher needs, without the DaemonSet."""
+    files = (
+        "base/namespace.yaml",
+        "publish/serviceaccount.yaml",
+        "publish/role.yaml",
+        "publish/policies.yaml",
+        "publish-pods/role.yaml",
+        "publish-capacity/role.yaml",
+        "publish-capacity/policies.yaml",
+    )
+    client.kubectl("apply", *(f"--filename={MANIFESTS / file}" for file in files))
+
+
+def token(client: Client, node: str = "") -> str:
+    """A token of the publisher's service account; one that names a node, or none."""
+    tied = ["--bound-object-kind=Node", f"--bound-object-name={node}"] if node else []
+    return client.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}", *tied).strip()
+
+
+class Publisher(Service):
+    """One publisher; a context manager.
+
+    Args:
+        bed: where it publishes.
+        token: of its service account.
+        config: keys of the section ``publish``.
+        node: name of the Node that it publishes for; the bed's by default.
+        certificate: of the certificate authority; the bed's by default.
+        more: other sections of the configuration.
+    """
+
+    def __init__(
+        self,
+        bed: KubeBed,
+        token: str,
+        *,
+        config: Mapping[str, Any] | None = None,
+        node: str = "",
+        certificate: bytes | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(bed, "publish", token, certificate=certificate)
+        section = {
+            "credentials": str(self.directory),
+            "resync": "2s",
+            "rate": 20,
+            **(config or {}),
+        }
+        self.configure(
+            http={"socket": str(bed.node.api_socket)},
+            nodeName=node or bed.node.name,
+            publish=section,
+            **(more or {}),
+        )

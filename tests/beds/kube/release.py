@@ -1,0 +1,144 @@
+"""The Helm chart installed in a bed, as an operator installs it; its processes run beside it.
+
+Nothing here can pull the images. So all objects are those of the chart, its namespace has a quota
+of no pods, and each process runs as it would there: with the token of the chart's service account
+and the configuration of the chart's ConfigMap.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import yaml
+
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import PATIENCE_S, KubeError
+from tests.beds.kube.daemon import Daemon
+from tests.beds.kube.service import Service
+from tests.beds.plugin_process import REPOSITORY
+from tests.shipped.test_install_manifests import program
+
+CHART: Final = REPOSITORY / "config/helm/nri-numa"
+
+
+class Release:
+    """One installation; a context manager.
+
+    Args:
+        bed: where.
+        name: of the release, and of its namespace.
+        values: as in a values file.
+    """
+
+    def __init__(self, bed: KubeBed, name: str, values: Mapping[str, Any]) -> None:
+        self._bed, self.name, self._values = bed, name, values
+        self._helm = [*bed.control.namespaces.enter(mounts=False), program("helm")]
+
+    def helm(self, *arguments: str) -> str:
+        """What Helm printed.
+
+        Raises:
+            KubeError: it failed.
+        """
+        done = subprocess.run(
+            [*self._helm, *arguments, f"--namespace={self.name}"],
+            env=self._bed.control.environment,
+            input=json.dumps(self._values),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise KubeError(f"helm {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def __enter__(self) -> Self:
+        metadata = {"name": self.name}
+        self._bed.client.apply(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata},
+            {
+                "apiVersion": "v1",
+                "kind": "ResourceQuota",
+                "metadata": {"name": "no-pods", "namespace": self.name},
+                "spec": {"hard": {"pods": "0"}},
+            },
+        )
+        try:
+            self.said = self.helm("install", self.name, str(CHART), "--create-namespace", "-f-")
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        self.helm("uninstall", self.name, "--ignore-not-found", "--wait")
+        # Its end takes seconds, and nobody uses the name again.
+        self._bed.client.request("DELETE", f"/api/v1/namespaces/{self.name}")
+
+    def data(self, name: str, key: str) -> dict[str, Any]:
+        """A document in a ConfigMap of the release."""
+        path = f"/api/v1/namespaces/{self.name}/configmaps/{name}"
+        document: dict[str, Any] = yaml.safe_load(self._bed.client.ask("GET", path)["data"][key])
+        return document
+
+    def token(self, account: str, *, node: str = "") -> str:
+        """A token of one of its service accounts; one that names a node, or none."""
+        tied = ["--bound-object-kind=Node", f"--bound-object-name={node}"] if node else []
+        words = ["create", "token", account, f"--namespace={self.name}", *tied]
+        return self._bed.client.kubectl(*words).strip()
+
+    def service(self, command: str, token: str, **sections: Mapping[str, Any]) -> Service:
+        """``nri-numa COMMAND`` with the configuration of the release.
+
+        Args:
+            command: the subcommand.
+            token: of its service account.
+            sections: what the pod would give it by mounts and variables, by section.
+        """
+        process = Service(self._bed, command, token)
+        process.give("namespace", self.name.encode())
+        document = self.data(self.name, "agent.yaml")
+        credentials = {"credentials": str(process.directory)}
+        own = {**sections, command: {**credentials, **sections.get(command, {})}}
+        merged = {k: {**document.get(k, {}), **v} for k, v in own.items()}
+        process.configure(**{**document, **merged, "nodeName": self._bed.node.name})
+        return process
+
+    def scheduler(self, port: int) -> Daemon:
+        """The kube-scheduler beside the extender, with the account and the file of the release."""
+        name = f"{self.name}-scheduler"
+        directory = self._bed.directory / name
+        directory.mkdir(exist_ok=True)
+        admin = json.loads(self._bed.control.kubeconfig("admin").read_text())
+        admin["users"][0]["user"] = {"token": self.token(name)}
+        kubeconfig = directory / "kubeconfig.json"
+        kubeconfig.write_text(json.dumps(admin))
+        kubeconfig.chmod(0o600)
+        document = self.data(name, "scheduler.yaml")
+        document["clientConnection"] = {"kubeconfig": str(kubeconfig)}
+        file = directory / "scheduler.json"
+        file.write_text(json.dumps(document))
+        return Daemon(
+            "kube-scheduler",
+            [
+                *self._bed.control.namespaces.enter(),
+                str(self._bed.control.programs / "kube-scheduler"),
+                f"--config={file}",
+                f"--secure-port={port}",
+            ],
+            directory,
+            self._bed.control.environment,
+        )

@@ -1,0 +1,152 @@
+"""One of our processes that speak to the API server, as in its container: no rights, a token."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.daemon import Daemon
+from tests.beds.kube.namespaces import ADDRESS
+from tests.beds.kube.node import NOBODY
+from tests.beds.plugin_process import REPOSITORY, plugin_environment
+
+MANIFESTS = REPOSITORY / "config/kubernetes"
+NAMESPACE = "nri-numa"
+
+
+def readable_tree(bed: KubeBed) -> Path:
+    """The repository where everybody may go: a checkout is often in a folder of root alone."""
+    tree = bed.directory / "tree"
+    if not tree.exists():
+        tree.mkdir()
+        mount = ["mount", "--bind", str(REPOSITORY), str(tree)]
+        subprocess.run([*bed.control.namespaces.enter(), *mount], check=True)
+    return tree
+
+
+def below(tree: Path, program: str) -> Path:
+    """The interpreter of the repository's environment, by its way through `tree`."""
+    path = Path(program)
+    inside = path.is_relative_to(REPOSITORY)
+    return tree / path.relative_to(REPOSITORY) if inside else path
+
+
+class Service:
+    """``nri-numa COMMAND`` as another user than root in the bed's network; a context manager.
+
+    Attributes:
+        directory: of its credentials, its configuration and its log.
+
+    Args:
+        bed: where it works.
+        command: the subcommand; also the name of the log file.
+        token: of its service account.
+        certificate: of the certificate authority; the bed's by default.
+    """
+
+    def __init__(
+        self, bed: KubeBed, command: str, token: str, *, certificate: bytes | None = None
+    ) -> None:
+        bed.directory.chmod(0o711)  # so that somebody else gets to what is his
+        tree = readable_tree(bed)
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{command}-", dir=bed.directory))
+        self.give("token", token.encode())
+        self.give("ca.crt", certificate or bed.control.certificate.read_bytes())
+        self.give("namespace", NAMESPACE.encode())
+        os.chown(self.directory, NOBODY, NOBODY)
+        self.enter = bed.control.namespaces.enter()
+        self._process = Daemon(
+            command,
+            [
+                *self.enter,
+                "setpriv",
+                f"--reuid={NOBODY}",
+                f"--regid={NOBODY}",
+                "--clear-groups",
+                "--no-new-privs",
+                "--bounding-set=-all",
+                str(below(tree, sys.executable)),
+                "-m",
+                "nri_numa",
+                command,
+                f"--config={self.directory / 'agent.yaml'}",
+            ],
+            self.directory,
+            plugin_environment(
+                {
+                    "KUBERNETES_SERVICE_HOST": ADDRESS,
+                    "KUBERNETES_SERVICE_PORT": "6443",
+                    "PYTHONPATH": str(tree),
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                }
+            ),
+        )
+
+    def give(self, name: str, data: bytes) -> None:
+        """Put a file into its directory that it alone may read."""
+        file = self.directory / name
+        file.write_bytes(data)
+        os.chown(file, NOBODY, NOBODY)
+        file.chmod(0o400)
+
+    def configure(self, **sections: Any) -> None:
+        """Its configuration: log lines as JSON, and these sections."""
+        document: Mapping[str, Any] = {
+            "apiVersion": "nri-numa/v1",
+            "kind": "AgentConfig",
+            "log": {"format": "json", "level": "debug"},
+            **sections,
+        }
+        self.give("agent.yaml", json.dumps(document).encode())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def start(self) -> None:
+        """Start the process."""
+        self._process.start()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it by a signal."""
+        self._process.end(number)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raise if it ended."""
+        self._process.check()
+
+    def log(self) -> str:
+        """Everything it wrote."""
+        return self._process.log()
+
+    def records(self, message: str) -> list[dict[str, Any]]:
+        """Its log lines of one message.
+
+        Raises:
+            RuntimeError: it ended, so nothing more will come.
+        """
+        self.check()
+        lines = [json.loads(line) for line in self.log().splitlines() if line[:1] == "{"]
+        return [line for line in lines if line["msg"] == message]

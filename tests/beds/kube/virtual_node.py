@@ -1,0 +1,293 @@
+"""A node in an emulated machine with several NUMA nodes; its control plane stays on this one.
+
+    with one_machine_at_a_time() as lock, VirtualNode(control, parts, machine, lock) as node:
+        placed = control.client.run(pod("web", annotations=asks(numacpu="3", numamem="1")))
+        print(node.look()[container_id(placed)])
+
+The machine's network is QEMU's own, inside the bed's namespace: from the guest the API server is
+where it is for everybody, and the guest's only address is one of the namespace, too, where QEMU
+passes the kubelet's port on. What a node keeps over a reboot is on a disk; ``tests.vm.kube_guest``
+is the program in there.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from tests.beds.containerd import find_binaries
+from tests.beds.cri import poll
+from tests.beds.debs import CNI_PLUGINS, DebCache
+from tests.beds.kube.client import JsonObject, is_ready
+from tests.beds.kube.control_plane import ControlPlane
+from tests.beds.kube.namespaces import ADDRESS
+from tests.beds.testbed import TestbedUnavailable
+from tests.beds.vm_bed import ARTIFACTS, GUEST_SHARED, Parts, booted, guest_variables, start_script
+from tests.machines.vm_machine import Machine
+
+GUEST_ADDRESS = "10.0.2.15"  # what QEMU's network gives its first guest
+KUBELET_PORT = 10250
+PROGRAMS = "programs"  # folder of the disk
+# Emulated, on a machine that does other things as well: four minutes are usual for all of it.
+_READY_LIMIT_S = 1200.0
+_ANSWER_LIMIT_S = 300.0
+_DISK_BYTES = 3 << 30  # sparse
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What the guest is told about its node."""
+
+    name: str
+    kubelet: dict[str, object] = {}
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A question: ``look`` at all running containers, or ``end`` all programs in order."""
+
+    what: str
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What a container's first process may use, in the kernel's form: its status, its cgroup."""
+
+    cpus: str
+    mems: str
+    cgroup_cpus: str
+    cgroup_mems: str
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The guest's answer; looks by container id."""
+
+    looks: dict[str, Look] = {}
+    error: str = ""
+
+
+def container_id(pod: JsonObject) -> str:
+    """The runtime's id of a pod's first container."""
+    (status, *_) = pod["status"]["containerStatuses"]
+    return str(status["containerID"]).removeprefix("containerd://")
+
+
+class VirtualNode:
+    """One node in a virtual machine; a context manager. Boots it; returns when it takes pods.
+
+    Args:
+        control: a control plane that runs and knows a node of this name.
+        parts: from `tests.beds.vm_bed.prepare`.
+        machine: what to boot.
+        lock: from `tests.beds.vm_bed.one_machine_at_a_time`.
+        name: the node's name.
+        kubelet: keys of the KubeletConfiguration.
+        directory: the artifacts; emptied first.
+
+    Raises:
+        TestbedUnavailable: on entry; the machine cannot be had, or did not boot.
+    """
+
+    def __init__(
+        self,
+        control: ControlPlane,
+        parts: Parts,
+        machine: Machine,
+        lock: int,
+        *,
+        name: str = "virtual",
+        kubelet: Mapping[str, object] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self.control = control
+        self.name = name
+        self.machine = machine
+        self.directory = directory or ARTIFACTS / machine.name
+        self.disk = control.namespaces.directory / "disk.img"
+        self._parts = parts
+        self._lock = lock
+        self._kubelet = dict(kubelet or {})
+        self._asked = 0
+        self._running = contextlib.ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(parents=True)
+        self._make_disk()
+        self._make_network()
+        self._write_start()
+        try:
+            self.boot()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Switch it off, as a power cut does."""
+        self._process = None
+        self._running.close()
+
+    # -- life ------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """Switch it on; returns when the node is Ready and takes pods.
+
+        Raises:
+            TestbedUnavailable: the machine ended, or one of its programs did not start.
+            TimeoutError: not Ready within 20 minutes.
+        """
+        before = self._boot_id()
+        more = [
+            "-netdev",
+            f"user,id=net,hostfwd=tcp:{GUEST_ADDRESS}:{KUBELET_PORT}-:{KUBELET_PORT}",
+            "-device",
+            "virtio-net-pci,netdev=net,bus=pcie.0,romfile=",
+            "-drive",
+            f"file={self.disk},if=virtio,format=raw,cache=unsafe",
+        ]
+        enter = self.control.namespaces.enter(mounts=False)
+        self._process = self._running.enter_context(
+            booted(self._parts, self.machine, self.directory, self._lock, more=more, enter=enter)
+        )
+
+        def ready() -> bool | None:
+            self._insist_on_running()
+            return True if self._boot_id() != before and self._takes_pods() else None
+
+        poll(ready, f"node {self.name} Ready", timeout_s=_READY_LIMIT_S, every_s=0.5)
+
+    def reboot(self) -> float:
+        """End its programs in order, switch it off and on again; returns the seconds it took."""
+        begin = time.monotonic()
+        self._ask("end")
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(60)  # it switches itself off; everything is on the disk anyhow
+        self.close()
+        self.boot()
+        return time.monotonic() - begin
+
+    def _insist_on_running(self) -> None:
+        failed = self.directory / "failed"
+        if failed.exists():
+            raise TestbedUnavailable(
+                f"the node in the virtual machine did not start: {failed.read_text()[-2000:]}",
+                f"read guest.log and containerd.log in {self.directory}",
+            )
+        if self._process is None or self._process.poll() is not None:
+            raise TestbedUnavailable(
+                f"machine {self.machine.name} ended", f"read {self.directory}/console.log"
+            )
+
+    def _object(self) -> JsonObject:
+        return self.control.client.get(f"/api/v1/nodes/{self.name}") or {"status": {}, "spec": {}}
+
+    def _boot_id(self) -> str:
+        return str(self._object()["status"].get("nodeInfo", {}).get("bootID", ""))
+
+    def _takes_pods(self) -> bool:
+        node = self._object()
+        return is_ready(node) and not node["spec"].get("taints")
+
+    # -- looking ---------------------------------------------------------------------------
+
+    def look(self) -> dict[str, Look]:
+        """What each running container may use now, by its id; read in the guest's ``/proc``."""
+        return self._ask("look").looks
+
+    def log(self) -> str:
+        """Everything nri-numa wrote so far, over all boots."""
+        return (self.directory / "plugin.log").read_text(encoding="utf-8", errors="replace")
+
+    def _ask(self, what: str) -> Answer:
+        self._asked += 1
+        scratch = self.directory / "ask.tmp"
+        scratch.write_bytes(msgspec.json.encode(Ask(what=what)))
+        scratch.replace(self.directory / f"ask-{self._asked:03}.json")
+        file = self.directory / f"answer-{self._asked:03}.json"
+
+        def answered() -> bool | None:
+            if not file.exists():
+                self._insist_on_running()
+            return file.exists() or None
+
+        poll(answered, f"answer of the guest to {what}", timeout_s=_ANSWER_LIMIT_S, every_s=0.1)
+        answer = msgspec.json.decode(file.read_bytes(), type=Answer)
+        if answer.error:
+            raise RuntimeError(f"the guest failed to {what}: {answer.error}")
+        return answer
+
+    # -- what it is made of ----------------------------------------------------------------
+
+    def _make_disk(self) -> None:
+        """A disk with the programs on it: much faster than the host's files over 9p."""
+        binaries = find_binaries(self.machine.containerd)
+        (network,) = DebCache().fetch(CNI_PLUGINS)
+        tree = self.control.namespaces.directory / "disk"
+        programs = tree / PROGRAMS
+        programs.mkdir(parents=True)
+        for source in (
+            *(binaries.directory / name for name in ("containerd", "containerd-shim-runc-v2")),
+            binaries.directory / "ctr",
+            binaries.runc,
+            binaries.busybox,
+        ):
+            shutil.copy(source, programs / source.name)
+        shutil.copy((self.control.programs / "kubelet").resolve(), programs / "kubelet")
+        shutil.copytree(network.root / "usr/lib/cni", programs / "cni")
+        with self.disk.open("wb") as file:
+            file.truncate(_DISK_BYTES)
+        try:
+            subprocess.run(
+                ["mkfs.ext4", "-q", "-F", "-d", str(tree), str(self.disk)],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+        except FileNotFoundError as error:
+            raise TestbedUnavailable(
+                "mkfs.ext4 is not here", "apt-get install e2fsprogs"
+            ) from error
+        except subprocess.CalledProcessError as error:
+            raise TestbedUnavailable(
+                f"mkfs.ext4 failed: {error.stderr.strip()}", f"free some space at {self.disk}"
+            ) from error
+        shutil.rmtree(tree)
+
+    def _make_network(self) -> None:
+        """The guest's address in the bed's network, so that the API server finds the kubelet.
+
+        Connections to it must not come from it: the guest drops what comes from its own address.
+        """
+        enter = self.control.namespaces.enter(mounts=False)
+        route = f"route replace local {GUEST_ADDRESS} dev lo src {ADDRESS} table local"
+        for words in (f"address add {GUEST_ADDRESS}/32 dev lo", route):
+            subprocess.run([*enter, "ip", *words.split()], check=True, capture_output=True)
+
+    def _write_start(self) -> None:
+        document = json.loads(self.control.kubeconfig(f"system:node:{self.name}").read_text())
+        for each in document["clusters"]:
+            certificate = Path(each["cluster"].pop("certificate-authority")).read_bytes()
+            each["cluster"]["certificate-authority-data"] = base64.b64encode(certificate).decode()
+        (self.directory / "kubeconfig").write_text(json.dumps(document))
+        wanted = Wanted(name=self.name, kubelet=self._kubelet)
+        (self.directory / "node.json").write_bytes(msgspec.json.encode(wanted))
+        script = start_script(guest_variables(), [str(GUEST_SHARED)], "tests.vm.kube_guest")
+        (self.directory / "start").write_text(script, encoding="utf-8")

@@ -1,0 +1,127 @@
+"""Running an NRI link against an embedded runtime or a hand-written peer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from nri_numa.nri.link import LinkState, NRILink
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.session import RuntimeSession
+from tests.beds.recording_plugin import RecordingPlugin
+
+
+def link_to(socket_path: str, plugin: RecordingPlugin, **settings: Any) -> NRILink:
+    """Return a link that dials again almost at once."""
+    settings.setdefault("delays", lambda: itertools.repeat(0.01))
+    settings.setdefault("push_interval", 0.0)
+    return NRILink(plugin, name="numapin", index="10", socket_path=socket_path, **settings)
+
+
+@asynccontextmanager
+async def running(link: NRILink) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a link for the length of the block."""
+    task = asyncio.create_task(link.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def eventually(condition: Callable[[], bool], limit: float = 10.0) -> None:
+    """Wait until a condition holds, however long that takes on a busy machine.
+
+    Raises:
+        TimeoutError: it does not within `limit` seconds.
+    """
+    async with asyncio.timeout(limit):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def became_active(plugin: RecordingPlugin, times: int = 1) -> bool:
+    """Tell whether the link has become active that many times."""
+    return [state for state, _ in plugin.states].count(LinkState.ACTIVE) >= times
+
+
+class RawRuntime:
+    """A runtime written by hand, for what a well-behaved one never does.
+
+    Attributes:
+        session: the protocol state of the connection, for proper messages.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.session = RuntimeSession()
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes = b"") -> None:
+        """Send what the session has queued, and then these bytes."""
+        self.writer.write(self.session.data_to_send() + data)
+        await self.writer.drain()
+
+    async def next_event(self) -> ev.RuntimeEvent:
+        """Return the next thing the plugin says."""
+        while (event := self.session.next_event()) is None:
+            data = await self.reader.read(1 << 16)
+            if not data:
+                raise EOFError
+            self.session.receive_data(data)
+        return event
+
+    async def register(self) -> None:
+        """Answer the plugin's registration."""
+        event = await self.next_event()
+        assert isinstance(event, ev.RegisterRequested)
+        self.session.reply(event.stream)
+        await self.send()
+
+    async def configure(self, request: pb.ConfigureRequest | None = None) -> int:
+        """Configure the plugin; returns its event mask."""
+        self.session.request("Configure", request or pb.ConfigureRequest())
+        await self.send()
+        answer = await self.next_event()
+        assert isinstance(answer, ev.Answered)
+        return pb.ConfigureResponse.FromString(answer.payload).events
+
+    async def synchronize(self) -> None:
+        """Bring the plugin to active."""
+        self.session.request("Synchronize", pb.SynchronizeRequest())
+        await self.send()
+        await self.next_event()
+
+
+@asynccontextmanager
+async def raw_runtime(
+    socket_path: str, serve: Callable[[RawRuntime, int], Any]
+) -> AsyncIterator[None]:
+    """Listen, and call `serve(runtime, number)` for each connection, from number 1."""
+    numbers = itertools.count(1)
+    connections: set[asyncio.Task[Any]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        try:
+            await serve(RawRuntime(reader, writer), next(numbers))
+        except (EOFError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+            connections.discard(task)
+
+    server = await asyncio.start_unix_server(connected, socket_path)
+    try:
+        yield
+    finally:
+        server.close()
+        for task in list(connections):
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)

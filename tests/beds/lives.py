@@ -1,0 +1,365 @@
+"""Lives of pods drawn by a number, and what each event left behind, one line each.
+
+``make recorded`` writes them down in ``tests/golden/lives``. Do that when other places are meant,
+and read the difference: it is what pods get that come after an upgrade.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from nri_numa.engine.decision import Refused
+from nri_numa.engine.explain import explanation, sentences
+from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.values.limits import CPUAmount, Limits, Permission, Quota
+from nri_numa.engine.values.settings import (
+    CPUOrder,
+    IsolatedCPUs,
+    NohzFullCPUs,
+    PreferredCores,
+    Settings,
+)
+from nri_numa.engine.values.workload import (
+    Container,
+    Device,
+    DeviceRequest,
+    PodSandbox,
+    QoSClass,
+    Resources,
+    Strategy,
+)
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import Topology
+from tests.beds.world import GIB, World, container, pod, resources
+from tests.machines import named
+
+RECORDED: Final = Path(__file__).parents[1] / "golden" / "lives"
+LIVES: Final = {
+    f"{number:02}-{machine}": number
+    for number, machine in enumerate(
+        (
+            *("snc_smt", "dual_smt_16", "hybrid", "memory_only", "chiplets", "isolated_cpus"),
+            *("nohz_full_cpus", "huge_pages", "joined_sockets", "snc_asymmetric", "offline_cpus"),
+            *("dual_adjacent", "cpu_only", "sixteen_nodes", "single_smt", "dual_alternating"),
+            *("snc_smt", "dual_smt_16", "hybrid", "memory_only", "chiplets", "huge_pages"),
+            *("joined_sockets", "ten_nodes", "inside_cpuset", "sparse_ids", "no_caches"),
+            *("snc_smt", "dual_smt_16", "snc_asymmetric", "dual_smt", "huge_pages"),
+        )
+    )
+}
+"""By name: a number and the machine."""
+EVENTS: Final = 24
+
+
+class Life:
+    """One node, and what happens to it.
+
+    Args:
+        name: of `LIVES`; the same name is the same life.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._random = Random(LIVES[name])
+        topology = getattr(named, name.partition("-")[2])()
+        settings = _settings(self._random, topology)
+        self.world = World(topology, settings)
+        self.world.synchronize()
+        self.lines = [f"settings: {_told(settings)}"]
+        self._had: dict[str, str] = {"kept for pods": ""}
+        self._number = 0
+
+    def lived(self) -> list[str]:
+        """All of it, as lines."""
+        events = (
+            *((self._create, 11), (self._stop, 4), (self._resize, 4), (self._restart, 1)),
+            *((self._sets_a_cpuset, 1), (self._drain, 1), (self._loses_the_checkpoint, 1)),
+            *((self._granted, 1), (self._in_a_gap, 1)),
+        )
+        some = [event for event, _ in events]
+        weights = [weight for _, weight in events]
+        for _ in range(EVENTS):
+            event = self._random.choices(some, weights)[0]
+            if self.world.live or event == self._create:
+                event()
+                self._look()
+        self._explain()
+        return self.lines
+
+    def _explain(self) -> None:
+        """What is told of the first and the last container and of a refusal, and all notices."""
+        agent = self.world.agent
+        documents = [
+            explanation.of_allocation(one, agent.grounds_of(one.container_id), agent.cpus_of(one))
+            for _, one in sorted(agent.state.allocations.items())
+        ]
+        refused = [
+            explanation.of_refusal(agent.grounds_of_refusal(one), one.reason, one.message)
+            for one in agent.refusals
+        ]
+        for document in (*documents[:1], *documents[-1:], *refused[-1:]):
+            self.lines.append("explained:")
+            self.lines += [f"    {line}" for line in sentences.text(document).splitlines()]
+        self.lines.append("noted:")
+        for one in agent.notices.after():
+            who = f"{one.pod}/{one.container}"
+            self.lines.append(
+                f"    {one.what} {who} {one.count}: {one.reason} {one.message}".rstrip()
+            )
+
+    def _look(self) -> None:
+        """Whatever is other than it was, and the shared pool."""
+        self.world.check()
+        state = self.world.agent.state
+        now = {
+            i: f"{_allocation(state.allocations[i])} | {self._runs_on(i)}"
+            for i in sorted(self.world.live)
+        }
+        now["pool"] = str(state.pool(self.world.topology, self.world.settings))
+        now["kept for pods"] = "; ".join(
+            f"{uid} {one.affinity}{'' if one.affinity_preferred else ' not preferred'}"
+            for uid, one in sorted(state.pods.items())
+            if one.affinity is not None
+        )
+        for name in sorted(now.keys() | self._had.keys()):
+            if now.get(name) != self._had.get(name):
+                self.lines.append(f"    {name}: {now.get(name, 'gone')}")
+        self._had = now
+
+    def _runs_on(self, container_id: str) -> str:
+        has = self.world.live[container_id].resources
+        pool = self.world.agent.state.pool(self.world.topology, self.world.settings)
+        cpus = "the pool" if has.cpus == str(pool) else has.cpus or "all"
+        return f"runs on {cpus}/{has.mems or 'all'} quota {has.cpu_quota}"
+
+    def _wishes(self) -> dict[str, str]:
+        random = self._random
+        if random.random() < 0.15:
+            online = sorted(self.world.topology.online)
+            some = CPUSet(random.sample(online, min(len(online), random.choice((1, 2, 2, 4)))))
+            wishes = {"numacpu": str(some)}
+            if random.random() < 0.4:
+                wishes["cpus"] = "exclusive"
+            if random.random() < 0.4:
+                wishes["numamem"] = str(random.choice(sorted(self.world.topology.numa_nodes)))
+            return wishes
+        wishes = {
+            "policy": random.choice(
+                ("best-effort", "restricted", "single-numa-node", "single-numa-node", "none")
+            )
+        }
+        for key, chance, values in (
+            ("cpus", 0.4, ("exclusive", "exclusive", "shared")),
+            ("smt", 0.4, ("any", "spread", "full-core", "isolate", "pair")),
+            ("scope", 0.3, ("pod", "container")),
+            ("bind", 0.15, ("cpu", "cpu+mem", "none")),
+            ("on-failure", 0.3, ("reject", "widen", "unpinned")),
+            ("load", 0.2, ("high", "low", "09:00-18:00", "22:00-06:00")),
+        ):
+            if random.random() < chance:
+                wishes[key] = random.choice(values)
+        return wishes if random.random() < 0.9 else {}
+
+    def _new(self) -> tuple[PodSandbox, Container, str]:
+        random = self._random
+        self._number += 1
+        if self.world.pods and random.random() < 0.25:
+            of = self.world.pods[sorted(self.world.pods)[-1]]
+            wishes = "same pod"
+        else:
+            asked = self._wishes()
+            qos = random.choices(list(QoSClass), (6, 2, 1))[0]
+            cpus, memory = self._size()
+            total = resources(cpus * 2, memory * 2) if "scope" in asked else None
+            of = pod(f"p{self._number:02}", asked, qos=qos, total=total)
+            wishes = f"{qos} {' '.join(f'{key}={value}' for key, value in asked.items())}"
+        cpus, memory = self._size()
+        pages = {}
+        sizes = {
+            size for node in self.world.topology.numa_nodes.values() for size in node.hugepages
+        }
+        if sizes and random.random() < 0.4:
+            pages = {random.choice(sorted(sizes)): random.choice((1, 2, 3)) * GIB}
+        made = container(of, f"c{self._number:02}", resources(cpus, memory, hugepages=pages))
+        if random.random() < 0.15:
+            made = replace(made, devices=(self._devices(),))
+        text = f"{cpus:g} CPUs {memory:g} GiB {pages or ''}{' devices' if made.devices else ''}"
+        return of, made, f"{wishes}, {text}"
+
+    def _size(self) -> tuple[float, float]:
+        random = self._random
+        most = len(self.world.topology.allowed)
+        cpus = random.choice((0.0, 0.5, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 4.0, most // 4, most // 2))
+        return float(cpus), random.choice((0.0, 0.5, 1.0, 1.0, 3.0, 9.0, 40.0))
+
+    def _devices(self) -> DeviceRequest:
+        random = self._random
+        nodes = sorted(self.world.topology.numa_nodes)
+        devices = tuple(
+            Device(
+                id=f"d{k}",
+                numa_nodes=frozenset(random.sample(nodes, min(len(nodes), random.choice((1, 2))))),
+                available=random.random() < 0.7,
+            )
+            for k in range(4)
+        )
+        return DeviceRequest(
+            resource="example.org/gpu", count=random.choice((1, 2)), devices=devices
+        )
+
+    def _create(self) -> None:
+        of, made, asked = self._new()
+        answer = self.world.create(of, made)
+        said = _refused(answer) if isinstance(answer, Refused) else ""
+        self.lines.append(f"create {made.id}: {asked} {said}".rstrip())
+
+    def _in_a_gap(self) -> None:
+        of, made, asked = self._new()
+        self.world.pods[of.id], self.world.live[made.id] = of, made
+        self.world.synchronize()
+        self.lines.append(f"created while nobody looked, {made.id}: {asked}")
+
+    def _pick(self) -> str:
+        return self._random.choice(sorted(self.world.live))
+
+    def _stop(self) -> None:
+        one = self._pick()
+        of = self.world.live[one].pod_id
+        self.world.stop(one)
+        self.lines.append(f"stop {one}")
+        if of in self.world.pods and all(c.pod_id != of for c in self.world.live.values()):
+            self.world.remove_pod(self.world.pods[of])
+            self.lines[-1] += ", the last of its pod"
+
+    def _resize(self) -> None:
+        one = self._pick()
+        cpus, memory = self._size()
+        refused = self.world.update(one, resources(cpus, memory))
+        said = _refused(refused) if refused else ""
+        self.lines.append(f"resize {one} to {cpus:g} CPUs {memory:g} GiB {said}".rstrip())
+
+    def _restart(self) -> None:
+        self.world.boot()
+        self.world.synchronize()
+        self.lines.append("restart")
+
+    def _loses_the_checkpoint(self) -> None:
+        self.world.store.documents.clear()
+        self.world.boot()
+        self.world.synchronize()
+        self.lines.append("restart without the checkpoint")
+
+    def _sets_a_cpuset(self) -> None:
+        one = self._pick()
+        allowed = sorted(self.world.topology.allowed)
+        text = str(CPUSet(allowed[: self._random.choice((1, 2, 4))]))
+        self.world.update(one, Resources(cpus=text))
+        self.lines.append(f"somebody sets {one} to {text}")
+
+    def _drain(self) -> None:
+        numa_node = self._random.choice(sorted(self.world.topology.numa_nodes))
+        factor = self._random.choice((0.0, 0.5, 1.0))
+        self.world.settings = replace(self.world.settings, capacity_factor={numa_node: factor})
+        self.world.apply(
+            self.world.agent.retopology(
+                replace(self.world.agent.machine, settings=self.world.settings)
+            )
+        )
+        self.lines.append(f"NUMA node {numa_node} is worth {factor:g}")
+
+    def _granted(self) -> None:
+        state = self.world.agent.state
+        pool = sorted(state.pool(self.world.topology, self.world.settings))
+        if len(pool) < 4:
+            return
+        text = str(CPUSet(pool[-1:]))
+        self.world.kubelet({("of-the-kubelet", "c"): text}, reserved="0")
+        self.lines.append(f"the kubelet grants {text}")
+
+
+def _settings(random: Random, topology: Topology) -> Settings:
+    kubelet = random.random() < 0.2
+    first = sorted(topology.allowed)
+    without_cpus = NUMASet(node.id for node in topology.numa_nodes.values() if not node.cpus)
+    memory_only = without_cpus if random.random() < 0.7 else NUMASet()
+    return Settings(
+        strategy=random.choice(list(Strategy)),
+        oversale=random.choice((1.0, 1.0, 1.5)),
+        reserved_cpus=CPUSet(first[: random.choice((0, 0, 1, 2))] if len(first) > 4 else ()),
+        strict_reserved=random.random() < 0.3,
+        reserved_memory={0: GIB} if random.random() < 0.3 else {},
+        static_cpus=random.random() < 0.3,
+        prefer_closest=random.random() < 0.8,
+        kubelet_ties=kubelet,
+        kubelet_memory=kubelet,
+        kubelet_cpus=kubelet and random.random() < 0.5,
+        cpu_order=random.choice((CPUOrder.DEFAULT, CPUOrder.DEFAULT, CPUOrder.KUBELET)),
+        distribute_across_numa=random.random() < 0.3,
+        distribute_across_cores=random.random() < 0.2,
+        align_l3=random.random() < 0.8,
+        align_by_socket=random.random() < 0.2,
+        isolated=random.choice(list(IsolatedCPUs)),
+        nohz_full=random.choice(list(NohzFullCPUs)),
+        cores=random.choice(list(PreferredCores)),
+        memory_only_nodes=memory_only,
+        lift_quota=random.random() < 0.8,
+        tell_environment=random.random() < 0.8,
+        permissions=(Permission(name="permissions[0]", unpaid_cpus=True),)
+        if random.random() < 0.3
+        else (),
+        limits=Limits(
+            quota=Quota(exclusive=CPUAmount(percent=75)),
+            idle=CPUAmount(percent=random.choice((25, 50))),
+            numa_pool=CPUAmount(random.choice((0, 0, 1))),
+        )
+        if random.random() < 0.5
+        else Limits(),
+    )
+
+
+def _refused(one: Refused) -> str:
+    return f"refused: {one.reason}: {one.message.partition(', container ')[2]}"
+
+
+def _told(settings: Settings) -> str:
+    usual = Settings()
+    return ", ".join(
+        f"{name}={value}" if not isinstance(value, Limits | tuple) else name
+        for name in settings.__slots__
+        if (value := getattr(settings, name)) != getattr(usual, name)
+    )
+
+
+def _allocation(one: Allocation) -> str:
+    words: list[object] = [one.kind, one.cpus or "-"]
+    if one.idle:
+        words.append(f"idle {one.idle}")
+    if one.owned and one.kind is not Kind.EXCLUSIVE:
+        words.append("owned")
+    words.append(f"numa {one.numa_nodes or '-'} mems {one.mems or '-'} {one.policy} {one.smt}")
+    if not one.preferred:
+        words.append("not preferred")
+    if one.pinned:
+        words.append(f"pinned {one.pinned}")
+    if one.quota is not None:
+        words.append(f"lifted {one.quota}")
+    if one.reason:
+        words.append(f"({one.reason})")
+    for i, charge in sorted(one.charges.items()):
+        pages = "".join(f" {size}:{each / GIB:g}G" for size, each in charge.hugepages.items())
+        words.append(f"[{i}: {charge.cpu_milli}m {charge.memory / GIB:g}G{pages}]")
+    return " ".join(map(str, words))
+
+
+def main() -> None:
+    """Write all of it down."""
+    RECORDED.mkdir(exist_ok=True)
+    for name in LIVES:
+        text = "\n".join(Life(name).lived()) + "\n"
+        (RECORDED / f"{name}.txt").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""A served agent on a modelled machine, in a thread, with pods to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from nri_numa.cli.topology_output import topology_document
+from nri_numa.config import HTTP
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.http.server import HTTPServer
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.pci import PCIDevice
+from nri_numa.node.agent import Agent
+from nri_numa.node.view import LinkFacts, LiveView
+from nri_numa.observe.metrics import Metrics
+
+
+class PageBed:
+    """Everything runs in one thread with its own loop; `do` runs something in there."""
+
+    def __init__(
+        self, topology: Topology, settings: Settings | None = None, *, token_file: str = ""
+    ) -> None:
+        self.version = "0.1.0"
+        self.devices: tuple[PCIDevice, ...] | None = None
+        self.agent = Agent(
+            Machine(topology=topology, settings=settings or Settings(reserved_cpus=CPUSet([0]))),
+            metrics=Metrics("0.1.0"),
+            store=None,
+            now=time.time,
+        )
+        self.agent.synchronized = True
+        self.link = LinkFacts(
+            state="active", detail="", active=True, runtime="containerd", runtime_version="v2.1.9"
+        )
+        self._section = HTTP(address="127.0.0.1:0", token_file=token_file)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.address: tuple[str, int] = ("127.0.0.1", 0)
+        self.serve()
+
+    @property
+    def url(self) -> str:
+        """The page."""
+        return f"http://{self.address[0]}:{self.address[1]}/"
+
+    def do(self, action: Callable[[], object]) -> object:
+        """Run in the loop's thread, as the runtime's events do."""
+
+        async def run() -> object:
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+
+    def serve(self) -> None:
+        """Listen; on the same port as before after a stop."""
+        view = LiveView(
+            self.agent,
+            version=self.version,
+            node_name="worker-7.example.org",
+            started=time.time(),
+            now=time.time,
+            link=lambda: self.link,
+            reading=lambda: None,
+            describe=lambda m: topology_document(
+                m.topology, reserved=m.settings.reserved_cpus, devices=self.devices
+            ),
+        )
+        section = HTTP(address=f"127.0.0.1:{self.address[1]}", token_file=self._section.token_file)
+        self._server = HTTPServer(section, view, Metrics("0"), version=self.version)
+        started = asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(20)
+        assert started
+        assert self._server.address is not None
+        self.address = self._server.address
+
+    def hang_up(self) -> None:
+        """Stop listening."""
+        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(20)
+
+    def close(self) -> None:
+        """End the thread."""
+        self.hang_up()
+
+        async def settle() -> None:
+            # A browser may have connected while the listener was closed.
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(settle(), self._loop).result(20)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def create(
+        self,
+        pod: str,
+        container: str = "server",
+        *,
+        namespace: str = "shop",
+        cpus: float = 1,
+        memory: int = 1 << 28,
+        pinned: str = "",
+        **annotations: str,
+    ) -> None:
+        """A Guaranteed container; somebody else set ``pinned`` as its cpuset already."""
+        sandbox = PodSandbox(
+            id=f"sandbox-{namespace}-{pod}",
+            uid=f"uid-{namespace}-{pod}",
+            namespace=namespace,
+            name=pod,
+            qos=QoSClass.GUARANTEED,
+            annotations={
+                f"numa.kubernetes.io/{k.replace('_', '-')}": v for k, v in annotations.items()
+            },
+        )
+        made = Container(
+            id=f"{hash((namespace, pod, container)) & (1 << 64) - 1:064x}",
+            pod_id=sandbox.id,
+            name=container,
+            resources=Resources(
+                cpu_quota=int(cpus * 100_000),
+                cpu_period=100_000,
+                cpu_shares=max(2, int(cpus * 1024)),
+                memory_limit=memory,
+                cpus=pinned,
+            ),
+        )
+        self.do(lambda: self.agent.create_container(sandbox, made))
+
+    def populate(self) -> None:
+        """One of everything, and something on most NUMA nodes."""
+        topology = self.agent.machine.topology
+        largest = min(len(n.cpus) for n in topology.numa_nodes.values() if n.cpus)
+        for n in range(min(40, 2 * len(topology.cpu_nodes))):
+            self.create(
+                f"train-{n}-7d4b9c6f5d-x2x1{n}",
+                cpus=max(1, largest // 4),
+                memory=1 << 30,
+                policy="single-numa-node",
+            )
+        for n in range(6):
+            self.create(f"web-{n}", namespace="front", cpus=0.5, policy="best-effort")
+        for n in range(3):
+            self.create(f"plain-{n}", namespace="kube-system", cpus=0.25)
+        self.create("listed", numacpu="1", numamem="0")
+        self.create("greedy", cpus=len(topology.online) + 1, policy="restricted")
+
+
+@contextmanager
+def page_bed(
+    topology: Topology, settings: Settings | None = None, *, token_file: str = ""
+) -> Iterator[PageBed]:
+    """A bed that is gone afterwards."""
+    bed = PageBed(topology, settings, token_file=token_file)
+    try:
+        yield bed
+    finally:
+        bed.close()

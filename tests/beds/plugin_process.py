@@ -1,0 +1,352 @@
+"""``nri-numa run`` as a process of its own, the way systemd would run it. Free of pytest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# An emulated machine takes its time for a document of many small files.
+_ANSWER_LIMIT_S = 60.0
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def plugin_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for a plugin: ours without the settings of the test bed.
+
+    ``NRI_NUMA_*`` is where the plugin takes its configuration from, so a variable meant for the
+    test bed would be an unknown key there.
+    """
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("NRI_NUMA_")}
+    return {**kept, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **(extra or {})}
+
+
+class PluginProcess:
+    """One plugin; a context manager that starts it, waits until it is ready, and ends it.
+
+    Args:
+        directory: for its configuration, state and log.
+        nri_socket: of the runtime.
+        config: keys of the configuration file, as in ``config/agent.yaml``.
+        sysfs_root: machine to read.
+        arguments: more flags for ``run``.
+        environment: more environment.
+        python: the interpreter.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        nri_socket: Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        sysfs_root: Path = Path("/"),
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        self.directory = directory
+        self.nri_socket = nri_socket
+        self.state_directory = directory / "state"
+        self.log_file = directory / "plugin.log"
+        self.config_file = directory / "agent.yaml"
+        self._config = dict(config or {})
+        self._sysfs_root = sysfs_root
+        self._arguments = list(arguments)
+        self._environment = dict(environment or {})
+        self._python = python
+        self._port = 0
+        self._log_start = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # -- life ------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def command(self) -> list[str]:
+        """The command line."""
+        return [
+            self._python,
+            "-m",
+            "nri_numa",
+            "run",
+            f"--config={self.config_file}",
+            f"--nri-socket={self.nri_socket}",
+            f"--state-dir={self.state_directory}",
+            f"--http={self.address}",
+            f"--sysfs-root={self._sysfs_root}",
+            *self._arguments,
+        ]
+
+    @property
+    def address(self) -> str:
+        """Where it serves HTTP, host and port."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file of what was meant."""
+        return self.state_directory / "checkpoint"
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        assert self._process is not None, "the plugin does not run"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def write_config(self, config: Mapping[str, Any] | None = None) -> None:
+        """Write the configuration file; a mapping given replaces the earlier one."""
+        if config is not None:
+            self._config = dict(config)
+        document = {
+            "apiVersion": "nri-numa/v1",
+            "kind": "AgentConfig",
+            "log": {"format": "json", "level": "debug"},
+            **self._config,
+        }
+        # JSON is YAML, and quotes what YAML would take for a number.
+        self.config_file.write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+    def start(self, *, wait: bool = True, timeout_s: float = 30.0) -> None:
+        """Start the process.
+
+        Args:
+            wait: return when it is ready, that is registered and synchronised.
+            timeout_s: limit of that wait.
+
+        Raises:
+            RuntimeError: it ended or did not get ready; the message has its log.
+        """
+        assert not self.running, "already running"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.write_config()
+        # A port for each start: the last one's connections may still linger.
+        self._port = free_port()
+        with self.log_file.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = self._spawn(plugin_environment(self._environment), log)
+        if wait:
+            self.wait_ready(timeout_s=timeout_s)
+
+    def _spawn(self, environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.command,
+            env=environment,
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def ready(self) -> bool:
+        """Whether it says that it is connected and synchronised: the last word in its log."""
+        states = [
+            record.get("state")
+            for record in self.records(since=self._log_start)
+            if record.get("msg") == "link"
+        ]
+        return self.running and states[-1:] == ["active"]
+
+    def wait_ready(self, *, ready: bool = True, timeout_s: float = 30.0) -> None:
+        """Wait until the plugin is connected and synchronised (or is not, any more)."""
+        deadline = time.monotonic() + timeout_s
+        while self.ready() != ready:
+            if not self.running:
+                code = self._process.returncode if self._process else None
+                raise RuntimeError(f"the plugin ended with {code}:\n{self.log()[-4000:]}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not {ready=} in {timeout_s} s:\n{self.log()[-4000:]}")
+            time.sleep(0.02)
+
+    def terminate(self, timeout_s: float = 15.0) -> int:
+        """SIGTERM; returns the exit status."""
+        return self._end(signal.SIGTERM, timeout_s)
+
+    def kill(self) -> int:
+        """SIGKILL: nothing it holds in memory survives."""
+        return self._end(signal.SIGKILL, 15)
+
+    def wait(self, timeout_s: float = 15.0) -> int:
+        """Wait for it to end by itself; returns the exit status."""
+        assert self._process is not None
+        code = self._process.wait(timeout_s)
+        self._process = None
+        return code
+
+    def restart(self, *, kill: bool = False, wait: bool = True) -> None:
+        """End and start it, with the same state directory."""
+        if kill:
+            self.kill()
+        else:
+            code = self.terminate()
+            if code != 0:
+                raise RuntimeError(f"status {code} on SIGTERM:\n{self.log()[-4000:]}")
+        self.start(wait=wait)
+
+    def reload(self, config: Mapping[str, Any]) -> None:
+        """Write another configuration and send SIGHUP."""
+        self.write_config(config)
+        os.kill(self.pid, signal.SIGHUP)
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        if self.running:
+            self.kill()
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> int:
+        assert self._process is not None, "the plugin does not run"
+        process = self._process
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise RuntimeError(
+                f"the plugin did not end on {number.name}:\n{self.log()[-4000:]}"
+            ) from None
+        finally:
+            self._process = None
+        return code
+
+    # -- seen from outside -----------------------------------------------------------------
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of an HTTP request; HTTP is served a moment after the start."""
+        deadline = time.monotonic() + _ANSWER_LIMIT_S
+        while True:
+            try:
+                return self._ask(path, _ANSWER_LIMIT_S)
+            except urllib.error.URLError as error:
+                early = isinstance(error.reason, ConnectionRefusedError) and self.running
+                if not early or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def _ask(self, path: str, timeout_s: float) -> tuple[int, str]:
+        url = f"http://{self.address}{path}"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(url, timeout=timeout_s) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def responsive(self) -> bool:
+        """Whether the HTTP server answers at all."""
+        try:
+            return self._ask("/healthz", 5)[0] == 200
+        except OSError:
+            return False
+
+    def json(self, path: str) -> Any:
+        """The JSON document at a path."""
+        status, body = self.get(path)
+        assert status == 200, f"GET {path}: {status}: {body}"
+        return json.loads(body)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of a metric that have these labels; 0 when there is none."""
+        total = 0.0
+        for line in self.get("/metrics")[1].splitlines():
+            head, _, value = line.rpartition(" ")
+            bare, _, rest = head.partition("{")
+            if bare == name and all(f'{key}="{text}"' in rest for key, text in labels.items()):
+                total += float(value)
+        return total
+
+    def log(self, since: int = 0) -> str:
+        """Everything it wrote so far, or from a byte of its log file on."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.log_file.read_bytes()[since:].decode(errors="replace")
+        return ""
+
+    def records(self, since: int = 0) -> list[dict[str, Any]]:
+        """Its log lines as documents; lines of another form are left out."""
+        found = []
+        for line in self.log(since).splitlines():
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    found.append(record)
+        return found
+
+
+class StartPlugin:
+    """Starts plugins beside one runtime; who has it ends them.
+
+    Args:
+        directory: below which each gets a directory of its own.
+        nri_socket: of the runtime.
+    """
+
+    def __init__(self, directory: Path, nri_socket: Path) -> None:
+        self._directory = directory
+        self._nri_socket = nri_socket
+        self.started: list[PluginProcess] = []
+
+    def __call__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        sysfs_root: Path = Path("/"),
+        state_directory: Path | None = None,
+        wait: bool = True,
+    ) -> PluginProcess:
+        """Start one.
+
+        Args:
+            config: keys of the configuration file.
+            sysfs_root: machine to read.
+            state_directory: default one of its own.
+            wait: until it is ready.
+        """
+        directory = Path(tempfile.mkdtemp(prefix="plugin-", dir=self._directory))
+        plugin = PluginProcess(directory, self._nri_socket, config=config, sysfs_root=sysfs_root)
+        if state_directory is not None:
+            plugin.state_directory = state_directory
+        self.started.append(plugin)
+        plugin.start(wait=wait)
+        return plugin

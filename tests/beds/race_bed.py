@@ -1,0 +1,350 @@
+"""The race bed: ordinary pods and an owner created at the same time on a real containerd.
+
+An owner's CPUs leave everybody else's set in the answer to its creation. A container that is
+between its own creation and its start can miss that. Each round makes three ordinary containers and
+one exclusive one, looks at what the kernel lets their processes use from the first instruction on,
+and says for how long a neighbour could run on the owner's CPU.
+
+Works on two CPUs. Free of pytest; `tests.checks.race_figures` holds the arithmetic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from tests.beds.containerd import Containerd
+from tests.beds.cri import (
+    BEST_EFFORT,
+    CRI,
+    Container,
+    CRIError,
+    Pod,
+    QoS,
+    Resources,
+    guaranteed,
+    poll,
+)
+from tests.beds.process_sampler import Sampler, Watched
+from tests.checks.race_figures import Round, Sighting, longest_gap_ms, overlap_ms
+
+MODES: Final = ("aligned", "free")
+NEIGHBOURS: Final = 3
+SETTLE_S: Final = 0.25
+"""Sets that stay right for so long after the last start end a round."""
+LIMIT_S: Final = 1.5
+"""A round whose sets do not get right ends so long after the last start."""
+UNTIL_RIGHT_S: Final = 35.0
+"""The same where the whole time is asked for: longer than the interval of the drift reader."""
+
+OWNER_ANNOTATIONS: Final = {
+    "numa.kubernetes.io/policy": "best-effort",
+    "numa.kubernetes.io/cpus": "exclusive",
+}
+
+# The very first act of process 1: the time, then what it may use. Shell built-ins only, so that
+# nothing comes first.
+COMMAND: Final = (
+    "/bin/sh",
+    "-c",
+    "began=$EPOCHREALTIME; while read -r key value; do case $key in "
+    "Cpus_allowed_list:) cpus=$value;; Mems_allowed_list:) mems=$value;; "
+    "esac; done </proc/self/status; "
+    'echo "cpus=$cpus mems=$mems began=$began read=$EPOCHREALTIME"; '
+    "exec sleep 1000000",
+)
+_FIRST_LINE = re.compile(r"cpus=(\S*) mems=\S* began=([\d.]+) read=([\d.]+)")
+
+
+@dataclass(slots=True)
+class Part:
+    """One pod's container in one round, with the times of its calls (seconds of the epoch)."""
+
+    name: str
+    owner: bool = False
+    container: Container | None = None
+    watched: Watched | None = None
+    create_called: float = 0.0
+    created: float = 0.0
+    start_called: float = 0.0
+    started: float = 0.0
+    first_cpus: CPUSet = NO_CPUS
+    began: float = 0.0
+    read: float = 0.0
+
+    @property
+    def tracked(self) -> list[Sighting]:
+        """Its own first line, then what was seen from outside."""
+        assert self.watched is not None
+        return [
+            Sighting(self.read, self.first_cpus),
+            *(each for each in self.watched.track if each.at > self.read),
+        ]
+
+    def at_fault(self, owned: CPUSet) -> bool:
+        """Whether it was on owned CPUs when last seen, or was never seen."""
+        assert self.watched is not None
+        return not self.watched.track or bool(self.watched.track[-1].cpus & owned)
+
+    def told(self) -> dict[str, Any]:
+        """For the file of all rounds; times in seconds of the epoch."""
+        changes: list[list[Any]] = []
+        for each in self.tracked:
+            if not changes or changes[-1][1] != str(each.cpus):
+                changes.append([each.at, str(each.cpus)])
+        return {
+            "name": self.name,
+            "create_called": self.create_called,
+            "created": self.created,
+            "start_called": self.start_called,
+            "started": self.started,
+            "began": self.began,
+            "cpus": changes,
+        }
+
+
+class RaceBed:
+    """Runs rounds on one containerd that a plugin serves; a context manager.
+
+    Args:
+        containerd: running, without pods.
+        until_right: look until all sets are right, half a minute at most, instead of 1.5 s.
+    """
+
+    def __init__(self, containerd: Containerd, *, until_right: bool = False) -> None:
+        self._containerd = containerd
+        self._cri: CRI = containerd.cri
+        self._limit_s = UNTIL_RIGHT_S if until_right else LIMIT_S
+        self._pool = ThreadPoolExecutor(NEIGHBOURS + 1, thread_name_prefix="pod")
+        self._pods: dict[str, Pod] = {}
+        self._count = 0
+        self._priority = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def __enter__(self) -> RaceBed:
+        # A busy machine shall not blind us: threads made from here on inherit it, the runtime and
+        # the plugin run already. Where we may not, the gaps are longer, and reported.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, -15)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, self._priority)
+        self._pool.shutdown()
+        for pod in self._pods.values():
+            with contextlib.suppress(CRIError):
+                self._cri.remove_pod(pod)
+
+    def rounds(self, mode: str, count: int) -> Iterator[Round]:
+        """Run rounds one after the other.
+
+        Args:
+            mode: ``aligned`` puts the owner's creation between a neighbour's creation and the end
+                of its start; ``free`` starts the calls of all pods together, sandboxes included.
+            count: how many.
+        """
+        assert mode in MODES, f"mode {mode!r}: one of {', '.join(MODES)}"
+        for number in range(count):
+            yield self._aligned(number) if mode == "aligned" else self._free()
+
+    # -- one round -------------------------------------------------------------------------
+
+    def _aligned(self, number: int) -> Round:
+        variant, when = _alignments(number)
+        parts = _parts()
+        neighbours, owner = parts[:-1], parts[-1]
+        pods = [self._prepared(part) for part in parts]
+
+        def play(sampler: Sampler) -> None:
+            for part, pod in zip(neighbours, pods, strict=False):
+                self._create(part, pod, sampler)
+            calls = []
+            if variant == "created":
+                self._create(owner, pods[-1], sampler)
+                calls = [self._pool.submit(self._start, part) for part in parts]
+            else:
+                calls = [self._pool.submit(self._start, part) for part in neighbours]
+                when(neighbours[0])
+                self._create(owner, pods[-1], sampler)
+                self._start(owner)
+            for call in calls:
+                call.result()
+
+        return self._round("aligned", variant, parts, play)
+
+    def _free(self) -> Round:
+        self._count += 1
+        parts, barrier = _parts(), threading.Barrier(NEIGHBOURS + 1)
+        pods: list[Pod] = []
+
+        def one(part: Part, sampler: Sampler) -> None:
+            barrier.wait(60)
+            pod = self._run_pod(part, f"{part.name}-{self._count}")
+            pods.append(pod)
+            self._create(part, pod, sampler)
+            self._start(part)
+
+        def play(sampler: Sampler) -> None:
+            calls = [self._pool.submit(one, part, sampler) for part in parts]
+            for call in calls:
+                call.exception()
+            for call in calls:
+                call.result()
+
+        try:
+            return self._round("free", "threads", parts, play)
+        finally:
+            list(self._pool.map(self._cri.remove_pod, pods))
+
+    def _round(
+        self, mode: str, variant: str, parts: Sequence[Part], play: Callable[[Sampler], None]
+    ) -> Round:
+        began = time.monotonic()
+        result = Round(series=self._containerd.binaries.version, mode=mode, variant=variant)
+        try:
+            with Sampler() as sampler:
+                play(sampler)
+                owned = self._granted(parts[-1])
+                result.truncated = not self._settle(parts, owned)
+                end = time.time()
+            for part in parts:
+                self._first_line(part)
+            judge(result, parts, owned, end)
+        except CRIError as error:
+            result.error = str(error)
+        finally:
+            made = [part.container for part in parts if part.container is not None]
+            list(self._pool.map(self._cri.remove, made))
+        result.seconds = time.monotonic() - began
+        return result
+
+    def _settle(self, parts: Sequence[Part], owned: CPUSet) -> bool:
+        """Wait until all sets stay right, or for the limit; whether they are right."""
+        last = max(part.started for part in parts)
+        right_since = 0.0
+        while True:
+            now = time.time()
+            right = not any(part.at_fault(owned) for part in parts if not part.owner)
+            right_since = (right_since or now) if right else 0.0
+            if right and now - max(right_since, last) >= SETTLE_S:
+                return True
+            if now - last >= self._limit_s:
+                return right
+            time.sleep(0.01)
+
+    # -- calls -----------------------------------------------------------------------------
+
+    def _run_pod(self, part: Part, name: str) -> Pod:
+        qos = QoS.GUARANTEED if part.owner else QoS.BEST_EFFORT
+        annotations = OWNER_ANNOTATIONS if part.owner else {}
+        return self._cri.run_pod(name, annotations=annotations, qos=qos)
+
+    def _prepared(self, part: Part) -> Pod:
+        if part.name not in self._pods:
+            self._pods[part.name] = self._run_pod(part, part.name)
+        return self._pods[part.name]
+
+    def _create(self, part: Part, pod: Pod, sampler: Sampler) -> None:
+        resources: Resources = guaranteed(1) if part.owner else BEST_EFFORT
+        self._count += 1
+        part.create_called = time.time()
+        part.container = self._cri.create(
+            pod, resources=resources, command=COMMAND, attempt=self._count
+        )
+        part.created = time.time()
+        part.watched = sampler.watch(part.container)
+
+    def _start(self, part: Part) -> None:
+        assert part.container is not None
+        part.start_called = time.time()
+        self._cri.start(part.container)
+        part.started = time.time()
+
+    def _granted(self, owner: Part) -> CPUSet:
+        assert owner.container is not None
+        spec = self._cri.info(owner.container)["runtimeSpec"]
+        return CPUSet.parse(spec["linux"]["resources"]["cpu"]["cpus"])
+
+    def _first_line(self, part: Part) -> None:
+        container = part.container
+        assert container is not None
+        line = poll(
+            lambda: next(iter(self._cri.logs(container)), None), f"first line of {part.name}"
+        )
+        match = _FIRST_LINE.match(line)
+        assert match is not None, f"first line of {part.name} is {line!r}"
+        part.first_cpus = CPUSet.parse(match.group(1))
+        part.began, part.read = float(match.group(2)), float(match.group(3))
+
+
+def _parts() -> list[Part]:
+    """The neighbours and, last, the owner."""
+    neighbours = [Part(f"neighbour{number}") for number in range(NEIGHBOURS)]
+    return [*neighbours, Part("owner", owner=True)]
+
+
+def _alignments(number: int) -> tuple[str, Callable[[Part], None]]:
+    """Where the owner's creation falls in the round with this number, and how to wait for it.
+
+    Every other round sweeps the time after the neighbours' StartContainer was called, because what
+    happens inside it shows from outside only in part.
+    """
+
+    def after(delay_s: float) -> Callable[[Part], None]:
+        return lambda _: time.sleep(delay_s)
+
+    def stage(*names: str) -> Callable[[Part], None]:
+        def wait(part: Part) -> None:
+            def there() -> bool | None:
+                return (part.watched is not None and part.watched.stage in names) or None
+
+            poll(there, f"{part.name}: {names[0]}", every_s=0.001)
+
+        return wait
+
+    def returned(part: Part) -> None:
+        poll(lambda: part.started or None, f"{part.name} started", every_s=0.001)
+
+    if number % 2:
+        delay_ms = number // 2 * 10 % 200
+        return f"{delay_ms // 50 * 50}-{delay_ms // 50 * 50 + 40} ms after the call", after(
+            delay_ms / 1000
+        )
+    fixed: list[tuple[str, Callable[[Part], None]]] = [
+        ("created", lambda _: None),
+        ("cgroup", stage("cgroup", "init", "program")),
+        ("init", stage("init", "program")),
+        ("program", stage("program")),
+        ("returned", returned),
+    ]
+    return fixed[number // 2 % len(fixed)]
+
+
+def judge(result: Round, parts: Sequence[Part], owned: CPUSet, end: float) -> None:
+    """Work out a round's figures.
+
+    Args:
+        result: where they go.
+        parts: the neighbours and, last, the owner.
+        owned: the owner's CPUs.
+        end: until when somebody looked.
+    """
+    neighbours, owner = parts[:-1], parts[-1]
+    tracks = [part.tracked for part in neighbours]
+    result.wrong_ms = overlap_ms(tracks, owned, owner.began, end)
+    result.sure_ms = overlap_ms(tracks, owned, owner.began, end, sure=True)
+    result.since_grant_ms = overlap_ms(tracks, owned, owner.created, end)
+    wrong = [part for part in neighbours if part.began > owner.created and part.first_cpus & owned]
+    result.first_lines = len(wrong)
+    result.first_lines_created_after = sum(part.create_called > owner.created for part in wrong)
+    result.owner_wrong = owner.first_cpus != owned
+    result.gap_ms = max(longest_gap_ms(part.tracked) for part in parts)
+    result.detail = {"owned": str(owned), "end": end, "parts": [part.told() for part in parts]}

@@ -1,0 +1,96 @@
+"""Captured frames, and two sessions joined back to back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nri_numa.nri.wire import mux, ttrpc
+from nri_numa.nri.wire.events import Answered, ConfigureRequested, PluginEvent, RuntimeEvent
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.pb import ttrpc_pb2
+from nri_numa.nri.wire.session import PluginSession, RuntimeSession, SessionLimits
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "wire"
+
+
+def golden(name: str) -> bytes:
+    """Return the bytes of one captured exchange."""
+    lines = (GOLDEN / f"{name}.hex").read_text().splitlines()
+    return bytes.fromhex("".join(line for line in lines if not line.startswith("#")))
+
+
+def drain(session: Any) -> list[Any]:
+    """Return every event a session has now."""
+    events = []
+    while (event := session.next_event()) is not None:
+        events.append(event)
+    return events
+
+
+def request_frame(
+    stream: int,
+    method: str,
+    payload: bytes = b"",
+    *,
+    service: str = "nri.pkg.api.v1alpha1.Plugin",
+    connection: int = mux.PLUGIN_CONNECTION,
+    message_type: int = ttrpc.MessageType.REQUEST,
+) -> bytes:
+    """Return a request as the peer might send it, legal or not."""
+    body = ttrpc_pb2.Request(service=service, method=method, payload=payload)
+    message = ttrpc.encode_message(stream, message_type, body.SerializeToString())
+    return mux.encode_frames(connection, message)
+
+
+class SessionPair:
+    """A plugin and a runtime with no socket between them.
+
+    What one side queues reaches the other with `to_plugin` and `to_runtime`; `mangle` may change
+    the way the bytes are cut.
+    """
+
+    def __init__(self, limits: SessionLimits | None = None) -> None:
+        self.plugin = PluginSession(limits=limits)
+        self.runtime = RuntimeSession()
+
+    def to_plugin(self) -> list[PluginEvent]:
+        """Carry the runtime's bytes over; returns what the plugin sees."""
+        self.plugin.receive_data(self.runtime.data_to_send())
+        return drain(self.plugin)
+
+    def to_runtime(self) -> list[RuntimeEvent]:
+        """Carry the plugin's bytes over; returns what the runtime sees."""
+        self.runtime.receive_data(self.plugin.data_to_send())
+        return drain(self.runtime)
+
+    def configured(self, request: pb.ConfigureRequest | None = None) -> SessionPair:
+        """Bring both to the phase after Configure."""
+        self.plugin.register("numapin", "10")
+        (registration,) = self.to_runtime()
+        self.runtime.reply(registration.stream)
+        self.runtime.request("Configure", request or pb.ConfigureRequest())
+        _, configure = self.to_plugin()
+        assert isinstance(configure, ConfigureRequested)
+        self.plugin.reply(configure.stream, pb.ConfigureResponse(events=0x68F))
+        assert len(self.to_runtime()) == 1
+        return self
+
+    def active(self) -> SessionPair:
+        """Bring both to the phase after Synchronize."""
+        self.configured()
+        self.runtime.request("Synchronize", pb.SynchronizeRequest())
+        (event,) = self.to_plugin()
+        self.plugin.reply(event.stream)  # type: ignore[union-attr]
+        assert len(self.to_runtime()) == 1
+        return self
+
+    def ask(self, method: str, request: Any, answer: Callable[[Any], None]) -> Answered:
+        """Send a request, let the plugin answer its one event, return what the runtime got."""
+        self.runtime.request(method, request)
+        (event,) = self.to_plugin()
+        answer(event)
+        (answered,) = self.to_runtime()
+        assert isinstance(answered, Answered)
+        return answered

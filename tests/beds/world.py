@@ -1,0 +1,334 @@
+"""A runtime's world in memory, in the engine's own types, around a real agent.
+
+It does what a runtime does with the agent's answers: writes adjustments and updates into the
+stored resources of its containers, and reports them at a synchronisation. No sockets, no loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from nri_numa.engine.decision import Admitted, Machine, Reading, Refused
+from nri_numa.engine.invariants import violations
+from nri_numa.engine.state import Kind, effective_cpus
+from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerUpdate
+from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.errors import CheckpointError
+from nri_numa.machine.cgroups import CgroupPlace, Written
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import Topology
+from nri_numa.node.agent import Agent
+from nri_numa.observe.metrics import Metrics
+from nri_numa.store import documents as statedoc
+
+PREFIX = "numa.kubernetes.io/"
+GIB = 1 << 30
+
+
+@dataclass
+class MemoryStore:
+    """A store that lives as long as the world; a write can be made to fail.
+
+    Like the real one it writes what failed along with the next changes.
+    """
+
+    documents: dict[str, dict[str, object]] = field(default_factory=dict)
+    unwritten: dict[str, dict[str, object] | None] = field(default_factory=dict)
+    full: bool = False
+
+    def record(self, changes: Mapping[str, dict[str, object] | None]) -> None:
+        """Keep the documents, or fail as a full disk does."""
+        self.unwritten.update(changes)
+        if self.full:
+            raise CheckpointError("/state/checkpoint", "no space left on device")
+        changes, self.unwritten = self.unwritten, {}
+        for key, document in changes.items():
+            if document is None:
+                self.documents.pop(key, None)
+            else:
+                self.documents[key] = document
+
+
+def resources(
+    cpus: float = 0, memory: float = 0, *, hugepages: Mapping[int, int] | None = None
+) -> Resources:
+    """Limits as the kubelet would write them: CPUs as quota and shares, memory in GiB."""
+    milli = round(cpus * 1000)
+    return Resources(
+        cpu_shares=max(2, milli * 1024 // 1000),
+        cpu_quota=milli * 100 if milli else None,
+        cpu_period=100_000 if milli else None,
+        memory_limit=int(memory * GIB) or None,
+        hugepages=dict(hugepages or {}),
+    )
+
+
+def pod(
+    name: str,
+    annotations: Mapping[str, str] | None = None,
+    *,
+    qos: QoSClass = QoSClass.GUARANTEED,
+    total: Resources | None = None,
+    namespace: str = "default",
+    labels: Mapping[str, str] | None = None,
+    prefix: str = PREFIX,
+) -> PodSandbox:
+    """A pod; annotation keys are given without the prefix."""
+    return PodSandbox(
+        id=f"sandbox-{name}",
+        uid=f"uid-{name}",
+        namespace=namespace,
+        name=name,
+        labels=dict(labels or {}),
+        annotations={prefix + key: value for key, value in (annotations or {}).items()},
+        qos=qos,
+        resources=total or Resources(),
+    )
+
+
+def container(
+    of: PodSandbox,
+    name: str = "app",
+    wants: Resources | None = None,
+    *,
+    id: str = "",  # as the runtime calls it
+    oom_score_adj: int | None = None,
+) -> Container:
+    """A container of a pod."""
+    return Container(
+        id=id or f"{of.name}-{name}",
+        pod_id=of.id,
+        name=name,
+        resources=wants or Resources(),
+        oom_score_adj=oom_score_adj,
+    )
+
+
+class World:
+    """The runtime's books and one agent."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        settings: Settings | None = None,
+        *,
+        observe: bool = False,
+        reading: Reading | None = None,
+        write: Callable[[CgroupPlace, str, str], Written] | None = None,
+        key: bytes = b"a key of this node",
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._write = write
+        self.key = key
+        self.clock = clock
+        self.topology = topology
+        self.settings = settings or Settings()
+        self.store = MemoryStore()
+        self.pods: dict[str, PodSandbox] = {}
+        self.live: dict[str, Container] = {}
+        self.sent: list[ContainerUpdate] = []
+        self.reading = reading
+        self._observe = observe
+        self._ids = itertools.count(1)
+        self.agent = self.boot()
+
+    def boot(self) -> Agent:
+        """A fresh agent process over the same store."""
+        self.metrics = Metrics("test")
+        self.agent = Agent(
+            Machine(topology=self.topology, settings=self.settings, key=self.key),
+            metrics=self.metrics,
+            store=self.store,
+            now=lambda: 1_000_000.0,
+            reading=lambda: self.reading,
+            observe=self._observe,
+            write=self._write,
+            clock=lambda: self.clock(),
+        )
+        state, problems = statedoc.state_from(self.store.documents)
+        assert problems == []
+        self.agent.restore(state)
+        return self.agent
+
+    def kubelet(
+        self,
+        granted: Mapping[tuple[str, str], str] | None = None,
+        *,
+        reserved: str = "",
+        mems: Mapping[tuple[str, str], str] | None = None,
+    ) -> None:
+        """The kubelet has a static policy and granted this, by pod and container.
+
+        Args:
+            granted: CPUs; all others are its shared set.
+            reserved: CPUs that it never grants, as its configuration tells.
+            mems: NUMA nodes of granted memory.
+        """
+        cpus = {(f"uid-{p}", c): CPUSet.parse(text) for (p, c), text in (granted or {}).items()}
+        before = self.agent.state.kubelet
+        taken = KubeletGrants(cpus=cpus).taken
+        now = self.topology.online - taken
+        nodes = {(f"uid-{p}", c): NUMASet.parse(text) for (p, c), text in (mems or {}).items()}
+        if reserved:
+            self.settings = replace(self.settings, kubelet_reserved=CPUSet.parse(reserved))
+            self.agent.machine = replace(self.agent.machine, settings=self.settings)
+        self.agent.granted(
+            KubeletGrants(
+                cpu_policy="static",
+                memory_policy="Static" if nodes else "None",
+                shared=(now, *(one for one in before.shared if one != now)),
+                cpus=cpus,
+                mems=nodes,
+            )
+        )
+        self.apply(self.agent.take_pending())
+
+    def synchronize(self) -> tuple[ContainerUpdate, ...]:
+        """(Re)connect."""
+        updates = self.agent.synchronize(tuple(self.pods.values()), tuple(self.live.values()))
+        # CRI-O fails all of it, and drops us, for one container that has just gone.
+        assert all(update.ignore_failure for update in updates)
+        self.apply(updates)
+        return updates
+
+    def create(self, of: PodSandbox, made: Container) -> Admitted | Refused | None:
+        """Run CreateContainer through the agent, and keep what comes out."""
+        self.pods[of.id] = of
+        answer = self.agent.create_container(of, made)
+        if isinstance(answer, Refused):
+            assert self.agent.stop_container(made.id) == ()  # as the runtime does after a failure
+            self.agent.remove_container(made.id)
+            return answer
+        adjustment = NO_ADJUSTMENT if answer is None else answer.adjustment
+        now = made.resources
+        self.live[made.id] = replace(
+            made,
+            annotations={**made.annotations, **adjustment.annotations},
+            resources=replace(
+                now,
+                cpus=adjustment.cpus or now.cpus,
+                mems=adjustment.mems or now.mems,
+                cpu_quota=now.cpu_quota if adjustment.quota is None else adjustment.quota,
+            ),
+        )
+        if answer is not None:
+            self.apply(answer.updates)
+        return answer
+
+    def place(self, of: PodSandbox, made: Container | None = None) -> tuple[str, str]:
+        """Create, expect success, and say which cpus and mems the container has."""
+        made = made or container(of)
+        answer = self.create(of, made)
+        assert not isinstance(answer, Refused), answer.message
+        return self.has(made.id)
+
+    def refuse(self, of: PodSandbox, made: Container | None = None) -> Refused:
+        """Create and expect a refusal."""
+        answer = self.create(of, made or container(of))
+        assert isinstance(answer, Refused), answer
+        return answer
+
+    def update(self, container_id: str, asked: Resources) -> Refused | None:
+        """Run UpdateContainer through the agent and apply the outcome."""
+        before = self.live[container_id]
+        outcome = self.agent.update_container(self.pods[before.pod_id], before, asked)
+        if isinstance(outcome, Refused):
+            return outcome
+        self.apply(outcome.updates)
+        own = outcome.own
+        now = before.resources
+        self.live[container_id] = replace(
+            before,
+            resources=replace(
+                now,
+                cpu_shares=asked.cpu_shares or now.cpu_shares,
+                cpu_quota=own.cpu_quota
+                if own is not None and own.cpu_quota is not None
+                else asked.cpu_quota or now.cpu_quota,
+                cpu_period=asked.cpu_period or now.cpu_period,
+                memory_limit=asked.memory_limit or now.memory_limit,
+                cpus=(own.cpus if own else "") or asked.cpus or now.cpus,
+                mems=(own.mems if own else "") or asked.mems or now.mems,
+            ),
+        )
+        return None
+
+    def stop(self, container_id: str) -> tuple[ContainerUpdate, ...]:
+        """Stop and remove a container."""
+        self.live.pop(container_id, None)
+        updates = self.agent.stop_container(container_id)
+        self.apply(updates)
+        self.agent.remove_container(container_id)
+        return updates
+
+    def remove_pod(self, of: PodSandbox) -> None:
+        """Remove a pod whose containers are gone."""
+        self.pods.pop(of.id, None)
+        self.agent.remove_pod(of.uid)
+
+    def apply(self, updates: Iterable[ContainerUpdate]) -> None:
+        """Do what the runtime does with updates of existing containers."""
+        seen: set[str] = set()
+        for update in updates:
+            assert update.container_id not in seen, "two updates for one container in one reply"
+            seen.add(update.container_id)
+            self.sent.append(update)
+            known = self.live.get(update.container_id)
+            if known is None:
+                assert update.ignore_failure, f"update for unknown {update.container_id}"
+                continue
+            now = known.resources
+            self.live[update.container_id] = replace(
+                known,
+                resources=replace(
+                    now,
+                    cpus=update.cpus or now.cpus,
+                    mems=update.mems or now.mems,
+                    cpu_quota=now.cpu_quota if update.cpu_quota is None else update.cpu_quota,
+                ),
+            )
+
+    def has(self, container_id: str) -> tuple[str, str]:
+        """``(cpus, mems)`` as the runtime has them; empty is everything."""
+        now = self.live[container_id].resources
+        return now.cpus, now.mems
+
+    def cpus(self, container_id: str) -> CPUSet:
+        """CPUs a container may really run on."""
+        text = self.live[container_id].resources.cpus
+        return CPUSet.parse(text) if text else self.topology.online
+
+    def check(self) -> None:
+        """What must hold after every step, judged by the runtime's books."""
+        state = self.agent.state
+        broken = violations(state, self.topology, self.agent.machine.settings)
+        assert broken == [], broken
+        value = self.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
+        assert value == 0
+        pool = state.pool(self.topology, self.agent.machine.settings)
+        assert pool
+        for container_id, made in self.live.items():
+            allocation = state.allocations.get(container_id)
+            assert allocation is not None, f"{container_id} runs and is not in the state"
+            if allocation.kind is Kind.FOREIGN:
+                continue
+            wanted = effective_cpus(allocation, pool, self.topology)
+            if not self._observe:
+                has = self.cpus(container_id)
+                assert has == (wanted or self.topology.allowed), (container_id, has, wanted)
+                if allocation.mems:
+                    assert NUMASet.parse(made.resources.mems) == allocation.mems
+            for other_id, other in state.allocations.items():
+                if other.owned and other_id != container_id and not self._observe:
+                    assert not self.cpus(container_id) & other.cpus, (
+                        f"{container_id} may run on CPUs that {other_id} owns"
+                    )
+            theirs = state.kubelet.taken - allocation.cpus
+            assert self._observe or not self.cpus(container_id) & theirs, (
+                f"{container_id} may run on CPUs that the kubelet granted"
+            )
+        assert set(state.allocations) <= set(self.live), "the state remembers dead containers"

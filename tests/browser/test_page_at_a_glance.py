@@ -1,0 +1,245 @@
+"""What an operator sees at once: the node, who is not aligned, what was refused, what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.beds.browser import Page
+from tests.beds.page_bed import PageBed, page_bed
+from tests.checks.page_expressions import (
+    DETAILS,
+    DETAILS_TITLE,
+    LIVE,
+    MARKED,
+    PODS,
+    REFUSALS,
+    STEPS,
+    fill,
+    label,
+    press_button,
+)
+from tests.machines import named as machines
+
+pytestmark = pytest.mark.browser
+
+FIGURES = "document.getElementById('figures').textContent"
+SHOWN = "getComputedStyle(document.getElementById('details')).display !== 'none'"
+
+
+@pytest.fixture
+def bed() -> Iterator[PageBed]:
+    """Two sockets, four NUMA nodes of eight CPUs."""
+    with page_bed(machines.snc_smt()) as made:
+        yield made
+
+
+def visit(page: Page, bed: PageBed, fragment: str = "") -> None:
+    page.open(bed.url + fragment)
+    page.wait(f"location.href.startsWith('{bed.url}') && {LIVE}")
+
+
+def test_the_node_is_named_first(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    page.wait("document.getElementById('node').textContent === 'worker-7.example.org'")
+    assert page.run("document.title") == "worker-7.example.org – nri-numa"
+    assert page.run("document.getElementById('address').textContent") in bed.url
+
+
+def test_who_is_not_aligned(page: Page, bed: PageBed) -> None:
+    """On a card, in the drawing, in the table, by a filter; and gone with the container."""
+    bed.create("narrow", cpus=2, policy="single-numa-node")
+    visit(page, bed)
+    assert "Wider than ideal0" in page.run(FIGURES)
+    for n in range(4):
+        bed.create(f"full-{n}", cpus=4, policy="single-numa-node")
+    bed.create("wide-0", cpus=6, policy="best-effort")
+    (wide,) = (a for a in bed.agent.state.allocations.values() if a.pod == "wide-0")
+    assert not wide.preferred
+    page.wait(f"{FIGURES}.includes('Wider than ideal1')")
+    for cpu in wide.cpus if wide.kind == "exclusive" else ():
+        assert "wider than ideal" in page.run(label(cpu))
+    page.run(press_button("#figures button", "Show"))
+    assert page.run(PODS) == [wide.pod]
+    assert page.run("document.getElementById('filter').value") == "is:wider"
+    assert page.run("document.querySelector('#list tbody .wide').textContent") == "wider"
+    for numa_node in wide.numa_nodes:
+        shown = f"document.querySelector('[data-numa=\"{numa_node}\"] button.wide')"
+        assert page.run(f"{shown}.textContent") == "1 wider"
+        assert not page.run(f"{shown}.hidden")
+    page.run(fill("filter", "filter:wider"))
+    assert page.run(PODS) == [wide.pod]
+    bed.do(lambda: bed.agent.stop_container(wide.container_id))
+    page.wait(f"{FIGURES}.includes('Wider than ideal0')")
+
+
+def test_room_for_details_is_taken_when_something_is_chosen(page: Page, bed: PageBed) -> None:
+    """At 1,280 px the table keeps all its columns, and what was clicked stays under the mouse."""
+    bed.populate()
+    page.size(1280, 900)
+    visit(page, bed)
+    assert not page.run(SHOWN)
+    cut = (
+        "[...document.querySelectorAll('#list thead th, #list td')]"
+        ".filter(c => ['Namespace', 'Policy', 'CPUs', 'CPU list'].includes(c.dataset.label))"
+        ".filter(c => c.scrollWidth > c.clientWidth).map(c => c.textContent)"
+    )
+    assert page.run(cut) == []
+    where = "document.querySelector('[data-numa=\"2\"] h4 button').getBoundingClientRect().top"
+    page.click('[data-numa="2"] h4 button')
+    page.wait(f"{DETAILS_TITLE} === 'NUMA node 2'")
+    assert page.run(SHOWN)
+    assert 0 <= page.run(where) <= page.run("innerHeight")
+    widths = page.run(
+        "Object.fromEntries([...document.querySelectorAll('#list thead th')]"
+        ".map(h => [h.dataset.name, h.offsetWidth]))"
+    )
+    assert [name for name, width in widths.items() if 0 < width < 50] == []
+    assert {name for name, width in widths.items() if width == 0} <= {"Container", "Mems"}
+    assert page.run("document.querySelector('#list thead').offsetHeight") < 50
+    page.press("Escape")
+    page.wait(f"!({SHOWN})")
+
+
+@pytest.mark.parametrize("width", [760, 900, 1024, 1100, 1200, 1440, 1600, 1920, 2560])
+def test_a_column_is_readable_or_not_there(page: Page, bed: PageBed, width: int) -> None:
+    """Fixed widths of some columns leave nothing to the others, unless those go whole."""
+    bed.populate()
+    page.size(width, 900)
+    visit(page, bed)
+    shown = (
+        "Object.fromEntries([...document.querySelectorAll('#list thead th')]"
+        ".filter(h => h.offsetWidth).map(h => [h.dataset.name, h.offsetWidth]))"
+    )
+    for chosen in (False, True):
+        if chosen:
+            page.click('[data-numa="0"] h4 button')
+            page.wait(SHOWN)
+        widths = page.run(shown)
+        assert {"Pod", "Namespace", "Kind", "CPUs", "CPU list"} <= widths.keys(), chosen
+        assert widths["Pod"] >= 130, (chosen, widths)
+        assert widths["CPU list"] >= 100, (chosen, widths)
+        assert min(widths.values()) >= 50, (chosen, widths)
+
+
+def test_what_somebody_else_pinned_is_found_by_its_cpus(page: Page, bed: PageBed) -> None:
+    """It has no CPUs of ours, and still runs on some: the filter, the CPU and the drawing know."""
+    bed.create("theirs", cpus=0.5, pinned="1-2")
+    bed.create("anywhere", cpus=0.5)
+    visit(page, bed)
+    page.run(fill("filter", "cpu:1"))
+    page.wait(f"{PODS}.join() === 'anywhere,theirs'")
+    page.run(fill("filter", "cpu:3"))
+    page.wait(f"{PODS}.join() === 'anywhere'")
+    page.run(fill("filter", ""))
+    page.click('[data-cpu="1"]')
+    page.wait(f"{DETAILS}.includes('Containers that may run here (2)')")
+    page.run(
+        "[...document.querySelectorAll('#list tbody tr')]"
+        ".find(r => r.textContent.includes('theirs')).querySelector('button').click()"
+    )
+    page.wait(f"{MARKED}.join() === '1,2'")
+
+
+def test_one_number_for_one_thing(page: Page, bed: PageBed) -> None:
+    bed.populate()
+    visit(page, bed)
+    pool = page.run(
+        "[...document.querySelectorAll('#figures div')]"
+        ".find(d => d.textContent.startsWith('Shared pool')).querySelector('b').textContent"
+    )
+    legend = page.run(
+        "[...document.querySelectorAll('#legend li')]"
+        ".find(d => d.textContent.includes('shared pool')).querySelector('b').textContent"
+    )
+    state = bed.agent.state
+    machine = bed.agent.machine
+    assert pool == legend == str(len(state.pool(machine.topology, machine.settings)))
+
+
+def test_the_count_of_cpus_and_their_list_are_columns(page: Page, bed: PageBed) -> None:
+    bed.create("two", cpus=2, policy="single-numa-node")
+    bed.create("four", cpus=4, policy="single-numa-node")
+    visit(page, bed)
+    (two,) = (a for a in bed.agent.state.allocations.values() if a.pod == "two")
+    of = 'document.querySelector(\'tr[data-id="{}"] [data-label="{}"]\').textContent'
+    assert page.run(of.format(two.container_id, "CPUs")) == "2"
+    assert page.run(of.format(two.container_id, "CPU list")) == str(two.cpus)
+    page.run(press_button("#list th button", "CPUs"))
+    assert page.run(PODS) == ["two", "four"]
+
+
+def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
+    page: Page, bed: PageBed
+) -> None:
+    for _ in range(3):
+        bed.create("greedy", cpus=500, policy="restricted")
+    bed.create("greedy-2", cpus=500, policy="restricted")
+    bed.create("typo", numacpu="3-1")
+    visit(page, bed)
+    rows = page.run("[...document.querySelectorAll('#refusals li')].map(r => r.textContent)")
+    assert len(rows) == 2
+    (many,) = (row for row in rows if "greedy" in row)
+    assert "×4, last" in many
+    assert "and 1 more pod" in many
+    address = page.run(
+        "[...document.querySelectorAll('#refusals a:not(.reason)')]"
+        ".find(a => a.textContent.includes('typo')).getAttribute('href')"
+    )
+    assert address == "#refused-shop/typo/server"
+    page.run(
+        "[...document.querySelectorAll('#refusals a:not(.reason)')]"
+        ".find(a => a.textContent.includes('typo')).click()"
+    )
+    page.wait(f"{DETAILS}.includes('Why it was refused')")
+    assert page.run("location.hash") == address
+    remedy = page.run("document.querySelector('#details a.reason').href")
+    assert remedy == f"{bed.url}remedies.html#invalidannotation"
+    page.open(remedy)
+    page.wait("document.querySelector('section:target h2')?.textContent === 'InvalidAnnotation'")
+    assert "What to do." in page.run("document.querySelector('section:target').textContent")
+
+
+def test_the_address_of_a_refusal_shows_it(page: Page, bed: PageBed) -> None:
+    bed.create("greedy", cpus=500, policy="restricted")
+    visit(page, bed, "#refused-shop/greedy/server")
+    page.wait(f"{DETAILS}.includes('Why it was refused')")
+    page.wait(f"{STEPS} > 1")
+
+
+@pytest.mark.parametrize(
+    "fragment", ["refused-", "refused-a", "refused-%E0%A4%A", "refused-a/b/c/d"]
+)
+def test_an_address_that_names_nothing_shows_nothing(
+    page: Page, bed: PageBed, fragment: str
+) -> None:
+    visit(page, bed, f"#{fragment}")
+    assert not page.run(SHOWN)
+
+
+def test_an_agent_that_observes_would_have_refused(page: Page, bed: PageBed) -> None:
+    bed.agent.observe = True
+    bed.create("greedy", cpus=500, policy="restricted")
+    visit(page, bed)
+    page.wait(f"{REFUSALS}.includes('would have been refused')")
+    title = "document.getElementById('refused-title').textContent"
+    assert page.run(title) == "Would have been refused lately"
+    page.run("document.querySelector('#refusals a:not(.reason)').click()")
+    page.wait(f"{DETAILS}.includes('Why it would have been refused')")
+    bed.do(lambda: setattr(bed.agent, "observe", False))
+    bed.do(bed.agent.notify)
+    page.wait(f"{title} === 'Refused lately'")
+    assert "would have been refused" in page.run(REFUSALS), "it was not then, whatever is now"
+
+
+def test_what_is_new_is_announced_politely(page: Page, bed: PageBed) -> None:
+    visit(page, bed)
+    said = "document.getElementById('said')"
+    assert page.run(f"{said}.getAttribute('role')") == "status"
+    bed.create("newcomer", policy="single-numa-node")
+    bed.create("greedy", cpus=500, policy="restricted")
+    page.wait(f"{said}.textContent.includes('New: shop/newcomer.')")
+    assert "Refused: shop/greedy, " in page.run(f"{said}.textContent")
+    assert json.loads(page.run(f"JSON.stringify({said}.textContent)"))

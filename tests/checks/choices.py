@@ -1,0 +1,141 @@
+"""CPUs drawn for and chosen on many machines: which ones a container gets, line by line.
+
+The oracle of `tests.checks.cpu_oracle` knows the kubelet's order; of our own order properties say
+what must hold of every choice, and this which of those that would hold it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from nri_numa.engine.cpus.allocator import (
+    NotEnoughCPUs,
+    Taken,
+    TakeRequest,
+    index,
+    take_cpus,
+)
+from nri_numa.engine.cpus.question import SMTAlignmentRefused
+from nri_numa.engine.values.settings import (
+    CPUOrder,
+    IsolatedCPUs,
+    NohzFullCPUs,
+    PreferredCores,
+    Settings,
+)
+from nri_numa.engine.values.workload import HIGH, LOW, SMT, Load
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import Topology
+from tests.machines import named
+
+RECORDED: Final = Path(__file__).parents[1] / "golden" / "choices"
+MACHINES: Final = (
+    *("snc_smt", "dual_smt_16", "hybrid", "chiplets", "isolated_cpus", "nohz_full_cpus"),
+    *("offline_cpus", "joined_sockets", "dual_adjacent", "dual_alternating", "sixteen_nodes"),
+    *("sparse_ids", "no_caches", "dual_no_smt", "single_smt"),
+)
+CASES: Final = 48
+_LOADS: Final = (HIGH, LOW, Load(((540, 1080),)), Load(((0, 360), (1320, 1440))))
+
+
+def told(machine: str) -> Iterator[str]:
+    """One choice a line: what was asked of what was free, and what was taken."""
+    topology = getattr(named, machine)()
+    tables = index(topology)
+    for number in range(CASES):
+        asked = _request(Random(f"{machine} {number}"), topology)
+        yield f"{number} {_asked(asked)}"
+        yield f"    {_answer(take_cpus(topology, asked, tables))}"
+
+
+def _some(random: Random, cpus: CPUSet, chance: float) -> CPUSet:
+    return CPUSet(i for i in cpus if random.random() < chance)
+
+
+def _request(random: Random, topology: Topology) -> TakeRequest:
+    allowed, nodes = topology.allowed, sorted(topology.numa_nodes)
+    available = _some(random, allowed, random.choice((0.5, 0.8, 1.0, 1.0)))
+    kubelet = random.random() < 0.3
+    smt = SMT.ANY if kubelet else random.choice(list(SMT))
+    count = random.choice((1, 2, 2, 3, 4, 5, 6, 8, len(available) // 2, len(available)))
+    busy = allowed - available
+    request = TakeRequest(
+        count=count,
+        available=available,
+        affinity=NUMASet(random.sample(nodes, random.choice((1, 1, 2)) if nodes[1:] else 1))
+        if random.random() < 0.6
+        else None,
+        strict=random.random() < 0.2,
+        smt=smt,
+        busy=busy,
+        settings=Settings(
+            cpu_order=CPUOrder.KUBELET if kubelet else CPUOrder.DEFAULT,
+            distribute_across_numa=random.random() < 0.25,
+            distribute_across_cores=kubelet and random.random() < 0.25,
+            align_l3=random.random() < 0.7,
+            align_by_socket=random.random() < 0.2,
+            isolated=random.choice(list(IsolatedCPUs)),
+            nohz_full=random.choice(list(NohzFullCPUs)),
+            cores=random.choice(list(PreferredCores)),
+        ),
+    )
+    if random.random() < 0.25:
+        held = _some(random, allowed, 0.1)
+        request = replace(request, held=held, available=available | held)
+    if random.random() < 0.2:
+        request = replace(request, prefer=_some(random, allowed, 0.2))
+    if random.random() < 0.2:
+        request = replace(request, last=_some(random, available, 0.4))
+    if smt is SMT.PAIR:
+        loads = {i: random.choice(_LOADS) for i in busy if random.random() < 0.8}
+        request = replace(request, load=random.choice((None, *_LOADS)), loads=loads)
+    return request
+
+
+def _asked(one: TakeRequest) -> str:
+    usual = Settings()
+    words = [f"{one.count} of {one.available}", str(one.smt)]
+    words += [
+        f"{name} {value}" for name in ("prefer", "held", "last") if (value := getattr(one, name))
+    ]
+    if one.affinity is not None:
+        words.append(f"on {one.affinity}{' only' if one.strict else ''}")
+    if one.loads:
+        words.append(f"load {_load(one.load)}")
+        words += [f"{i}={_load(load)}" for i, load in sorted(one.loads.items())]
+    words += [
+        f"{name}={value}"
+        for name in usual.__slots__
+        if (value := getattr(one.settings, name)) != getattr(usual, name)
+    ]
+    return " ".join(words)
+
+
+def _load(load: Load | None) -> str:
+    return "-" if load is None else "+".join(f"{start}..{end}" for start, end in load.busy)
+
+
+def _answer(found: Taken | NotEnoughCPUs | SMTAlignmentRefused) -> str:
+    if isinstance(found, Taken):
+        idle = f" idle {found.idle}" if found.idle else ""
+        return f"{found.cpus or 'none'}{idle}: {'; '.join(found.notes)}"
+    if isinstance(found, NotEnoughCPUs):
+        per_numa = " ".join(f"{i}:{count}" for i, count in sorted(found.per_numa.items()))
+        return f"{found.available or 'none'} could be had, {found.held} held, {per_numa}"
+    return f"whole cores: {found.available or 'none'}"
+
+
+def main() -> None:
+    """Write all of it down."""
+    RECORDED.mkdir(exist_ok=True)
+    for machine in MACHINES:
+        text = "\n".join(told(machine)) + "\n"
+        (RECORDED / f"{machine}.txt").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

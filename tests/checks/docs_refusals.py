@@ -1,0 +1,178 @@
+"""A refusal of every kind, from the real engine, for the texts of docs/troubleshooting.md.
+
+``python -m tests.checks.docs_refusals`` prints them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.request.claims import NOT_PREPARED, result_text
+from nri_numa.engine.values.limits import CPUAmount, Limits, Permission
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import QoSClass
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.node.memory_policies import memory_policies
+from nri_numa.nri.wire.versions import RuntimeInfo
+from tests.beds.world import GIB, PREFIX, World, container, pod, resources
+
+
+def machine(*, offline: CPUSet | None = None, allowed: CPUSet | None = None) -> Topology:
+    """Two NUMA nodes with four cores of two threads each: CPUs 0-3,8-11 and 4-7,12-15."""
+    return synthetic(
+        sockets=2,
+        numa_per_socket=1,
+        cores_per_numa=4,
+        memory_gib=16,
+        offline=offline or CPUSet(),
+        allowed=allowed,
+    )
+
+
+def refuse(
+    annotations: Mapping[str, str],
+    *,
+    cpus: float = 0,
+    memory: float = 0,
+    shares: int = 0,
+    topology: Topology | None = None,
+    settings: Settings | None = None,
+    before: Callable[[World], object] | None = None,
+    reading: Reading | None = None,
+    slots: str = "",
+) -> Refused:
+    """Ask for a container ``app`` of a Guaranteed pod ``default/web``."""
+    world = World(topology or machine(), settings, reading=reading)
+    if before is not None:
+        before(world)
+    of = pod("web", annotations)
+    wants = (
+        replace(resources(cpus, memory), cpu_shares=shares) if shares else resources(cpus, memory)
+    )
+    made = container(of, wants=wants)
+    if slots:
+        made = replace(made, annotations={f"{PREFIX}slots": slots})
+    return world.refuse(of, made)
+
+
+def owner(cpus: str) -> Callable[[World], object]:
+    """A container that owns these CPUs."""
+    of = pod("db", {"numacpu": cpus, "cpus": "exclusive"})
+    return lambda world: world.place(of, container(of, "engine", wants=resources(2)))
+
+
+def _bare_node() -> Refused:
+    topology = machine()
+    nodes = dict(topology.numa_nodes)
+    nodes[1] = replace(nodes[1], memory_bytes=0)
+    return refuse({"numamem": "1"}, topology=replace(topology, numa_nodes=nodes))
+
+
+_UID = "1f0cf4ba-5c1e-4f0e-9d0a-0c9f1f2e3d4c"
+_RESULT = result_text(0, _UID, 0, 2)
+
+
+def _has_claim(world: World) -> object:
+    of = pod("db")
+    made = container(of, "engine", wants=resources(2))
+    return world.place(of, replace(made, annotations={f"{PREFIX}slots": _RESULT}))
+
+
+def _listed(world: World) -> object:
+    return world.place(pod("db", {"numacpu": "2-3"}, qos=QoSClass.BURSTABLE))
+
+
+def _keeping(cpus: int) -> Settings:
+    return Settings(limits=Limits(pool=CPUAmount(cpus)))
+
+
+_SHARED_ONLY = Permission(
+    name="permissions[1]", keys=("policy", "cpus"), values={"cpus": ("shared",)}
+)
+
+
+def _old_runtime(world: World) -> None:
+    info = RuntimeInfo(
+        name="containerd",
+        version="2.1.9",
+        nri_version="",
+        registration_timeout=5.0,
+        request_timeout=2.0,
+        config="",
+    )
+    policies = memory_policies(info, "6.12.0", over_cri=False)
+    world.agent.machine = world.agent.machine.with_memory_policies(policies)
+
+
+SINGLE = {"policy": "single-numa-node"}
+
+REFUSALS: dict[str, Callable[[], Refused]] = {
+    "InvalidAnnotation": lambda: refuse({"policy": "single-node"}),
+    "TopologyAffinityError": lambda: refuse(SINGLE, cpus=12, memory=4),
+    "NotEnoughCPUs": lambda: refuse(
+        {"cpus": "exclusive", "smt": "isolate"}, cpus=8, before=owner("0-1")
+    ),
+    "NotEnoughMemory": lambda: refuse(
+        {"numamem": "0"}, cpus=2, memory=12, reading=Reading(memory={0: 5 * GIB, 1: 15 * GIB})
+    ),
+    "SMTAlignmentError": lambda: refuse({"cpus": "exclusive", "smt": "full-core"}, cpus=3),
+    "SharedPoolEmpty": lambda: refuse({"cpus": "exclusive"}, cpus=16),
+    "SharedPoolFloor": lambda: refuse(
+        {"cpus": "exclusive"}, cpus=12, before=owner("0-1"), settings=_keeping(4)
+    ),
+    "QuotaExceeded": lambda: refuse({"numacpu": "0-8"}, before=_listed),
+    "NotPermitted": lambda: refuse(
+        {"cpus": "exclusive"}, cpus=2, settings=Settings(permissions=(_SHARED_ONLY,))
+    ),
+    "UnpaidCPUs": lambda: refuse({"numacpu": "2-5", "cpus": "exclusive"}, cpus=1),
+    "FractionalCPUs": lambda: refuse({"cpus": "exclusive"}, cpus=1.5),
+    "NoCPUs": lambda: refuse({"cpus": "exclusive"}),
+    "UnknownCPUs": lambda: refuse({"cpus": "exclusive"}, shares=262_144),
+    "InvalidSlots": lambda: refuse({}, cpus=2, slots="cpu-2,cpu-3"),
+    "SlotsConflict": lambda: refuse({"numacpu": "2-3"}, cpus=2, slots="slot-0,slot-1"),
+    "SlotsMismatch": lambda: refuse({}, cpus=1.5, slots="slot-0,slot-1"),
+    "ClaimNotPrepared": lambda: refuse(
+        {}, cpus=2, slots=f"{NOT_PREPARED}its ResourceClaim {_UID} is not prepared on this node"
+    ),
+    "ClaimInUse": lambda: refuse({}, cpus=2, slots=_RESULT, before=_has_claim),
+    "UnknownCPU": lambda: refuse({"numacpu": "14-17"}),
+    "CPUOffline": lambda: refuse({"numacpu": "4-7"}, topology=machine(offline=CPUSet([5]))),
+    "CPUNotAllowed": lambda: refuse(
+        {"numacpu": "3-4"}, topology=machine(allowed=CPUSet([0, 1, 2, 3]))
+    ),
+    "CPUReserved": lambda: refuse(
+        {"numacpu": "0-1"},
+        cpus=2,
+        settings=Settings(reserved_cpus=CPUSet([0, 8])),
+    ),
+    "CPUOwned": lambda: refuse({"numacpu": "2-4"}, before=owner("2-3")),
+    "KubeletPinned": lambda: refuse(
+        {"numacpu": "2-3"}, cpus=2, before=lambda world: world.kubelet({("web", "app"): "4-5"})
+    ),
+    "CPUListed": lambda: refuse({"numacpu": "2-4", "cpus": "exclusive"}, cpus=3, before=_listed),
+    "UnknownNUMANode": lambda: refuse({"numamem": "2"}),
+    "NUMANodeNotAllowed": lambda: refuse(
+        {"numamem": "1"}, topology=replace(machine(), withheld_memory=NUMASet([1]))
+    ),
+    "MemoryPolicyUnsupported": lambda: refuse(
+        {"numamem": "0", "mempolicy": "interleave"}, before=_old_runtime
+    ),
+    "MemoryPolicyWithoutNodes": lambda: refuse({"mempolicy": "bind"}),
+    "NUMANodeWithoutMemory": _bare_node,
+}
+"""By reason, how to come by one."""
+
+
+def line(refused: Refused) -> str:
+    """What the pod's author reads."""
+    return f"{refused.reason}: {refused.message}"
+
+
+if __name__ == "__main__":
+    for _reason, _make in REFUSALS.items():
+        sys.stdout.write(f"{_reason}\n    {line(_make())}\n")

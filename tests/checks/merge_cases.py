@@ -1,0 +1,232 @@
+"""Random merge problems: machines with holes, resources of every kind, odd and even sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, HintDemand, ResourceDemand
+from nri_numa.engine.align.policies import align
+from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
+from nri_numa.machine.cpuset import NUMASet
+from tests.checks.oracles import Verdict, hints_of, walk
+
+
+@dataclass(frozen=True)
+class Case:
+    """One merge problem; the fields are the arguments of `align`."""
+
+    demands: tuple[HintDemand, ...]
+    numa_ids: NUMASet
+    policy: Policy
+    distances: dict[tuple[int, int], int]
+    prefer_closest: bool
+    rank: dict[int, int] | None
+
+    def distance(self, i: int, j: int) -> int:
+        return self.distances[i, j]
+
+    def aligned(self, **options: int) -> Verdict:
+        """What the engine says, in the oracle's terms."""
+        alignment = align(
+            self.demands,
+            numa_ids=self.numa_ids,
+            policy=self.policy,
+            distance=self.distance,
+            prefer_closest=self.prefer_closest,
+            rank=self.rank,
+            **options,
+        )
+        assert alignment.exact
+        affinity = alignment.affinity
+        return Verdict(
+            alignment.admitted,
+            None if affinity is None else frozenset(affinity),
+            alignment.preferred,
+        )
+
+    def walked(self) -> Verdict:
+        """What the oracle says."""
+        return walk(
+            hints_of(self.demands, self.numa_ids),
+            self.numa_ids,
+            self.policy,
+            self.distance if self.prefer_closest else None,
+            self.rank,
+        )
+
+
+POLICIES = (Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+
+
+def _some(random: Random, nodes: list[int], chance: float) -> NUMASet:
+    return NUMASet(i for i in nodes if random.random() < chance)
+
+
+def _quantity(random: Random, name: str, nodes: list[int]) -> ResourceDemand:
+    own = [i for i in nodes if random.random() < 0.93] or nodes
+    size = random.choice((1, 4, 4, 8))
+    capacity = {i: size if random.random() < 0.8 else random.randint(0, 8) for i in own}
+    emptiness = random.choice((0.2, 0.6, 1.0))
+    available = {
+        i: c if random.random() < emptiness else random.randint(-1, c) for i, c in capacity.items()
+    }
+    total = sum(capacity.values())
+    need = random.choice((1, 2, size, size + 1, random.randint(0, total + 1)))
+    sockets = None
+    if random.random() < 0.15:
+        per_socket = random.choice((1, 2, 3))
+        sockets = {i: place // per_socket for place, i in enumerate(own)}
+    required = _some(random, own, 0.4) if random.random() < 0.15 else NUMASet()
+    return ResourceDemand(
+        resource=name,
+        need=need,
+        capacity=capacity,
+        available=available,
+        required=required,
+        sockets=sockets,
+        nothing_is_no_wish=random.random() < 0.1,
+    )
+
+
+def _memory(random: Random, nodes: list[int], share: str) -> list[HintDemand]:
+    """Several memory types judged together, with the kubelet's groups."""
+    left = nodes[:]
+    random.shuffle(left)
+    groups: dict[int, NUMASet] = {}
+    assigned: list[int] = []
+    while left:
+        size = random.choice((1, 1, 1, 2, 3))
+        members, left = left[:size], left[size:]
+        for i in members:
+            groups[i] = NUMASet(members)
+        if len(members) > 1 or random.random() < 0.4:
+            assigned += members
+    if random.random() < 0.2:
+        del groups[random.choice(list(groups))]
+    demands: list[HintDemand] = []
+    for name in ("memory", "hugepages-2Mi", "hugepages-1Gi")[: random.choice((1, 2, 2, 3))]:
+        base = _quantity(random, name, nodes)
+        reusable = {}
+        if random.random() < 0.2:
+            reusable = {_some(random, nodes, 0.5): random.randint(1, 8)}
+            reusable.pop(NUMASet(), None)
+        demands.append(
+            ResourceDemand(
+                resource=name,
+                need=random.choice((base.need, base.need, 1)),
+                capacity=base.capacity,
+                available=base.available,
+                required=base.required,
+                groups=groups if random.random() < 0.97 else None,
+                assigned=NUMASet(assigned),
+                reusable=reusable,
+                share=share if random.random() < 0.9 else None,
+                nothing_is_no_wish=random.random() < 0.5,
+            )
+        )
+    return demands
+
+
+def _devices(random: Random, name: str, nodes: list[int]) -> DeviceDemand:
+    devices = []
+    several = random.random() < 0.4
+    for k in range(random.randint(0, 8)):
+        where = [i for i in nodes if several and random.random() < 0.4] or [random.choice(nodes)]
+        if random.random() < 0.15:
+            where = []
+        devices.append(
+            Device(id=f"d{k}", numa_nodes=frozenset(where), available=random.random() < 0.7)
+        )
+    count = random.choice((1, 1, 2, 3, random.randint(0, 8)))
+    ids = [d.id for d in devices]
+    owned: frozenset[str] = frozenset()
+    reusable: frozenset[str] = frozenset()
+    if random.random() < 0.15:
+        owned = frozenset(random.sample(ids, min(len(ids), count if count > 0 else 1)))
+    elif random.random() < 0.2:
+        reusable = frozenset(i for i in ids if random.random() < 0.3)
+    return DeviceDemand(
+        request=DeviceRequest(resource=name, count=count, devices=tuple(devices)),
+        owned=owned,
+        reusable=reusable,
+    )
+
+
+def _fixed(random: Random, name: str, nodes: list[int]) -> FixedHints:
+    kind = random.random()
+    if kind < 0.2:
+        return FixedHints(name, None)
+    if kind < 0.3:
+        return FixedHints(name, ())
+    hints = []
+    for _ in range(random.randint(1, 5)):
+        affinity: NUMASet | None = _some(random, nodes, 0.5)
+        if random.random() < 0.1:
+            affinity = None
+        elif random.random() < 0.05:
+            affinity = NUMASet([nodes[-1] + 1])
+        hints.append(Hint(affinity, random.random() < 0.5))
+    return FixedHints(name, tuple(hints))
+
+
+def distances(random: Random, nodes: list[int]) -> dict[tuple[int, int], int]:
+    kind = random.random()
+    found: dict[tuple[int, int], int] = {}
+    for a in nodes:
+        for b in nodes:
+            if kind < 0.3:
+                value = 10 if a == b else random.choice((11, 12, 20, 21, 32))
+            elif kind < 0.7:
+                value = 10 if a == b else (12 if a // 2 == b // 2 else 20 + abs(a - b) // 2)
+            else:
+                value = 10 if a == b else 20
+            # Firmware is not held to symmetry.
+            found[a, b] = value if kind < 0.15 or (b, a) not in found else found[b, a]
+    return found
+
+
+def random_case(random: Random, sizes: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 4, 5)) -> Case:
+    """One problem; the same for the same state of ``random``."""
+    size = random.choice(sizes)
+    nodes = sorted(random.sample(range(size + random.choice((0, 0, 1, 4))), size))
+    demands: list[HintDemand] = []
+    wanted = random.choice((0, 1, 2, 2, 3, 3, 4, 5, 6))
+    kinds = random.choice(("mixed", "mixed", "quantities"))
+    while len(demands) < wanted:
+        name = f"r{len(demands)}"
+        kind = 0.0 if kinds == "quantities" else random.random()
+        if kind < 0.5:
+            demands.append(_quantity(random, name, nodes))
+        elif kind < 0.65:
+            demands += _memory(random, nodes, name)[: wanted - len(demands)]
+        elif kind < 0.85:
+            demands.append(_devices(random, name, nodes))
+        else:
+            demands.append(_fixed(random, name, nodes))
+    rank = None
+    if random.random() < 0.3:
+        rank = {i: random.randint(0, size) for i in nodes if random.random() < 0.95}
+    return Case(
+        demands=tuple(demands),
+        numa_ids=NUMASet(nodes),
+        policy=random.choice(POLICIES),
+        distances=distances(random, nodes),
+        prefer_closest=random.random() < 0.5,
+        rank=rank,
+    )
+
+
+def additive_case(random: Random, sizes: tuple[int, ...]) -> Case:
+    """A problem of plain quantities on a larger machine, often nearly full."""
+    size = random.choice(sizes)
+    nodes = sorted(random.sample(range(size + random.choice((0, 3))), size))
+    names = ("cpu", "memory", "hugepages-1Gi", "gpu")[: random.randint(1, 4)]
+    return Case(
+        demands=tuple(_quantity(random, name, nodes) for name in names),
+        numa_ids=NUMASet(nodes),
+        policy=random.choice(POLICIES),
+        distances=distances(random, nodes),
+        prefer_closest=random.random() < 0.5,
+        rank=None,
+    )

@@ -1,0 +1,204 @@
+"""The arithmetic of the race bed: from what was seen of some processes to milliseconds and tables.
+
+Pure: no clock, no files. Times are seconds of one clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+from nri_numa.machine.cpuset import CPUSet
+
+BUCKETS_MS: Final = (0.0, 5.0, 20.0, 50.0, 100.0, 1000.0)
+"""Upper bounds of the histogram in milliseconds; what is above the last has its own bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What a process was allowed to run on at a moment.
+
+    Attributes:
+        at: when, in seconds.
+        cpus: its ``Cpus_allowed_list``.
+    """
+
+    at: float
+    cpus: CPUSet
+
+
+def wrong_intervals(
+    track: Sequence[Sighting], owned: CPUSet, begin: float, end: float, *, sure: bool = False
+) -> list[tuple[float, float]]:
+    """When one process was allowed on owned CPUs.
+
+    Args:
+        track: sightings in the order of their times.
+        owned: CPUs of somebody else.
+        begin: since when they are owned.
+        end: until when somebody looked.
+        sure: count from one wrong sighting to the next wrong one, at least that long it was wrong.
+            Otherwise a sighting holds until the next one, whatever that shows: at most that long.
+
+    Returns:
+        Intervals within `begin` and `end`, in order, none empty.
+    """
+    found = []
+    for sighting, following in pairwise([*track, None]):
+        assert sighting is not None
+        if sure and (following is None or not following.cpus & owned):
+            continue
+        since = max(sighting.at, begin)
+        until = end if following is None else min(following.at, end)
+        if since < until and sighting.cpus & owned:
+            found.append((since, until))
+    return found
+
+
+def overlap_ms(
+    tracks: Iterable[Sequence[Sighting]],
+    owned: CPUSet,
+    begin: float,
+    end: float,
+    *,
+    sure: bool = False,
+) -> float:
+    """Milliseconds during which at least one process was allowed on owned CPUs.
+
+    Args:
+        tracks: for each process its sightings.
+        owned: CPUs of somebody else.
+        begin: since when they are owned, in seconds.
+        end: until when somebody looked, in seconds.
+        sure: at least, instead of at most, as in `wrong_intervals`.
+    """
+    intervals = sorted(
+        interval
+        for track in tracks
+        for interval in wrong_intervals(track, owned, begin, end, sure=sure)
+    )
+    total, covered = 0.0, begin
+    for since, until in intervals:
+        total += max(0.0, until - max(since, covered))
+        covered = max(covered, until)
+    return total * 1000
+
+
+def longest_gap_ms(track: Sequence[Sighting]) -> float:
+    """The longest time without a look at a process, in milliseconds; 0 with fewer than two."""
+    return max((b.at - a.at for a, b in pairwise(track)), default=0.0) * 1000
+
+
+@dataclass(slots=True, kw_only=True)
+class Round:
+    """What one round showed.
+
+    Attributes:
+        series: upstream version of containerd.
+        mode: ``aligned`` or ``free``.
+        variant: where the owner's creation fell.
+        wrong_ms: time a neighbour was allowed on owned CPUs, since the owner's first instruction;
+            at most, a sighting holds until the next one.
+        sure_ms: the same from sighting to sighting: at least, however busy the machine was.
+        since_grant_ms: the same since the owner's CreateContainer returned.
+        first_lines: first lines of neighbours read after the grant that held an owned CPU.
+        first_lines_created_after: those among them whose CreateContainer began after the grant.
+        owner_wrong: the owner's first line was not what it was granted.
+        truncated: still wrong when the bed stopped looking: `wrong_ms` is a lower bound.
+        gap_ms: longest time between two looks at one process.
+        seconds: duration of the round.
+        error: why it counts for nothing; empty when it counts.
+        detail: for a person who looks closer.
+    """
+
+    series: str
+    mode: str
+    variant: str
+    wrong_ms: float = 0.0
+    sure_ms: float = 0.0
+    since_grant_ms: float = 0.0
+    first_lines: int = 0
+    first_lines_created_after: int = 0
+    owner_wrong: bool = False
+    truncated: bool = False
+    gap_ms: float = 0.0
+    seconds: float = 0.0
+    error: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of all do not exceed; 0 of nothing.
+
+    Args:
+        values: in any order.
+        share: 0 to 1.
+    """
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def histogram(values: Iterable[float]) -> list[int]:
+    """How many values fall into each bucket of `BUCKETS_MS`, and above the last."""
+    counts = [0] * (len(BUCKETS_MS) + 1)
+    for value in values:
+        counts[sum(value > bound for bound in BUCKETS_MS)] += 1
+    return counts
+
+
+def _row(label: str, rounds: Sequence[Round]) -> list[str]:
+    good = [one for one in rounds if not one.error]
+    wrong = [one.wrong_ms for one in good]
+    since_grant = [one.since_grant_ms for one in good]
+    cut = ">" if any(one.truncated for one in good) else ""
+    return [
+        label,
+        str(len(good)),
+        str(len(rounds) - len(good)),
+        str(sum(value > 0 for value in wrong)),
+        str(sum(value > 0 for value in since_grant)),
+        str(sum(one.first_lines > 0 for one in good)),
+        str(sum(one.first_lines_created_after > 0 for one in good)),
+        str(sum(one.owner_wrong for one in good)),
+        f"{quantile(wrong, 0.5):.0f}",
+        f"{quantile(wrong, 0.9):.0f}",
+        f"{cut}{max(wrong, default=0.0):.0f}",
+        f"{cut}{max((one.sure_ms for one in good), default=0.0):.0f}",
+        " ".join(map(str, histogram(wrong))),
+    ]
+
+
+_HEAD: Final = (
+    "containerd, mode",
+    "rounds",
+    "failed",
+    "any wrong ms",
+    "same since grant",
+    "first lines wrong",
+    "created after grant",
+    "owner's wrong",
+    "median ms",
+    "p90 ms",
+    "max ms",
+    "max sure ms",
+    "0 ≤5 ≤20 ≤50 ≤100 ≤1000 >1000",
+)
+
+
+def table(rounds: Sequence[Round], *, by_variant: bool = False) -> str:
+    """A Markdown table, a row for each series and mode, in the order of their first rounds.
+
+    Args:
+        rounds: of any series and mode.
+        by_variant: a row for each variant too.
+    """
+    groups: dict[str, list[Round]] = {}
+    for one in rounds:
+        groups.setdefault(f"{one.series}, {one.mode}", []).append(one)
+    if by_variant:
+        for one in rounds:
+            groups.setdefault(f"{one.series}, {one.mode}: {one.variant}", []).append(one)
+    lines = [_HEAD, ["---"] * len(_HEAD), *(_row(label, group) for label, group in groups.items())]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,145 @@
+"""Merges drawn by a number, and what came out of each, with the work that it took.
+
+The oracle of `tests.checks.merge_cases` walks over every mask, which is possible on small machines
+only. On large ones the search decides how near the best it comes, and everywhere it decides what
+a container's start waits for; so both are written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, HintDemand, ResourceDemand
+from nri_numa.engine.align.merge import EXACT_UPTO
+from nri_numa.engine.align.policies import Alignment, align
+from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
+from nri_numa.machine.cpuset import NUMASet
+from tests.checks.merge_cases import Case, distances, random_case
+
+RECORDED: Final = Path(__file__).parents[1] / "golden" / "searches"
+KINDS: Final = ("small", "small-searched", "large", "hard", "hard-searched", "little-left")
+CASES: Final = 60
+
+
+def _case(kind: str, number: int) -> tuple[Case, int]:
+    """A problem, and up to how many NUMA nodes every mask is looked at."""
+    random = Random(f"{kind} {number}")
+    match kind:
+        case "small":
+            return random_case(random, (1, 2, 3, 4, 5, 6)), EXACT_UPTO
+        case "small-searched":
+            return random_case(random, (2, 3, 4, 5, 6)), 0
+        case "large":
+            return random_case(random, (11, 12, 14, 16)), EXACT_UPTO
+        case "hard":
+            return hard_case(random, (11, 12, 16, 24)), EXACT_UPTO
+        case "hard-searched":
+            return hard_case(random, (4, 6, 8)), 0
+        case _:
+            return hard_case(random, (12, 16)), EXACT_UPTO
+
+
+def hard_case(random: Random, sizes: tuple[int, ...]) -> Case:
+    """Several resources that are wanted on more than one NUMA node of a machine in use."""
+    size = random.choice(sizes)
+    nodes = list(range(size))
+    demands: list[HintDemand] = []
+    share = random.choice((None, "memory"))
+    for name in ("cpu", "memory", "hugepages-1Gi", "gpu")[: random.choice((1, 2, 2, 3, 4))]:
+        capacity = {i: random.choice((4, 4, 4, 8)) for i in nodes}
+        available = {
+            i: random.choice((amount, random.randint(0, amount))) for i, amount in capacity.items()
+        }
+        width = random.choice((1, 2, 2, 3, 4))
+        need = sum(sorted(capacity.values())[-width:]) - random.choice((0, 1, 2, 3))
+        if name == "gpu":
+            devices = tuple(
+                Device(
+                    id=f"d{k:02}",
+                    numa_nodes=frozenset(random.sample(nodes, random.choice((1, 2, 2)))),
+                    available=random.random() < 0.7,
+                )
+                for k in range(size)
+            )
+            request = DeviceRequest(resource=name, count=width, devices=devices)
+            demands.append(DeviceDemand(request=request))
+            continue
+        demand = ResourceDemand(resource=name, need=need, capacity=capacity, available=available)
+        if name != "cpu" and random.random() < 0.3:
+            some = random.sample(nodes, 3)
+            groups = {i: NUMASet([i]) for i in nodes} | {i: NUMASet(some[:2]) for i in some[:2]}
+            demand = replace(
+                demand,
+                groups=groups,
+                assigned=NUMASet(some),
+                share=share,
+                reusable={NUMASet(some[:2]): 3} if random.random() < 0.4 else {},
+            )
+        elif random.random() < 0.25:
+            demand = replace(demand, required=NUMASet(random.sample(nodes, random.choice((1, 2)))))
+        demands.append(demand)
+    if random.random() < 0.15:
+        masks = [NUMASet(random.sample(nodes, random.choice((1, 2, 3)))) for _ in range(3)]
+        demands.append(FixedHints("held", tuple(Hint(mask, True) for mask in masks)))
+    return Case(
+        demands=tuple(demands),
+        numa_ids=NUMASet(nodes),
+        policy=random.choice((Policy.BEST_EFFORT, Policy.BEST_EFFORT, Policy.RESTRICTED)),
+        distances=distances(random, nodes),
+        prefer_closest=random.random() < 0.7,
+        rank={i: random.randint(0, size) for i in nodes} if random.random() < 0.5 else None,
+    )
+
+
+def told(kind: str) -> Iterator[str]:
+    """One problem after the other: a line with the outcome, and lines that explain it.
+
+    Texts that tell every NUMA node are left out on machines that have many.
+    """
+    for number in range(CASES):
+        case, exact_upto = _case(kind, number)
+        found = align(
+            case.demands,
+            numa_ids=case.numa_ids,
+            policy=case.policy,
+            distance=case.distance,
+            prefer_closest=case.prefer_closest,
+            rank=case.rank,
+            exact_upto=exact_upto,
+            step_limit=40 if kind == "little-left" else 2000,
+        )
+        yield f"{number} {case.policy} on {case.numa_ids}: {_outcome(found)}"
+        small = len(case.numa_ids) <= 6
+        yield f"    {found.reason if small else found.shortage.text}"
+        for one in found.resources:
+            words = [one.text if small else f"{one.resource} {one.need} {one.state}:"]
+            words.append(f"{one.preferred_width} NUMA nodes, now {one.narrowest_width};")
+            words.append(f"{one.narrowest_count} of {one.hint_count}")
+            words += ["every set"] * one.every_set
+            yield f"    {' '.join([*words, *map(str, one.hints)])}"
+        for other in found.candidates:
+            yield f"    not {other.affinity}: {other.separated_by}"
+
+
+def _outcome(found: Alignment) -> str:
+    words = ["admitted" if found.admitted else "refused", str(found.affinity)]
+    if not found.preferred:
+        words.append("not preferred")
+    if not found.exact:
+        words.append("not exact")
+    return " ".join([*words, f"after {found.steps} steps"])
+
+
+def main() -> None:
+    """Write all of it down."""
+    RECORDED.mkdir(exist_ok=True)
+    for kind in KINDS:
+        (RECORDED / f"{kind}.txt").write_text("\n".join(told(kind)) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""What the real runtime's messages say of a container's devices, and where it runs then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.cri import CRI, guaranteed, poll
+from tests.beds.device_tree import GPU_CLASS, DeviceTree
+from tests.beds.plugin_process import StartPlugin
+from tests.machines.named import write_sysfs
+
+pytestmark = pytest.mark.e2e
+
+GPU = "0000:3b:00.0"
+SOURCES = {"enabled": True, "podResources": False}
+# bind: cpu, because the real kernel has not got the second NUMA node's memory.
+WISHES = {"numa.kubernetes.io/policy": "single-numa-node", "numa.kubernetes.io/bind": "cpu"}
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> Path:
+    """A machine of two NUMA nodes made of this machine's first two CPUs."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=1, threads=1)
+    return write_sysfs(tmp_path / "machine", topology)
+
+
+def test_a_container_runs_where_the_device_is_that_the_runtime_gives_it(
+    cri: CRI, start_plugin: StartPlugin, two_nodes: Path
+) -> None:
+    """The files are those of a machine with a GPU whose device file has the number of /dev/full."""
+    tree = DeviceTree(two_nodes)
+    tree.number("char", "1:7", tree.child(tree.pci(GPU, 1, GPU_CLASS), "drm", "renderD128"))
+    plugin = start_plugin({"devices": SOURCES}, sysfs_root=two_nodes)
+    pod = cri.run_pod("devices", annotations=WISHES)
+    container = cri.create(pod, resources=guaranteed(0.2), devices=["/dev/full"])
+    cri.start(container)
+    seen = cri.first_line(container)
+    named = cri.run(pod, "named", resources=guaranteed(0.2), env={"PCIDEVICE_EXAMPLE_COM_GPU": GPU})
+    other = cri.run(pod, "other", resources=guaranteed(0.2))
+    assert (seen.cpus, cri.first_line(named).cpus, cri.first_line(other).cpus) == ("1", "1", "0")
+    poll(lambda: plugin.responsive() or None, "the HTTP server of the plugin answers")
+    assert f"on NUMA node 1 because its GPU {GPU} is there" in str(
+        plugin.json("/v1/explain/default/devices/main")
+    )

@@ -1,0 +1,39 @@
+"""Nobody else on an owned CPU while containers start: rounds of ordinary pods and an owner at once.
+
+``NRI_NUMA_RACE_ROUNDS`` sets how many rounds each combination has; ``python -m tests.race`` prints
+the figures.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.beds.containerd import Containerd
+from tests.beds.plugin_process import PluginProcess
+from tests.beds.race_bed import MODES, RaceBed
+from tests.checks.race_figures import table
+
+pytestmark = pytest.mark.e2e
+
+ROUNDS = int(os.environ.get("NRI_NUMA_RACE_ROUNDS", "25"))
+LIMIT_MS = 100
+"""The aim of the product, and what a person would call a moment; not a limit of this machine."""
+
+
+@pytest.mark.cpus(2)
+@pytest.mark.timeout(120 + 5 * ROUNDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_no_neighbour_stays_on_an_owned_cpu(
+    containerd: Containerd, plugin: PluginProcess, mode: str
+) -> None:
+    """A container between its creation and its start has the CPUs it may have, soon or at once."""
+    with RaceBed(containerd) as bed:
+        rounds = list(bed.rounds(mode, ROUNDS))
+    print(table(rounds, by_variant=True))
+    assert [one.error for one in rounds if one.error] == []
+    # Created after the grant: nothing was in flight, so the first instruction is already right.
+    assert [one.detail for one in rounds if one.first_lines_created_after] == []
+    assert [one.detail for one in rounds if one.owner_wrong] == []
+    assert [one.detail for one in rounds if one.sure_ms > LIMIT_MS] == []

@@ -1,0 +1,261 @@
+"""``python -m tests.faults.claim_kills``: a claim's life, killed at each step that changes a file.
+
+A step is a call through which the modules of claims change files. ``before`` each of them, with
+``half`` of a file written, and ``after`` the last one, a process that lives through a claim
+(prepared, prepared again, forgotten) kills itself with SIGKILL; then another one starts, as a new
+agent would, and does what the kubelet would ask for again. In between the publisher's side answers
+from here.
+
+Processes are forks of this one, which has no threads: hundreds of starts would take minutes.
+Prints the steps, the number of kills, and what went wrong, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import nri_numa.dra.handover
+import nri_numa.node.claims
+from nri_numa.dra.handover import Asker, Teller
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.values.settings import Settings
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.node.claims import ClaimBook
+from tests.unit.dra.test_claims import DRIVER, UID, claim, result
+
+STEPS = ("open", "fsync", "replace", "unlink", "makedirs")
+LIFE = ("load", "prepare", "prepare", "unprepare")
+PATIENCE_S = 60.0
+
+
+class Hooked:
+    """The ``os`` module as the modules of claims see it."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in STEPS:
+            return real
+
+        def step(*arguments: Any, **options: Any) -> Any:
+            if name == "open" and not arguments[1] & os.O_CREAT:
+                return real(*arguments, **options)  # only reads
+            return self._hook(name, real, arguments, options)
+
+        return step
+
+
+def killing(number: int, moment: str, seen: list[str]) -> Callable[..., Any]:
+    """A hook that ends this process at a step; number 0 only counts."""
+
+    def hook(name: str, real: Any, arguments: Any, options: Any) -> Any:
+        seen.append(name)
+        if len(seen) != number:
+            return real(*arguments, **options)
+        if moment == "half" and name == "fsync":
+            # What was written is not all there yet.
+            os.truncate(arguments[0], os.fstat(arguments[0]).st_size // 2)
+        elif moment == "after":
+            real(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("still here")
+
+    return hook
+
+
+class Place:
+    """The directories of one node, which outlive its processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.records, self.cdi = directory / "state/claims", directory / "cdi"
+        self.handover = directory / "handover"
+        self.handover.mkdir()
+        self.cdi.mkdir()
+        # Of somebody else, and never to be touched.
+        (self.cdi / "gpu.example.com.json").write_text("{}")
+        self.teller = Teller(str(self.handover))
+        self.document = claim(result(), result(device="numa0", shareID="s-2"))
+
+    def book(self) -> ClaimBook:
+        """Of a new process."""
+        machine = Machine(
+            topology=synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1),
+            settings=Settings(),
+            key=b"signs annotations",
+        )
+        asker = Asker(
+            str(self.handover), patience=PATIENCE_S, sleep=lambda seconds: time.sleep(0.001)
+        )
+        return ClaimBook(
+            DRIVER, "n1",
+            records=str(self.records), cdi=str(self.cdi), asker=asker, machine=lambda: machine,
+        )  # fmt: skip
+
+    def answer(self) -> None:
+        """What the publisher does whenever it looks."""
+        for id, _ in self.teller.questions():
+            self.teller.answer(id, {"claim": self.document})
+
+    def files(self) -> tuple[list[str], list[str], list[str]]:
+        """Records, CDI files and the handover's files."""
+        names = [
+            sorted(one.name for one in where.iterdir()) if where.is_dir() else []
+            for where in (self.records, self.cdi, self.handover)
+        ]
+        return names[0], names[1], names[2]
+
+
+GPU = "gpu.example.com.json"
+EMPTY: tuple[list[str], list[str], list[str]] = ([], [GPU], [])
+PREPARED = ([f"{UID}.json"], [f"{DRIVER}-claim_{UID}.json", GPU], [])
+
+
+def forked(place: Place, run: Callable[[int], None]) -> tuple[bool, list[Any]]:
+    """Run in a process of its own; whether it was killed, and what it told before."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _child(reading, writing, run)
+    os.close(writing)
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        place.answer()
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise TimeoutError(f"a process did not end in {PATIENCE_S:g} s")
+        time.sleep(0.0005)
+    with os.fdopen(reading) as lines:
+        told = [json.loads(line) for line in lines]
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    if not killed and os.waitstatus_to_exitcode(status) != 0:
+        raise RuntimeError(f"a process ended with status {status}")
+    return killed, told
+
+
+def _child(reading: int, writing: int, run: Callable[[int], None]) -> NoReturn:
+    code = 1
+    try:
+        os.close(reading)
+        run(writing)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _tell(to: int, what: Any) -> None:
+    os.write(to, (json.dumps(what) + "\n").encode())
+
+
+def _do(book: ClaimBook, step: str) -> Any:
+    if step == "load":
+        book.load()
+        return sorted(book.claims)
+    if step == "unprepare":
+        book.unprepare(UID)
+        return None
+    return [[one.request, one.device, one.cdi] for one in book.prepare("shop", "four", UID)]
+
+
+def live(place: Place, number: int, moment: str) -> tuple[bool, list[Any]]:
+    """Live through `LIFE`; what each step gave, and last the changes of files."""
+
+    def run(to: int) -> None:
+        seen: list[str] = []
+        hooked = Hooked(killing(number, moment, seen))
+        for module in (nri_numa.dra.handover, nri_numa.node.claims):
+            vars(module)["os"] = hooked
+        book = place.book()
+        for step in LIFE:
+            _tell(to, _do(book, step))
+        _tell(to, seen)
+
+    return forked(place, run)
+
+
+def look(place: Place) -> tuple[list[str], tuple[list[str], list[str], list[str]]]:
+    """Start anew: the claims that are known then, and the files that are there."""
+    killed, told = forked(place, lambda to: _tell(to, _do(place.book(), "load")))
+    assert not killed
+    return told[0], place.files()
+
+
+def again(place: Place, *steps: str) -> list[Any]:
+    """A new process, and what the kubelet asks of it."""
+
+    def run(to: int) -> None:
+        book = place.book()
+        for step in ("load", *steps):
+            _tell(to, _do(book, step))
+
+    killed, told = forked(place, run)
+    assert not killed
+    return told[1:]
+
+
+def problem(number: int, moment: str, answer: Any) -> str:
+    """What is wrong after a kill; empty when nothing is."""
+    with directory() as at:
+        place = Place(Path(at))
+        killed, told = live(place, number, moment)
+        if not killed:
+            return f"{number} {moment}: was not killed"
+        reached = len(told)  # so many steps of LIFE had been answered
+        where = f"killed {moment} change {number}, in {LIFE[reached]}"
+        known, files = look(place)
+        if known not in ([], [UID]) or files != (PREPARED if known else EMPTY):
+            return f"{where}: a new process knows {known} and has {files}"
+        if reached == 2 and not known:
+            return f"{where}: what the kubelet was told is prepared is forgotten"
+        if reached < 3:  # the kubelet asks for the preparation again
+            if (found := again(place, "prepare")) != [answer]:
+                return f"{where}: the preparation gives {found}"
+            if place.files() != PREPARED:
+                return f"{where}: prepared, and there is {place.files()}"
+        again(place, "unprepare", "unprepare")
+        if place.files() != EMPTY:
+            return f"{where}: forgotten, and there is {place.files()}"
+        if (found := look(place)) != ([], EMPTY):
+            return f"{where}: forgotten, and a new process finds {found}"
+        return ""
+
+
+def directory() -> tempfile.TemporaryDirectory[str]:
+    """On a tmpfs where there is one, like /run: syncing costs nothing there."""
+    shm = "/dev/shm"
+    return tempfile.TemporaryDirectory(
+        prefix="nri-numa-claims-", dir=shm if os.access(shm, os.W_OK) else None
+    )
+
+
+def main() -> int:
+    """All kills."""
+    with directory() as at:
+        place = Place(Path(at))
+        killed, told = live(place, 0, "")
+        assert not killed
+        assert place.files() == EMPTY
+        steps, answer = told[-1], told[1]
+    cases = [(number, "before") for number in range(1, len(steps) + 1)]
+    cases += [(number, "half") for number, name in enumerate(steps, 1) if name == "fsync"]
+    cases.append((len(steps), "after"))
+    problems = [found for case in cases if (found := problem(*case, answer))]
+    print(json.dumps({"steps": steps, "kills": len(cases), "problems": problems}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Fuzz targets of what works for the whole cluster: the extender, and capacity from outside."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from nri_numa import config as configuration
+from nri_numa.controller.offers import Offer, from_file, from_put, from_query
+from nri_numa.engine.values.workload import Strategy
+from nri_numa.offline_capacity import (
+    LONGEST_VALIDITY,
+    BadCapacity,
+    list_of,
+    numa_nodes,
+    parsed,
+    text_of,
+)
+from nri_numa.scheduler import protocol
+from nri_numa.scheduler.fleet import Fleet
+from nri_numa.scheduler.panel import Panel
+from nri_numa.scheduler.pods import Reader
+from nri_numa.scheduler.published import read
+from nri_numa.scheduler.scoring import MOST_SCORE
+from tests.fuzz.readers import Fed
+
+PREFIX = "numa.kubernetes.io"
+GOOD = {
+    "zones": [
+        {
+            "name": f"node-{i}",
+            "type": "Node",
+            "costs": [{"name": f"node-{j}", "value": 10 if i == j else 21} for j in (0, 1)],
+            "resources": [
+                {"name": "cpu", "capacity": "16", "allocatable": "16", "available": "8"},
+                {"name": "memory", "allocatable": "32Gi", "available": "16Gi"},
+            ],
+        }
+        for i in (0, 1)
+    ]
+}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def short(*sentences: str) -> None:
+    """Sentences that fit a log line."""
+    for one in sentences:
+        assert one
+        assert len(one) < 3000
+
+
+class Extender(Fed):
+    """A NodeResourceTopology that anybody may have edited, and what kube-scheduler asks of it."""
+
+    name = "extender"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = Reader(configuration.settings(configuration.load(None, {}, {})))
+
+    def feed(self, data: bytes) -> str:
+        """Parts end at ``%%``: the object, a body of filter, a body of bind."""
+        parts = [*data.split(b"%%", 2), b"", b""][:3]
+        fleet = Fleet()
+        document = _json(parts[0].decode(errors="replace"))
+        known = read(document, PREFIX) if isinstance(document, dict) else None
+        if known is not None:
+            fleet.put("edited", known)
+        fleet.put("good", read(GOOD, PREFIX))
+        said = "no question"
+        try:
+            asked = protocol.question(parts[1])
+        except protocol.BadRequest as error:
+            short(str(error))
+        else:
+            said = self.judged(fleet, asked.pod, [*dict.fromkeys(asked.names), "edited", "good"])
+        try:
+            protocol.binding(parts[2])
+        except protocol.BadRequest as error:
+            short(str(error))
+        return f"{type(known).__name__} {said}"
+
+    def judged(self, fleet: Fleet, pod: Any, names: list[str]) -> str:
+        """Every node has one answer, in one line."""
+        wish, panel = self.reader.wish(pod), Panel(fleet, Strategy.SPREAD)
+        self.reader.forget(wish.uid)  # the next one may say something else in its name
+        names = list(dict.fromkeys(names))
+        found = panel.filter(wish, names)
+        assert sorted([*found.fits, *found.failed, *found.hopeless]) == sorted(names)
+        for why in (*found.failed.values(), *found.hopeless.values()):
+            short(why)
+            assert "\n" not in why
+        protocol.filter_result(found.fits, found.failed, found.hopeless)
+        scores = panel.prioritize(wish, found.fits)
+        assert all(0 <= score <= MOST_SCORE for _, score in scores)
+        return f"{wish.nothing} {bool(wish.wrong)} {len(found.fits) > 0}"
+
+
+class Capacity(Fed):
+    """What sources say of the capacity of nodes, and what the agent is handed."""
+
+    name = "capacity"
+
+    def feed(self, data: bytes) -> str:
+        """As each of the documents."""
+        text = data.decode(errors="replace")
+        document = _json(text)
+        taken = 0
+        for offers in (self.put, self.file, self.query):
+            try:
+                found = offers(document)
+            except BadCapacity as error:
+                short(str(error))
+                continue
+            for one in found:
+                assert one.zones or offers is not self.put
+                assert all(0 <= factor <= 1 for factor in one.zones.values())
+            taken += len(found)
+        try:
+            capacity = parsed(text)
+            assert parsed(text_of(capacity)) == capacity
+            taken += 1
+        except BadCapacity as error:
+            short(str(error))
+        try:
+            ids = numa_nodes(text)
+            assert numa_nodes(list_of(ids)) == ids
+        except BadCapacity as error:
+            short(str(error))
+        return f"{min(taken, 3)}"
+
+    def put(self, document: object) -> list[Offer]:
+        """The body of a PUT."""
+        return [from_put("n1", document, longest=LONGEST_VALIDITY)]
+
+    def file(self, document: object) -> list[Offer]:
+        """A file."""
+        offers, problems = from_file(document)
+        short(*problems)
+        return offers
+
+    def query(self, document: object) -> list[Offer]:
+        """The answer to a query."""
+        offers, problems = from_query(document, node_label="node", numa_node_label="numa_node")
+        short(*problems)
+        return offers
+
+
+CLUSTER = (Extender, Capacity)

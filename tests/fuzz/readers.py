@@ -1,0 +1,288 @@
+"""More fuzz targets: readers of what others wrote that take bytes and keep nothing.
+
+Each is fed whole inputs, so that a fuzzer that knows nothing but coverage (`tests.fuzz.guided`) can
+drive it as well as a damaged member of the corpus can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import h11
+
+from nri_numa import config as configuration
+from nri_numa.config import yaml_reader
+from nri_numa.engine.request.annotations import resolve
+from nri_numa.engine.request.slots import SLOTS, read_slots, with_slots
+from nri_numa.engine.values.kubelet import NO_GRANTS
+from nri_numa.engine.values.refusal import Refusal
+from nri_numa.errors import LocalProtocolError
+from nri_numa.http import server as http_server
+from nri_numa.http.api import JSON
+from nri_numa.http.connection import Connection
+from nri_numa.http.places import ConnectionPlace
+from nri_numa.kubelet.configuration import command_line, facts, merged
+from nri_numa.kubelet.state_documents import UnknownState, cpu_state, grants, memory_state
+from nri_numa.nri.wire.mux import MAX_FRAME_PAYLOAD, Trunk
+from nri_numa.nri.wire.ttrpc import MAX_BODY, MessageReader
+from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notices import LIMIT, Notices
+from nri_numa.simulate.manifests import ManifestError, read_text
+from nri_numa.store.notices import NoticeFile
+from tests.beds.http_view import FakeView
+from tests.beds.world import PREFIX, World, container, pod, resources
+from tests.fuzz.targets import MACHINE, Target
+
+
+class Fed(Target):
+    """A target that is nothing but its reader."""
+
+    def one(self, rng: random.Random) -> str:
+        """A member of the corpus, damaged."""
+        return self.feed(self.from_corpus(rng))
+
+
+class Frames(Fed):
+    """Frames of the multiplexer and messages in them; whole and in pieces they say the same."""
+
+    name = "frames"
+
+    def feed(self, data: bytes) -> str:
+        """Cut it, both ways."""
+        place = data[0] if data else 0
+        whole = self.cut([data])
+        assert whole == self.cut([data[:place], data[place : place + 3], data[place + 3 :]])
+        return f"{len(whole)}"
+
+    def cut(self, packets: list[bytes]) -> list[object]:
+        """The messages, and the error that ended them."""
+        trunk, readers = Trunk(), {1: MessageReader(), 2: MessageReader()}
+        found: list[object] = []
+        try:
+            for packet in packets:
+                trunk.receive_data(packet)
+                while (chunk := trunk.next_chunk()) is not None:
+                    assert 0 < len(chunk[1]) <= MAX_FRAME_PAYLOAD
+                    reader = readers.get(chunk[0])
+                    if reader is None:
+                        continue
+                    reader.receive_data(chunk[1])
+                    while (message := reader.next_message()) is not None:
+                        assert len(message[2]) <= MAX_BODY
+                        found.append((chunk[0], message))
+        except LocalProtocolError as error:
+            found.append(str(error))
+        return found
+
+
+class SlotIds(Fed):
+    """The ids that the kubelet handed to a container, and a pod's annotations beside them."""
+
+    name = "slots"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = World(MACHINE).settings
+
+    def feed(self, data: bytes) -> str:
+        """The first line is the ids, further ones are ``key=value``."""
+        ids, *lines = data.decode(errors="replace").split("\n")
+        found = read_slots(ids)
+        if not isinstance(found, str):
+            assert found.count == len(ids.split(","))
+            assert sum(found.by_node.values()) in (0, found.count)
+        of = pod("fuzz", dict(line.partition("=")[::2] for line in lines[:4]))
+        made = container(of, wants=resources(2, 1))
+        made.annotations[f"{PREFIX}{SLOTS}"] = ids  # type: ignore[index]
+        requested = with_slots(self.settings, of, made, resolve(self.settings, of, made))
+        if isinstance(requested, Refusal):
+            assert "\n" not in requested.message
+            assert len(requested.message) < 3000
+            return requested.reason
+        return f"{requested.cpus} {requested.slots is not None}"
+
+
+class KubeletState(Fed):
+    """``cpu_manager_state`` and ``memory_manager_state``: grants, or one sentence."""
+
+    name = "kubelet-state"
+
+    def feed(self, data: bytes) -> str:
+        """As either of them, and put together."""
+        cpu = memory = None
+        said = []
+        try:
+            cpu = cpu_state(data)
+        except UnknownState as error:
+            said.append(str(error))
+        try:
+            memory = memory_state(data)
+        except UnknownState as error:
+            said.append(str(error))
+        cpus, mems = MACHINE.online, MACHINE.numa_ids
+        found, problems = grants(cpu, memory, cpus, mems, NO_GRANTS)
+        for granted in (*found.cpus.values(), *found.pods.values(), *found.shared):
+            assert granted <= cpus
+        said += problems
+        assert all(len(sentence) < 3000 for sentence in said)
+        return f"{cpu is not None} {memory is not None} {bool(found.cpus)} {bool(found.mems)}"
+
+
+class KubeletConfig(Fed):
+    """The kubelet's configuration file, a drop-in, and a command line."""
+
+    name = "kubelet-config"
+
+    def feed(self, data: bytes) -> str:
+        """Parts end at ``%%``: the file, the drop-in, the words of the command line."""
+        parts = [*data.decode(errors="replace").split("%%", 2), "", ""][:3]
+        documents: list[tuple[str, object]] = []
+        unread = 0
+        for name, text in zip(("file", "drop-in"), parts, strict=False):
+            try:
+                documents.append((name, yaml_reader.parse(text)))
+            except ValueError:
+                unread += 1
+        whole, left_out = merged(documents)
+        flags = command_line(["kubelet", *parts[2].split("\0")])
+        known = facts(whole, flags.values)
+        assert all(len(problem) < 3000 for problem in (*left_out, *known.problems))
+        return f"{unread} {len(left_out)} {min(len(known.problems), 3)}"
+
+
+class NoticesFile(Fed):
+    """The file of notices: what it says goes on, or a new sequence begins."""
+
+    name = "notices"
+    identity = {"boot": "b", "machine": "m"}  # noqa: RUF012  # nobody changes it
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="nri-numa-fuzz-"))
+
+    def close(self) -> None:
+        """Remove the directory."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def feed(self, data: bytes) -> str:
+        """Open it, let something happen again, and open it once more: nothing is lost."""
+        (self.directory / "notices").write_bytes(data)
+        problem, file, notices = self.opened()
+        before = notices.number
+        for one in notices.after()[:1]:
+            notices.add(
+                one.what, one.message, namespace=one.namespace, pod=one.pod, pod_uid=one.pod_uid,
+                container=one.container, reason=one.reason,
+            )  # fmt: skip
+        file.close()
+        unread, file, kept = self.opened()
+        file.close()
+        assert unread == ""
+        assert kept.instance == notices.instance
+        assert kept.number == notices.number >= before
+        assert kept.after() == notices.after()
+        return f"{bool(problem)} {min(len(kept.after()), 3)}"
+
+    def opened(self) -> tuple[str, NoticeFile, Notices]:
+        """Why a new sequence begins, the open file, and what was restored from it."""
+        notices = Notices(lambda: 1_700_000_000.0, LIMIT)
+        said: list[str] = []
+        file = NoticeFile(
+            str(self.directory), identity=self.identity, notices=notices, trouble=said.append
+        )
+        problem = file.open()
+        assert not said
+        return problem, file, notices
+
+
+class Manifests(Fed):
+    """Manifests of `simulate`: workloads, or every mistake on a line of its own."""
+
+    name = "manifests"
+
+    def feed(self, data: bytes) -> str:
+        """As the text of a file."""
+        problems: tuple[str, ...] = ()
+        try:
+            found = read_text(data.decode(errors="replace"), "f.yaml")
+        except ManifestError as error:
+            problems = error.problems
+            found = None
+        assert all(len(problem) < 3000 for problem in problems)
+        if found is None:
+            assert problems
+            return "refused"
+        return f"{min(len(found.workloads), 3)} {min(len(found.notes), 3)}"
+
+
+class _Writer:
+    """A stream's writer that keeps what was written."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: bytes) -> None:
+        """Keep it."""
+        self.data += data
+
+    async def drain(self) -> None:
+        """Never has to wait."""
+
+
+class HTTP(Fed):
+    """What clients send to the HTTP address, from the first byte to the answers."""
+
+    name = "http"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        config = configuration.load(None, {}, {}).http
+        self.server = http_server.HTTPServer(config, FakeView(), Metrics("0"), version="0")
+
+    def close(self) -> None:
+        """Close the loop."""
+        self.loop.close()
+
+    def feed(self, data: bytes) -> str:
+        """A connection that says it all at once and waits for the answers."""
+        return self.loop.run_until_complete(self.played(data))
+
+    async def played(self, data: bytes) -> str:
+        """The answers are HTTP, none blames us, and JSON where they say so."""
+        reader, writer = asyncio.StreamReader(), _Writer()
+        reader.feed_data(data)
+        reader.feed_eof()
+        now = self.loop.time()
+        connection = Connection(reader, writer, "nri-numa/0", deadline=now + 5)  # type: ignore[arg-type]
+        place = ConnectionPlace("127.0.0.1", now)
+        with contextlib.suppress(EOFError, h11.LocalProtocolError):
+            while await self.server._exchange(connection, place):
+                assert place.answered < 500
+        answers = bytes(writer.data)
+        assert answers.startswith(b"HTTP/1.1 ") or not answers
+        head, _, body = answers.partition(b"\r\n\r\n")
+        status = head[9:12].decode()
+        assert status != "500"
+        if body and f"Content-Type: {JSON}".encode() in head and place.answered == 1:
+            with contextlib.suppress(UnicodeDecodeError):
+                if b"chunked" not in head:
+                    json.loads(body)
+        return f"{status} {min(place.answered, 3)}"
+
+
+READERS: tuple[type[Target], ...] = (
+    Frames,
+    SlotIds,
+    KubeletState,
+    KubeletConfig,
+    NoticesFile,
+    Manifests,
+    HTTP,
+)

@@ -1,0 +1,109 @@
+"""What a running agent is to the runtime, and to a ``release`` beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.beds.embedded_node import CRIError, Node, until
+from tests.beds.plugin_process import plugin_environment
+
+
+def release(node: Node, state: Path) -> subprocess.CompletedProcess[str]:
+    """Run it for the runtime of a node, with this state directory."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "nri_numa", "release"),
+            f"--config={node.plugin.config_file}",
+            f"--nri-socket={node.socket}",
+            f"--state-dir={state}",
+            f"--sysfs-root={node.sysfs_root}",
+        ],
+        env=plugin_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_release_with_another_state_directory_touches_nothing_under_a_running_agent(
+    tmp_path: Path,
+) -> None:
+    """A slip in --state-dir once gave everybody every CPU while the agent said otherwise."""
+    with Node(tmp_path) as node:
+        node.start()
+        own = node.owner("own", 2)
+        before = own.cpus
+        done = release(node, tmp_path / "elsewhere")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "stop it first" in done.stderr
+        assert own.cpus == before
+        # Whoever dies lets go of it, however it dies.
+        node.plugin.kill()
+        done = release(node, tmp_path / "elsewhere")
+        assert done.returncode == 0, done.stderr
+        assert own.cpus == str(node.topology.online)
+
+
+def test_an_index_of_one_digit_has_two_when_it_is_registered(tmp_path: Path) -> None:
+    """`pluginIndex: 05` is the number 5 in YAML; `check` takes it, and so does the runtime."""
+    with Node(tmp_path, config={"runtime": {"pluginIndex": 5}}) as node:
+        node.start()
+        assert [each.index for each in node.runtime._plugins._plugins] == ["05"]
+
+
+def test_explanations_survive_a_restart(tmp_path: Path) -> None:
+    """Who asks why after an upgrade gets the sentences of the day it was decided."""
+    with Node(tmp_path) as node:
+        node.start()
+        node.owner("own", 2)
+        with pytest.raises(CRIError, match="exclusive CPUs"):
+            node.run("big", {"policy": "single-numa-node"}, cpus=33)
+        until(node.plugin.responsive, "it serves")
+        before = [node.plugin.json(f"/v1/explain/default/{pod}") for pod in ("own", "big")]
+        node.plugin.restart()
+        until(node.plugin.responsive, "it serves")
+        assert [node.plugin.json(f"/v1/explain/default/{p}") for p in ("own", "big")] == before
+        assert all(one["explanations"][0]["steps"] for one in before)
+        # And a damaged file costs no more than what was in it.
+        assert node.plugin.terminate() == 0
+        (node.plugin.state_directory / "explanations").write_bytes(b"nonsense")
+        node.start()
+        node.logged("explanations")
+        until(node.plugin.responsive, "it serves")
+        (own,) = node.plugin.json("/v1/explain/default/own")["explanations"]
+        assert own["summary"] == before[0]["explanations"][0]["summary"]
+        node.check()
+
+
+def test_an_annotation_for_a_container_that_never_came_is_said_when_the_pod_ends(
+    tmp_path: Path,
+) -> None:
+    """Otherwise a slip in the name is a pin that nobody has, without a word."""
+    with Node(tmp_path) as node:
+        node.start()
+        pods = [
+            node.pod("slip", {"numacpu.enigne": "1"}),
+            node.pod("older", {"numacpu.enigne": "1"}),
+            node.pod("fine", {"numacpu.engine": "2"}),
+        ]
+        for pod in pods:
+            node.create(pod, name="engine")
+        node.plugin.restart()
+        for pod in pods:
+            node.call(node.runtime.remove_pod(pod.id))
+        node.logged("did you mean engine?")
+
+        def named() -> set[str]:
+            records = node.plugin.records()
+            return {
+                r["pod"]
+                for r in records
+                if r["msg"] == "annotation for a container that the pod does not have"
+            }
+
+        until(lambda: named() == {"default/slip", "default/older"}, "both are named")

@@ -1,0 +1,124 @@
+"""The real process looks where memory is and what the host takes, once it is told to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from nri_numa.cli import cli
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.embedded_node import Node, until
+
+PATIENCE_S = 60.0
+ON = {
+    "memoryLocality": {"enabled": True, "metric": True, "interval": "1s", "budget": 100},
+    "cpuWaiting": {"enabled": True, "metric": True, "interval": "1s", "budget": 100},
+    "measuredCapacity": {"mode": "act", "interval": "1s", "halfLife": "1s"},
+}
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Not pytest's own: socket paths must stay short."""
+    path = Path(tempfile.mkdtemp(prefix="nri-numa-where-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def said(node: Node, *arguments: str) -> str:
+    """What a command of ours prints about the node."""
+    done = CliRunner().invoke(cli, [*arguments, f"--api=http://{node.plugin.address}"])
+    assert done.exit_code == 0, done.output
+    return " ".join(done.stdout.split())
+
+
+def test_memory_elsewhere_and_a_reason_where_nothing_is_known(directory: Path) -> None:
+    with Node(directory, config=ON) as node:
+        node.start()
+        away, silent = node.listed("away"), node.listed("silent", cpus="2")
+
+        cgroup = node.cgroups.directory(node.cgroup(away.id))
+        until(cgroup.is_dir, "it has a cgroup", PATIENCE_S)
+        new = cgroup / "memory.numa_stat.new"
+        new.write_text("anon N0=1024 N1=3072\n")
+        new.rename(cgroup / "memory.numa_stat")
+
+        def seen() -> dict[str, dict[str, Any]] | None:
+            memory = {i: one["memory"] for i, one in node.assignments().items()}
+            known = memory[away.id]["localPercent"] is not None
+            return memory if known and memory[silent.id]["at"] else None
+
+        memory = until(seen, "both were read", PATIENCE_S)
+        assert memory[away.id]["localPercent"] == 25
+        assert "no memory.numa_stat" in memory[silent.id]["problem"]
+        names = {"pod_namespace": "default", "pod_name": "away", "container_name": "app"}
+        assert node.metric("nri_numa_container_local_memory_ratio", **names) == 0.25
+        assert node.metric("nri_numa_local_memory_containers", state="unknown") == 1
+        assert "LOCAL MEMORY" in said(node, "status", "-o", "wide")
+        told = said(node, "explain", "default/away", "--no-kubelet")
+        assert "Memory: 25 % is on its own NUMA nodes (0)" in told
+
+
+def test_who_waits_for_cpus_and_a_reason_where_that_is_not_known(directory: Path) -> None:
+    with Node(directory, config=ON) as node:
+        node.start()
+        waits, silent = node.listed("waits"), node.listed("silent", cpus="2")
+
+        cgroup = node.cgroups.directory(node.cgroup(waits.id))
+        until(cgroup.is_dir, "it has a cgroup", PATIENCE_S)
+        new = cgroup / "cpu.pressure.new"
+        new.write_text("some avg10=0.00 avg60=40.00 avg300=0.00 total=0\n")
+        new.rename(cgroup / "cpu.pressure")
+
+        def seen() -> dict[str, dict[str, Any]] | None:
+            told = {i: one["waiting"] for i, one in node.assignments().items()}
+            known = told[waits.id]["pressurePercent"] is not None
+            return told if known and told[silent.id]["at"] else None
+
+        told = until(seen, "both were read", PATIENCE_S)
+        assert told[waits.id]["pressurePercent"] == 40
+        assert told[silent.id]["pressurePercent"] is None
+        assert "cpu.pressure" in told[silent.id]["problem"]
+        names = {"pod_namespace": "default", "pod_name": "waits", "container_name": "app"}
+        assert node.metric("nri_numa_container_cpu_pressure_ratio", **names) == 0.4
+        assert "CPU PRESSURE" in said(node, "status", "-o", "wide")
+
+
+def test_what_the_host_takes_is_taken_from_new_containers(directory: Path) -> None:
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64)
+    with Node(directory, topology=topology, config=ON) as node:
+        (node.sysfs_root / "proc").mkdir(exist_ok=True)
+        ticks = 0
+
+        def time_passes() -> None:
+            """Of NUMA node 0 the host takes 40 %; the file is there whole, as the kernel's is."""
+            nonlocal ticks
+            ticks += 10
+            lines = [
+                f"cpu{cpu} 0 0 0 {10 * ticks - stolen} 0 0 0 {stolen}"
+                for cpu in topology.online
+                for stolen in (4 * ticks if cpu in topology.numa_nodes[0].cpus else 0,)
+            ]
+            new = node.sysfs_root / "proc/stat.new"
+            new.write_text("\n".join([*lines, ""]))
+            os.replace(new, node.sysfs_root / "proc/stat")
+
+        time_passes()
+        node.start()
+
+        def lowered() -> bool:
+            time_passes()
+            factor = node.metric("nri_numa_numa_node_capacity_factor", numa_node="0")
+            return 0 < factor <= 0.7
+
+        until(lowered, "the capacity factor follows", PATIENCE_S)
+        assert node.metric("nri_numa_numa_node_capacity_factor", numa_node="1") == 1
+        owner = node.owner("three", cpus=3)
+        assert node.assignments()[owner.id]["numaNodes"] == "1"

@@ -1,0 +1,153 @@
+"""One Kubernetes for all tests here, which run together; each begins without pods.
+
+The programs are never built here: ``make test-kube`` does it first. Without them, without root or
+Debian packages the tests skip with the reason; where ``NRI_NUMA_REQUIRE_KUBE=1`` is set they fail
+instead. Logs of a failed test go to its report, and into ``$NRI_NUMA_ARTIFACTS`` if that is set.
+
+However tests are shuffled, those here stay together, and the bed ends after the last of them: six
+daemons that are never quite idle would be in the way of whatever comes next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.beds.cri import poll
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import PATIENCE_S, Client
+from tests.beds.kube.node import Node
+from tests.beds.plugin_process import REPOSITORY
+from tests.beds.testbed import TestbedUnavailable
+
+Numa = Callable[..., "subprocess.CompletedProcess[str]"]
+"""Runs ``kubectl numa`` with these arguments."""
+_FAILED = pytest.StashKey[bool]()
+
+
+def unavailable(error: TestbedUnavailable) -> None:
+    """Skip, or fail where the bed must be there."""
+    if os.environ.get("NRI_NUMA_REQUIRE_KUBE") == "1":
+        pytest.fail(f"NRI_NUMA_REQUIRE_KUBE=1, but {error}", pytrace=False)
+    pytest.skip(str(error))
+
+
+# Each wait has its own limit; this one is for what has none.
+_LIMIT_S = 1200
+_BED = pytest.StashKey[contextlib.ExitStack]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of this folder together, and give them time."""
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    if not ours:
+        return
+    place = items.index(ours[0])
+    others = [item for item in items if item not in ours]
+    items[:] = [*others[:place], *ours, *others[place:]]
+    for item in ours:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_LIMIT_S))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the bed after the last test of this folder."""
+    if nextitem is not None and Path(__file__).parent in nextitem.path.parents:
+        return
+    if (stack := item.session.stash.get(_BED, None)) is not None:
+        stack.close()
+
+
+@pytest.fixture(scope="session")
+def session_bed(request: pytest.FixtureRequest) -> Iterator[KubeBed]:
+    with contextlib.ExitStack() as stack:
+        request.session.stash[_BED] = stack
+        try:
+            bed = stack.enter_context(KubeBed(build=False))
+        except TestbedUnavailable as error:
+            unavailable(error)
+        yield bed
+
+
+@pytest.fixture
+def bed(request: pytest.FixtureRequest, session_bed: KubeBed) -> Iterator[KubeBed]:
+    """Control plane and node, without pods."""
+    logs = [*session_bed.logs()]
+    begins = {file: file.stat().st_size for file in logs}
+    configuration = session_bed.node.plugin.config_file.read_text()
+    yield session_bed
+    if request.node.stash.get(_FAILED, False):
+        for file in session_bed.logs():
+            _attach(request.node, file, begins.get(file, 0))
+    session_bed.client.delete_pods()
+    # The kubelet may still be at it when the objects are gone.
+    running = session_bed.node.containerd.cri.containers
+    poll(
+        lambda: True if not running(running=True) else None,
+        "end of all containers",
+        timeout_s=PATIENCE_S,
+    )
+    left = session_bed.node.plugin.config_file.read_text()
+    assert left == configuration, "the test left another configuration of nri-numa to the next one"
+
+
+@pytest.fixture
+def client(bed: KubeBed) -> Client:
+    """Calls the API server of `bed`."""
+    return bed.client
+
+
+@pytest.fixture
+def node(bed: KubeBed) -> Node:
+    """The node of `bed`."""
+    return bed.node
+
+
+@pytest.fixture
+def numa(bed: KubeBed, tmp_path: Path) -> Numa:
+    """Runs the program as kubectl would, with a kubectl that finds the bed."""
+    enter = shlex.join(bed.control.namespaces.enter(mounts=False))
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\nexec {enter} {bed.control.programs}/kubectl "$@"\n')
+    kubectl.chmod(0o755)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(REPOSITORY / "config/kubectl/kubectl-numa"), *arguments],
+            env={**os.environ, **bed.control.environment, "KUBECTL_PATH": str(kubectl)},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def _attach(node: pytest.Item, file: Path, begin: int) -> None:
+    text = file.read_bytes()[begin:].decode(errors="replace")
+    node.add_report_section("teardown", file.name, "\n".join(text.splitlines()[-40:]))
+    artifacts = os.environ.get("NRI_NUMA_ARTIFACTS")
+    if artifacts:
+        directory = Path(artifacts) / node.name.replace("/", "_")
+        directory.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, directory / file.name)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]  # pluggy's result object
+    if report.failed:
+        item.stash[_FAILED] = True

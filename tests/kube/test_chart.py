@@ -1,0 +1,225 @@
+"""The Helm chart on a real API server: every part of it accepted, and the walk of docs/cluster.md.
+
+Objects of the Prometheus operator are left out: their kinds are not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.beds.cri import poll
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready
+from tests.beds.kube.manifests import PREFIX, asks, container, pod
+from tests.beds.kube.release import Release
+from tests.beds.kube.service import MANIFESTS
+from tests.shipped.test_install_manifests import helm
+
+pytestmark = pytest.mark.kube
+
+NRT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+DEFINITION = (
+    "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"
+    "noderesourcetopologies.topology.node.k8s.io"
+)
+EVERYTHING: dict[str, Any] = {
+    "publish": {"enabled": True},
+    "controller": {"enabled": True, "secretName": "controller"},
+    "scheduler": {"enabled": True},
+    "devicePlugin": {"enabled": True},
+    "admission": {"lists": True, "exclusive": True},
+    "monitoring": {"dashboard": {"enabled": True}},
+    "hostPaths": {"kubelet": "/var/lib/kubelet"},
+    "networkPolicy": {"enabled": True},
+    "config": {
+        "publish": {"podAnnotation": True, "nodeResourceTopology": True, "numatopology": True},
+        "dra": {"enabled": True},
+        "controller": {
+            "address": ":9893",
+            "tokenFile": "/etc/nri-numa-secret/token",
+            "tlsCert": "/etc/nri-numa-secret/tls.crt",
+            "tlsKey": "/etc/nri-numa-secret/tls.key",
+            "page": {"enabled": True},
+            "drain": {"evict": True},
+            "stuck": {"evict": True},
+            "steal": {"evict": True},
+        },
+    },
+}
+"""Values that switch everything on."""
+SERVED: dict[str, Any] = {
+    "scheduler": {
+        "enabled": True, "kubeScheduler": {"enabled": False}, "secretName": "extender",
+    },
+    "networkPolicy": {
+        "enabled": True,
+        "scheduler": {"from": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]},
+    },
+    "config": {
+        "scheduler": {
+            "address": ":9894",
+            "lease": "nri-numa-scheduler",
+            "tlsCert": "/etc/nri-numa-secret/tls.crt",
+            "tlsKey": "/etc/nri-numa-secret/tls.key",
+            "clientCA": "/etc/nri-numa-secret/ca.crt",
+        },
+    },
+}  # fmt: skip
+"""The extender for the default scheduler; publish.capacity instead of the device plugin."""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(EVERYTHING, id="everything"),
+        pytest.param(
+            SERVED
+            | {
+                "publish": {"enabled": True},
+                "config": {**SERVED["config"], "publish": {"capacity": True}},
+            },
+            id="served",
+        ),
+        pytest.param({"releaseContainers": True}, id="releasing"),
+    ],
+)
+def test_the_api_server_accepts_every_object(client: Client, values: dict[str, Any]) -> None:
+    """Not one is refused, and none has a field that the API server does not know."""
+    client.kubectl("apply", f"--filename={MANIFESTS / 'base/namespace.yaml'}")
+    # A name of its own: other tests leave the accounts and policies of the manifests.
+    made = helm(
+        "--set=fullnameOverride=chart-dry",
+        *(f"--set-json={k}={json.dumps(v)}" for k, v in values.items()),
+    )
+    assert made.returncode == 0, made.stderr
+    documents = [d for d in yaml.safe_load_all(made.stdout) if d]
+    said = client.kubectl(
+        "apply", "--dry-run=server", "--validate=strict", "--filename=-", documents=documents
+    )
+    lines = said.splitlines()
+    assert len(lines) == len(documents), said
+    assert all("(server dry run)" in line for line in lines), said
+
+
+# --- the walk of docs/cluster.md ----------------------------------------------------------------
+
+WALK = "numa-walk"
+
+
+def walk_values(*, definition: bool) -> dict[str, Any]:
+    """As in docs/cluster.md; the name so that nobody else's scheduler takes the pod."""
+    return {
+        "publish": {"enabled": True, "topologyCRD": definition},
+        "scheduler": {"enabled": True, "name": WALK},
+        "config": {"publish": {"nodeResourceTopology": True}},
+    }
+
+
+# One of each binding; the API server takes them up one by one, after they are written.
+RIGHTS = (
+    ("scheduler", "list", "topology.node.k8s.io", "noderesourcetopologies"),
+    ("scheduler", "list", "", "nodes"),
+    ("scheduler", "list", "", "persistentvolumes"),
+    ("scheduler", "create", "coordination.k8s.io", "leases"),
+    ("publish", "patch", "", "nodes"),
+    ("publish", "patch", "topology.node.k8s.io", "noderesourcetopologies"),
+)
+
+
+def wait_rights(client: Client) -> None:
+    """Until the API server knows what the accounts may do."""
+    for account, verb, group, resource in RIGHTS:
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": f"system:serviceaccount:{WALK}:{WALK}-{account}",
+                "resourceAttributes": {
+                    "namespace": WALK if resource == "leases" else "",
+                    "verb": verb, "group": group, "resource": resource,
+                },
+            },
+        }  # fmt: skip
+
+        def allowed(review: JsonObject = review) -> bool | None:
+            path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+            return client.ask("POST", path, review)["status"]["allowed"] or None
+
+        what = f"{account} to be allowed to {verb} {resource}"
+        poll(allowed, what, timeout_s=PATIENCE_S, every_s=0.1)
+
+
+def leave_the_node(client: Client, before: JsonObject) -> None:
+    """Take what was written on the Node since then away again."""
+    now = client.ask("GET", "/api/v1/nodes/bed")["metadata"]
+    new = {
+        part: {
+            key: None
+            for key in now.get(part) or {}
+            if key.startswith(PREFIX) and key not in (before["metadata"].get(part) or {})
+        }
+        for part in ("annotations", "labels")
+    }
+    kind = "application/merge-patch+json"
+    client.ask("PATCH", "/api/v1/nodes/bed", {"metadata": new}, content_type=kind)
+
+
+def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Client) -> None:
+    """With the chart's rights, policies and configuration, and no others."""
+    own = client.get(DEFINITION) is None
+    with contextlib.ExitStack() as stack:
+        if own:  # uninstalling leaves it
+            stack.callback(
+                client.kubectl, "delete", "--ignore-not-found", "crd", DEFINITION.rsplit("/", 1)[1]
+            )
+        else:
+            stack.callback(client.request, "DELETE", f"{NRT}/bed")
+        stack.callback(leave_the_node, client, client.ask("GET", "/api/v1/nodes/bed"))
+        release = stack.enter_context(Release(bed, WALK, walk_values(definition=own)))
+        assert f"schedulerName: {WALK}" in release.said
+        wait_rights(client)
+        publisher = stack.enter_context(
+            release.service(
+                "publish",
+                release.token(f"{WALK}-publish", node="bed"),
+                http={"socket": str(bed.node.api_socket)},
+                publish={"resync": "2s"},
+            )
+        )
+        extender = stack.enter_context(
+            release.service("scheduler", release.token(f"{WALK}-scheduler"))
+        )
+        scheduler = release.scheduler(port=10271)
+        stack.callback(scheduler.end)
+        scheduler.start()
+
+        def lives() -> None:
+            for one in (publisher, extender, scheduler):
+                one.check()
+
+        document = pod(
+            "chart-walk", container(cpus="1"), schedulerName=WALK,
+            annotations=asks(policy="single-numa-node", cpus="exclusive"),
+        )  # fmt: skip
+        client.apply(document)
+
+        def started() -> JsonObject | None:
+            lives()
+            found = client.pod("chart-walk")
+            return found if found is not None and is_ready(found) else None
+
+        try:
+            found = poll(started, "the pod to be Ready", timeout_s=PATIENCE_S, every_s=0.2)
+        except TimeoutError as error:
+            logs = [one.log()[-2000:] for one in (publisher, extender, scheduler)]
+            raise TimeoutError("\n---\n".join([str(error), *logs])) from None
+        assert json.loads(found["metadata"]["annotations"][f"{PREFIX}/placed"]) == {"main": "0"}
+        assert len(bed.node.cpus(found)) == 1
+        # Rights that are missing are complained of, and nothing else of them shows.
+        for one in (publisher, extender, scheduler):
+            assert "forbidden" not in one.log().lower(), one.log()[-3000:]

@@ -1,0 +1,230 @@
+"""Capacity from outside on a real cluster: from a PUT to what a container gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.beds.cri import poll
+from tests.beds.kube import controller as controllers
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready, waiting_reason
+from tests.beds.kube.controller import Controller
+from tests.beds.kube.manifests import PREFIX, asks, container, pod, template, workload
+from tests.beds.kube.node import NOBODY
+from tests.beds.kube.publisher import Publisher, install, token
+from tests.kube.test_publish import Thief
+
+pytestmark = pytest.mark.kube
+
+NODE = "/v1/nodes/bed/offline-capacity"
+
+
+@pytest.fixture
+def installed(client: Client) -> Client:
+    install(client)
+    controllers.install(client)
+    return client
+
+
+@pytest.fixture
+def way(bed: KubeBed, installed: Client) -> Iterator[Path]:
+    """The agent and a publisher with the file between them; afterwards they are as before."""
+    directory = bed.directory / "capacity"
+    directory.mkdir(exist_ok=True)
+    os.chown(directory, NOBODY, NOBODY)
+    file = directory / "capacity.json"
+    section = {"offlineCapacity": {"file": str(file), "interval": "1s"}}
+    plugin = bed.node.plugin
+    before = json.loads(plugin.config_file.read_text())
+    plugin.write_config({**before, **section})
+    plugin.restart()
+    try:
+        with Publisher(bed, token(installed, "bed"), config={"podAnnotation": True}, more=section):
+            yield file
+    finally:
+        for key in ("offline-capacity", "drained", "numa-ids"):
+            installed.kubectl("annotate", "node", "bed", f"{PREFIX}/{key}-")
+        plugin.write_config(before)
+        plugin.restart()
+
+
+def annotation(client: Client, key: str) -> str | None:
+    found = client.ask("GET", "/api/v1/nodes/bed")["metadata"].get("annotations") or {}
+    text: str | None = found.get(f"{PREFIX}/{key}")
+    return text
+
+
+def factors(bed: KubeBed) -> dict[int, tuple[float, int]]:
+    """By NUMA node, the factor that counts and thousandths of a CPU that it leaves."""
+    url = f"http://{bed.node.plugin.address}/v1/assignments"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=30) as answer:
+        nodes = json.load(answer)["numaNodes"]
+    return {n["id"]: (n["capacityFactor"], n["cpuCapacityMilli"]) for n in nodes}
+
+
+def until(probe: Any, what: str) -> Any:
+    return poll(probe, what, timeout_s=PATIENCE_S, every_s=0.2)
+
+
+def takes(replica: Controller, method: str, zones: dict[str, float] | None = None) -> bool | None:
+    body = None if zones is None else {"zones": zones, "validity": 600}
+    status, text = replica.ask(method, NODE, body)
+    assert status in (0, 200, 204, 503), text
+    return True if status in (200, 204) else None
+
+
+def wait_factor(bed: KubeBed, factor: float) -> None:
+    until(lambda: factors(bed)[0][0] == factor or None, f"factor {factor} at the agent")
+
+
+def test_what_others_measure_is_what_new_containers_get(
+    bed: KubeBed, installed: Client, way: Path
+) -> None:
+    """Half, nothing, and everything again; then the same by the operator's own key."""
+    until(lambda: annotation(installed, "numa-ids"), "the NUMA nodes of the Node")
+    whole = factors(bed)[0][1]
+    running = installed.run(pod("capacity-before", annotations=asks(policy="single-numa-node")))
+    had = bed.node.cpus(running)
+    with Controller(bed, 9893) as replica:
+        until(lambda: takes(replica, "PUT", {"0": 0.5}), "a PUT that is taken")
+        wait_factor(bed, 0.5)
+        assert factors(bed)[0] == (0.5, whole // 2)
+        text = annotation(installed, "offline-capacity")
+        assert text is not None
+        assert json.loads(text)["zones"] == {"0": 0.5}
+        for path, zones, wrong in (
+            (NODE, {"1023": 0.5}, "has no NUMA node 1023"),
+            (NODE.replace("bed", "nobody"), {"0": 1}, "there is no Node"),
+        ):
+            body = {"zones": zones}
+            until(lambda p=path, b=body, w=wrong: w in replica.ask("PUT", p, b)[1] or None, wrong)
+
+        until(lambda: takes(replica, "PUT", {"0": 0}), "another PUT")
+        wait_factor(bed, 0)
+        installed.apply(pod("capacity-later", annotations=asks(policy="single-numa-node")))
+        installed.wait_pod(
+            "capacity-later",
+            lambda it: waiting_reason(it)[0] == "CreateContainerError",
+            "refused on a drained NUMA node",
+        )
+        assert bed.node.cpus(running) == had, "nothing that runs moves"
+        until(lambda: takes(replica, "DELETE"), "a DELETE")
+        until(lambda: annotation(installed, "offline-capacity") is None or None, "no annotation")
+        installed.wait_ready("capacity-later")
+
+    installed.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
+    wait_factor(bed, 0)
+    installed.kubectl("annotate", "node", "bed", f"{PREFIX}/drained-")
+    wait_factor(bed, 1)
+
+
+def test_two_replicas_have_one_leader(bed: KubeBed, installed: Client) -> None:
+    """The other one takes over, and lets stand what is written."""
+    try:
+        with Controller(bed, 9893) as first:
+            until(lambda: takes(first, "PUT", {"0": 0.25}), "a PUT that is taken")
+            with Controller(bed, 9894) as second:
+                until(lambda: second.ask("GET", "/readyz")[0] == 503 or None, "one that waits")
+                status, said = second.ask("PUT", NODE, {"zones": {"0": 1}})
+                assert (status, "does not lead" in said) == (503, True)
+                written = until(lambda: annotation(installed, "offline-capacity"), "it written")
+                first.end(number=signal.SIGKILL)
+                until(lambda: second.ask("GET", "/readyz")[0] == 200 or None, "another leader")
+                assert annotation(installed, "offline-capacity") == written
+                until(lambda: takes(second, "PUT", {"0": 0.75}), "a PUT at the other one")
+                until(
+                    lambda: '"0":0.75' in (annotation(installed, "offline-capacity") or "") or None,
+                    "what it was told",
+                )
+    finally:
+        installed.kubectl("annotate", "node", "bed", f"{PREFIX}/offline-capacity-")
+
+
+def test_its_token_writes_one_annotation(bed: KubeBed, installed: Client) -> None:
+    stolen = installed.kubectl(
+        "create", "token", controllers.ACCOUNT, f"--namespace={controllers.NAMESPACE}"
+    )
+    thief = Thief(bed, stolen.strip())
+    node = "/api/v1/nodes/bed?dryRun=All"
+    others = {"annotations": {f"{PREFIX}/drained": "0"}}
+    until(
+        lambda: "may only write the annotation" in thief.patches(node, **others) or None,
+        "the policy in force",
+    )
+    assert thief.patches(node, annotations={f"{PREFIX}/offline-capacity": "{}"}) == ""
+    for metadata in ({"labels": {"a": "b"}}, {"finalizers": ["example.com/stay"]}):
+        assert "nothing of a Node but its annotation" in thief.patches(node, **metadata)
+    cordon = thief.does("PATCH", node, {"spec": {"unschedulable": True}})
+    assert "nothing of a Node but its annotation" in cordon
+    assert "forbidden" in thief.does("GET", "/api/v1/namespaces/nri-numa/secrets")
+
+
+BUDGET = {
+    "apiVersion": "policy/v1",
+    "kind": "PodDisruptionBudget",
+    "metadata": {"name": "keep-moved"},
+    "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "capacity-moved"}}},
+}
+
+
+def drained(client: Client) -> list[str]:
+    """Names of pods that Events say were moved away."""
+    events = client.ask("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+    return [e["regarding"]["name"] for e in events if e["reason"] == "NUMANodeDrained"]
+
+
+def test_a_drained_numa_node_is_emptied_as_budgets_allow(
+    bed: KubeBed, installed: Client, way: Path
+) -> None:
+    """One with an owner goes when it may, one without stays."""
+    alone = installed.run(pod("capacity-alone", annotations=asks(policy="single-numa-node")))
+    pods = template(container(), annotations=asks(policy="single-numa-node"))
+    installed.apply(BUDGET, workload("Deployment", "capacity-moved", pods))
+
+    def moved(but: str = "") -> JsonObject | None:
+        found = installed.pods("app=capacity-moved")
+        return next((p for p in found if is_ready(p) and p["metadata"]["name"] != but), None)
+
+    first = until(moved, "a pod of the Deployment")["metadata"]["name"]
+
+    def told() -> bool | None:
+        metadata = (installed.pod(first) or {}).get("metadata", {})
+        return f"{PREFIX}/assigned" in metadata.get("annotations", {}) or None
+
+    drain = {"evict": True, "after": "1s", "perMinute": 600}
+    try:
+        until(told, "its pins on the pod")
+        with Controller(bed, 9893, drain=drain) as replica:
+            installed.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
+            until(
+                lambda: (
+                    'result="blocked",verb="create"' in replica.ask("GET", "/metrics")[1] or None
+                ),
+                "an eviction that the budget forbids",
+            )
+            assert installed.pod(first) is not None
+            wait_factor(bed, 0)  # or the successor might land in the same place, and go too
+            installed.kubectl("delete", "poddisruptionbudget", "keep-moved")
+            # The pod is gone at once, the Event is told after that: who ends it waits for both.
+            until(
+                lambda: True if installed.pod(first) is None else None, "the end of the first pod"
+            )
+            until(lambda: drained(installed) or None, "an Event about it")
+        # Its successor was refused here; it starts where there is room again.
+        installed.kubectl("annotate", "node", "bed", f"{PREFIX}/drained-")
+        until(lambda: moved(but=first), "a successor")
+    finally:
+        installed.kubectl("delete", "poddisruptionbudget", "keep-moved", "--ignore-not-found")
+    again = installed.pod("capacity-alone")
+    assert again is not None
+    assert again["metadata"]["uid"] == alone["metadata"]["uid"]
+    assert drained(installed) == [first]

@@ -1,0 +1,365 @@
+"""Exclusive CPUs as an extended resource: the stock scheduler counts, the kubelet hands over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.beds.cri import poll
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
+from tests.beds.kube.device_plugin import RESOURCE, DevicePluginDaemon
+from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod, template, workload
+from tests.beds.kube.node import Node
+from tests.beds.kube.publisher import Publisher, install, token
+from tests.beds.plugin_process import plugin_environment
+from tests.kube.test_publish import Thief
+from tests.machines.cpus import MACHINE
+
+pytestmark = pytest.mark.kube
+
+WRITTEN = "numa.example.com/exclusive-cpu"
+"""The default, which the publisher writes and its policy allows."""
+
+MOST = len(MACHINE) - max(1, len(MACHINE) // 20)
+"""CPUs that can be exclusive: the shared pool of a machine without reserved CPUs keeps the rest."""
+
+
+@pytest.fixture
+def plugin(client: Client, node: Node) -> Iterator[DevicePluginDaemon]:
+    """A device plugin whose resource is on the node; afterwards it is gone again."""
+    before = rss(node.plugin.pid)
+    daemon = DevicePluginDaemon(node)
+    daemon.start()
+    try:
+        wait_allocatable(client, node, MOST, daemon)
+        print(f"\nmemory: agent without it {before} MiB")
+        yield daemon
+    finally:
+        daemon.end()
+        wait_allocatable(client, node, 0)
+
+
+def allocatable(client: Client, node: Node, resource: str = RESOURCE) -> int:
+    found = client.ask("GET", f"/api/v1/nodes/{node.name}")["status"]["allocatable"]
+    return int(found.get(resource, 0))
+
+
+def wait_allocatable(
+    client: Client,
+    node: Node,
+    count: int,
+    daemon: DevicePluginDaemon | None = None,
+    *,
+    resource: str = RESOURCE,
+) -> None:
+    def ask() -> bool | None:
+        if daemon is not None:
+            daemon.check()
+        return True if allocatable(client, node, resource) == count else None
+
+    poll(ask, f"{count} {resource} on the node", timeout_s=PATIENCE_S, every_s=0.2)
+
+
+def counted(count: int, cpus: str = "", resource: str = RESOURCE, **more: object) -> JsonObject:
+    """A container that asks for so many exclusive CPUs and as many CPUs, and for nothing else."""
+    made = container(cpus=cpus or str(count), **more)  # type: ignore[arg-type]  # its own keywords
+    for amounts in ("requests", "limits"):
+        made["resources"][amounts] = {**made["resources"][amounts], resource: str(count)}
+    return made
+
+
+def unschedulable(it: JsonObject) -> str:
+    """Why the scheduler finds no node; empty where it has found one, or not tried yet."""
+    for one in it["status"].get("conditions", []):
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            return str(one.get("message", ""))
+    return ""
+
+
+def refusals(node: Node) -> list[JsonObject]:
+    """What the agent refused since it started, at most the last 256."""
+    found: list[JsonObject] = json.loads(node.plugin.get("/v1/refusals")[1])["refusals"]
+    return found
+
+
+def assignment(node: Node, name: str) -> JsonObject:
+    """What the agent says of a pod's only container."""
+    document = json.loads(node.plugin.get(f"/v1/assignments?pod={name}")[1])
+    (found,) = document["containers"]
+    return dict(found)
+
+
+def refused_on_node(node: Node) -> int:
+    """How many containers the agent refused since it started."""
+    lines = node.plugin.get("/metrics")[1].splitlines()
+    return sum(
+        int(float(line.rpartition(" ")[2]))
+        for line in lines
+        if line.startswith("nri_numa_decisions_total{") and 'outcome="refused"' in line
+    )
+
+
+def test_the_scheduler_keeps_who_would_be_refused(
+    client: Client, node: Node, plugin: DevicePluginDaemon
+) -> None:
+    before = client.run(pod("before"))
+    first = client.run(pod("first", counted(MOST)))
+    own = node.cpus(first)
+    assert len(own) == MOST
+    assert node.cpus(before) == MACHINE - own
+    # From its first instruction.
+    assert client.said("first").startswith(f"cpus={own} ")
+    assert assignment(node, "first")["slots"].startswith("slot-0")
+
+    # A name of its own: the agent remembers refusals of other tests' pods.
+    client.apply(pod("kept-back", counted(1)))
+    pending = client.wait_pod("kept-back", lambda it: RESOURCE in unschedulable(it), "kept back")
+    assert "nodeName" not in pending["spec"]
+    assert f"Insufficient {RESOURCE}" in unschedulable(pending)
+    assert [one for one in refusals(node) if one["pod"] == "kept-back"] == []
+    assert node.cpus(first) == own
+    client.kubectl("delete", "pod", "first")
+    assert len(node.cpus(client.wait_ready("kept-back"))) == 1
+
+
+def test_a_kubelet_that_restarts(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
+    running = client.run(pod("running", counted(1)))
+    own, pid, times = node.cpus(running), node.pid(running), plugin.registrations()
+    node.restart_kubelet()
+    poll(lambda: plugin.registrations() > times or None, "registered again", timeout_s=PATIENCE_S)
+    wait_allocatable(client, node, MOST, plugin)
+    assert (node.cpus(running), node.pid(running)) == (own, pid)
+    after = client.wait_ready("running")
+    assert after["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_a_plugin_that_is_killed(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
+    running = client.run(pod("running", counted(1)))
+    own, pid = node.cpus(running), node.pid(running)
+    plugin.end(signal.SIGKILL)
+    wait_allocatable(client, node, 0)
+    assert node.cpus(running) == own
+    plugin.start()  # over the socket that was left behind
+    wait_allocatable(client, node, MOST, plugin)
+    assert (node.cpus(running), node.pid(running)) == (own, pid)
+    if MOST > 1:
+        assert not node.cpus(client.run(pod("next", counted(1)))) & own
+
+
+def test_a_container_that_restarts_keeps_its_slots(
+    client: Client, node: Node, plugin: DevicePluginDaemon
+) -> None:
+    client.run(pod("again", counted(1)))
+    before = assignment(node, "again")
+    placed = client.pod("again")
+    assert placed is not None
+    os.kill(node.pid(placed), signal.SIGKILL)
+    client.wait_pod(
+        "again",
+        lambda it: (
+            it["status"]["containerStatuses"][0]["restartCount"] == 1
+            and it["status"]["containerStatuses"][0]["ready"]
+        ),
+        "restarted",
+    )
+    after = assignment(node, "again")
+    assert (after["cpus"], after["slots"]) == (before["cpus"], before["slots"])
+
+
+def test_what_others_own_is_not_offered(
+    client: Client, node: Node, plugin: DevicePluginDaemon
+) -> None:
+    """A pod that asks by annotation takes from what the scheduler may count."""
+    client.run(pod("annotated", container(cpus="1"), annotations=EXCLUSIVE))
+    wait_allocatable(client, node, MOST - 1, plugin)
+    client.kubectl("delete", "pod", "annotated")
+    wait_allocatable(client, node, MOST, plugin)
+
+
+def test_an_agent_that_is_away(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
+    """Nothing new is offered; what runs keeps what it has, and comes back with the agent."""
+    running = client.run(pod("running", counted(1)))
+    own = node.cpus(running)
+    os.kill(node.plugin.pid, signal.SIGSTOP)
+    try:
+        wait_allocatable(client, node, 1)
+        assert node.cpus(running) == own
+    finally:
+        os.kill(node.plugin.pid, signal.SIGCONT)
+    wait_allocatable(client, node, MOST, plugin)
+
+
+@pytest.mark.parametrize(
+    ("made", "annotations", "words"),
+    [
+        (counted(1), asks(numacpu="0"), "SlotsConflict"),
+        (counted(1, cpus="500m"), {}, "SlotsMismatch"),
+        (container(cpus="1"), asks(slots="slot-0"), "InvalidAnnotation"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    client: Client,
+    node: Node,
+    plugin: DevicePluginDaemon,
+    made: JsonObject,
+    annotations: dict[str, str],
+    words: str,
+) -> None:
+    client.apply(pod("wrong", made, annotations=annotations))
+    refused = client.wait_pod(
+        "wrong", lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
+    )
+    assert words in waiting_reason(refused)[1]
+
+
+def explained(node: Node, name: str) -> str:
+    """What ``nri-numa explain`` says on the node, as one line."""
+    command = [
+        *node.control.namespaces.enter(network=False),
+        *(sys.executable, "-m", "nri_numa", "explain", f"default/{name}"),
+        f"--api={node.plugin.address}",
+    ]
+    done = subprocess.run(
+        command, env=plugin_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return " ".join(done.stdout.split())
+
+
+def test_explain_tells_both_sides(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
+    """Ours, and what the kubelet's PodResources says."""
+    client.run(pod("counted", counted(1)))
+    client.run(pod("plain"))
+    both = explained(node, "counted")
+    assert "It runs on exclusive CPU" in both
+    assert "1 slot of the device plugin" in both
+    assert f"The kubelet gave container main {RESOURCE} slot-0." in both
+    assert "nothing of its own" in explained(node, "plain")
+    socket = node.kubelet_root / "pod-resources/kubelet.sock"
+    away = socket.with_suffix(".away")
+    socket.rename(away)
+    try:
+        assert "The kubelet's own word cannot be had" in explained(node, "counted")
+    finally:
+        away.rename(socket)
+
+
+def test_numa_nodes_that_are_announced_bind(client: Client, node: Node) -> None:
+    daemon = DevicePluginDaemon(
+        node, "topology", environment={"NRI_NUMA_DEVICE_PLUGIN_TOPOLOGY": "true"}
+    )
+    daemon.start()
+    try:
+        wait_allocatable(client, node, MOST, daemon)
+        placed = client.run(pod("placed", counted(1)))
+        assert assignment(node, "placed")["slots"] == "numa0-slot-0"
+        assert len(node.cpus(placed)) == 1
+        assert f"{RESOURCE} numa0-slot-0 of NUMA node 0" in explained(node, "placed")
+    finally:
+        daemon.end()
+        wait_allocatable(client, node, 0)
+
+
+def test_a_second_plugin_gives_up(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
+    other = DevicePluginDaemon(node, "second-device-plugin")
+    other.start()
+    poll(lambda: not other.running or None, "end of the second one", timeout_s=PATIENCE_S)
+    assert "another nri-numa device-plugin serves this node" in other.log()
+    other.end()
+    assert plugin.running
+    assert allocatable(client, node) == MOST
+
+
+def rss(pid: int) -> str:
+    """Resident memory of a process in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    (kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
+    return f"{int(kib) / 1024:.1f}"
+
+
+@pytest.fixture
+def published(bed: KubeBed, client: Client, node: Node) -> Iterator[Publisher]:
+    """A publisher that writes the number into the Node's status; afterwards it is gone."""
+    install(client)
+    try:
+        with Publisher(bed, token(client, node.name), config={"capacity": True}) as publisher:
+            wait_allocatable(client, node, MOST, resource=WRITTEN)
+            yield publisher
+    finally:
+        status_path = f"/api/v1/nodes/{node.name}/status"
+        body = {"status": {"capacity": {WRITTEN: None}}}
+        client.ask("PATCH", status_path, body, content_type="application/merge-patch+json")
+        wait_allocatable(client, node, 0, resource=WRITTEN)
+
+
+def test_the_status_of_the_node_counts_without_a_device_plugin(
+    client: Client, node: Node, published: Publisher
+) -> None:
+    """The annotation asks then, because the kubelet hands over nothing."""
+    first = client.run(pod("first", counted(MOST, resource=WRITTEN), annotations=EXCLUSIVE))
+    assert len(node.cpus(first)) == MOST
+    assert assignment(node, "first")["slots"] == ""
+    client.apply(pod("second", counted(1, resource=WRITTEN), annotations=EXCLUSIVE))
+    pending = client.wait_pod("second", lambda it: WRITTEN in unschedulable(it), "kept back")
+    assert "nodeName" not in pending["spec"]
+    assert allocatable(client, node, WRITTEN) == MOST
+    client.kubectl("delete", "pod", "first")
+    assert len(node.cpus(client.wait_ready("second"))) == 1
+    # As a kubelet does that registers anew; and as nobody should.
+    for value in ("0", None, "99"):
+        body = {"status": {"capacity": {WRITTEN: value}}}
+        path = f"/api/v1/nodes/{node.name}/status"
+        client.ask("PATCH", path, body, content_type="application/merge-patch+json")
+        wait_allocatable(client, node, MOST, resource=WRITTEN)
+
+
+def test_the_right_to_write_it_is_worth_nothing_else(
+    bed: KubeBed, client: Client, node: Node, published: Publisher
+) -> None:
+    thief = Thief(bed, token(client, node.name))
+    path = f"/api/v1/nodes/{node.name}/status"
+    assert thief.does("PATCH", path, {"status": {"capacity": {WRITTEN: "1"}}}) == ""
+    said = thief.does("PATCH", path, {"status": {"capacity": {"example.com/gpu": "8"}}})
+    assert "only write the capacity of its extended resource" in said
+    said = thief.does("PATCH", path, {"status": {"allocatable": {"cpu": "1000"}}})
+    assert "nothing of a Node's status but capacity" in said
+    said = thief.does("PATCH", path, {"status": {"conditions": []}})
+    assert "nothing of a Node's status but capacity" in said
+
+
+def stream(client: Client, name: str, made: JsonObject, annotations: dict[str, str]) -> float:
+    """Run a Job of many pods, all at once as far as they fit; seconds until the last is done."""
+    pods = template(made, annotations=annotations, restartPolicy="Never")
+    begin = time.monotonic()
+    client.apply(workload("Job", name, pods, completions=8, parallelism=8))
+    client.kubectl(
+        "wait", f"job/{name}", "--for=condition=complete", "--timeout=280s", timeout_s=290
+    )
+    return time.monotonic() - begin
+
+
+def test_a_stream_of_pods_with_and_without(
+    client: Client, node: Node, plugin: DevicePluginDaemon
+) -> None:
+    """Without the resource the scheduler sees CPUs where no exclusive ones are left."""
+    command = ("sh", "-c", "sleep 4")
+    before = refused_on_node(node)
+    with_s = stream(client, "with", counted(1, command=command), {})
+    between = refused_on_node(node)
+    without_s = stream(client, "without", container(cpus="1", command=command), EXCLUSIVE)
+    after = refused_on_node(node)
+    # For docs/counting.md; seen with -s.
+    print(f"\nwith the resource: {between - before} refused on the node, {with_s:.1f} s")
+    print(f"without it: {after - between} refused on the node, {without_s:.1f} s")
+    print(f"memory: agent {rss(node.plugin.pid)}, device plugin {rss(plugin.pid)} MiB")
+    assert between == before
+    assert after > between

@@ -1,0 +1,141 @@
+"""Claims of exclusive CPUs of a NUMA node, which the stock scheduler counts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.beds.cri import poll
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
+from tests.beds.kube.dra import (
+    CLAIMS,
+    DRIVER,
+    claiming,
+    delete_claims,
+    driver,
+    template,
+    wait_slice,
+)
+from tests.beds.kube.manifests import container, pod
+from tests.beds.kube.node import Node
+from tests.beds.kube.publisher import Publisher
+from tests.machines.cpus import MACHINE
+
+pytestmark = [
+    pytest.mark.kube,
+    pytest.mark.skipif(len(MACHINE) < 2, reason="one CPU stays shared: needs two CPUs"),
+]
+
+
+@pytest.fixture(scope="module")
+def publisher(session_bed: KubeBed) -> Iterator[Publisher]:
+    with driver(session_bed) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def no_claims(publisher: Publisher, bed: KubeBed) -> Iterator[None]:
+    """Each begins and ends without claims."""
+    publisher.check()
+    yield
+    bed.client.delete_pods()
+    delete_claims(bed.client)
+    records = bed.node.plugin.directory / "state" / "claims"
+    cdi = bed.node.containerd.cdi_directory
+    poll(
+        lambda: not (list(records.glob("*.json")) or list(cdi.glob("*.json"))) or None,
+        "end of every prepared claim",
+        timeout_s=PATIENCE_S,
+    )
+
+
+def events(client: Client, name: str, reason: str) -> list[str]:
+    """Notes of the Events about a pod with a reason."""
+    selector = f"involvedObject.name={name},reason={reason}"
+    items = client.ask("GET", f"/api/v1/namespaces/default/events?fieldSelector={selector}")
+    return [str(one["message"]) for one in items["items"]]
+
+
+def test_a_claim_is_counted_and_met(client: Client, node: Node, publisher: Publisher) -> None:
+    """The scheduler chooses the NUMA node; what does not fit is kept back and not refused."""
+    device = wait_slice(client, publisher)["spec"]["devices"][0]
+    number = device["attributes"]["resource.kubernetes.io/numaNode"]["int"]
+    most = int(device["capacity"][f"{DRIVER}/cpu"]["value"])
+    here = f"device.attributes['resource.kubernetes.io'].numaNode == {number}"
+    client.apply(template("dra-counted", most, cel=here))
+    placed = client.run(claiming("dra-first", "dra-counted", most))
+    cpus = node.cpus(placed)
+    assert len(cpus) == most
+    assert client.said("dra-first").startswith(f"cpus={cpus} ")
+
+    client.apply(template("dra-one", 1, cel=here))
+    client.apply(claiming("dra-second", "dra-one", 1))
+
+    def kept_back(it: JsonObject) -> bool:
+        conditions = it["status"].get("conditions", [])
+        return any(one["type"] == "PodScheduled" and one["status"] == "False" for one in conditions)
+
+    client.wait_pod("dra-second", kept_back, "kept back")
+    client.kubectl("delete", "pod", "dra-first")
+    assert len(node.cpus(client.wait_ready("dra-second"))) == 1
+
+
+def test_every_process_is_killed(bed: KubeBed, client: Client, publisher: Publisher) -> None:
+    """The agent, the kubelet and the container end; the claim's CPUs are found again."""
+    node = bed.node
+    client.apply(template("dra-kept", 1))
+    placed = client.run(claiming("dra-kept", "dra-kept", 1))
+    cpus, pid = node.cpus(placed), node.pid(placed)
+    before = wait_slice(client, publisher)
+
+    node.plugin.restart(kill=True)
+    # As the kubelet does when it starts, unless the driver is there again in time.
+    client.kubectl("delete", "resourceslice", str(before["metadata"]["name"]))
+    node.restart_kubelet()
+    again = wait_slice(client, publisher, other_than=before["metadata"]["uid"])
+    assert (node.cpus(placed), node.pid(placed)) == (cpus, pid)
+    names = [[d["name"] for d in one["spec"]["devices"]] for one in (before, again)]
+    assert names[0] == names[1]
+
+    os.kill(pid, signal.SIGKILL)
+
+    def restarted(it: JsonObject) -> bool:
+        (status,) = it["status"]["containerStatuses"]
+        return bool(status["restartCount"] >= 1 and status["ready"])
+
+    after = client.wait_pod("dra-kept", restarted, "restarted")
+    assert node.cpus(after) == cpus
+
+
+def test_what_cannot_be_met_is_said(client: Client) -> None:
+    client.apply(template("dra-unknown", 1, parameters={"scope": "pod"}))
+    client.apply(claiming("dra-unknown", "dra-unknown", 1))
+    words = "parameter 'scope' is not for claims, because each request of a claim is for one"
+
+    def said() -> bool | None:
+        # The first one may say that the driver is not registered yet.
+        notes = events(client, "dra-unknown", "FailedPrepareDynamicResources")
+        return True if any(words in note for note in notes) else None
+
+    poll(said, "the kubelet's Event", timeout_s=PATIENCE_S, every_s=0.2)
+    client.kubectl("delete", "pod", "dra-unknown")
+
+    client.apply(template("dra-other-size", 1))
+    client.apply(claiming("dra-other-size", "dra-other-size", 1, cpus="500m"))
+    client.wait_pod(
+        "dra-other-size", lambda it: "SlotsMismatch" in waiting_reason(it)[1], "refused"
+    )
+
+
+def test_a_variable_of_ones_own_gives_nothing(client: Client) -> None:
+    client.apply(template("dra-owner", 1))
+    client.run(claiming("dra-owner", "dra-owner", 1))
+    (claim,) = client.ask("GET", CLAIMS)["items"]
+    uid = str(claim["metadata"]["uid"]).upper().replace("-", "_")
+    variable = {"name": f"NRI_NUMA_CLAIM_0_{uid}", "value": "cpus"}
+    client.apply(pod("dra-thief", container(env=[variable])))
+    client.wait_pod("dra-thief", lambda it: "ClaimNotPrepared" in waiting_reason(it)[1], "refused")

@@ -1,0 +1,230 @@
+"""Beside the kubelet's own CPU Manager: what it grants is the kubelet's, and nobody else's.
+
+Two CPUs are enough: the kubelet reserves the first one, which leaves it one to grant. What needs
+more (exclusive pods of ours beside grants, NUMA nodes, pod-level grants) is in
+tests/scenarios/test_kubelet_grants.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nri_numa.machine.cpuset import CPUSet
+from tests.beds.cri import poll
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
+from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
+from tests.beds.kube.node import Node
+from tests.machines.cpus import FIRST, LAST, MACHINE
+
+pytestmark = pytest.mark.kube
+
+# Half a CPU makes one that the static policy does not give away; the rest of it can be requested.
+STATIC = {
+    "cpuManagerPolicy": "static",
+    "systemReserved": {"cpu": "500m"},
+    "cpuManagerReconcilePeriod": "2s",
+}
+NONE = {
+    "cpuManagerPolicy": "none",
+    "memoryManagerPolicy": "None",
+    "systemReserved": {},
+    "reservedMemory": [],
+}
+MEMORY = {
+    "memoryManagerPolicy": "Static",
+    "systemReserved": {"cpu": "500m", "memory": "100Mi"},
+    "reservedMemory": [{"numaNode": 0, "limits": {"memory": "100Mi"}}],
+}
+# A pod may list the CPU that the kubelet reserves, which is reserved for us as well then.
+MAY_LIST = {"permissions": [{"reservedCPUs": True}]}
+# A pod may own a CPU that its request does not pay for: there is not enough to request.
+MAY_OWN = {"permissions": [{"unpaidCPUs": True}]}
+
+
+@pytest.fixture
+def static_node(client: Client, node: Node) -> Iterator[Node]:
+    """The node with the kubelet's static policy for the time of the test."""
+    node.restart_kubelet(STATIC)
+    yield node
+    client.delete_pods()
+    node.restart_kubelet(NONE)
+    configure(node, {})
+
+
+def configure(node: Node, plugin: dict[str, Any]) -> None:
+    """Have nri-numa run with this configuration."""
+    begin = len(node.plugin.records())
+    node.plugin.reload(plugin)
+    poll(
+        lambda: (
+            [r for r in node.plugin.records()[begin:] if "reloaded" in r.get("msg", "")] or None
+        ),
+        "reloaded",
+        timeout_s=PATIENCE_S,
+    )
+
+
+def granted(node: Node, of: JsonObject) -> CPUSet:
+    """What the kubelet's state file says that it granted a pod's container."""
+    notes = json.loads((node.kubelet_root / "cpu_manager_state").read_text("utf-8"))
+    entries = notes.get("entries", {}).get(of["metadata"]["uid"], {})
+    return CPUSet.parse(entries.get("main", ""))
+
+
+def first_line(client: Client, name: str) -> CPUSet:
+    """CPUs of a container's first instruction."""
+    line = client.said(name).split()[0]
+    return CPUSet.parse(line.removeprefix("cpus="))
+
+
+def kind(node: Node, name: str) -> str:
+    """What nri-numa calls the containers of a pod."""
+    (kind,) = {one["kind"] for one in node.plugin.json(f"/v1/assignments?pod={name}")["containers"]}
+    return str(kind)
+
+
+def adopted(node: Node, words: str) -> None:
+    """Wait until something of the kubelet's configuration is nri-numa's too."""
+    poll(
+        lambda: any(words in one for one in node.plugin.json("/v1/kubelet")["adopted"]) or None,
+        f"{words} taken over",
+        timeout_s=30,
+    )
+
+
+def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
+    client: Client, static_node: Node
+) -> None:
+    before = client.run(pod("before"))
+    owner = client.run(pod("owner", container(cpus="1")))
+    own = granted(static_node, owner)
+    assert len(own) == 1
+    # From the first instruction, and once the kubelet's reconcile loop has been there.
+    assert first_line(client, "owner") == static_node.cpus(owner) == own
+    assert kind(static_node, "owner") == "kubelet"
+    # In the answer that let it start, not when the kubelet's loop comes round.
+    assert static_node.cpus(before) == MACHINE - own
+    after = client.run(pod("after"))
+    assert first_line(client, "after") == MACHINE - own
+    client.kubectl("annotate", "pod", "owner", "seen=yes")
+    assert static_node.cpus(owner) == own
+    kubelet = static_node.plugin.json("/v1/kubelet")
+    assert (kubelet["cpuPolicy"], kubelet["grantedCPUs"]) == ("static", str(own))
+    (grant,) = kubelet["grants"]
+    assert (grant["pod"], grant["container"], grant["cpus"]) == ("owner", "main", str(own))
+    # Its reservation is ours: no CPU is left that a container of ours could own.
+    adopted(static_node, "reservedCPUs")
+    configure(static_node, MAY_OWN)
+    wants = asks(numacpu=str(own), cpus="exclusive")
+    client.apply(pod("ours", container(cpus="300m"), annotations=wants))
+    refused = client.wait_pod(
+        "ours", lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
+    )
+    assert "default/owner/main (by the kubelet)" in waiting_reason(refused)[1]
+    client.kubectl("delete", "pod", "owner")
+    # The kubelet tries again; it fits as soon as the kubelet took the grant back.
+    ours = client.wait_ready("ours")
+    assert first_line(client, "ours") == static_node.cpus(ours) == own
+    for each in (before, after):
+        assert static_node.cpus(each) == MACHINE - own
+    client.kubectl("delete", "pod", "ours")
+    for each in (before, after):
+        poll(
+            lambda p=each: static_node.cpus(p) == MACHINE or None,
+            "CPUs given back",
+            timeout_s=PATIENCE_S,
+        )  # type: ignore[misc]  # bound per turn
+
+
+def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
+    client: Client, static_node: Node
+) -> None:
+    configure(static_node, MAY_LIST)
+    document = pod("listed", container(cpus="1"), annotations=asks(numacpu=FIRST))
+    client.apply(document)
+    refused = client.wait_pod(
+        "listed", lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
+    )
+    for word in ("numacpu", "kubelet granted it CPU", "kubelet.override is never"):
+        assert word in waiting_reason(refused)[1]
+    configure(static_node, {**MAY_LIST, "kubelet": {"override": "annotated"}})
+    listed = client.wait_ready("listed")
+    assert granted(static_node, listed) == CPUSet.parse(LAST)
+    assert first_line(client, "listed") == static_node.cpus(listed) == CPUSet.parse(FIRST)
+    assert kind(static_node, "listed") == "explicit"
+    # A kubelet that starts again sends its wish for each container: ours is kept, and it is said.
+    static_node.restart_kubelet()
+
+    def contested() -> JsonObject | None:
+        found = static_node.plugin.json("/v1/kubelet")["contests"]
+        return found[0] if found else None
+
+    contest = poll(contested, "both write", timeout_s=PATIENCE_S)
+    assert (contest["pod"], contest["yieldsTo"]) == ("listed", "nri-numa")
+    assert (contest["asked"], contest["kept"]) == (LAST, FIRST)
+    assert static_node.cpus(listed) == CPUSet.parse(FIRST)
+
+
+def test_granted_memory_is_known(client: Client, static_node: Node) -> None:
+    """One NUMA node shows that a real state file is read; the rest is in the scenarios."""
+    static_node.restart_kubelet({**STATIC, **MEMORY})
+    owner = client.run(pod("owner", container(cpus="300m")))
+    kubelet = static_node.plugin.json("/v1/kubelet")
+    assert (kubelet["memoryPolicy"], kubelet["problems"]) == ("Static", [])
+    (grant,) = kubelet["grants"]
+    assert (grant["pod"], grant["cpus"], grant["mems"]) == ("owner", "", "0")
+    assert static_node.allowed(owner).mems == "0"
+    adopted(static_node, "reservedMemory 0: 104857600 bytes")
+
+
+def test_a_grant_of_a_whole_pod_is_known(client: Client, static_node: Node) -> None:
+    """The third form of the state file, behind a gate of the kubelet's: ``podEntries``."""
+    gates = {"PodLevelResources": True, "PodLevelResourceManagers": True}
+    scope = {"topologyManagerScope": "pod", "topologyManagerPolicy": "best-effort"}
+    static_node.restart_kubelet({**STATIC, **scope, "featureGates": gates})
+    try:
+        wants = {"cpu": "1", "memory": "64Mi"}
+        parts = [container(name, cpus="", memory="") for name in ("main", "side")]
+        whole = pod("whole", *parts, resources={"requests": wants, "limits": wants})
+        whole = client.run(whole)
+        notes = json.loads((static_node.kubelet_root / "cpu_manager_state").read_text("utf-8"))
+        own = CPUSet.parse(notes["podEntries"][whole["metadata"]["uid"]]["cpuSet"])
+        # The kubelet writes down containers that share their pod's CPUs as well.
+        grants = static_node.plugin.json("/v1/kubelet")["grants"]
+        assert {(g["pod"], g["container"], g["cpus"]) for g in grants} == {
+            ("whole", name, str(own)) for name in ("", "main", "side")
+        }
+        assert static_node.cpus(whole, "main") == static_node.cpus(whole, "side") == own
+        assert kind(static_node, "whole") == "kubelet"
+        assert static_node.cpus(client.run(pod("shared"))) == MACHINE - own
+    finally:
+        static_node.configuration.update(topologyManagerScope="container", featureGates={})
+        static_node.configuration.update(topologyManagerPolicy="none")
+
+
+def test_both_ways_of_the_migration_with_containers_that_stay(client: Client, node: Node) -> None:
+    """The guide drains the node; what stays all the same ends on the configured side."""
+    owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
+    own = node.cpus(owner)
+    assert kind(node, "owner") == "exclusive"
+    node.restart_kubelet(STATIC)
+    try:
+        grant = poll(
+            lambda: granted(node, owner) or None, "a grant to what runs", timeout_s=PATIENCE_S
+        )
+        # The kubelet's side is the configured one: it takes its container, and we say so once.
+        poll(lambda: kind(node, "owner") == "kubelet" or None, "taken over", timeout_s=PATIENCE_S)
+        assert node.cpus(owner) == grant
+        (contest,) = node.plugin.json("/v1/kubelet")["contests"] if grant != own else ({},)
+        assert contest.get("yieldsTo", "kubelet") == "kubelet"
+    finally:
+        client.delete_pods()
+        node.restart_kubelet(NONE)
+    poll(lambda: not node.plugin.json("/v1/kubelet")["grantedCPUs"] or None, "no grants any more")
+    again = client.run(pod("again", container(cpus="1"), annotations=EXCLUSIVE))
+    assert kind(node, "again") == "exclusive"
+    assert len(node.cpus(again)) == 1

@@ -1,0 +1,440 @@
+"""The NodeResourceTopology that schedulers read, on a real API server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nri_numa.cluster.fingerprint import EXCLUSIVE as METHOD
+from nri_numa.cluster.fingerprint import fingerprint
+from tests.beds.cri import poll
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready
+from tests.beds.kube.device_plugin import DevicePluginDaemon
+from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, container, pod
+from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
+from tests.kube.test_publish import Thief
+
+pytestmark = pytest.mark.kube
+
+API = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+DIRECTORY = MANIFESTS / "publish-topology"
+ON = {"nodeResourceTopology": True, "events": False}
+DEVICE = "counted.example.com/device"
+COUNTED = {
+    "NRI_NUMA_DEVICE_PLUGIN_RESOURCE_NAME": DEVICE,
+    "NRI_NUMA_DEVICE_PLUGIN_TOPOLOGY": "true",
+}
+NAMES = ("role.yaml", "policies.yaml", "crd.yaml")
+
+
+@pytest.fixture
+def allowed(client: Client) -> Iterator[Client]:
+    """The publisher's rights, without the definition of the object."""
+    install(client)
+    files = [f"--filename={DIRECTORY / name}" for name in NAMES]
+    client.kubectl("apply", *files[:2])
+    try:
+        yield client
+    finally:
+        client.kubectl("delete", "--ignore-not-found", *files)
+
+
+@pytest.fixture
+def defined(allowed: Client) -> Client:
+    """With the definition, and it is served."""
+    allowed.kubectl("apply", f"--filename={DIRECTORY / 'crd.yaml'}")
+    poll(
+        lambda: True if allowed.request("GET", API)[0] == 200 else None,
+        "the definition to be served", timeout_s=PATIENCE_S, every_s=0.1,
+    )  # fmt: skip
+    return allowed
+
+
+def wait_object(
+    client: Client, publisher: Publisher, right: Any, what: str, name: str = "bed"
+) -> JsonObject:
+    """Wait until the object is as it should be."""
+
+    def ask() -> JsonObject | None:
+        publisher.check()
+        status, found = client.request("GET", f"{API}/{name}")
+        return found if status == 200 and right(found) else None
+
+    try:
+        return poll(ask, what, timeout_s=PATIENCE_S, every_s=0.02)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}\n{publisher.log()[-3000:]}") from None
+
+
+def attributes(of: JsonObject) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in of.get("attributes", [])}
+
+
+def zone(found: JsonObject, name: str = "node-0") -> JsonObject:
+    (one,) = [zone for zone in found["zones"] if zone["name"] == name]
+    return dict(one)
+
+
+def amounts(found: JsonObject, resource: str) -> tuple[int, int, int]:
+    """Capacity, allocatable, available on all NUMA nodes together."""
+    ones = [
+        one
+        for each in found["zones"]
+        for one in each.get("resources", [])
+        if one["name"] == resource
+    ]
+    capacity, allocatable, available = (
+        sum(int(one[key]) for one in ones) for key in ("capacity", "allocatable", "available")
+    )
+    return capacity, allocatable, available
+
+
+def left(found: JsonObject) -> int:
+    return amounts(found, "cpu")[2]
+
+
+def running(client: Client) -> list[tuple[str, str]]:
+    """Guaranteed pods that run, as the scheduler's plugin counts them."""
+    pods = client.ask("GET", "/api/v1/pods?fieldSelector=spec.nodeName=bed")["items"]
+    return [
+        (one["metadata"]["namespace"], one["metadata"]["name"])
+        for one in pods
+        if one["status"]["phase"] == "Running" and one["status"]["qosClass"] == "Guaranteed"
+    ]
+
+
+def test_it_follows_what_pods_take_and_give_back(bed: KubeBed, defined: Client) -> None:
+    with Publisher(bed, token(defined, "bed"), config=ON) as process:
+        first = wait_object(
+            defined, process,
+            lambda it: amounts(it, "cpu")[1] == left(it)
+            and attributes(it)[f"{PREFIX}/agent"] == "ready",
+            "the object",
+        )  # fmt: skip
+        node = defined.ask("GET", "/api/v1/nodes/bed")
+        (owner,) = first["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"]) == ("Node", node["metadata"]["uid"])
+        assert {one["manager"] for one in first["metadata"]["managedFields"]} == {
+            "nri-numa-publish"
+        }
+        capacity, allocatable, available = amounts(first, "cpu")
+        assert 0 < available == allocatable <= capacity
+        free = f"{PREFIX}/free-exclusive-cpus"
+        nodes = [one for one in first["zones"] if one["type"] == "Node"]
+        assert sum(int(attributes(one).get(free, 0)) for one in nodes) == available
+        assert attributes(first)["nodeTopologyPodsFingerprintMethod"] == METHOD
+        old = defined.request("GET", API.replace("v1alpha2", "v1alpha1"))
+        assert old[0] == 404
+
+        bed_pod = pod("nrt-exclusive", container(cpus="1", memory="64Mi"), annotations=EXCLUSIVE)
+        defined.apply(bed_pod)
+        taken = wait_object(defined, process, lambda it: left(it) < available, "it to fall")
+        seen = time.time()
+        (one,) = bed.node.plugin.json("/v1/assignments?pod=nrt-exclusive")["containers"]
+        # For docs/kubernetes-objects.md; seen with -s.
+        print(f"\nfrom the decision on the node to the object: {seen - one['since']:.2f} s")
+        assert amounts(taken, "memory")[2] < amounts(first, "memory")[1]
+        # In the same write as the charge.
+        defined.wait_pod("nrt-exclusive", is_ready, "Ready")
+        assert ("default", "nrt-exclusive") in running(defined)
+        assert attributes(taken)["nodeTopologyPodsFingerprint"] == fingerprint(running(defined))
+
+        freed = int(taken["metadata"]["annotations"][f"{PREFIX}/freed"])
+        defined.kubectl("delete", "pod", "nrt-exclusive", "--wait=false")
+        wait_object(defined, process, lambda it: left(it) == available, "it to rise")
+        again = wait_object(
+            defined, process,
+            lambda it: int(it["metadata"]["annotations"][f"{PREFIX}/freed"]) > freed,
+            "another change, for who looked too early",
+        )  # fmt: skip
+        poll(
+            lambda: True if defined.pod("nrt-exclusive") is None else None,
+            "its end for the API server too", timeout_s=PATIENCE_S, every_s=0.1,
+        )  # fmt: skip
+        assert attributes(again)["nodeTopologyPodsFingerprint"] == fingerprint(running(defined))
+
+
+def test_a_token_is_worth_nothing_for_another_node(bed: KubeBed, defined: Client) -> None:
+    thief = Thief(bed, token(defined, "bed"))
+
+    def object_of(name: str, **metadata: Any) -> JsonObject:
+        return {
+            "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+            "metadata": {"name": name, **metadata}, "zones": [],
+        }  # fmt: skip
+
+    # With another UID the garbage collector takes the object at once.
+    uid = defined.ask("GET", "/api/v1/nodes/bed")["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "bed", "uid": uid}
+    # The API server compiles new policies in a moment of its own.
+    poll(
+        lambda: True if "token names" in thief.does("POST", API, object_of("other")) else None,
+        "the policy", timeout_s=PATIENCE_S, every_s=0.3,
+    )  # fmt: skip
+    said = thief.does("POST", API, object_of("bed", finalizers=["example.com/stay"]))
+    assert "finalizers nothing" in said
+    said = thief.does("POST", API, object_of("bed", ownerReferences=[{**owner, "name": "other"}]))
+    assert "only name the Node of the token" in said
+    assert thief.does("POST", API, object_of("bed", ownerReferences=[owner])) == ""
+    assert thief.does("PATCH", f"{API}/bed", {"zones": []}) == ""
+    defined.apply(object_of("other"))
+    assert "token names" in thief.does(
+        "PATCH", f"{API}/other", {"metadata": {"labels": {"a": "b"}}}
+    )
+    assert thief.does("DELETE", f"{API}/bed").startswith("403 ")
+    assert thief.does("GET", API).startswith("403 ")
+
+
+def test_it_goes_with_its_node(bed: KubeBed, defined: Client) -> None:
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "nrt-gone"}}
+    defined.ask("POST", "/api/v1/nodes", node)
+    try:
+        with Publisher(bed, token(defined, "nrt-gone"), config=ON, node="nrt-gone") as process:
+            wait_object(defined, process, lambda it: it["zones"], "the object", "nrt-gone")
+    finally:
+        defined.kubectl("delete", "node", "nrt-gone")
+    poll(
+        lambda: True if defined.get(f"{API}/nrt-gone") is None else None,
+        "the garbage collector", timeout_s=PATIENCE_S, every_s=0.5,
+    )  # fmt: skip
+
+
+def test_another_publisher_is_named_and_not_fought(bed: KubeBed, defined: Client) -> None:
+    """Unless that is asked for."""
+    theirs = {
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": {"name": "bed"}, "zones": [{"name": "node-9", "type": "Node"}],
+    }  # fmt: skip
+    defined.kubectl(
+        "apply", "--server-side", "--field-manager=nfd-topology-updater", "--filename=-",
+        documents=[theirs],
+    )  # fmt: skip
+    before = defined.ask("GET", f"{API}/bed")
+    credentials = token(defined, "bed")
+    with Publisher(bed, credentials, config=ON) as process:
+        (line,) = poll(
+            lambda: process.records("the NodeResourceTopology is not written") or None,
+            "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
+        )  # fmt: skip
+        assert "belong to nfd-topology-updater" in line["problem"]
+        assert defined.ask("GET", f"{API}/bed") == before
+    force = {**ON, "nodeResourceTopologyForce": True}
+    with Publisher(bed, credentials, config=force) as process:
+        taken = wait_object(defined, process, lambda it: zone_names(it)[:1] == ["node-0"], "ours")
+        assert "node-9" not in zone_names(taken)
+
+
+def zone_names(found: JsonObject) -> list[str]:
+    return [one["name"] for one in found["zones"]]
+
+
+def test_a_missing_definition_is_said_once_with_the_remedy(bed: KubeBed, allowed: Client) -> None:
+    with Publisher(bed, token(allowed, "bed"), config=ON) as process:
+        (line,) = poll(
+            lambda: process.records("the NodeResourceTopology is not written") or None,
+            "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
+        )  # fmt: skip
+        assert "publish-topology/crd.yaml" in line["problem"]
+
+
+def test_what_somebody_wrote_through_the_old_version_is_cured(
+    bed: KubeBed, defined: Client
+) -> None:
+    """Applying fails for good after that, until the entry of the old version is taken away."""
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" + (
+        "noderesourcetopologies.topology.node.k8s.io"
+    )
+    definition = defined.ask("GET", path)
+    (new,) = definition["spec"]["versions"]
+    old = json.loads(json.dumps(new)) | {"name": "v1alpha1", "storage": False}
+    del old["schema"]["openAPIV3Schema"]["properties"]["attributes"]
+    versions = {"spec": {"versions": [new, old]}}
+    credentials = token(defined, "bed")
+    with Publisher(bed, credentials, config=ON) as process:
+        wait_object(defined, process, lambda it: it["zones"], "the object")
+    defined.ask("PATCH", path, versions, content_type="application/merge-patch+json")
+    former = f"{API.replace('v1alpha2', 'v1alpha1')}/bed"
+    found = poll(lambda: defined.get(former), "the old version", timeout_s=PATIENCE_S, every_s=0.1)
+    found["zones"][0]["type"] = "Other"
+    status, said = defined.request("PUT", f"{former}?fieldManager=koordlet", found)
+    assert status == 200, said
+    with Publisher(bed, credentials, config={**ON, "nodeResourceTopologyForce": True}) as process:
+        wait_object(
+            defined, process, lambda it: attributes(it) and zone(it)["type"] == "Node", "the cure"
+        )
+        assert any("prune" in one["problem"] for one in process.records("not published"))
+
+
+@pytest.fixture
+def counting(bed: KubeBed, defined: Client) -> Iterator[DevicePluginDaemon]:
+    """The agent counts devices, and somebody offers some whose NUMA node is known."""
+    plugin = bed.node.plugin
+    before = json.loads(plugin.config_file.read_text())
+    plugin.write_config({**before, "devices": {"count": True}})
+    with contextlib.ExitStack() as stack:
+        stack.callback(plugin.restart)
+        stack.callback(plugin.write_config, before)
+        plugin.restart()
+        # It asks where the agent listens now, which is another port after each start.
+        devices = DevicePluginDaemon(bed.node, "counted-devices", environment=COUNTED)
+        stack.callback(devices.end)
+        devices.start()
+        yield devices
+
+
+def test_devices_are_counted_as_the_kubelet_counts_them(
+    bed: KubeBed, defined: Client, counting: DevicePluginDaemon
+) -> None:
+    """And are unknown, not none, where it does not say."""
+
+    def device(found: JsonObject) -> tuple[int, int, int]:
+        return amounts(found, DEVICE)
+
+    with Publisher(bed, token(defined, "bed"), config=ON) as process:
+        free = wait_object(defined, process, lambda it: device(it)[2] > 0, "devices in the zones")
+        assert attributes(free)[f"{PREFIX}/devices"] == "counted"
+        capacity, allocatable, available = device(free)
+        assert capacity == allocatable == available
+        one = {DEVICE: "1"}
+        document = pod("nrt-device", container(cpus="1"))
+        resources = document["spec"]["containers"][0]["resources"]
+        for part in ("requests", "limits"):
+            resources[part] = {**resources[part], **one}
+        defined.run(document)
+        wait_object(
+            defined, process, lambda it: device(it) == (capacity, capacity, capacity - 1),
+            "one less",
+        )  # fmt: skip
+        socket = bed.node.kubelet_root / "pod-resources/kubelet.sock"
+        hidden = socket.with_name("hidden.sock")
+        socket.rename(hidden)
+        try:
+            gone = wait_object(
+                defined, process,
+                lambda it: attributes(it)[f"{PREFIX}/devices"] == "unknown", "unknown",
+            )  # fmt: skip
+            assert device(gone) == (0, 0, 0)
+        finally:
+            hidden.rename(socket)
+
+
+# --- Volcano ------------------------------------------------------------------------------------
+
+NUMATOPOLOGY: JsonObject = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "numatopologies.nodeinfo.volcano.sh"},
+    "spec": {
+        "group": "nodeinfo.volcano.sh",
+        "scope": "Cluster",
+        "names": {
+            "kind": "Numatopology", "listKind": "NumatopologyList",
+            "plural": "numatopologies", "singular": "numatopology",
+        },
+        "versions": [
+            {
+                "name": "v1alpha1", "served": True, "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {
+                            "spec": {
+                                "type": "object",
+                                "properties": {
+                                    "policies": {
+                                        "type": "object",
+                                        "additionalProperties": {"type": "string"},
+                                    },
+                                    "resReserved": {
+                                        "type": "object",
+                                        "additionalProperties": {"type": "string"},
+                                    },
+                                    "numares": {
+                                        "type": "object",
+                                        "additionalProperties": {
+                                            "type": "object",
+                                            "properties": {
+                                                "allocatable": {"type": "string"},
+                                                "capacity": {"type": "integer"},
+                                            },
+                                        },
+                                    },
+                                    "cpuDetail": {
+                                        "type": "object",
+                                        "additionalProperties": {
+                                            "type": "object",
+                                            "properties": {
+                                                "numa": {"type": "integer"},
+                                                "socket": {"type": "integer"},
+                                                "core": {"type": "integer"},
+                                            },
+                                        },
+                                    },
+                                    "podAllocations": {
+                                        "type": "array",
+                                        "items": {
+                                            "type": "object",
+                                            "x-kubernetes-preserve-unknown-fields": True,
+                                        },
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        ],
+    },
+}  # fmt: skip
+"""Our own, of the fields that Volcano's API has."""
+
+
+def test_volcanos_object_has_the_same_cpus(bed: KubeBed, client: Client) -> None:
+    """With the shipped rights."""
+    install(client)
+    files = [
+        f"--filename={MANIFESTS / 'publish-volcano' / n}" for n in ("role.yaml", "policies.yaml")
+    ]
+    client.kubectl("apply", *files)
+    api = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"
+    config = {"numatopology": True, "events": False}
+    try:
+        client.apply(NUMATOPOLOGY)
+        poll(
+            lambda: True if client.request("GET", api)[0] == 200 else None,
+            "the definition to be served", timeout_s=PATIENCE_S, every_s=0.1,
+        )  # fmt: skip
+        with Publisher(bed, token(client, "bed"), config=config) as process:
+
+            def spec(right: Any) -> JsonObject:
+                def ask() -> JsonObject | None:
+                    process.check()
+                    status, found = client.request("GET", f"{api}/bed")
+                    return found["spec"] if status == 200 and right(found["spec"]) else None
+
+                return poll(ask, "the object", timeout_s=PATIENCE_S, every_s=0.1)
+
+            before = spec(lambda it: it["numares"]["cpu"]["allocatable"])
+            assert before["policies"]["CPUManagerPolicy"] == "static"
+            assert str(before["numares"]["cpu"]["capacity"]) == str(len(before["cpuDetail"]))
+            document = pod("volcano-exclusive", container(cpus="1"), annotations=EXCLUSIVE)
+            running = client.run(document)
+            theirs = str(bed.node.cpus(running))
+
+            def taken(it: JsonObject) -> bool:
+                pods = {one["name"]: one["containerAllocations"] for one in it["podAllocations"]}
+                return pods.get("volcano-exclusive") == [
+                    {"name": "main", "allocations": {"cpu": theirs}}
+                ]
+
+            after = spec(taken)
+            assert theirs not in after["numares"]["cpu"].get("allocatable", "").split(",")
+    finally:
+        client.kubectl("delete", "--ignore-not-found", *files)
+        client.kubectl("delete", "--ignore-not-found", "crd", NUMATOPOLOGY["metadata"]["name"])

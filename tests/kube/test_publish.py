@@ -1,0 +1,489 @@
+"""What ``nri-numa publish`` writes, as Kubernetes users see it; with the rights it ships with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.beds.cri import poll
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, KubeError
+from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, asks, container, pod
+from tests.beds.kube.namespaces import ADDRESS
+from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
+from tests.machines.cpus import NO_CPU
+
+pytestmark = pytest.mark.kube
+
+
+def refused(name: str) -> JsonObject:
+    """A pod that no node takes; Events outlive pods, so each name is used once in all tests."""
+    return pod(name, annotations=asks(numacpu=NO_CPU))
+
+
+@pytest.fixture
+def installed(client: Client) -> Client:
+    """The API server with the shipped service account, roles and policies."""
+    install(client)
+    return client
+
+
+@pytest.fixture
+def publisher(bed: KubeBed, installed: Client) -> Iterator[Publisher]:
+    with Publisher(bed, token(installed, "bed"), config={"podAnnotation": True}) as process:
+        yield process
+
+
+def events(client: Client, name: str, reason: str) -> list[JsonObject]:
+    """Our Events about a pod."""
+    path = "/apis/events.k8s.io/v1/namespaces/default/events"
+    found = client.ask("GET", path)["items"]
+    return [
+        one
+        for one in found
+        if (one["regarding"].get("name"), one["reason"]) == (name, reason)
+        and one.get("reportingController") == f"{PREFIX}/nri-numa"
+    ]
+
+
+def wait_event(client: Client, publisher: Publisher, name: str, reason: str) -> JsonObject:
+    def ask() -> JsonObject | None:
+        publisher.check()
+        found = events(client, name, reason)
+        return found[0] if found else None
+
+    try:
+        return poll(ask, f"Event {reason} of {name}", timeout_s=PATIENCE_S, every_s=0.2)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}\n{publisher.log()[-3000:]}") from None
+
+
+def count(event: JsonObject) -> int:
+    return int((event.get("series") or {}).get("count", 1))
+
+
+def test_a_refused_pod_says_so_where_people_look(
+    bed: KubeBed, installed: Client, publisher: Publisher
+) -> None:
+    """One Event whose count grows, over restarts of both sides too."""
+    installed.apply(refused("publish-once"))
+    event = wait_event(installed, publisher, "publish-once", "PlacementRefused")
+    uid = installed.ask("GET", "/api/v1/namespaces/default/pods/publish-once")["metadata"]["uid"]
+    assert event["regarding"]["uid"] == uid
+    assert event["regarding"]["fieldPath"] == "spec.containers{main}"
+    assert event["reportingInstance"] == "bed"
+    described = installed.kubectl("describe", "pod", "publish-once")
+    assert "PlacementRefused" in described
+    assert f"{PREFIX}/nri-numa" in described
+    publisher.end()
+    bed.node.plugin.restart(kill=True)
+    publisher.start()
+    again = poll(
+        lambda: next((e for e in events(installed, "publish-once", "PlacementRefused")
+                      if count(e) > count(event)), None),
+        "a higher count", timeout_s=PATIENCE_S, every_s=0.5,
+    )  # fmt: skip
+    assert again["metadata"]["uid"] == event["metadata"]["uid"]
+    assert len(events(installed, "publish-once", "PlacementRefused")) == 1
+
+
+def test_a_static_pod_says_so_too(bed: KubeBed, installed: Client, publisher: Publisher) -> None:
+    """The runtime knows it by a hash, and so does kubectl."""
+    manifest = bed.node.directory / "static" / "fixed.json"
+    manifest.write_text(json.dumps(refused("fixed")))
+    try:
+        wait_event(installed, publisher, "fixed-bed", "PlacementRefused")
+        assert "PlacementRefused" in installed.kubectl("describe", "pod", "fixed-bed")
+    finally:
+        manifest.unlink()
+        poll(lambda: True if installed.pod("fixed-bed") is None else None, "its end", timeout_s=60)
+
+
+def test_two_publishers_write_what_one_does(
+    bed: KubeBed, installed: Client, publisher: Publisher
+) -> None:
+    with Publisher(bed, token(installed, "bed"), config={"address": "off"}) as other:
+        installed.apply(refused("publish-twice"))
+        wait_event(installed, publisher, "publish-twice", "PlacementRefused")
+        poll(
+            lambda: (
+                [
+                    line
+                    for process in (publisher, other)
+                    for line in process.records("request")
+                    if line["result"] == "exists"
+                ]
+                or None
+            ),
+            "the second one to come",
+            timeout_s=PATIENCE_S,
+            every_s=0.2,
+        )
+    assert len(events(installed, "publish-twice", "PlacementRefused")) == 1
+
+
+def test_the_node_announces_its_numa_nodes(
+    bed: KubeBed, installed: Client, publisher: Publisher
+) -> None:
+    """And again when somebody removed it."""
+
+    def announced() -> JsonObject | None:
+        publisher.check()
+        metadata = (installed.get("/api/v1/nodes/bed") or {}).get("metadata", {})
+        there = metadata.get("annotations", {})
+        whole = f"{PREFIX}/numacpu" in there and f"{PREFIX}/sockets" in metadata.get("labels", {})
+        return metadata if whole else None
+
+    def right() -> bool | None:
+        """Not what an earlier test left on the Node: what the agent says now."""
+        if (metadata := announced()) is None:
+            return None
+        data = bed.node.plugin.json("/v2/system/numa/info")["data"]
+        there = metadata["annotations"]
+        same = (
+            there[f"{PREFIX}/numacpu"] == "|".join(data["cpulist"])
+            and there[f"{PREFIX}/numamem"] == "|".join(data["memsize"])
+            and metadata["labels"][f"{PREFIX}/numa-nodes"] == str(data["nodenums"])
+        )
+        return same or None
+
+    poll(right, "annotations of the Node", timeout_s=PATIENCE_S, every_s=0.2)
+    installed.kubectl("annotate", "node", "bed", f"{PREFIX}/numacpu-")
+    installed.kubectl("label", "node", "bed", f"{PREFIX}/sockets-")
+    poll(announced, "annotations put back", timeout_s=PATIENCE_S, every_s=0.2)
+
+
+def test_a_pod_says_what_it_has(installed: Client, publisher: Publisher) -> None:
+    """Also when somebody removed the annotation."""
+    installed.run(pod("exclusive", container(cpus="1"), annotations=EXCLUSIVE))
+
+    def assigned() -> Any:
+        publisher.check()
+        text = installed.pod("exclusive")["metadata"]["annotations"].get(f"{PREFIX}/assigned")  # type: ignore[index]
+        return json.loads(text) if text else None
+
+    assert poll(assigned, "the annotation", timeout_s=PATIENCE_S, every_s=0.2)["main"]["cpus"]
+    installed.kubectl("annotate", "pod", "exclusive", f"{PREFIX}/assigned-")
+    poll(assigned, "the annotation put back", timeout_s=PATIENCE_S, every_s=0.2)
+
+
+def test_it_waits_for_the_api_server(bed: KubeBed, installed: Client) -> None:
+    """What happened while the API server was away is told when it is back; said once."""
+    installed.apply(refused("publish-away"))
+    poll(
+        lambda: bed.node.plugin.json("/v1/notices")["notices"] or None,
+        "a notice",
+        timeout_s=PATIENCE_S,
+    )
+    credentials = token(installed, "bed")
+    server = bed.control.daemons["kube-apiserver"]
+    server.end(signal.SIGTERM)
+    try:
+        with Publisher(bed, credentials) as process:
+            poll(
+                lambda: process.records("nothing can be published for now") or None,
+                "that it says so", timeout_s=PATIENCE_S, every_s=0.2,
+            )  # fmt: skip
+            server.start()
+            poll(lambda: _ready(installed), "API server", timeout_s=PATIENCE_S, every_s=0.5)
+            wait_event(installed, process, "publish-away", "PlacementRefused")
+            assert len(process.records("nothing can be published for now")) == 1
+            assert process.records("the API server answers again")
+    finally:
+        if not server.running:
+            server.start()
+        poll(lambda: _ready(installed), "API server", timeout_s=PATIENCE_S, every_s=0.5)
+
+
+def _ready(client: Client) -> bool | None:
+    with contextlib.suppress(OSError):
+        return client.request("GET", "/readyz")[0] == 200 or None
+    return None
+
+
+def test_a_wrong_certificate_authority_is_named(
+    bed: KubeBed, installed: Client, tmp_path: Path
+) -> None:
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
+         "-subj", "/CN=another", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "ca")],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    wrong = (tmp_path / "ca").read_bytes()
+    with Publisher(bed, token(installed, "bed"), certificate=wrong) as process:
+        (line,) = poll(
+            lambda: process.records("nothing can be published for now") or None,
+            "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
+        )  # fmt: skip
+        assert "certificate is not accepted" in line["problem"]
+        assert "ca.crt" in line["problem"]
+
+
+def test_a_refused_token_is_named(bed: KubeBed, installed: Client) -> None:
+    with Publisher(bed, "nobody-knows-this") as process:
+        (line,) = poll(
+            lambda: process.records("nothing can be published for now") or None,
+            "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
+        )  # fmt: skip
+        assert "401" in line["problem"]
+        assert "token is expired" in line["problem"]
+
+
+def test_a_missing_right_is_named(bed: KubeBed, installed: Client) -> None:
+    installed.kubectl("delete", "clusterrolebinding", "nri-numa-publish")
+    try:
+        with Publisher(bed, token(installed, "bed")) as process:
+            lines = poll(
+                lambda: process.records("not published") or None,
+                "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
+            )  # fmt: skip
+            assert any("resources [nodes], verbs [get]" in line["problem"] for line in lines)
+    finally:
+        install(installed)
+
+
+# --- the policies -----------------------------------------------------------------------------
+
+
+_ASK = """
+import json, ssl, sys, urllib.error, urllib.request
+url, ca, token, method, kind, body = sys.argv[1:]
+headers = {"Authorization": "Bearer " + token, "Content-Type": kind}
+request = urllib.request.Request(url, body.encode() or None, headers, method=method)
+try:
+    urllib.request.urlopen(request, context=ssl.create_default_context(cafile=ca)).read()
+except urllib.error.HTTPError as error:
+    print(error.code, json.load(error)["message"])
+"""
+
+
+class Thief:
+    """Calls the API server with nothing but a token; kubectl would need more rights to look first.
+
+    Args:
+        bed: whose API server.
+        token: stolen.
+    """
+
+    def __init__(self, bed: KubeBed, token: str) -> None:
+        self._enter = bed.control.namespaces.enter(mounts=False)
+        self._certificate = bed.control.certificate
+        self._token = token
+
+    def does(self, method: str, path: str, body: JsonObject | None = None) -> str:
+        """The API server's no; empty when it did it."""
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        text = json.dumps(body) if body is not None else ""
+        url = f"https://{ADDRESS}:6443{path}"
+        words = [url, str(self._certificate), self._token, method, kind, text]
+        return subprocess.run(
+            [*self._enter, sys.executable, "-c", _ASK, *words],
+            check=True, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+
+    def patches(self, path: str, **metadata: Any) -> str:
+        """Merge patch of metadata."""
+        return self.does("PATCH", path, {"metadata": metadata})
+
+
+BED, ELSEWHERE = "/api/v1/nodes/bed", "/api/v1/nodes/elsewhere"
+PODS = "/api/v1/namespaces/default/pods"
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+OURS = {"annotations": {f"{PREFIX}/numacpu": "0"}}
+
+
+@pytest.fixture
+def elsewhere(installed: Client) -> Iterator[str]:
+    """Another node with a pod; both are objects only."""
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "elsewhere"}}
+    installed.ask("POST", "/api/v1/nodes", node)
+    try:
+        installed.apply(pod("victim", nodeName="elsewhere"))
+        yield "victim"
+    finally:
+        installed.kubectl("delete", "node", "elsewhere")
+
+
+def _note(node: str) -> JsonObject:
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"generateName": "forged-", "namespace": "default"},
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": f"{PREFIX}/nri-numa",
+        "reportingInstance": node,
+        "action": "Placing",
+        "reason": "PlacementRefused",
+        "type": "Warning",
+        "note": "forged",
+        "regarding": {"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "victim"},
+    }
+
+
+def test_a_stolen_token_is_worth_nothing_on_another_node(
+    bed: KubeBed, installed: Client, elsewhere: str
+) -> None:
+    thief = Thief(bed, token(installed, "bed"))
+    installed.apply(pod("here", nodeName="bed"))
+    here, victim = f"{PODS}/here", f"{PODS}/{elsewhere}"
+    assigned = {f"{PREFIX}/assigned": "{}"}
+    # What it may.
+    assert thief.patches(BED, **OURS) == ""
+    assert thief.patches(here, annotations=assigned) == ""
+    assert thief.does("POST", EVENTS, _note("bed")) == ""
+    # Another node, its pods, and Events in its name.
+    assert "only write to the Node that its token names" in thief.patches(ELSEWHERE, **OURS)
+    assert "pods of the Node that its token" in thief.patches(victim, annotations=assigned)
+    said = thief.does("POST", EVENTS, _note("elsewhere"))
+    assert "Events that the Node of its token reports" in said
+    # More than annotations of its own.
+    assert "change the spec" in thief.does("PATCH", BED, {"spec": {"unschedulable": True}})
+    assert "annotations that begin with" in thief.patches(BED, annotations={"a": "b"})
+    for key in ("drained", "offline-capacity", "of-tomorrow"):
+        theirs = {f"{PREFIX}/{key}": "0"}
+        assert "annotations numacpu, numamem and" in thief.patches(BED, annotations=theirs), key
+    assert "labels that begin with" in thief.patches(BED, labels={"zone": "b"})
+    gone = {"kubernetes.io/hostname": None}
+    assert "labels that begin with" in thief.patches(BED, labels=gone)
+    assert "finalizers" in thief.patches(BED, finalizers=["example.com/stay"])
+    assert "only write the annotation" in thief.patches(here, annotations={"a": "b"})
+    assert "may not change" in thief.patches(here, labels={"a": "b"})
+    assert "may not change" in thief.patches(here, finalizers=["example.com/stay"])
+    about_node = _note("bed")
+    about_node["regarding"] = {"apiVersion": "v1", "kind": "Namespace", "name": "default"}
+    assert "Events about pods" in thief.does("POST", EVENTS, about_node)
+    # The status of its Node, which publish-capacity gives it, no more than the one resource.
+    slots = {"numa.example.com/exclusive-cpu": "1"}
+    elsewhere_status = thief.does("PATCH", f"{ELSEWHERE}/status", {"status": {"capacity": slots}})
+    assert elsewhere_status.startswith("403 ")
+    assert "denied request" in elsewhere_status
+    more = thief.does("PATCH", f"{BED}/status", {"status": {"capacity": {"cpu": "999"}}})
+    assert "only write the capacity" in more
+    well = [{"type": "Ready", "status": "False", "reason": "forged"}]
+    conditions = thief.does("PATCH", f"{BED}/status", {"status": {"conditions": well}})
+    assert "nothing of a Node's status but capacity" in conditions
+    # And nothing that the roles do not give.
+    for method, path in (
+        ("GET", "/api/v1/secrets"),
+        ("GET", here),
+        ("DELETE", here),
+        ("DELETE", ELSEWHERE),
+        ("POST", "/api/v1/nodes"),
+        ("POST", f"{here}/eviction"),
+    ):
+        said = thief.does(method, path, {} if method in ("POST", "PATCH") else None)
+        assert said.startswith("403 "), (method, path, said)
+
+
+def test_a_token_that_names_no_node_writes_nothing(bed: KubeBed, installed: Client) -> None:
+    thief = Thief(bed, token(installed))
+    assert "only write to the Node that its token names" in thief.patches(BED, **OURS)
+    said = thief.does("POST", EVENTS, _note("bed"))
+    assert "Events that the Node of its token reports" in said
+
+
+def test_others_are_none_of_the_policies_business(bed: KubeBed, installed: Client) -> None:
+    """The administrator and the kubelet go on as before."""
+    installed.kubectl("label", "node", "bed", "example.com/a=b")
+    installed.kubectl("label", "node", "bed", "example.com/a-")
+    installed.run(pod("ordinary"))
+
+
+def test_the_manifests_are_accepted(installed: Client, tmp_path: Path) -> None:
+    """All of the overlay, with the second container, as the API server sees it."""
+    components = ("publish", "publish-pods", "publish-topology")
+    (tmp_path / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+        f"resources: [{_relative(tmp_path, 'base')}]\n"
+        f"components: [{', '.join(_relative(tmp_path, name) for name in components)}]\n"
+    )
+    done = installed.kubectl("apply", f"--kustomize={tmp_path}", "--dry-run=server")
+    assert "daemonset.apps/nri-numa created" in done
+
+
+def _relative(start: Path, name: str) -> str:
+    return str(Path(*[".."] * (len(start.resolve().parts) - 1)) / str(MANIFESTS / name).lstrip("/"))
+
+
+# --- the policies for tenants -----------------------------------------------------------------
+
+
+@pytest.fixture
+def tenants(installed: Client) -> Iterator[Client]:
+    """With the policies about what namespaces may ask for."""
+    installed.kubectl("apply", f"--kustomize={MANIFESTS / 'admission'}")
+    namespaces = {
+        "plain": {},
+        "free": {f"{PREFIX}/numacpu": "allowed", f"{PREFIX}/cpus": "exclusive"},
+    }
+    installed.apply(*(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+        for name, labels in namespaces.items()
+    ))  # fmt: skip
+    try:
+        # The API server compiles them in a moment of its own.
+        poll(
+            lambda: "numacpu=allowed" in tries(installed, "plain", asks(numacpu="0")) or None,
+            "the policies", timeout_s=PATIENCE_S, every_s=0.3,
+        )  # fmt: skip
+        yield installed
+    finally:
+        installed.kubectl("delete", f"--kustomize={MANIFESTS / 'admission'}")
+        installed.kubectl("delete", "namespace", *namespaces)
+
+
+def tries(client: Client, namespace: str, annotations: dict[str, str]) -> str:
+    """The API server's no to a pod, on a dry run; empty when it is admitted."""
+    document = pod("tried", annotations=annotations)
+    try:
+        client.kubectl(
+            "create", "--dry-run=server", f"--namespace={namespace}", "--filename=-",
+            documents=[document],
+        )  # fmt: skip
+    except KubeError as error:
+        return str(error)
+    return ""
+
+
+def test_the_policies_for_tenants_admit_and_refuse_as_written(tenants: Client) -> None:
+    lists, whole = "numacpu=allowed", "cpus=exclusive"
+    wanted: list[tuple[dict[str, str], str]] = [
+        ({}, ""),
+        (asks(policy="single-numa-node"), ""),
+        (asks(cpus="shared", smt="spread"), ""),
+        (asks(numacpu="1"), lists),
+        (asks(numamem__main="0"), lists),
+        ({f"numacpu.{PREFIX}/pod": "1"}, lists),
+        ({f"numamem.{PREFIX}/container.main": "0"}, lists),
+        (asks(cpus="exclusive"), whole),
+        (asks(cpus__main="exclusive"), whole),
+        ({f"cpus.{PREFIX}/pod": "exclusive"}, whole),
+        (asks(smt="full-core"), whole),
+        (asks(smt__main="isolate"), whole),
+    ]
+    for asked, needed in wanted:
+        said = tries(tenants, "plain", asked)
+        assert (needed in said) if needed else said == "", (asked, said)
+        assert tries(tenants, "free", asked) == "", asked
+
+
+def test_the_policies_for_tenants_let_updates_of_something_else_pass(tenants: Client) -> None:
+    """What a pod has may stay when its namespace loses the label, and may not be changed then."""
+    document = pod("before", annotations=asks(numacpu="0"))
+    tenants.kubectl("create", "--namespace=free", "--filename=-", documents=[document])
+    tenants.kubectl("label", "namespace", "free", f"{PREFIX}/numacpu-")
+    poll(lambda: tries(tenants, "free", asks(numacpu="0")) or None, "the label to be gone",
+         timeout_s=PATIENCE_S, every_s=0.3)  # fmt: skip
+    tenants.kubectl("label", "--namespace=free", "pod", "before", "a=b")
+    with pytest.raises(KubeError, match="numacpu=allowed"):
+        tenants.kubectl(
+            "annotate", "--namespace=free", "--overwrite", "pod", "before", f"{PREFIX}/numacpu=1"
+        )

@@ -1,0 +1,518 @@
+"""A second, stock kube-scheduler with our extender: nodes as objects, zones written by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.beds.cri import poll
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject
+from tests.beds.kube.controller import Controller
+from tests.beds.kube.controller import install as install_controller
+from tests.beds.kube.extender import ACCOUNT, SCHEDULER, Extender, install, make_certificate
+from tests.beds.kube.manifests import PREFIX, asks, container, pod
+from tests.beds.kube.service import MANIFESTS, NAMESPACE
+from tests.kube.conftest import Numa
+from tests.kube.test_publish import Thief
+from tests.shipped.test_install_manifests import helm
+
+pytestmark = pytest.mark.kube
+
+NRT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+NODES = ("numa-fake-a", "numa-fake-b")
+CRD = MANIFESTS / "publish-topology/crd.yaml"
+PLACED = f"{PREFIX}/placed"
+SINGLE = asks(policy="single-numa-node", cpus="exclusive")
+
+
+def zones(*free: int, of: int = 16) -> list[JsonObject]:
+    """NUMA nodes with so many free exclusive CPUs."""
+    return [
+        {
+            "name": f"node-{i}",
+            "type": "Node",
+            "costs": [
+                {"name": f"node-{j}", "value": 10 if i == j else 21} for j in range(len(free))
+            ],
+            "resources": [
+                {"name": "cpu", "capacity": str(of), "allocatable": str(of), "available": str(n)},
+                {"name": "memory", "capacity": "32Gi", "allocatable": "32Gi", "available": "32Gi"},
+            ],
+            "attributes": [{"name": f"{PREFIX}/free-exclusive-cpus", "value": str(n)}],
+        }
+        for i, n in enumerate(free)
+    ]
+
+
+def publish(client: Client, node: str, *free: int) -> None:
+    """Write a node's object, or change it."""
+    body = {
+        "apiVersion": "topology.node.k8s.io/v1alpha2",
+        "kind": "NodeResourceTopology",
+        "metadata": {"name": node},
+        "attributes": [{"name": "topologyManagerPolicy", "value": "none"}],
+        "zones": zones(*free),
+    }
+    if client.get(f"{NRT}/{node}") is None:
+        client.ask("POST", NRT, body)
+    else:
+        client.ask(
+            "PATCH", f"{NRT}/{node}", {"zones": body["zones"]},
+            content_type="application/merge-patch+json",
+        )  # fmt: skip
+
+
+def add_node(client: Client, name: str) -> None:
+    """A Node without a kubelet; what tests put there tolerates that it never reports."""
+    room = {"cpu": "32", "memory": "64Gi", "pods": "110"}
+    metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, "numa-fake": "yes"}}
+    client.ask("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+    client.ask(
+        "PATCH", f"/api/v1/nodes/{name}/status",
+        {"status": {"capacity": room, "allocatable": room}},
+        content_type="application/merge-patch+json",
+    )  # fmt: skip
+
+
+def wanting(name: str, cpus: int, *, scheduler: str = SCHEDULER, **keys: Any) -> JsonObject:
+    """A pod for one of the fake nodes."""
+    return pod(
+        name,
+        container(cpus=str(cpus), memory="1Gi"),
+        schedulerName=scheduler,
+        nodeSelector={"numa-fake": "yes"},
+        tolerations=[{"operator": "Exists"}],
+        **keys,
+    )
+
+
+@pytest.fixture(scope="module")
+def fleet(session_bed: KubeBed) -> Iterator[Client]:
+    """Two nodes as objects, and the kind of their zones."""
+    client = session_bed.client
+    install(client)
+    client.kubectl("apply", f"--filename={CRD}")
+    poll(
+        lambda: client.request("GET", NRT)[0] == 200 or None,
+        "the kind", timeout_s=PATIENCE_S, every_s=0.2,
+    )  # fmt: skip
+    try:
+        for name in NODES:
+            add_node(client, name)
+            publish(client, name, 4, 4)
+        yield client
+    finally:
+        client.delete_pods()
+        for name in NODES:
+            for path in (f"/api/v1/nodes/{name}", f"{NRT}/{name}"):
+                client.request("DELETE", path)
+        client.kubectl("delete", "--ignore-not-found", f"--filename={CRD}")
+
+
+@pytest.fixture(scope="module")
+def extender(session_bed: KubeBed, fleet: Client) -> Iterator[Extender]:
+    with Extender(session_bed) as running:
+        yield running
+
+
+@pytest.fixture
+def there(extender: Extender, fleet: Client, bed: KubeBed) -> Iterator[Client]:
+    """Both nodes with four free exclusive CPUs on each NUMA node."""
+    for name in NODES:
+        publish(fleet, name, 4, 4)
+    wait_room(extender, 4, *NODES)
+    wait_room(extender, 5)
+    yield fleet
+    print(extender.log()[-6000:])  # shown where the test failed
+
+
+def wait_room(extender: Extender, cpus: int, *nodes: str) -> None:
+    """Until the extender finds so many CPUs on one NUMA node of these nodes, and of no others."""
+    question = {"Pod": wanting("nobody", cpus, annotations=SINGLE), "NodeNames": list(NODES)}
+
+    def ask() -> bool | None:
+        with contextlib.suppress(ValueError):
+            return json.loads(extender.get("/filter", question))["NodeNames"] == list(nodes) or None
+        return None
+
+    poll(ask, f"{cpus} CPUs on {nodes}", timeout_s=PATIENCE_S, every_s=0.1)
+
+
+def bound(it: JsonObject) -> bool:
+    return bool(it["spec"].get("nodeName"))
+
+
+def refusal(it: JsonObject) -> str:
+    for one in it["status"].get("conditions", []):
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            return str(one.get("message", ""))
+    return ""
+
+
+def placed(it: JsonObject) -> Any:
+    return json.loads(it["metadata"]["annotations"][PLACED])
+
+
+def test_a_pod_goes_to_the_only_node_with_room_on_one_numa_node(
+    there: Client, extender: Extender
+) -> None:
+    """Both nodes have eight CPUs left, and only one of them has six on one NUMA node."""
+    publish(there, NODES[1], 2, 6)
+    wait_room(extender, 6, NODES[1])
+    there.apply(wanting("extender-fits", 6, annotations=SINGLE))
+    found = there.wait_pod("extender-fits", bound, "bound")
+    assert found["spec"]["nodeName"] == NODES[1]
+    assert placed(found) == {"main": "1"}
+
+
+def test_a_refused_pod_says_why_and_is_woken(there: Client, extender: Extender) -> None:
+    there.apply(wanting("extender-waits", 12, annotations=SINGLE))
+    why = "needs 12 exclusive CPUs on one NUMA node; most free: 4"
+    there.wait_pod("extender-waits", lambda it: why in refusal(it), "refused")
+    # A change of the object wakes nobody; our touch of the Node does.
+    publish(there, NODES[0], 12, 4)
+    found = there.wait_pod("extender-waits", bound, "bound")
+    assert placed(found) == {"main": "0"}
+
+
+def test_what_is_promised_is_not_promised_again(there: Client, extender: Extender) -> None:
+    """The objects say four CPUs free all the time: only our own promises tell otherwise."""
+    names = [f"extender-race-{n}" for n in range(6)]
+    there.apply(*(wanting(name, 3, annotations=SINGLE) for name in names))
+
+    def done() -> list[JsonObject] | None:
+        found = [it for name in names if (it := there.pod(name)) is not None]
+        settled = [it for it in found if bound(it) or refusal(it)]
+        return found if len(settled) == len(names) and sum(map(bound, found)) == 4 else None
+
+    found = poll(done, "four bound and two refused", timeout_s=PATIENCE_S, every_s=0.3)
+    where = [(it["spec"]["nodeName"], placed(it)["main"]) for it in found if bound(it)]
+    assert sorted(where) == sorted((node, i) for node in NODES for i in "01")
+
+
+def test_a_restarted_extender_remembers_its_promises(there: Client, extender: Extender) -> None:
+    for number in range(4):
+        there.apply(wanting(f"extender-before-{number}", 3, annotations=SINGLE))
+        there.wait_pod(f"extender-before-{number}", bound, "bound")
+    extender.process.end()
+    extender.process.start()
+    extender.wait_ready()
+    there.apply(wanting("extender-after", 3, annotations=SINGLE))
+    why = "needs 3 exclusive CPUs on one NUMA node; most free: 1"
+    found = there.wait_pod("extender-after", lambda it: why in refusal(it), "refused")
+    assert not bound(found)
+
+
+def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, bed: KubeBed) -> None:
+    """They run, and the objects of their nodes are older than that: no list names them."""
+    for node in NODES:
+        for i in "01":
+            name = f"unseen-{node[-1]}{i}"
+            marks = {**SINGLE, PLACED: json.dumps({"main": i})}
+            there.apply(wanting(name, 3, scheduler="nobody", annotations=marks))
+            path = f"/api/v1/namespaces/default/pods/{name}"
+            # In this order, so that no extender sees them on their way.
+            there.ask(
+                "PATCH", f"{path}/status", {"status": {"phase": "Running"}},
+                content_type="application/merge-patch+json",
+            )  # fmt: skip
+            target = {"apiVersion": "v1", "kind": "Node", "name": node}
+            there.ask(
+                "POST", f"{path}/binding",
+                {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name},
+                 "target": target},
+            )  # fmt: skip
+    mine = "numa-unseen"
+    patient = {"lease": "", "settle": "10m"}
+    with Extender(bed, config=patient, port=19898, scheduler_port=10273, name=mine):
+        there.apply(wanting("unseen-next", 3, scheduler=mine, annotations=SINGLE))
+        why = "needs 3 exclusive CPUs on one NUMA node; most free: 1"
+        found = there.wait_pod("unseen-next", lambda it: why in refusal(it), "refused")
+        assert not bound(found)
+
+
+def test_without_the_extender_ordinary_pods_go_on(there: Client, extender: Extender) -> None:
+    """Ours wait, and are never bound without the annotation."""
+    extender.process.end()
+    try:
+        there.apply(
+            wanting("extender-ours", 2, annotations=SINGLE),
+            wanting("extender-ordinary", 2, scheduler="default-scheduler"),
+        )
+        there.wait_pod("extender-ordinary", bound, "bound")
+        waits = there.wait_pod("extender-ours", lambda it: bool(refusal(it)), "waiting")
+        assert not bound(waits)
+    finally:
+        with contextlib.suppress(AssertionError):
+            extender.process.start()
+        extender.wait_ready()
+    found = there.wait_pod("extender-ours", bound, "bound")
+    assert PLACED in found["metadata"]["annotations"]
+
+
+# --- a node with an agent -----------------------------------------------------------------------
+
+
+def explained(bed: KubeBed, name: str) -> str:
+    """Everything the agent says about a pod."""
+    url = f"http://{bed.node.plugin.address}/v1/explain/default/{name}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_real_node_starts_what_was_held_for_it(
+    there: Client, extender: Extender, bed: KubeBed
+) -> None:
+    """From the object to the container; tests/scenarios have a choice among several NUMA nodes."""
+    document = pod(
+        "extender-held", container(cpus="1"), annotations=SINGLE, schedulerName=SCHEDULER,
+        nodeSelector={"kubernetes.io/hostname": "bed"},
+    )  # fmt: skip
+    try:
+        publish(there, "bed", 1)
+        found = there.run(document)
+        assert placed(found) == {"main": "0"}
+        assert len(bed.node.cpus(found)) == 1
+        said = explained(bed, "extender-held")
+        assert "policy single-numa-node" in said
+        assert "no longer suits best" not in said
+    finally:
+        there.request("DELETE", f"{NRT}/bed")
+
+
+# --- its account --------------------------------------------------------------------------------
+
+
+def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
+    """And binds pods. Whoever steals it can send pods to nodes, and cannot speak for them."""
+    stolen = there.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}").strip()
+    thief = Thief(bed, stolen)
+    node = f"/api/v1/nodes/{NODES[0]}?dryRun=All"
+    others = {"annotations": {f"{PREFIX}/drained": "0"}}
+    poll(
+        lambda: "may only write the annotation" in thief.patches(node, **others) or None,
+        "the policy in force", timeout_s=PATIENCE_S, every_s=0.3,
+    )  # fmt: skip
+    assert thief.patches(node, annotations={f"{PREFIX}/room": "1"}) == ""
+    for metadata in ({"labels": {"a": "b"}}, {"finalizers": ["example.com/stay"]}):
+        assert "nothing of a Node but its annotation" in thief.patches(node, **metadata)
+    cordon = thief.does("PATCH", node, {"spec": {"unschedulable": True}})
+    assert "nothing of a Node but its annotation" in cordon
+    there.apply(wanting("extender-stolen", 1, scheduler="nobody"))
+    path = "/api/v1/namespaces/default/pods/extender-stolen/binding?dryRun=All"
+    body: JsonObject = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "extender-stolen"},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": NODES[0]},
+    }
+
+    def binds(**annotations: str) -> str:
+        metadata = {"name": "extender-stolen", "annotations": annotations}
+        return thief.does("POST", path, {**body, "metadata": metadata})
+
+    poll(
+        lambda: "may only bind pods" in binds(**{f"{PREFIX}/numacpu": "0"}) or None,
+        "the other policy in force", timeout_s=PATIENCE_S, every_s=0.3,
+    )  # fmt: skip
+    assert binds(**{PLACED: '{"main":"0"}'}) == ""
+    assert "forbidden" in thief.does("GET", "/api/v1/namespaces/nri-numa/secrets")
+    for method, where in (("PATCH", "/api/v1/namespaces/default/pods/extender-stolen"),
+                          ("DELETE", f"/api/v1/nodes/{NODES[0]}")):  # fmt: skip
+        assert "forbidden" in thief.does(method, f"{where}?dryRun=All", {"metadata": {}})
+
+
+def test_the_charts_scheduler_is_accepted(there: Client) -> None:
+    """Both forms of it, as the API server sees them."""
+    served = (
+        "scheduler.kubeScheduler.enabled=false",
+        "config.scheduler.address=:9894",
+        "config.scheduler.lease=nri-numa-scheduler",
+    )
+    for more in ((), served):
+        made = helm("--set", "scheduler.enabled=true", *(w for one in more for w in ("--set", one)))
+        assert made.returncode == 0, made.stderr
+        documents = [d for d in yaml.safe_load_all(made.stdout) if d]
+        done = there.kubectl("apply", "--dry-run=server", "--filename=-", documents=documents)
+        assert "deployment.apps/nri-numa-scheduler" in done
+        assert "validatingadmissionpolicy.admissionregistration.k8s.io/nri-numa-scheduler" in done
+        assert ("service/nri-numa-scheduler" in done) == bool(more)
+
+
+# --- two replicas -------------------------------------------------------------------------------
+
+
+def test_a_leader_that_dies_in_the_middle_of_a_bind(
+    there: Client, bed: KubeBed, tmp_path: Path
+) -> None:
+    """Its binding is written and nobody was told. We are kube-scheduler here, and call again.
+
+    The pod has one node and its annotation, and the other replica holds the NUMA node for it.
+    """
+    certificate = make_certificate(tmp_path)
+    lease = "/apis/coordination.k8s.io/v1/namespaces/nri-numa/leases/numa-scheduler"
+    there.request("DELETE", lease)
+    config = {"lease": "numa-scheduler"}
+    there.apply(wanting("extender-dies", 3, scheduler="nobody", annotations=SINGLE))
+    document = there.pod("extender-dies")
+    assert document is not None
+    question = {"Pod": document, "NodeNames": list(NODES)}
+    asked = {
+        "PodName": "extender-dies", "PodNamespace": "default",
+        "PodUID": document["metadata"]["uid"], "Node": NODES[0],
+    }  # fmt: skip
+    with (
+        Extender(bed, config=config, port=19896, certificate=certificate) as first,
+        Extender(bed, config=config, port=19897, certificate=certificate) as second,
+    ):
+
+        def leads(*replicas: Extender) -> Extender | None:
+            for one in replicas:
+                one.process.check()
+            return next((one for one in replicas if one.get("/readyz") == "ok"), None)
+
+        def fits(one: Extender) -> bool | None:
+            with contextlib.suppress(ValueError, KeyError):
+                return NODES[0] in json.loads(one.get("/filter", question))["NodeNames"] or None
+            return None
+
+        def binds(one: Extender, node: str) -> str | None:
+            """What it says; None for no answer."""
+            with contextlib.suppress(ValueError, KeyError):
+                return str(json.loads(one.get("/bind", {**asked, "Node": node}))["Error"])
+            return None
+
+        leader = poll(lambda: leads(first, second), "a leader", timeout_s=PATIENCE_S, every_s=0.3)
+        other = second if leader is first else first
+        poll(  # it may not listen yet
+            lambda: "another replica leads" in (binds(other, NODES[0]) or "") or None,
+            "what the other one says", timeout_s=PATIENCE_S, every_s=0.3,
+        )  # fmt: skip
+        poll(lambda: fits(leader), "nodes", timeout_s=PATIENCE_S, every_s=0.3)
+        call = leader.asking("/bind", asked)
+        try:
+            written = there.wait_pod("extender-dies", bound, "bound")
+            leader.process.end(signal.SIGKILL)
+        finally:
+            call.kill()
+            call.wait()
+        poll(lambda: leads(other), "the other one to lead", timeout_s=PATIENCE_S, every_s=0.3)
+        poll(
+            lambda: binds(other, NODES[0]) == "" or None, "the second call of bind",
+            timeout_s=PATIENCE_S, every_s=0.5,
+        )  # fmt: skip
+        poll(
+            lambda: binds(other, NODES[1]) or None, "a refusal: it is on another node",
+            timeout_s=PATIENCE_S, every_s=0.3,
+        )  # fmt: skip
+        found = there.pod("extender-dies")
+        assert found is not None
+        assert found["spec"]["nodeName"] == NODES[0]
+        assert placed(found) == placed(written)
+        poll(
+            lambda: "nri_numa_scheduler_held_pods 1.0" in other.get("/metrics") or None,
+            "what is held", timeout_s=PATIENCE_S, every_s=0.3,
+        )  # fmt: skip
+    there.request("DELETE", lease)
+
+
+def test_two_schedulers_race_over_two_replicas(there: Client, bed: KubeBed) -> None:
+    """Both try for every pod, each with an extender of its own; then the one that leads goes.
+
+    No NUMA node gets more than it has, over the change of the leader too.
+    """
+    lease = "/apis/coordination.k8s.io/v1/namespaces/nri-numa/leases/numa-scheduler"
+    there.request("DELETE", lease)
+    race = "race-scheduler"
+
+    def replica(port: int, scheduler_port: int, *, standby: bool) -> Extender:
+        return Extender(
+            bed, config={"lease": "numa-scheduler"}, port=port, scheduler_port=scheduler_port,
+            name=race, standby=standby,
+        )  # fmt: skip
+
+    def pods(names: list[str], right: Any, what: str) -> list[JsonObject]:
+        def ask() -> list[JsonObject] | None:
+            for one in (first.scheduler, second.process, second.scheduler):
+                one.check()
+            found = [it for name in names if (it := there.pod(name)) is not None]
+            return found if len(found) == len(names) and right(found) else None
+
+        return poll(ask, what, timeout_s=PATIENCE_S, every_s=0.3)
+
+    with (
+        replica(19898, 10273, standby=False) as first,
+        replica(19899, 10274, standby=True) as second,
+    ):
+        poll(
+            lambda: "another replica leads" in second.get("/readyz") or None,
+            "the second replica", timeout_s=PATIENCE_S, every_s=0.3,
+        )  # fmt: skip
+        wait_room(first, 4, *NODES)
+        wide = [f"race-wide-{n}" for n in range(6)]
+        there.apply(*(wanting(name, 3, scheduler=race, annotations=SINGLE) for name in wide))
+        pods(wide, lambda found: sum(map(bound, found)) == 4, "four with a node")
+        first.process.end()
+        second.wait_ready()
+        narrow = [f"race-narrow-{n}" for n in range(2)]
+        there.apply(*(wanting(name, 1, scheduler=race, annotations=SINGLE) for name in narrow))
+        late = pods(narrow, lambda found: all(map(bound, found)), "both with a node")
+        early = [it for name in wide if bound(it := there.pod(name) or {"spec": {}})]
+    there.request("DELETE", lease)
+    assert len(early) == 4
+    held: dict[tuple[str, str], int] = {}
+    for it, cpus in [*((it, 3) for it in early), *((it, 1) for it in late)]:
+        place = (it["spec"]["nodeName"], placed(it)["main"])
+        held[place] = held.get(place, 0) + cpus
+    assert len(held) == 4
+    assert max(held.values()) <= 4
+
+
+# --- who only looks -----------------------------------------------------------------------------
+
+
+def test_the_cluster_as_kubectl_shows_it(there: Client, numa: Numa) -> None:
+    """Every node has a row: those with an object its numbers, the others that they have none."""
+    publish(there, NODES[1], 2, 6)
+    done = numa("cluster")
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert "4+4" in rows[NODES[0]].split()
+    assert "2+6" in rows[NODES[1]].split()
+    assert "bed" in done.stdout
+
+
+def test_the_cluster_as_the_controllers_page_shows_it(there: Client, bed: KubeBed) -> None:
+    """Live: what a node publishes is there the next time somebody looks."""
+    install_controller(there)
+    there.kubectl("apply", f"--filename={MANIFESTS / 'controller-page/role.yaml'}")
+    with Controller(bed, 19905, page={"enabled": True}) as controller:
+
+        def fitting() -> list[str] | None:
+            """Names of nodes that have six exclusive CPUs on one NUMA node."""
+            status, text = controller.ask("GET", "/v1/cluster?cpus=6&only=true")
+            return [one["name"] for one in json.loads(text)["nodes"]] if status == 200 else None
+
+        def wait(nodes: list[str]) -> None:
+            poll(
+                lambda: fitting() == nodes or None, f"{nodes} on the page",
+                timeout_s=PATIENCE_S, every_s=0.3,
+            )  # fmt: skip
+
+        wait([])
+        publish(there, NODES[1], 2, 6)
+        wait([NODES[1]])
+        status, text = controller.ask("GET", "/cluster/")
+        assert (status, "<html" in text) == (200, True)
+        status, text = controller.ask("GET", "/v1/cluster?cpus=many")
+        assert (status, "cpus is 'many'" in text) == (400, True)

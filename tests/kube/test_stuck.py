@@ -1,0 +1,149 @@
+"""A pod that the node refuses for ever, on a real cluster: moved when another node has room."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.beds.cri import poll
+from tests.beds.kube import controller as controllers
+from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
+from tests.beds.kube.controller import Controller
+from tests.beds.kube.manifests import PREFIX, asks, container, template, workload
+from tests.beds.kube.node import NOBODY
+from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
+
+pytestmark = pytest.mark.kube
+
+API = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+OTHER = "stuck-other"
+FILES = [
+    f"--filename={MANIFESTS / 'publish-topology' / name}"
+    for name in ("role.yaml", "policies.yaml", "crd.yaml")
+]
+
+
+def until(probe: Any, what: str) -> Any:
+    return poll(probe, what, timeout_s=PATIENCE_S, every_s=0.2)
+
+
+@pytest.fixture
+def full(bed: KubeBed, client: Client) -> Iterator[Client]:
+    """A node without any room for new containers, which says so; afterwards it is as before."""
+    install(client)
+    controllers.install(client)
+    client.kubectl("apply", *FILES)
+    until(lambda: client.request("GET", API)[0] == 200 or None, "the kind")
+    directory = bed.directory / "capacity-stuck"
+    directory.mkdir(exist_ok=True)
+    os.chown(directory, NOBODY, NOBODY)
+    section = {"offlineCapacity": {"file": str(directory / "capacity.json"), "interval": "1s"}}
+    plugin = bed.node.plugin
+    before = plugin.config_file.read_text()
+    plugin.write_config({**json.loads(before), **section})
+    plugin.restart()
+    published = {"nodeResourceTopology": True}
+    try:
+        with Publisher(bed, token(client, "bed"), config=published, more=section):
+            client.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
+            until(lambda: factor(client) == "0" or None, "a NodeResourceTopology that says so")
+            yield client
+    finally:
+        client.delete_pods()
+        for path in (f"/api/v1/nodes/{OTHER}", f"{API}/{OTHER}"):
+            client.request("DELETE", path)
+        for key in ("drained", "numa-ids"):
+            client.kubectl("annotate", "node", "bed", f"{PREFIX}/{key}-")
+        client.kubectl("delete", "--ignore-not-found", *FILES)
+        plugin.write_config(json.loads(before))
+        plugin.restart()
+
+
+def factor(client: Client) -> str:
+    """What the node publishes as the capacity factor of its first NUMA node."""
+    found = client.get(f"{API}/bed")
+    zones = [z for z in (found or {}).get("zones", []) if z["name"] == "node-0"]
+    attributes = {a["name"]: a["value"] for z in zones for a in z.get("attributes", [])}
+    return attributes.get(f"{PREFIX}/capacity-factor", "")
+
+
+def add_other(client: Client) -> None:
+    """A Node without a kubelet, and what it publishes: all of it is free."""
+    room = {"cpu": "8", "memory": "16Gi", "pods": "110"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER}}
+    client.ask("POST", "/api/v1/nodes", node)
+    client.ask(
+        "PATCH", f"/api/v1/nodes/{OTHER}/status",
+        {"status": {"capacity": room, "allocatable": room}},
+        content_type="application/merge-patch+json",
+    )  # fmt: skip
+    resources = [
+        {"name": name, "capacity": n, "allocatable": n, "available": n}
+        for name, n in (("cpu", "8"), ("memory", "16Gi"))
+    ]
+    client.ask(
+        "POST", API,
+        {
+            "apiVersion": "topology.node.k8s.io/v1alpha2",
+            "kind": "NodeResourceTopology",
+            "metadata": {"name": OTHER},
+            "zones": [{"name": "node-0", "type": "Node", "resources": resources}],
+        },
+    )  # fmt: skip
+
+
+def told(client: Client, uid: str) -> list[JsonObject]:
+    """Events that a pod was moved."""
+    events = client.ask("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+    moved = [e for e in events if e["reason"] == "NUMAPodMoved"]  # others may be about anything
+    return [e for e in moved if e["regarding"]["uid"] == uid]
+
+
+def refused(client: Client, name: str) -> JsonObject | None:
+    """A pod of a workload of which a container is refused; all others run."""
+    for found in client.pods(f"app={name}"):
+        states = [one["state"] for one in found["status"].get("containerStatuses", [])]
+        run = sum("running" in one for one in states)
+        if waiting_reason(found)[0] == "CreateContainerError" and run == len(states) - 1:
+            return found
+    return None
+
+
+def test_who_is_refused_for_ever_goes_where_there_is_room(bed: KubeBed, full: Client) -> None:
+    """Also one of which a container runs: as long as another one never ran it is Pending, too."""
+    names, helper = ("stuck-moved", "stuck-half"), container("helper")
+    for name, more in zip(names, ((), (helper,)), strict=True):
+        pods = template(
+            *more,
+            container(),
+            annotations=asks(policy__main="single-numa-node"),
+            tolerations=[{"operator": "Exists"}],  # the other Node never reports
+        )
+        full.apply(workload("Deployment", name, pods))
+    found = [until(lambda n=n: refused(full, n), f"a refused pod of {n}") for n in names]
+    assert [one["status"]["phase"] for one in found] == ["Pending", "Pending"]
+    stuck = {"evict": True, "after": "1s", "perMinute": 600, "perWorkload": 1}
+    with Controller(bed, 9893, stuck=stuck) as replica:
+
+        def counts() -> bool | None:
+            text = replica.ask("GET", "/metrics")[1]
+            return "nri_numa_controller_stuck_pods 2.0" in text or None
+
+        until(counts, "a controller that sees them")
+        # Nobody else had room so far.
+        for one in (each["metadata"] for each in found):
+            there = full.pod(one["name"])
+            assert there is not None
+            assert there["metadata"]["uid"] == one["uid"]
+        add_other(full)
+        for one in (each["metadata"] for each in found):
+            until(lambda n=one["name"]: True if full.pod(n) is None else None, "its eviction")
+            (event,) = until(lambda uid=one["uid"]: told(full, uid) or None, "an Event about it")
+            assert f"{OTHER} has room" in event["note"]
+    for name in names:
+        assert until(lambda n=name: full.pods(f"app={n}") or None, "a successor")

@@ -1,0 +1,174 @@
+"""A kubelet on two NUMA nodes, in an emulated machine: where pods begin, and a reboot.
+
+Takes minutes. ``NRI_NUMA_VM`` with ``kube-node`` in it, or ``all``, runs it; CI does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_numa.machine.cpuset import CPUSet
+from tests.beds.cri import poll
+from tests.beds.images import FIRST_LINE_SCRIPT
+from tests.beds.kube.build import find_programs
+from tests.beds.kube.client import Client, JsonObject, is_ready
+from tests.beds.kube.control_plane import ControlPlane
+from tests.beds.kube.manifests import asks, container, pod
+from tests.beds.kube.namespaces import Namespaces
+from tests.beds.kube.virtual_node import Look, VirtualNode, container_id
+from tests.beds.testbed import TestbedUnavailable, require_root
+from tests.beds.vm_bed import one_machine_at_a_time, prepare
+from tests.vm.selection import MACHINES, booted
+
+MACHINE = MACHINES["kube-node"]
+NODES = [CPUSet(node.cpus) for node in MACHINE.numa]
+LIMIT_S = 900.0  # a pod takes a quarter of a minute there, and ten times as long on a busy host
+
+pytestmark = [
+    pytest.mark.kube,
+    pytest.mark.vm,
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(
+        MACHINE not in booted(), reason=f"takes minutes; NRI_NUMA_VM={MACHINE.name} runs it"
+    ),
+]
+
+# What a container may use at its first instruction, and a second later.
+_LOOK, _STAY = FIRST_LINE_SCRIPT.rsplit("; ", 1)
+TWICE = ("/bin/sh", "-c", f"{_LOOK}; sleep 1; {_LOOK}; {_STAY}")
+
+# Not the network is under test: a pod in the node's costs half as much. And nobody takes the pods
+# away while the node is off.
+FOR_THE_BED = {
+    "hostNetwork": True,
+    "tolerations": [{"operator": "Exists", "effect": "NoExecute"}],
+}
+
+PODS = [
+    pod("listed", container(command=TWICE), annotations=asks(numacpu="3", numamem="1")),
+    pod("memory", container(command=TWICE), annotations=asks(numamem="1")),
+    pod(
+        "aligned",
+        container(cpus="500m", command=TWICE),
+        annotations=asks(policy="single-numa-node", cpus="shared"),
+    ),
+    pod(
+        "owner",
+        container(cpus="1", command=TWICE),
+        annotations=asks(policy="single-numa-node", cpus="exclusive"),
+    ),
+    pod("ordinary", container(command=TWICE)),
+]
+
+
+def unavailable(error: TestbedUnavailable) -> None:
+    """It was asked for by name, so it fails wherever one of both must be there."""
+    required = [name for name in ("KUBE", "VM") if os.environ.get(f"NRI_NUMA_REQUIRE_{name}")]
+    if required:
+        pytest.fail(f"NRI_NUMA_REQUIRE_{required[0]}=1, but {error}", pytrace=False)
+    pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[VirtualNode]:
+    try:
+        require_root("a Kubernetes")
+        programs = find_programs(build=False)
+        parts = prepare(containerd=[MACHINE.containerd])
+        # Not pytest's own directory: socket paths must stay short.
+        with (
+            one_machine_at_a_time() as lock,
+            tempfile.TemporaryDirectory(prefix="nri-numa-kube-") as scratch,
+            Namespaces(Path(scratch)) as namespaces,
+            ControlPlane(programs, namespaces, nodes=["virtual"], heartbeats=True) as control,
+            VirtualNode(control, parts, MACHINE, lock) as node,
+        ):
+            yield node
+    except TestbedUnavailable as error:
+        unavailable(error)
+
+
+@pytest.fixture
+def client(node: VirtualNode) -> Client:
+    """Calls the API server of `node`, where `PODS` run."""
+    control = node.control.client
+    if not control.pods():
+        # All at once, so that they start beside each other.
+        control.apply(
+            *({**each, "spec": {**each["spec"], **FOR_THE_BED}} for each in PODS),
+        )
+    for each in PODS:
+        control.wait_ready(each["metadata"]["name"], timeout_s=LIMIT_S)
+    return control
+
+
+def own_words(client: Client, name: str) -> list[tuple[str, str]]:
+    """(CPUs, memory nodes) as the container read them of itself: at once, and a second later."""
+
+    def ask() -> list[tuple[str, str]] | None:
+        found = re.findall(r"^cpus=(\S*) mems=(\S*) ", client.kubectl("logs", name), re.MULTILINE)
+        return found if len(found) == 2 else None
+
+    return poll(ask, f"two lines of {name}", timeout_s=LIMIT_S, every_s=1)
+
+
+def insist(client: Client, node: VirtualNode) -> dict[str, Look]:
+    """Each pod is where its annotations say: at its first instruction, later, and now."""
+    looks = node.look()
+    now = {
+        name: looks[container_id(client.wait_ready(name, timeout_s=LIMIT_S))]
+        for name in (each["metadata"]["name"] for each in PODS)
+    }
+    for look in now.values():
+        assert (look.cpus, look.mems) == (look.cgroup_cpus, look.cgroup_mems)
+    own = {name: [*own_words(client, name), (look.cpus, look.mems)] for name, look in now.items()}
+    assert own["listed"] == [("3", "1")] * 3
+    assert {mems for _, mems in own["memory"]} == {"1"}
+    # Of a shared one the CPUs change as owners come; its NUMA node does not.
+    (numa,) = {int(mems) for _, mems in own["aligned"]}
+    assert all(CPUSet.parse(cpus) <= NODES[numa] for cpus, _ in own["aligned"])
+    ((cpus, mems),) = set(own["owner"])
+    owned = CPUSet.parse(cpus)
+    assert len(owned) == 1
+    assert owned <= NODES[int(mems)]
+    for name in ("memory", "aligned", "ordinary"):
+        assert not CPUSet.parse(now[name].cpus) & owned
+    assert {mems for _, mems in own["ordinary"]} == {"0-1"}
+    return now
+
+
+def test_pods_that_start_at_once_are_placed_from_their_first_instruction(
+    client: Client, node: VirtualNode
+) -> None:
+    """Three witnesses: the program itself, its cgroup, and the guest's ``/proc/PID/status``."""
+    now = insist(client, node)
+    # The same through the API server and the kubelet.
+    status = client.kubectl("exec", "listed", "--", "cat", "/proc/1/status")
+    assert re.search(rf"^Cpus_allowed_list:\s*{now['listed'].cpus}$", status, re.MULTILINE)
+
+
+def test_after_a_reboot_all_are_placed_again(client: Client, node: VirtualNode) -> None:
+    """New containers, and a checkpoint on the disk that speaks of processes that are gone."""
+    before = {each["metadata"]["name"]: container_id(each) for each in client.pods()}
+    records_before = len(node.log())
+    node.reboot()
+
+    def back() -> list[JsonObject] | None:
+        pods = client.pods()
+        new = [each for each in pods if is_ready(each) and _is_new(each, before)]
+        return pods if len(new) == len(PODS) else None
+
+    poll(back, "all pods again", timeout_s=LIMIT_S, every_s=1)
+    insist(client, node)
+    assert "is of another machine or boot" in node.log()[records_before:]
+
+
+def _is_new(each: JsonObject, before: dict[str, str]) -> bool:
+    return container_id(each) != before[each["metadata"]["name"]]

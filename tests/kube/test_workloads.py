@@ -1,0 +1,221 @@
+"""Pods that something else makes, and what happens to them: each gets what its annotations say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from nri_numa.machine.cpuset import CPUSet
+from tests.beds.cri import Seen, poll
+from tests.beds.images import FIRST_LINE_SCRIPT, IMAGE
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready
+from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod, template, workload
+from tests.beds.kube.node import Node
+from tests.machines.cpus import FIRST, LAST, MACHINE
+
+pytestmark = pytest.mark.kube
+
+# What the containers of all other tests do, without staying.
+ONCE = ("/bin/sh", "-c", FIRST_LINE_SCRIPT.replace("exec sleep 1000000", "true"))
+
+
+def ready_pods(
+    client: Client, app: str, number: int, annotations: dict[str, str]
+) -> list[JsonObject]:
+    """Wait until a workload has this many pods, all of them Ready and with these annotations."""
+
+    def ask() -> list[JsonObject] | None:
+        pods = client.pods(f"app={app}")
+        fit = [
+            each
+            for each in pods
+            if is_ready(each) and annotations.items() <= each["metadata"]["annotations"].items()
+        ]
+        return pods if len(fit) == len(pods) == number else None
+
+    return poll(ask, f"{number} pods of {app}", timeout_s=PATIENCE_S, every_s=0.1)
+
+
+def test_deployment_and_its_rollout(client: Client, node: Node) -> None:
+    old, new = asks(numamem="0"), asks(numacpu=LAST)
+    client.apply(workload("Deployment", "web", template(annotations=old), replicas=2))
+    for each in ready_pods(client, "web", 2, old):
+        assert node.allowed(each) == Seen(cpus=str(MACHINE), mems="0")
+    client.apply(workload("Deployment", "web", template(annotations=new), replicas=2))
+    for each in ready_pods(client, "web", 2, new):
+        assert node.allowed(each).cpus == LAST
+
+
+def test_daemon_set_and_stateful_set(client: Client, node: Node) -> None:
+    listed = asks(numacpu=LAST, numamem="0")
+    client.apply(
+        workload("DaemonSet", "everywhere", template(annotations=listed)),
+        workload("StatefulSet", "ordered", template(annotations=listed), serviceName="none"),
+    )
+    for app in ("everywhere", "ordered"):
+        (placed,) = ready_pods(client, app, 1, listed)
+        assert node.allowed(placed) == Seen(cpus=LAST, mems="0")
+
+
+def test_job_of_owners_one_after_the_other(client: Client, node: Node) -> None:
+    """Each gives its CPU back by its exit, and the next one gets it."""
+    owner = container(cpus="1", command=ONCE)
+    pods = template(owner, annotations=EXCLUSIVE, restartPolicy="Never")
+    client.apply(workload("Job", "batch", pods, completions=2))
+    client.kubectl("wait", "job/batch", "--for=condition=complete", "--timeout=170s")
+    names = [each["metadata"]["name"] for each in client.pods("app=batch")]
+    assert len(names) == 2
+    for name in names:
+        line = client.said(name)
+        assert len(CPUSet.parse(line.removeprefix("cpus=").split()[0])) == 1
+
+
+def test_init_sidecar_and_main_each_by_its_own_key(client: Client, node: Node) -> None:
+    placed = client.run(
+        pod(
+            "three",
+            container("web"),
+            initContainers=[
+                container("setup", command=ONCE),
+                container("proxy", restartPolicy="Always"),
+            ],
+            annotations=asks(numacpu__setup=FIRST, numacpu__proxy=LAST),
+        ),
+    )
+    assert client.said("three", "--container=setup").startswith(f"cpus={FIRST} ")
+    assert node.cpus(placed, "proxy") == CPUSet.parse(LAST)
+    assert node.cpus(placed, "web") == MACHINE
+
+
+def test_ephemeral_container_is_bound_like_its_pod(client: Client, node: Node) -> None:
+    client.run(pod("looked-at", annotations=asks(numacpu=LAST)))
+    command = ("sh", "-c", FIRST_LINE_SCRIPT)
+    client.kubectl(
+        "debug",
+        "looked-at",
+        f"--image={IMAGE}",
+        "--image-pull-policy=Never",
+        "--container=look",
+        "--profile=general",
+        "--",
+        *command,
+    )
+    running = client.wait_pod(
+        "looked-at",
+        lambda it: any(
+            "running" in each["state"]
+            for each in it["status"].get("ephemeralContainerStatuses", [])
+        ),
+        "with its ephemeral container",
+    )
+    assert node.cpus(running, "look") == CPUSet.parse(LAST)
+
+
+def test_static_pod(client: Client, node: Node) -> None:
+    file = node.directory / "static" / "static.json"
+    file.write_text(json.dumps(pod("static", annotations=asks(numacpu=LAST))), encoding="utf-8")
+    try:
+        assert node.allowed(client.wait_ready(f"static-{node.name}")).cpus == LAST
+    finally:
+        file.unlink()
+    poll(
+        lambda: True if client.pod(f"static-{node.name}") is None else None,
+        "end of the static pod",
+        timeout_s=PATIENCE_S,
+        every_s=0.1,
+    )
+
+
+def resize(client: Client, name: str, cpu: str) -> None:
+    """Ask for another CPU request and limit of a pod's container ``main``, in place."""
+    resources = {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}
+    patch = json.dumps({"spec": {"containers": [{"name": "main", "resources": resources}]}})
+    client.kubectl("patch", "pod", name, "--subresource=resize", "--patch", patch)
+
+
+def quota(node: Node, placed: JsonObject) -> int:
+    """The CPU quota that a container's cgroup has now, in microseconds of each 0.1 s."""
+    own = node.cgroup_file(placed, "cpu", "cpu.cfs_quota_us", "cpu.max")
+    return int(own.split()[0])
+
+
+def test_resize_in_place_leaves_a_list_as_it_is(client: Client, node: Node) -> None:
+    placed = client.run(pod("resized", annotations=asks(numacpu=LAST)))
+    before = node.pid(placed)
+    assert quota(node, placed) == 5_000
+    resize(client, "resized", "100m")
+    poll(lambda: quota(node, placed) == 10_000 or None, "resized quota", timeout_s=PATIENCE_S)
+    assert node.pid(client.wait_ready("resized")) == before
+    assert node.cpus(placed) == CPUSet.parse(LAST)
+
+
+def test_resize_that_is_refused_is_told_in_the_pods_conditions(client: Client, node: Node) -> None:
+    """All CPUs of the machine for one would leave the others none: it keeps what it has."""
+    owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
+    own = node.cpus(owner)
+    resize(client, "owner", str(len(MACHINE)))
+
+    def told(placed: JsonObject) -> bool:
+        texts = [each.get("message", "") for each in placed["status"]["conditions"]]
+        return any("default/owner" in text for text in texts)
+
+    client.wait_pod("owner", told, "with the refusal in its conditions")
+    assert node.cpus(owner) == own
+
+
+def test_kubelet_restart_moves_nobody(client: Client, node: Node) -> None:
+    owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
+    shared = client.run(pod("shared"))
+    own, pids = node.cpus(owner), [node.pid(owner), node.pid(shared)]
+    assert len(own) == 1
+    node.restart_kubelet()
+    late = client.run(pod("late"))
+    assert [node.pid(client.wait_ready(name)) for name in ("owner", "shared")] == pids
+    assert node.cpus(owner) == own
+    assert node.cpus(shared) == node.cpus(late) == MACHINE - own
+
+
+def test_forced_deletion_gives_back(client: Client, node: Node) -> None:
+    owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
+    shared = client.run(pod("shared"))
+    assert node.cpus(shared) == MACHINE - node.cpus(owner)
+    client.kubectl("delete", "pod", "owner", "--grace-period=0", "--force")
+    poll(lambda: node.cpus(shared) == MACHINE or None, "CPUs given back", timeout_s=PATIENCE_S)
+
+
+def test_resources_of_the_pod_pay_for_its_container(client: Client, node: Node) -> None:
+    """Pod-level resources, and a container that asks for nothing by itself."""
+    room = {"cpu": "1", "memory": "64Mi"}
+    alone = container(cpus="", memory="")
+    resources = {"requests": room, "limits": room}
+    owner = client.run(pod("owner", alone, resources=resources, annotations=EXCLUSIVE))
+    shared = client.run(pod("shared"))
+    assert len(node.cpus(owner)) == 1
+    assert node.cpus(shared) == MACHINE - node.cpus(owner)
+
+
+def test_owner_that_is_killed_owns_again(client: Client, node: Node) -> None:
+    """The kubelet starts another container of the pod; between the two nobody owns anything."""
+    owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
+    shared = client.run(pod("shared"))
+    os.kill(node.pid(owner), signal.SIGKILL)
+    again = client.wait_pod(
+        "owner",
+        lambda it: is_ready(it) and it["status"]["containerStatuses"][0]["restartCount"] == 1,
+        "restarted",
+    )
+    assert len(node.cpus(again)) == 1
+    assert node.cpus(shared) == MACHINE - node.cpus(again)
+
+
+def test_drained_node_is_free_again(client: Client, node: Node) -> None:
+    """Eviction goes through another door of the API server than deletion."""
+    client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
+    client.kubectl("drain", node.name, "--force", "--ignore-daemonsets")
+    client.kubectl("uncordon", node.name)
+    assert client.pods() == []
+    next_one = client.run(pod("next", container(cpus="1"), annotations=EXCLUSIVE))
+    assert len(node.cpus(next_one)) == 1

@@ -1,0 +1,222 @@
+"""Runs the tests that go through a mutated line until one fails, each mutant in a fork.
+
+The tests are imported and collected once. In the fork the functions that a mutant changes get
+their code exchanged; what runs when a module is imported cannot be exchanged, so for such mutants
+the fork imports everything anew, with the mutant in place of the module. Nothing on disk is
+changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import CodeType
+from typing import Final, Protocol
+
+import pytest
+
+from tests.mutation.live import Functions
+from tests.mutation.mutants import Mutant
+from tests.mutation.reached import MOST_TESTS, OPTIONS
+
+QUIET_S: Final = 120.0
+"""Without a test that ends: they hang, or the machine is very busy."""
+CPU_S: Final = 30
+"""More than the tests that are drawn need; a mutant that does not end is noticed by it."""
+MANY_CPU_S: Final = 180
+"""For all tests that go through a line."""
+SURVIVED, KILLED, TIMEOUT = "survived", "killed", "timeout"
+
+
+class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Finds one module with other code than on disk."""
+
+    def __init__(self, name: str, path: Path, code: str) -> None:
+        self._name = name
+        self._path = path
+        self._code = code
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self._path, loader=self)
+
+    def get_source(self, fullname: str) -> str:
+        return self._code
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self._code, str(self._path), "exec", dont_inherit=True)
+
+
+class Work(Protocol):
+    """Hands out mutants, and is told what became of them."""
+
+    def each(self) -> Iterator[tuple[Mutant, list[str], bool]]:
+        """Mutants with the tests to ask, and whether the line runs at import."""
+
+    def found(self, mutant: Mutant, outcome: str, by: str, tests: Sequence[str]) -> None:
+        """The outcome, the test that noticed, and the tests that were asked."""
+
+
+class Session:
+    """Plugin of pytest: where all tests would run, mutants are tried.
+
+    Args:
+        repository: where paths begin.
+        work: the mutants.
+        sure: whether a test that failed is asked once more, by the path of the module. Tests with
+            sockets and time fail on a busy machine, too.
+    """
+
+    def __init__(self, repository: Path, work: Work, sure: Callable[[str], bool]) -> None:
+        self._repository = repository
+        self._work = work
+        self._sure = sure
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Try them all."""
+        items = {item.nodeid: item for item in session.items}
+        functions = Functions(self._repository / "nri_numa")
+        gc.collect()
+        gc.freeze()  # what forks share stays shared
+        for mutant, tests, at_import in self._work.each():
+            asked = [items[test] for test in tests if test in items]
+            outcome, by = self._tried(session, functions, mutant, asked, at_import)
+            self._work.found(mutant, outcome, by, [item.nodeid for item in asked])
+        return True
+
+    def _tried(
+        self,
+        session: pytest.Session,
+        functions: Functions,
+        mutant: Mutant,
+        items: list[pytest.Item],
+        at_import: bool,
+    ) -> tuple[str, str]:
+        while True:
+            outcome, number = _forked(
+                lambda tell, items=items: self._child(
+                    session, functions, mutant, items, at_import, tell
+                ),
+                MANY_CPU_S if len(items) > MOST_TESTS else CPU_S,
+            )
+            by = items[number].nodeid if number < len(items) else ""
+            if outcome != KILLED or not by or not self._sure(mutant.module):
+                return outcome, by
+            once_more, _ = _forked(
+                lambda tell, item=items[number]: self._child(
+                    session, functions, mutant, [item], at_import, tell
+                ),
+                CPU_S,
+            )
+            if once_more != SURVIVED:
+                return outcome, by
+            items = items[number + 1 :]
+            if not items:
+                return SURVIVED, ""
+
+    def _child(
+        self,
+        session: pytest.Session,
+        functions: Functions,
+        mutant: Mutant,
+        items: list[pytest.Item],
+        at_import: bool,
+        tell: Callable[[], None],
+    ) -> bool:
+        path = self._repository / mutant.module
+        before = path.read_text(encoding="utf-8")
+        after = mutant.code or before
+        if at_import or not (after == before or functions.replace(path, before, after)):
+            return _anew(path, mutant.module, after, [item.nodeid for item in items])
+        session.items = items
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.testsfailed:
+                return False
+            tell()
+        return True
+
+
+def _anew(path: Path, module: str, code: str, tests: Sequence[str]) -> bool:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("nri_numa", "tests")]:
+        del sys.modules[name]
+    name = module.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    sys.meta_path.insert(0, _Mutated(name, path, code))
+    return int(pytest.main([*OPTIONS, "--hypothesis-seed=1", *tests])) == 0
+
+
+def _forked(child: Callable[[Callable[[], None]], bool], cpu_s: int) -> tuple[str, int]:
+    """The outcome of a fork, and how many tests it ended before."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            os.setsid()
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1, 2):
+                os.dup2(null, number)
+            sys.stdout = sys.stderr = io.TextIOWrapper(io.FileIO(null, "w", closefd=False))
+            status = 0 if child(lambda: os.write(writing, b".") and None) else 1
+        os._exit(status)
+    os.close(writing)
+    ended, hangs = 0, False
+    while True:
+        ready, _, _ = select.select([reading], [], [], QUIET_S)
+        told = os.read(reading, 65536) if ready else b""
+        ended += len(told)
+        if not told:
+            hangs = not ready
+            break
+    os.close(reading)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL if hangs else 0)
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # whatever the tests have left
+    if hangs or os.WIFSIGNALED(status):
+        return TIMEOUT, ended
+    return (SURVIVED if os.waitstatus_to_exitcode(status) == 0 else KILLED), ended
+
+
+def tried(
+    repository: Path, asked: Sequence[str], work: Work, said: Path, sure: Callable[[str], bool]
+) -> int:
+    """Try mutants in a process of their own; the exit status of pytest.
+
+    Args:
+        repository: where paths begin.
+        asked: files and directories of tests.
+        work: the mutants.
+        said: file for what pytest says of itself.
+        sure: see [Session][tests.mutation.session.Session].
+    """
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            os.chdir(repository)
+            log = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            options = [*OPTIONS, "--hypothesis-seed=1", *asked]
+            status = int(pytest.main(options, plugins=[Session(repository, work, sure)]))
+        os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

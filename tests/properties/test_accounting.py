@@ -1,0 +1,183 @@
+"""What is said to be free is admitted, and never more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from nri_numa.engine.admit import admit
+from nri_numa.engine.case import Case
+from nri_numa.engine.decision import Admitted, Machine
+from nri_numa.engine.place.needs import resource_table
+from nri_numa.engine.place.refusals import left_text
+from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.state import NodeState
+from nri_numa.engine.values.limits import EVERYTHING, CPUAmount, Limits
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import SMT, Container, PodSandbox, Requested, Resources
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
+
+MACHINES = [
+    machines.single_smt,
+    machines.dual_no_smt,
+    machines.dual_adjacent,
+    machines.snc_smt,
+    machines.offline_cpus,
+    machines.hybrid,
+    machines.inside_cpuset,
+]
+
+pods = st.lists(
+    st.tuples(
+        st.sampled_from(["best-effort", "restricted", "single-numa-node"]),
+        st.sampled_from(["shared", "exclusive"]),
+        st.sampled_from(["any", "spread", "full-core", "isolate"]),
+        st.sampled_from([500, 1000, 1500, 2000, 3000, 5000]),
+        st.booleans(),
+    ),
+    max_size=14,
+)
+limits = st.builds(
+    Limits,
+    # The other quotas are no part of what is free: a refusal says that it is one of them.
+    idle=st.just(EVERYTHING),
+    pool=st.sampled_from([None, None, CPUAmount(1), CPUAmount(3)]),
+    numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(0), CPUAmount(1), CPUAmount(percent=25)]),
+)
+setting = st.builds(
+    Settings,
+    limits=limits,
+    oversale=st.sampled_from([1.0, 1.0, 1.5, 2.0]),
+    reserved_cpus=st.sampled_from([CPUSet(), CPUSet([0])]),
+    strict_reserved=st.booleans(),
+)
+
+
+def _lived(machine: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]]) -> World:
+    """A node after some pods came, and some of them went."""
+    world = World(MACHINES[machine](), settings)
+    for n, (policy, cpus, smt, milli, stays) in enumerate(steps):
+        of = pod(f"p{n}", {"policy": policy, "cpus": cpus, "smt": smt, "on-failure": "reject"})
+        world.create(of, container(of, wants=resources(milli / 1000, 0.01)))
+        if not stays and f"p{n}-app" in world.live:
+            world.stop(f"p{n}-app")
+    return world
+
+
+def _asks(milli: int, annotations: dict[str, str]) -> tuple[PodSandbox, Container]:
+    of = pod("one-more", annotations)
+    wants = Resources(cpu_quota=milli * 100, cpu_period=100_000)
+    return of, container(of, wants=wants)
+
+
+def _admitted(world: World, milli: int, annotations: dict[str, str]) -> Admitted | None:
+    of, made = _asks(milli, annotations)
+    decision = admit(world.agent.machine, world.agent.state, of, made)
+    return decision if isinstance(decision, Admitted) else None
+
+
+def _drained_but(world: World, numa_node: int) -> Machine:
+    """The machine with nothing to give but on one NUMA node."""
+    machine = world.agent.machine
+    factors = dict.fromkeys(machine.numa_ids - NUMASet([numa_node]), 0.0)
+    return Machine(
+        topology=machine.topology, settings=replace(machine.settings, capacity_factor=factors)
+    )
+
+
+def never_overcommitted(machine: Machine, state: NodeState) -> None:
+    """Nobody was let in by force here, so all promises can be kept."""
+    pool = state.pool(machine.topology, machine.settings)
+    for i, cpus in machine.node_cpus.items():
+        shared = state.charge(i).cpu_milli - 1000 * len(cpus & state.owned)
+        assert shared <= machine.serves(len(cpus & pool)), i
+
+
+strict = pods.map(lambda steps: [s for s in steps if s[0] != "best-effort"])
+
+
+@hypothesis_settings(max_examples=150, deadline=None)
+@given(st.integers(0, len(MACHINES) - 1), setting, strict)
+def test_shared_what_is_said_to_be_free_is_admitted_and_never_more(
+    machine: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]]
+) -> None:
+    world = _lived(machine, settings, steps)
+    requested = {"policy": "single-numa-node", "cpus": "shared"}
+    never_overcommitted(world.agent.machine, world.agent.state)
+    left = world.agent.machine.cpu_left(world.agent.state)
+    for i, milli in left.items():
+        only = _drained_but(world, i)
+        assert only.cpu_left(world.agent.state)[i] == milli
+        if milli:
+            of, made = _asks(milli, requested)
+            decision = admit(only, world.agent.state, of, made)
+            assert isinstance(decision, Admitted)
+            assert only.cpu_left(decision.state)[i] == 0
+        of, made = _asks(milli + 1, requested)
+        assert not isinstance(admit(only, world.agent.state, of, made), Admitted)
+
+
+@hypothesis_settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, len(MACHINES) - 1),
+    setting,
+    strict,
+    st.sampled_from([SMT.ANY, SMT.SPREAD, SMT.FULL_CORE, SMT.ISOLATE]),
+)
+def test_exclusive_what_is_said_to_be_free_is_admitted_and_never_more(
+    machine: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]], smt: SMT
+) -> None:
+    world = _lived(machine, settings, steps)
+    requested = {"policy": "single-numa-node", "cpus": "exclusive", "smt": smt.value}
+    told = _told(world, smt)
+    for i, count in told.items():
+        only = _drained_but(world, i)
+        sizes = {len(c.cpus) for c in world.topology.cores.values()}
+        # Where cores differ, what whole cores make depends on which are taken.
+        exact = smt in (SMT.ANY, SMT.SPREAD) or len(sizes) == 1
+        if count and (exact or smt is SMT.ISOLATE):
+            of, made = _asks(1000 * count, requested)
+            decision = admit(only, world.agent.state, of, made)
+            assert isinstance(decision, Admitted), (i, count)
+            never_overcommitted(only, decision.state)
+        of, made = _asks(1000 * (count + 1), requested)
+        more = admit(only, world.agent.state, of, made)
+        assert not (exact and isinstance(more, Admitted))
+        if isinstance(more, Admitted):
+            never_overcommitted(only, more.state)
+
+
+def _told(world: World, smt: SMT) -> dict[int, int]:
+    """The numbers that a refusal names."""
+    of, made = _asks(1000, {"smt": smt.value})
+    machine, state = world.agent.machine, world.agent.state
+    requested = machine.resolve(of, made)
+    assert isinstance(requested, Requested)
+    case = Case(machine, state, of, made, requested, Demand(exclusive_cpus=1))
+    text = left_text(case, resource_table(case))
+    found: dict[int, int] = {}
+    for part in text.split("; "):
+        head, _, rest = part.partition(": ")
+        found[int(head.removeprefix("NUMA node "))] = int(rest.split()[0])
+    return found
+
+
+@hypothesis_settings(max_examples=150, deadline=None)
+@given(st.integers(0, len(MACHINES) - 1), setting, pods, st.integers(1, 12))
+def test_wide_owners_leave_what_was_promised(
+    machine: int,
+    settings: Settings,
+    steps: list[tuple[str, str, str, int, bool]],
+    count: int,
+) -> None:
+    """Wherever the CPUs of one that spans NUMA nodes come from."""
+    world = _lived(machine, settings, [s for s in steps if s[0] != "best-effort"])
+    requested = {"policy": "best-effort", "cpus": "exclusive"}
+    decision = _admitted(world, 1000 * count, requested)
+    if decision is not None:
+        never_overcommitted(world.agent.machine, decision.state)

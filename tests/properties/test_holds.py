@@ -1,0 +1,236 @@
+"""Binding, starting, publishing, watching and restarting in any order: no CPU is promised twice.
+
+One node. What the node does is the engine's; what the API server has are two logs, of the node's
+object and of pods on their way; the extender reads each of them as late as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from nri_numa.charged import mark
+from nri_numa.cluster import node_topology
+from nri_numa.engine.admit import admit, forget_pod
+from nri_numa.engine.decision import Admitted, Machine, Reading
+from nri_numa.engine.request.placed import placed_text
+from nri_numa.engine.state import NodeState
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Strategy
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.node import zones
+from nri_numa.scheduler.fleet import Fleet, Hold
+from nri_numa.scheduler.panel import Panel
+from nri_numa.scheduler.pods import Reader
+from nri_numa.scheduler.published import Table, read
+from nri_numa.scheduler.verdict import Fits
+from nri_numa.scheduler.world import World, name_of, uid_of
+from nri_numa.simulate.manifests.reader import read_pod
+from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+from tests.unit.scheduler.objects import PREFIX, container, pod
+
+FAR = 1e9
+"""Neither `settle` nor the limit ends a hold here: what ends does so because the node counts it."""
+MACHINE = Machine(
+    topology=synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=64),
+    settings=Settings(),
+)
+SIZES = ((3,), (2,), (5,), (8,), (2, 3), (4, 1))
+"""CPUs of the containers of a pod."""
+
+
+@dataclass
+class Made:
+    """A pod that has its node."""
+
+    document: dict[str, Any]
+    places: Mapping[str, NUMASet]
+    started: int = 0
+    left: bool = False
+    ended: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        return [one["name"] for one in self.document["spec"]["containers"]]
+
+
+@dataclass
+class Told:
+    """A log of the API server, and how far it was read."""
+
+    entries: list[tuple[Callable[[World, dict[str, Any]], object], dict[str, Any]]] = field(
+        default_factory=list
+    )
+    read: int = 0
+
+    def next(self, world: World) -> None:
+        if self.read < len(self.entries):
+            take, document = self.entries[self.read]
+            self.read += 1
+            take(world, document)
+
+
+class Cluster:
+    """A node, an API server, and an extender that can be started again."""
+
+    def __init__(self) -> None:
+        self.state = NodeState()
+        self.pods: list[Made] = []
+        self.nodes, self.on_their_way = Told(), Told()
+        self.publish()
+        self.restart()
+
+    # --- the extender -----------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """Start it, again: it reads what is there, and follows from then on."""
+        if any(one.left and not one.ended and not self._named(one) for one in self.pods):
+            # The kubelet told of its start before the agent did, and it is on no list of pods: who
+            # starts in this second does not know of it.
+            return
+        self.fleet, self.reader = Fleet(), Reader(Settings())
+        self.panel = Panel(self.fleet, Strategy.SPREAD)
+        self.world = World(
+            self.fleet, self.reader, prefix=PREFIX, settle=FAR, limit=FAR, clock=lambda: 0.0,
+            grown=lambda node: None, settled=lambda uid: None,
+        )  # fmt: skip
+        last = self.nodes.entries[-1][1]
+        self.world.node(last)
+        self.world.nodes_listed(frozenset({name_of(last)}))
+        pending = [one.document for one in self.pods if not one.left]
+        for document in pending:
+            self.world.pod(document)
+        self.world.pods_listed(frozenset(map(uid_of, pending)))
+        self.nodes.read, self.on_their_way.read = (
+            len(self.nodes.entries),
+            len(self.on_their_way.entries),
+        )
+
+    def _named(self, one: Made) -> bool:
+        known = read(self.nodes.entries[-1][1], PREFIX)
+        assert isinstance(known, Table)
+        uid = uid_of(one.document)
+        return {mark(uid, name) for name in one.names} <= set(known.charged.split())
+
+    def bind(self, size: int) -> None:
+        """One more pod, where there is room."""
+        cpus = SIZES[size % len(SIZES)]
+        name = f"p{len(self.pods)}"
+        containers = [container(f"c{n}", str(c), f"{c}Mi") for n, c in enumerate(cpus)]
+        document = pod(*containers, name=name, policy="single-numa-node", cpus="exclusive")
+        wish = self.reader.wish(document)
+        found = self.panel.verdict(wish, "n1")
+        if not isinstance(found, Fits):
+            return
+        places = dict(found.places)
+        self.fleet.hold(
+            Hold(wish=wish, node="n1", places=places, charge=found.charge, since=0, until=FAR)
+        )
+        document["spec"]["nodeName"] = "n1"
+        document["metadata"]["annotations"][f"{PREFIX}/placed"] = placed_text(places)
+        self.pods.append(Made(document, places))
+        self.on_their_way.entries.append((World.pod, document))
+
+    # --- the node ---------------------------------------------------------------------------------
+
+    def start(self, number: int) -> None:
+        """The next container of a pod starts: there must be room."""
+        waiting = [one for one in self.pods if one.started < len(one.names)]
+        if not waiting:
+            return
+        made = waiting[number % len(waiting)]
+        manifest = read_pod(made.document)
+        one = manifest.containers[made.started]
+        found = admit(MACHINE, self.state, pod_sandbox(manifest), container_of(manifest, one, 0))
+        assert isinstance(found, Admitted), found.message
+        self.state = found.state
+        (granted,) = (
+            a
+            for a in self.state.allocations.values()
+            if a.pod_uid == manifest.uid and a.container == one.name
+        )
+        assert granted.numa_nodes == made.places[one.name]
+        made.started += 1
+        # The kubelet writes the pod's status, and it is still on its way.
+        self.on_their_way.entries.append((World.pod, made.document))
+
+    def leave(self, number: int) -> None:
+        """The kubelet says that a pod runs."""
+        running = [o for o in self.pods if o.started == len(o.names) and not o.left]
+        if running:
+            self._leave(running[number % len(running)])
+
+    def _leave(self, one: Made) -> None:
+        one.left = True
+        self.on_their_way.entries.append((World.pod_gone, one.document))
+
+    def end(self, number: int) -> None:
+        """A pod ends; it may never have been seen running."""
+        running = [o for o in self.pods if o.started == len(o.names) and not o.ended]
+        if not running:
+            return
+        one = running[number % len(running)]
+        self.state = forget_pod(MACHINE, self.state, uid_of(one.document)).state
+        one.ended = True
+        if not one.left:
+            self._leave(one)
+
+    def publish(self, number: int = 0) -> None:
+        """The publisher writes what the agent says."""
+        del number
+        found = zones.document(MACHINE, self.state, Reading())
+        document = node_topology.body("n1", "uid", {}, node_topology.contents(PREFIX, found))
+        self.nodes.entries.append((World.node, document))
+
+    def step(self, what: int, number: int) -> None:
+        """One thing happens."""
+        steps: tuple[Callable[[int], object], ...] = (
+            self.bind, self.bind, self.start, self.start, self.leave, self.end, self.publish,
+            lambda _: self.nodes.next(self.world),
+            lambda _: self.on_their_way.next(self.world),
+            lambda _: self.restart(),
+        )  # fmt: skip
+        steps[what % len(steps)](number)
+
+
+steps = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7)), min_size=100, max_size=200)
+"""Long ones: a node has to fill up, and short lists are what is tried most of the time."""
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(steps)
+def test_what_was_promised_is_there(taken: list[tuple[int, int]]) -> None:
+    """Every container that was promised its CPUs finds them, on the NUMA node that was promised."""
+    cluster = Cluster()
+    for what, number in taken:
+        cluster.step(what, number)
+    for _ in cluster.pods:
+        for _ in range(2):
+            cluster.start(0)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(steps)
+def test_in_the_end_nothing_is_counted_twice(taken: list[tuple[int, int]]) -> None:
+    """Without any time passing: all containers run, the node said so, and both logs are read."""
+    cluster = Cluster()
+    for what, number in taken:
+        cluster.step(what, number)
+    for _ in cluster.pods:
+        cluster.start(0)
+        cluster.start(0)
+    cluster.publish()
+    for told in (cluster.nodes, cluster.on_their_way):
+        while told.read < len(told.entries):
+            told.next(cluster.world)
+    for one in cluster.pods:
+        if one.ended:  # perhaps between two writes of the node: only time ends these
+            cluster.fleet.release(uid_of(one.document))
+    assert all(hold.counted and not hold.left for hold in cluster.fleet.holds.values())
+    assert cluster.fleet.room("n1") == cluster.fleet.published("n1")

@@ -1,0 +1,82 @@
+"""What is offered to the scheduler is given, whatever else happened on the node before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from nri_numa.engine.admit import admit
+from nri_numa.engine.decision import Admitted
+from nri_numa.engine.place.offer import offer
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Container, PodSandbox
+from tests.beds.world import PREFIX, World, container, pod, resources
+from tests.properties.test_accounting import MACHINES, pods, setting
+
+smts = st.sampled_from(["", "any", "spread", "isolate"])
+
+
+def _lived(
+    number: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]], slots: bool
+) -> World:
+    world = World(MACHINES[number](), settings)
+    for n, (policy, cpus, smt, milli, stays) in enumerate(steps):
+        asks = {"policy": policy, "cpus": cpus, "smt": smt, "on-failure": "reject"}
+        world.create(*_one(f"p{n}", asks, milli / 1000, slots and cpus == "exclusive"))
+        if not stays and f"p{n}-app" in world.live:
+            world.stop(f"p{n}-app")
+    return world
+
+
+def _one(
+    name: str, asks: dict[str, str], cpus: float, slots: bool, on: int | None = None
+) -> tuple[PodSandbox, Container]:
+    of = pod(name, asks)
+    made = container(of, wants=resources(cpus, 0.01))
+    if slots and cpus == int(cpus):
+        node = "" if on is None else f"numa{on}-"
+        ids = ",".join(f"{node}slot-{n}" for n in range(int(cpus)))
+        made = replace(made, annotations={f"{PREFIX}slots": ids})
+    return of, made
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(MACHINES) - 1), setting, pods, smts, st.booleans())
+def test_every_slot_that_is_offered_is_given_one_by_one(
+    number: int,
+    settings: Settings,
+    steps: list[tuple[str, str, str, int, bool]],
+    smt: str,
+    slots: bool,
+) -> None:
+    settings = replace(settings, defaults={"smt": smt, "bind": "cpu"} if smt else {"bind": "cpu"})
+    world = _lived(number, settings, steps, slots)
+    machine, state = world.agent.machine, world.agent.state
+    before = offer(machine, state)
+    assert all(n >= 0 for n in (*before.free.values(), *before.held.values()))
+    for n in range(sum(before.free.values())):
+        decision = admit(machine, state, *_one(f"slot{n}", {}, 1, slots=True))
+        assert isinstance(decision, Admitted), (n, before)
+        state = decision.state
+        if smt != "isolate":
+            assert offer(machine, state).total == before.total
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(MACHINES) - 1), setting, pods)
+def test_and_on_the_numa_node_that_the_kubelet_chose(
+    number: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]]
+) -> None:
+    settings = replace(settings, defaults={"bind": "cpu"})
+    world = _lived(number, settings, steps, slots=True)
+    machine, state = world.agent.machine, world.agent.state
+    for i, count in offer(machine, state).free.items():
+        if not count:
+            continue
+        decision = admit(machine, state, *_one("one-more", {}, count, slots=True, on=i))
+        assert isinstance(decision, Admitted), (i, count)
+        assert decision.allocation.cpus <= machine.node_cpus[i]
+        assert len(decision.allocation.cpus) == count

@@ -1,0 +1,126 @@
+"""Every refusal's first clause names what failed, and what it names did fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import event, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.values.limits import CPUAmount, Limits
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import QoSClass
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import GIB, World, container, pod, resources
+from tests.checks.refusal_words import first_clause, problem, shortage
+
+MIB2 = 2 << 20
+
+CPUS = st.sampled_from([1.0, 2.0, 1.5, 3.0, 4.0, 7.0, 0.0, 12.0, 40.0])
+MEMORY = st.sampled_from([1.0, 2.0, 0.0, 4.0, 6.0, 9.0, 100.0])
+PAGES = st.sampled_from([{}, {}, {GIB: GIB}, {GIB: 3 * GIB}, {MIB2: GIB}, {GIB: GIB, MIB2: GIB}])
+COMPUTED = st.fixed_dictionaries(
+    {"policy": st.sampled_from(["single-numa-node", "restricted", "best-effort", "none"])},
+    optional={
+        "scope": st.sampled_from(["pod", "container"]),
+        "cpus": st.sampled_from(["exclusive", "shared"]),
+        "smt": st.sampled_from(["any", "full-core", "isolate"]),
+        "on-failure": st.just("reject"),
+        "bind": st.sampled_from(["cpu", "cpu+mem"]),
+    },
+)
+LISTED = st.fixed_dictionaries(
+    {"numamem": st.sampled_from(["0", "1", "0-1", "7-8"])},
+    optional={
+        "policy": st.sampled_from(["single-numa-node", "restricted", "best-effort"]),
+        "cpus": st.just("exclusive"),
+    },
+) | st.fixed_dictionaries(
+    {"numacpu": st.sampled_from(["0-1", "2", "3-5", "90", "90-91"])},
+    optional={"cpus": st.just("exclusive"), "numamem": st.sampled_from(["0", "1", "0-1"])},
+)
+ANNOTATIONS = COMPUTED | COMPUTED | LISTED
+CONTAINERS = st.lists(st.tuples(CPUS, MEMORY, PAGES), min_size=1, max_size=3)
+PODS = st.tuples(ANNOTATIONS, CONTAINERS, st.sampled_from(list(QoSClass)), st.booleans())
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> Topology:
+    return synthetic(
+        sockets=draw(st.sampled_from([1, 2])),
+        numa_per_socket=draw(st.sampled_from([1, 2, 4])),
+        cores_per_numa=draw(st.sampled_from([1, 2, 4])),
+        threads=draw(st.sampled_from([1, 2])),
+        memory_gib=8,
+        hugepages=draw(st.sampled_from([{}, {GIB: 2 * GIB}, {GIB: GIB, MIB2: GIB}])),
+        memory_only_gib=draw(st.sampled_from([(), (8,)])),
+    )
+
+
+@st.composite
+def configured(draw: st.DrawFn) -> Settings:
+    return Settings(
+        kubelet_memory=draw(st.sampled_from([False, False, True])),
+        kubelet_cpus=draw(st.sampled_from([False, False, True])),
+        reserved_cpus=draw(st.sampled_from([CPUSet(), CPUSet([0])])),
+        limits=Limits(pool=draw(st.sampled_from([None, CPUAmount(3)]))),
+    )
+
+
+@given(
+    nodes(),
+    configured(),
+    st.lists(PODS, min_size=1, max_size=6),
+    st.none() | st.integers(0, 6),
+)
+@hypothesis_settings(deadline=None, max_examples=max(300, hypothesis_settings().max_examples))
+def test_the_first_clause_of_every_refusal_names_what_failed(
+    topology: Topology,
+    settings: Settings,
+    pods: list[tuple[Mapping[str, str], list[tuple[float, float, dict[int, int]]], QoSClass, bool]],
+    free: int | None,
+) -> None:
+    reading = Reading(memory=dict.fromkeys(topology.numa_ids, free * GIB)) if free else None
+    world = World(topology, settings, reading=reading)
+    for number, (asks, containers, qos, told) in enumerate(pods):
+        total = resources(
+            sum(cpus for cpus, _, _ in containers), sum(memory for _, memory, _ in containers)
+        )
+        of = pod(f"p{number}", asks, qos=qos, total=total if told else None)
+        for place, (cpus, memory, pages) in enumerate(containers):
+            made = container(of, f"c{place}", resources(cpus, memory, hugepages=pages))
+            answer = world.create(of, made)
+            if isinstance(answer, Refused):
+                event(answer.reason)
+                assert not problem(answer), answer.message
+                _really(world, answer)
+                continue
+            refused = world.update(made.id, resources(cpus + 1, memory + 1, hugepages=pages))
+            if refused is not None:
+                event(f"resize: {refused.reason}")
+                assert not problem(refused), refused.message
+
+
+def _really(world: World, refused: Refused) -> None:
+    """What is named was short, and no more is said to be there than there is."""
+    clause = first_clause(refused.message)
+    told, machine, state = shortage(clause), world.agent.machine, world.agent.state
+    if told is None or machine.settings.kubelet_memory:
+        return
+    name, need, have = told
+    if name == "memory":
+        left, total = machine.memory_left(state, world.reading), machine.memory_capacity
+    elif name.startswith("hugepages-"):
+        size = MIB2 if name.endswith("-2Mi") else GIB
+        left, total = (
+            machine.hugepages_left(size, state, world.reading),
+            machine.hugepages_capacity(size),
+        )
+    else:
+        return
+    assert need > min(left.values())
+    assert have <= sum((left if "free" in clause else total).values())

@@ -1,0 +1,152 @@
+"""No annotation makes resolving fail, and the answer depends on nothing but the annotations."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_numa.engine.request.annotations import KEYS, check_level, check_value, resolve
+from nri_numa.engine.request.demand import Demand, demand
+from nri_numa.engine.request.load import parse_load
+from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import (
+    Container,
+    Load,
+    PodSandbox,
+    QoSClass,
+    Requested,
+    Resources,
+)
+
+PREFIX = "numa.kubernetes.io"
+GOOD = {
+    "numacpu": ["1", "0-3,8"],
+    "numamem": ["0", "0-1"],
+    "bind": ["none", "cpu", "cpu+mem"],
+    "policy": ["none", "best-effort", "restricted", "single-numa-node"],
+    "scope": ["container", "pod"],
+    "cpus": ["shared", "exclusive"],
+    "smt": ["any", "spread", "full-core", "isolate", "pair"],
+    "load": ["high", "low", "09:00-18:00"],
+    "on-failure": ["reject", "widen", "unpinned"],
+    "devices": ["align", "ignore"],
+    "mempolicy": [*MemoryPolicy],
+}
+pairs = st.sampled_from(KEYS).flatmap(
+    lambda key: st.tuples(st.just(key), st.sampled_from(GOOD[key]))
+)
+levels = st.lists(pairs, max_size=5).map(dict)
+texts = st.text(max_size=12)
+names = st.one_of(
+    st.tuples(st.sampled_from(KEYS) | texts, st.sampled_from(["", ".main", ".side", "."])).map(
+        lambda parts: f"{PREFIX}/{parts[0]}{parts[1]}"
+    ),
+    st.tuples(st.sampled_from(KEYS) | texts, st.sampled_from(["pod", "container.main", "x"])).map(
+        lambda parts: f"{parts[0]}.{PREFIX}/{parts[1]}"
+    ),
+    texts.map(lambda text: f"{text}{PREFIX}/{text}"),
+)
+
+
+def asked(
+    annotations: dict[str, str], settings: Settings | None = None, container: str = "main"
+) -> Requested | Refusal:
+    pod = PodSandbox(id="p", uid="u", namespace="shop", name="web", annotations=annotations)
+    return resolve(settings or Settings(), pod, Container(id="c", pod_id="p", name=container))
+
+
+@given(st.lists(st.tuples(names, texts), max_size=4))
+def test_no_annotation_makes_it_fail_and_their_order_does_not_matter(
+    items: list[tuple[str, str]],
+) -> None:
+    annotations = dict(items)
+    found = asked(annotations)
+    assert asked(dict(reversed(annotations.items()))) == found
+    if isinstance(found, Refusal):
+        assert found.value in annotations.values()
+        assert found.message.startswith("pod shop/web, container main: ")
+
+
+@given(levels, levels, levels)
+def test_good_values_are_refused_only_where_one_level_contradicts_itself(
+    mine: dict[str, str], everybodys: dict[str, str], defaults: dict[str, str]
+) -> None:
+    annotations = {f"{PREFIX}/{key}.main": value for key, value in mine.items()}
+    annotations |= {f"{PREFIX}/{key}": value for key, value in everybodys.items()}
+    found = asked(annotations, Settings(defaults=defaults))
+    if isinstance(found, Refusal):
+        assert check_level(mine) or check_level(everybodys) or check_level(defaults)
+        return
+    # Of the strongest level everything is heard.
+    assert not check_level(mine)
+    assert found.given >= set(mine)
+    assert found.given <= set(mine) | set(everybodys)
+    # What is left does not contradict itself.
+    heard = {}
+    for key, source in found.sources.items():
+        level = mine if source.endswith(".main") else defaults
+        heard[key] = everybodys[key] if source == f"annotation {PREFIX}/{key}" else level[key]
+    assert check_level(heard) == []
+
+
+@given(st.sampled_from(KEYS), texts)
+def test_what_the_check_lets_through_is_understood(key: str, value: str) -> None:
+    found = asked({f"{PREFIX}/{key}": value})
+    assert isinstance(found, Requested) is (check_value(key, value) is None)
+
+
+minutes = st.integers(0, 1439)
+
+
+@given(st.lists(st.tuples(minutes, minutes).filter(lambda w: w[0] != w[1]), min_size=1, max_size=5))
+def test_peak_hours_are_the_minutes_of_their_windows(windows: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{a // 60:02}:{a % 60:02}-{b // 60:02}:{b % 60:02}" for a, b in windows)
+    busy = parse_load(text).busy
+    expected = {
+        minute
+        for a, b in windows
+        for minute in (range(a, b) if a < b else [*range(a, 1440), *range(b)])
+    }
+    assert {minute for a, b in busy for minute in range(a, b)} == expected
+    assert all(a < b for a, b in busy)
+    assert all(earlier[1] < later[0] for earlier, later in pairwise(busy))
+    assert parse_load(text).overlaps(Load(((0, 1440),)))
+
+
+maybe = st.none() | st.integers(-(2**63), 2**64)
+
+
+@given(maybe, maybe, maybe, maybe, st.dictionaries(st.integers(), st.integers()), maybe, maybe)
+def test_no_resources_make_the_demand_fail_and_nothing_negative_is_needed(
+    shares: int | None,
+    quota: int | None,
+    period: int | None,
+    limit: int | None,
+    hugepages: dict[int, int],
+    score: int | None,
+    capacity: int | None,
+) -> None:
+    resources = Resources(
+        cpu_shares=shares,
+        cpu_quota=quota,
+        cpu_period=period,
+        memory_limit=limit,
+        hugepages=hugepages,
+    )
+    container = Container(id="c", pod_id="p", name="main", resources=resources, oom_score_adj=score)
+    requested = asked({f"{PREFIX}/cpus": "exclusive"})
+    assert isinstance(requested, Requested)
+    for qos in QoSClass:
+        pod = PodSandbox(id="p", uid="u", namespace="shop", name="web", qos=qos)
+        found = demand(pod, container, requested, capacity or 0)
+        if isinstance(found, Refusal):
+            assert "expected " in found.message
+            continue
+        assert isinstance(found, Demand)
+        assert found.exclusive_cpus * 1000 == found.cpu_milli > 0
+        assert found.memory_bytes >= 0
+        assert all(size > 0 and amount > 0 for size, amount in found.hugepages.items())

@@ -1,0 +1,166 @@
+"""Strict policies on random nodes: no CPU and no byte elsewhere, at any step."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from nri_numa.engine.decision import Reading
+from nri_numa.engine.values.settings import CPUOrder, Settings
+from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import GIB, World, container, pod, resources
+
+# Mostly such that one container fits easily and three of them hardly.
+SIZES = st.sampled_from([1.0, 1.5, 0.5, 2.0, 2.5, 3.0, 6.5, 9.0])
+MEMORIES = st.sampled_from([1.0, 2.0, 3.0, 5.0, 0.0, 9.0])
+PAGES = st.sampled_from([0, 0, GIB, 2 * GIB])
+WANTS = st.tuples(SIZES, MEMORIES, PAGES)
+CONTAINERS = st.lists(WANTS, min_size=1, max_size=4)
+PODS = st.tuples(
+    CONTAINERS,
+    st.sampled_from(["pod", "container"]),
+    st.sampled_from(list(QoSClass)),
+    st.sampled_from(["", "", "shared", "exclusive"]),
+    st.sampled_from(["", "", "any", "full-core", "isolate"]),
+    st.booleans(),
+)
+OTHERS = st.none() | st.tuples(
+    st.sampled_from(
+        [
+            {"cpus": "exclusive"},
+            {"cpus": "exclusive", "smt": "isolate"},
+            {"policy": "best-effort", "cpus": "exclusive"},
+            {"policy": "best-effort"},
+            {"numacpu": "0-3", "cpus": "exclusive"},
+            {"numacpu": "0-1"},
+        ]
+    ),
+    st.integers(1, 9),
+)
+READINGS = st.none() | st.lists(st.integers(0, 6), min_size=4, max_size=4)
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> Topology:
+    return synthetic(
+        sockets=draw(st.sampled_from([1, 2])),
+        numa_per_socket=draw(st.sampled_from([1, 2])),
+        cores_per_numa=draw(st.sampled_from([2, 4])),
+        threads=draw(st.sampled_from([1, 2])),
+        memory_gib=8,
+        hugepages={GIB: draw(st.sampled_from([0, 2, 4])) * GIB},
+    )
+
+
+def narrowest(topology: Topology, wants: list[tuple[float, float, int]]) -> int:
+    """NUMA nodes that an empty machine needs for a sum of CPUs, memory and huge pages."""
+    found = 1
+    size = 1000 * max(len(n.cpus) for n in topology.numa_nodes.values())
+    pages = max(n.hugepages.get(GIB, 0) for n in topology.numa_nodes.values())
+    memory = max(n.memory_bytes - n.hugepages.get(GIB, 0) for n in topology.numa_nodes.values())
+    needs = (
+        (sum(round(cpus * 1000) for cpus, _, _ in wants), size),
+        (sum(int(amount * GIB) for _, amount, _ in wants), memory),
+        (sum(amount for _, _, amount in wants), pages),
+    )
+    for need, each in needs:
+        if need and each:
+            found = max(found, -(-need // each))
+    return found
+
+
+def kernel(levels: list[int] | None, topology: Topology) -> Reading | None:
+    """What the kernel says is free, in GiB by NUMA node."""
+    if levels is None:
+        return None
+    by_node = dict(zip(topology.numa_ids, levels, strict=False))
+    return Reading(
+        memory={i: level * GIB for i, level in by_node.items()},
+        hugepages={i: {GIB: level * GIB // 2} for i, level in by_node.items()},
+    )
+
+
+@given(
+    topology=nodes(),
+    policy=st.sampled_from(["restricted", "single-numa-node"]),
+    order=st.sampled_from(list(CPUOrder)),
+    by_socket=st.booleans(),
+    pods=st.lists(st.tuples(PODS, READINGS, OTHERS, st.booleans()), min_size=1, max_size=6),
+    resizes=st.lists(st.tuples(st.integers(0, 20), WANTS), max_size=4),
+)
+@hypothesis_settings(deadline=None, max_examples=max(150, hypothesis_settings().max_examples))
+def test_a_strict_policy_never_uses_more_numa_nodes_than_it_promises(
+    topology: Topology,
+    policy: str,
+    order: CPUOrder,
+    by_socket: bool,
+    pods: list[
+        tuple[
+            tuple[list[tuple[float, float, int]], str, QoSClass, str, str, bool],
+            list[int] | None,
+            tuple[dict[str, str], int] | None,
+            bool,
+        ]
+    ],
+    resizes: list[tuple[int, tuple[float, float, int]]],
+) -> None:  # fmt: skip
+    single = policy == "single-numa-node"
+    settings = Settings(cpu_order=order, align_by_socket=by_socket and single)
+    world = World(topology, settings)
+    needs: dict[str, int] = {}
+    for number, ((containers, scope, qos, mode, smt, told), levels, other, stop) in enumerate(pods):
+        wishes = {"policy": policy, "scope": scope}
+        wishes |= {"cpus": mode} if mode else {}
+        wishes |= {"smt": smt} if smt and not (mode == "shared" and smt != "any") else {}
+        total = None
+        if told:
+            cpus, memory, pages = (sum(c[k] for c in containers) for k in range(3))
+            total = resources(cpus, memory, hugepages={GIB: int(pages)})
+        of = pod(f"p{number}", wishes, qos=qos, total=total)
+        for n, wants in enumerate(containers):
+            # The kernel may have more or less left at every step.
+            world.reading = kernel(levels if n % 2 == 0 else None, topology)
+            made = container(of, f"c{n}", wanted(wants))
+            # isolate takes a core for each CPU, and pods of a sum that is told count as a whole
+            needs[made.id] = narrowest(topology, [(c * 2, m, p) for c, m, p in containers])
+            if scope == "container" and smt != "isolate":
+                needs[made.id] = narrowest(topology, [wants])
+            world.create(of, made)
+            check(world, needs, single=single)
+        if other is not None:
+            # What others ask for moves nobody either.
+            of = pod(f"other{number}", other[0])
+            world.create(of, container(of, wants=resources(other[1], 1)))
+            check(world, needs, single=single)
+        if stop and world.live:
+            world.stop(sorted(world.live)[0])
+    for pick, wants in resizes:
+        strict = sorted(world.live.keys() & needs)
+        if strict:
+            name = strict[pick % len(strict)]
+            before = world.agent.state.allocations[name].numa_nodes
+            world.update(name, wanted(wants))
+            assert world.agent.state.allocations[name].numa_nodes <= before
+            check(world, needs, single=single)
+
+
+def wanted(wants: tuple[float, float, int]) -> Resources:
+    """The limits of one container."""
+    cpus, memory, pages = wants
+    return resources(cpus, memory, hugepages={GIB: pages} if pages else None)
+
+
+def check(world: World, needs: dict[str, int], *, single: bool) -> None:
+    """No container has CPUs or mems of more NUMA nodes than its policy allows."""
+    world.check()
+    topology = world.topology
+    for name in world.live.keys() & needs:
+        cpus, mems = world.has(name)
+        used = topology.numa_of(CPUSet.parse(cpus)) | NUMASet.parse(mems)
+        most = 1 if single else needs[name]
+        if cpus or mems:
+            assert len(used) <= most, (name, cpus, mems)

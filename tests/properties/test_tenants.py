@@ -1,0 +1,103 @@
+"""Whatever pods ask for: owners pay for what they own, and the pool keeps its floor."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nri_numa.engine.place import quotas
+from nri_numa.engine.values.limits import CPUAmount, Limits
+from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import World, container, pod
+
+SMT = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=6, threads=2, memory_gib=8)
+PLAIN = synthetic(sockets=1, numa_per_socket=3, cores_per_numa=4, threads=1, memory_gib=8)
+
+lists = st.sets(st.integers(0, 23), min_size=1).map(lambda ids: str(CPUSet(ids)))
+annotations = st.fixed_dictionaries(
+    {},
+    optional={
+        "numacpu": lists,
+        "cpus": st.sampled_from(["exclusive", "exclusive", "shared"]),
+        "policy": st.sampled_from(["best-effort", "restricted", "single-numa-node"]),
+        "smt": st.sampled_from(["any", "isolate", "full-core", "pair"]),
+        "on-failure": st.sampled_from(["unpinned", "widen"]),
+    },
+)
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> tuple[QoSClass, int, int, dict[str, str]]:
+    """QoS class, requested and limited thousandths of a CPU, annotations."""
+    qos = draw(st.sampled_from(QoSClass))
+    if qos is QoSClass.BEST_EFFORT:
+        return qos, 0, 0, draw(annotations)
+    whole = st.integers(1, 24).map(lambda cpus: cpus * 1000)
+    limit = draw(st.one_of(whole, st.integers(1, 4000)))
+    request = limit if qos is QoSClass.GUARANTEED else draw(st.integers(0, limit))
+    return qos, request, limit, draw(annotations)
+
+
+def made(
+    n: int, qos: QoSClass, request: int, limit: int, asks: dict[str, str]
+) -> tuple[PodSandbox, Container]:
+    of = pod(f"p{n}", asks, qos=qos)
+    shares = max(2, request * 1024 // 1000)
+    quota = max(1000, limit * 100) if limit else None
+    return of, container(
+        of, wants=Resources(cpu_shares=shares, cpu_quota=quota, cpu_period=100_000)
+    )
+
+
+@given(
+    asked=st.lists(pods(), max_size=12),
+    topology=st.sampled_from([SMT, PLAIN]),
+    limits=st.builds(
+        Limits,
+        pool=st.sampled_from([None, CPUAmount(4), CPUAmount(percent=40)]),
+        numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(1), CPUAmount(percent=50)]),
+        idle=st.sampled_from([CPUAmount(percent=25), CPUAmount(percent=100)]),
+    ),
+    rule=st.sampled_from([(), (Rule(values={"cpus": "exclusive", "policy": "best-effort"}),)]),
+    grow=st.integers(1, 12),
+)
+@settings(max_examples=150, deadline=None)
+def test_owners_pay_and_the_pool_keeps_its_floor(
+    asked: list[tuple[QoSClass, int, int, dict[str, str]]],
+    topology: object,
+    limits: Limits,
+    rule: tuple[Rule, ...],
+    grow: int,
+) -> None:
+    world = World(topology, Settings(limits=limits, rules=rule))  # type: ignore[arg-type]
+    machine = world.agent.machine
+    paid: dict[str, int] = {}
+
+    def look() -> None:
+        state = world.agent.state
+        for container_id, allocation in state.allocations.items():
+            if allocation.owned:
+                assert 1000 * len(allocation.cpus) <= paid[container_id]
+        pool = state.pool(world.topology, world.settings)
+        if state.owned:
+            assert len(pool) >= quotas.floor(machine)
+            assert len(state.idle) <= limits.idle.of(24)
+        for cpus in machine.node_cpus.values():
+            keep = limits.numa_pool.of(len(cpus))
+            assert len(pool & cpus) >= keep
+        world.check()
+
+    for n, (qos, request, limit, asks) in enumerate(asked):
+        of, one = made(n, qos, request, limit, asks)
+        paid[one.id] = limit if qos is QoSClass.GUARANTEED else request
+        world.create(of, one)
+        look()
+    for n, (qos, *_) in enumerate(asked):
+        if f"p{n}-app" in world.live and qos is QoSClass.GUARANTEED:
+            _, one = made(n, qos, grow * 1000, grow * 1000, {})
+            if world.update(one.id, one.resources) is None:
+                paid[one.id] = grow * 1000
+            look()

@@ -1,0 +1,113 @@
+"""What the scheduler's plugin filters is what the engine would refuse, for single-numa-node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from nri_numa.cluster.node_topology import contents
+from nri_numa.engine.admit import admit
+from nri_numa.engine.decision import Admitted
+from nri_numa.engine.values.settings import Settings
+from nri_numa.node import zones
+from tests.beds.topology_match import Pod, passes
+from tests.beds.world import GIB, World, container, pod, resources
+from tests.machines import named as machines
+from tests.properties.test_accounting import MACHINES, pods, setting
+
+ALL = [*MACHINES, machines.huge_pages, machines.sparse_ids]
+HUGE = 2 << 20
+POLICY = {"policy": "single-numa-node", "bind": "cpu+mem", "on-failure": "reject"}
+
+asked = st.tuples(
+    st.integers(1, 18),
+    st.sampled_from([0.01, 0.5, 2, 4, 8, 15, 40]),
+    st.sampled_from([0, 0, HUGE, 512 << 20]),
+)
+
+
+def _lived(number: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]]) -> World:
+    world = World(ALL[number](), settings)
+    for n, (policy, cpus, smt, milli, stays) in enumerate(steps):
+        asks = {"policy": policy, "cpus": cpus, "smt": smt, "on-failure": "reject"}
+        of = pod(f"p{n}", asks)
+        world.create(of, container(of, wants=resources(milli / 1000, n % 5 + 0.01)))
+        if not stays and f"p{n}-app" in world.live:
+            world.stop(f"p{n}-app")
+    return world
+
+
+def _placed(world: World, cpus: float, memory: float, pages: int) -> bool:
+    of = pod("one-more")
+    wants = resources(cpus, memory, hugepages={HUGE: pages} if pages else None)
+    machine, state = world.agent.machine, world.agent.state
+    return isinstance(admit(machine, state, of, container(of, wants=wants)), Admitted)
+
+
+def _let_through(world: World, cpus: float, memory: float, pages: int) -> bool:
+    found = contents("x", zones.document(world.agent.machine, world.agent.state, None))
+    needs = {"cpu": round(cpus * 1000), "memory": int(memory * GIB), "hugepages-2Mi": pages}
+    return passes(found, Pod(apps=[needs]))
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(st.integers(0, len(ALL) - 1), setting, pods, st.lists(asked, min_size=1, max_size=6))
+def test_whole_cpus(
+    number: int,
+    settings: Settings,
+    steps: list[tuple[str, str, str, int, bool]],
+    wishes: list[tuple[int, float, int]],
+) -> None:
+    """Guaranteed containers with a whole number of CPUs, which get exclusive ones."""
+    world = _lived(number, replace(settings, defaults=POLICY), steps)
+    for cpus, memory, pages in wishes:
+        wish = cpus, memory, pages
+        assert _let_through(world, *wish) == _placed(world, *wish), wish
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(ALL) - 1), setting, pods, st.lists(asked, min_size=1, max_size=6))
+def test_shared_cpus(
+    number: int,
+    settings: Settings,
+    steps: list[tuple[str, str, str, int, bool]],
+    wishes: list[tuple[int, float, int]],
+) -> None:
+    """Where the defaults say that CPUs are shared."""
+    defaults = {**POLICY, "cpus": "shared"}
+    world = _lived(number, replace(settings, defaults=defaults), steps)
+    for cpus, memory, pages in wishes:
+        wish = cpus, memory, pages
+        assert _let_through(world, *wish) == _placed(world, *wish), wish
+
+
+several = st.lists(
+    st.tuples(st.integers(1, 7), st.sampled_from([0.01, 1, 5])), min_size=1, max_size=3
+)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(ALL) - 1), setting, pods, several)
+def test_whole_pods(
+    number: int,
+    settings: Settings,
+    steps: list[tuple[str, str, str, int, bool]],
+    containers: list[tuple[int, float]],
+) -> None:
+    """With scope pod all containers must fit one NUMA node together."""
+    world = _lived(number, replace(settings, defaults={**POLICY, "scope": "pod"}), steps)
+    machine, state = world.agent.machine, world.agent.state
+    found = contents("x", zones.document(machine, state, None))
+    needs = [{"cpu": 1000 * cpus, "memory": int(memory * GIB)} for cpus, memory in containers]
+    whole = resources(sum(c for c, _ in containers), sum(m for _, m in containers))
+    of, placed = pod("one-more", total=whole), True
+    for n, (cpus, memory) in enumerate(containers):
+        made = container(of, f"c{n}", resources(cpus, memory))
+        decision = admit(machine, state, of, made)
+        placed = placed and isinstance(decision, Admitted)
+        if isinstance(decision, Admitted):
+            state = decision.state
+    assert passes(found, Pod(apps=needs)) == placed

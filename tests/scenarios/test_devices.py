@@ -1,0 +1,226 @@
+"""Containers that have devices: CPUs and memory beside them, unless their pod says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.engine.decision import Refused
+from nri_numa.engine.explain.explanation import of_allocation
+from nri_numa.engine.explain.sentences import sentences
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import (
+    Container,
+    Device,
+    DeviceRequest,
+    DeviceUse,
+    PodSandbox,
+)
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import World, container, pod, resources
+
+GPU = "0000:3b:00.0"
+ON_0, ON_1 = CPUSet.parse("0-3"), CPUSet.parse("4-7")
+
+
+def two_nodes(**settings: object) -> World:
+    """CPUs 0-3 and 4-7, 8 GiB each."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8)
+    return World(topology, Settings(**settings))  # type: ignore[arg-type]
+
+
+def request(kind: str, devices: Mapping[str, tuple[int, ...]]) -> DeviceRequest:
+    made = tuple(Device(id=id, numa_nodes=frozenset(nodes)) for id, nodes in devices.items())
+    return DeviceRequest(resource=kind, count=len(made), devices=made)
+
+
+def with_gpus(
+    of: PodSandbox, cpus: float = 2, *, notes: tuple[str, ...] = (), **gpus: tuple[int, ...]
+) -> Container:
+    made = container(of, wants=resources(cpus, 1))
+    devices = (request("GPU", gpus or {GPU: (1,)}),)
+    return replace(made, devices=devices, device_notes=notes)
+
+
+def steps(world: World, container_id: str) -> tuple[str, ...]:
+    known = world.agent.grounds_of(container_id)
+    assert known is not None
+    return known.basis.steps
+
+
+@pytest.mark.parametrize("policy", ["single-numa-node", "restricted", "best-effort"])
+@pytest.mark.parametrize("cpus", ["shared", "exclusive"])
+def test_a_container_is_placed_where_its_gpu_is(policy: str, cpus: str) -> None:
+    world = two_nodes()
+    of = pod("a", {"policy": policy, "cpus": cpus})
+    where, mems = world.place(of, with_gpus(of))
+    assert CPUSet.parse(where) <= ON_1
+    assert mems == "1"
+    assert f"on NUMA node 1 because its GPU {GPU} is there" in steps(world, "a-app")
+    world.check()
+
+
+def test_the_explanation_says_so_in_a_sentence() -> None:
+    world = two_nodes()
+    of = pod("a", {"policy": "single-numa-node"})
+    world.place(of, with_gpus(of, notes=("variable PCIDEVICE_X names nothing: no hint",)))
+    allocation = world.agent.state.allocations["a-app"]
+    document = of_allocation(allocation, world.agent.grounds_of("a-app"), "4-7")
+    text = "\n".join(sentences(document))
+    assert f"On NUMA node 1 because its GPU {GPU} is there." in text
+    assert "Variable PCIDEVICE_X names nothing: no hint." in text
+    (gpu,) = [r for r in document["resources"] if r["resource"] == "GPU"]
+    assert gpu["needed"] == 1
+
+
+def test_without_a_policy_devices_do_not_bind() -> None:
+    world = two_nodes()
+    of = pod("a", {"cpus": "exclusive"})
+    world.place(of, with_gpus(of))
+    assert not any("GPU" in step for step in steps(world, "a-app"))
+
+
+def test_devices_ignore_places_as_if_there_were_none_and_says_so() -> None:
+    world = two_nodes()
+    of = pod("a", {"policy": "single-numa-node", "devices": "ignore"})
+    where, mems = world.place(of, with_gpus(of))
+    assert CPUSet.parse(where) <= ON_0
+    assert mems == "0"
+    assert f"devices: ignore, so GPU {GPU} gave no hint" in steps(world, "a-app")
+    asked = world.agent.grounds_of("a-app")
+    assert asked is not None
+    assert asked.basis.asked is not None
+    assert asked.basis.asked["devices"] == ("ignore", "annotation numa.kubernetes.io/devices")
+
+
+def test_devices_is_a_key_of_rules_and_defaults_and_its_values_are_checked() -> None:
+    world = two_nodes(defaults={"devices": "ignore", "policy": "restricted"})
+    of = pod("a")
+    where, _ = world.place(of, with_gpus(of))
+    assert CPUSet.parse(where) <= ON_0
+    refused = world.refuse(pod("b", {"devices": "alined"}))
+    assert "expected one of align, ignore (did you mean align?)" in refused.message
+    assert DeviceUse("align") is DeviceUse.ALIGN
+
+
+def test_a_single_container_may_ignore_what_the_pod_aligns() -> None:
+    world = two_nodes()
+    of = pod("a", {"policy": "single-numa-node", "devices.app": "ignore"})
+    where, _ = world.place(of, with_gpus(of))
+    assert CPUSet.parse(where) <= ON_0
+    helper = replace(with_gpus(of), id="a-helper", name="helper")
+    where, _ = world.place(of, helper)
+    assert CPUSet.parse(where) <= ON_1
+
+
+def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons() -> None:
+    world = two_nodes()
+    full = pod("full", {"numacpu": "4-7", "cpus": "exclusive"})
+    world.place(full, container(full, wants=resources(4, 1)))
+    of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
+    refused = world.refuse(of, with_gpus(of))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "TopologyAffinityError"
+    assert "GPU" in refused.message
+    world.check()
+
+
+def test_best_effort_goes_elsewhere_and_says_where_the_device_is() -> None:
+    world = two_nodes()
+    full = pod("full", {"numacpu": "4-7", "cpus": "exclusive"})
+    world.place(full, container(full, wants=resources(4, 1)))
+    of = pod("a", {"policy": "best-effort", "cpus": "exclusive"})
+    where, _ = world.place(of, with_gpus(of))
+    assert CPUSet.parse(where) <= ON_0
+    assert not world.agent.state.allocations["a-app"].preferred
+
+
+def test_a_device_of_several_numa_nodes_suits_each_of_them() -> None:
+    world = two_nodes()
+    full = pod("full", {"numacpu": "0-3", "cpus": "exclusive"})
+    world.place(full, container(full, wants=resources(4, 1)))
+    of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
+    where, _ = world.place(of, with_gpus(of, gpu=(0, 1)))
+    assert CPUSet.parse(where) <= ON_1
+
+
+def test_devices_on_two_numa_nodes_have_no_single_one() -> None:
+    world = two_nodes()
+    of = pod("a", {"policy": "single-numa-node"})
+    refused = world.refuse(of, with_gpus(of, a=(0,), b=(1,)))
+    assert "GPU" in refused.message
+    of = pod("b", {"policy": "best-effort"})
+    _, mems = world.place(of, with_gpus(of, a=(0,), b=(1,)))
+    said = [step for step in steps(world, "b-app") if "GPU" in step]
+    assert mems in ("0", "1", "0-1")
+    assert said
+
+
+def test_a_pod_as_a_whole_goes_where_the_devices_of_all_its_containers_are() -> None:
+    """The first container has none; it goes where the second one's is."""
+    world = two_nodes()
+    of = pod("a", {"policy": "single-numa-node", "scope": "pod"}, total=resources(2, 2))
+    first = replace(
+        container(of, "first", resources(1, 1)), pod_devices=(request("GPU", {GPU: (1,)}),)
+    )
+    _, mems = world.place(of, first)
+    assert mems == "1"
+    _, mems = world.place(of, replace(with_gpus(of, 1), id="a-second", name="second"))
+    assert mems == "1"
+
+
+def test_a_container_by_itself_is_not_moved_by_the_devices_of_others() -> None:
+    world = two_nodes()
+    of = pod("a", {"policy": "single-numa-node"})
+    first = replace(
+        container(of, "first", resources(1, 1)), pod_devices=(request("GPU", {GPU: (1,)}),)
+    )
+    _, mems = world.place(of, first)
+    assert mems == "0"
+
+
+def test_many_devices_are_named_in_part() -> None:
+    world = two_nodes()
+    of = pod("a", {"policy": "single-numa-node"})
+    world.place(of, with_gpus(of, **{f"gpu{i}": (1,) for i in range(9)}))
+    expected = "on NUMA node 1 because its GPU gpu0, gpu1, gpu2, gpu3 and 5 more are there"
+    assert expected in steps(world, "a-app")
+
+
+def test_ignored_devices_of_several_kinds_are_all_named() -> None:
+    world = two_nodes()
+    of = pod("a", {"policy": "single-numa-node", "devices": "ignore"})
+    made = with_gpus(of)
+    kinds = (*made.devices, request("NIC", {"nic0": (0,)}), request("disk", {"sda": (0,)}))
+    world.place(of, replace(made, devices=kinds))
+    expected = f"devices: ignore, so GPU {GPU}, NIC nic0 and disk sda gave no hint"
+    assert expected in steps(world, "a-app")
+
+
+def test_what_gives_no_hint_is_said_of_a_container_without_any_other_device() -> None:
+    world = two_nodes()
+    of = pod("a", {"policy": "single-numa-node"})
+    note = "variable PCIDEVICE_X names nothing: no hint"
+    world.place(of, replace(container(of, wants=resources(1, 1)), device_notes=(note,)))
+    assert note in steps(world, "a-app")
+
+
+def test_devices_of_no_numa_node_are_no_wish() -> None:
+    world = two_nodes()
+    of = pod("a", {"policy": "single-numa-node"})
+    _, mems = world.place(of, with_gpus(of, gpu=()))
+    assert mems == "0"
+    assert not any("GPU" in step for step in steps(world, "a-app"))
+
+
+def test_a_container_keeps_its_place_over_a_restart_of_the_agent() -> None:
+    world = two_nodes()
+    of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
+    before = world.place(of, with_gpus(of))
+    world.boot()
+    assert world.synchronize() == ()
+    assert world.has("a-app") == before
+    world.check()

@@ -1,0 +1,190 @@
+"""Somebody else writes cpusets: what they make of a container is judged anew at each change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.store import documents
+from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
+
+OWN = {"cpus": "exclusive"}
+
+
+def plain(world: World, name: str = "plain", cpus: str = "") -> str:
+    """A container that asks for nothing, perhaps with a cpuset from somebody else."""
+    of = pod(name, qos=QoSClass.BEST_EFFORT)
+    made = container(of, wants=Resources(cpus=cpus))
+    world.place(of, made)
+    return made.id
+
+
+def owner(world: World, cpus: int = 1, name: str = "own") -> str:
+    """A container with CPUs of its own."""
+    of = pod(name, OWN)
+    made = container(of, wants=resources(cpus, 1))
+    world.place(of, made)
+    return made.id
+
+
+def kind(world: World, container_id: str) -> Kind:
+    return world.agent.state.allocations[container_id].kind
+
+
+def overlaps(world: World) -> float | None:
+    return world.metrics.registry.get_sample_value("nri_numa_foreign_on_owned_cpus")
+
+
+def test_a_pin_that_is_taken_back_is_no_pin_any_more() -> None:
+    """It was foreign for ever once, and then stayed on the CPU of a later owner."""
+    world = World(machines.single_no_smt())
+    one = plain(world)
+    world.update(one, Resources(cpus="2"))
+    assert kind(world, one) is Kind.FOREIGN
+    world.update(one, Resources(cpus="0-3"))
+    assert kind(world, one) is Kind.UNBOUND
+    own = owner(world)
+    assert world.has(one)[0] == "1-3"
+    world.check()
+    world.stop(own)
+    assert world.has(one)[0] == "0-3"
+
+
+def test_all_cpus_are_the_shared_pool_while_somebody_owns_some() -> None:
+    world = World(machines.single_no_smt())
+    one = plain(world)
+    world.update(one, Resources(cpus="2-3"))
+    own = owner(world)
+    world.update(one, Resources(cpus="0-3"))
+    assert kind(world, one) is Kind.UNBOUND
+    assert world.has(one)[0] == "1-3"
+    assert not world.cpus(one) & world.cpus(own)
+    assert "holds the whole shared pool" in world.agent.state.allocations[one].reason
+    world.check()
+
+
+def test_the_shared_pool_itself_pins_nobody() -> None:
+    world = World(machines.single_no_smt())
+    own = owner(world)
+    one = plain(world)
+    before = world.agent.state
+    world.update(one, Resources(cpus="1-3"))
+    assert world.agent.state is before
+    world.stop(own)
+    assert world.has(one)[0] == "0-3"
+
+
+def test_a_foreign_container_may_go_where_its_manager_says() -> None:
+    """Also onto an owner's CPU: it is left alone, and said and counted."""
+    world = World(machines.single_no_smt())
+    one = plain(world)
+    own = owner(world)
+    world.update(one, Resources(cpus="3"))
+    assert overlaps(world) == 0
+    world.update(one, Resources(cpus="0"))
+    assert (kind(world, one), world.has(one)[0]) == (Kind.FOREIGN, "0")
+    assert world.cpus(own) == CPUSet.parse("0")
+    assert overlaps(world) == 1
+    world.update(one, Resources(cpus="0-3"))
+    assert (kind(world, one), world.has(one)[0]) == (Kind.UNBOUND, "1-3")
+    assert overlaps(world) == 0
+    world.check()
+
+
+@pytest.mark.parametrize("asked", [Resources(cpu_shares=512), Resources(cpus="x"), Resources()])
+def test_what_says_nothing_of_cpus_changes_nothing(asked: Resources) -> None:
+    world = World(machines.single_no_smt())
+    one = plain(world)
+    world.update(one, Resources(cpus="3"))
+    before = world.agent.state
+    world.agent.update_container(world.pods["sandbox-plain"], world.live[one], asked)
+    assert world.agent.state is before
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("now", ["0-3", "1-3", ""])
+def test_a_pin_that_was_taken_back_in_a_gap(now: str, restart: bool) -> None:
+    """The plugin is away while somebody writes; the runtime tells afterwards."""
+    world = World(machines.single_no_smt())
+    one = plain(world)
+    world.update(one, Resources(cpus="0-2"))  # wide: not kept for last
+    owner(world)
+    assert overlaps(world) == 1
+    made = world.live[one]
+    world.live[one] = replace(made, resources=replace(made.resources, cpus=now))
+    if restart:
+        world.boot()
+    world.synchronize()
+    assert (kind(world, one), world.has(one)[0]) == (Kind.UNBOUND, "1-3")
+    assert overlaps(world) == 0
+    world.check()
+
+
+def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is() -> None:
+    world = World(machines.single_no_smt())
+    one = plain(world, cpus="3")
+    owner(world)
+    made = world.live[one]
+    world.live[one] = replace(made, resources=replace(made.resources, cpus="0"))
+    world.synchronize()
+    assert world.has(one)[0] == "0"
+    allocation = world.agent.state.allocations[one]
+    assert (allocation.kind, allocation.pinned) == (Kind.FOREIGN, CPUSet.parse("0"))
+    assert overlaps(world) == 1
+    assert documents.state_from(world.store.documents)[0].allocations[one] == allocation
+
+
+def test_a_cpuset_nobody_can_read_stays_as_it_is() -> None:
+    world = World(machines.single_no_smt())
+    one = plain(world, cpus="3")
+    before = world.agent.state.allocations[one]
+    made = world.live[one]
+    world.live[one] = replace(made, resources=replace(made.resources, cpus="?"))
+    world.synchronize()
+    assert world.agent.state.allocations[one] == before
+
+
+@pytest.mark.parametrize(("cpus", "expected"), [("0-3", Kind.UNBOUND), ("1-3", Kind.FOREIGN)])
+def test_a_container_that_is_created_with_a_cpuset(cpus: str, expected: Kind) -> None:
+    """All CPUs are what the kubelet's static policy gives to everybody while it pins nobody."""
+    world = World(machines.single_no_smt())
+    one = plain(world, cpus=cpus)
+    assert kind(world, one) is expected
+    owner(world)
+    assert world.has(one)[0] == "1-3"
+    world.synchronize()
+    if expected is Kind.UNBOUND:
+        world.check()
+
+
+def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
+    settings = Settings(reserved_cpus=CPUSet.parse("0"), strict_reserved=True)
+    world = World(machines.single_no_smt(), settings)
+    one = plain(world)
+    assert world.has(one)[0] == "1-3"
+    world.update(one, Resources(cpus="0-3"))
+    assert (kind(world, one), world.has(one)[0]) == (Kind.UNBOUND, "1-3")
+
+
+def test_a_pin_belongs_to_a_foreign_container_only() -> None:
+    world = World(machines.single_no_smt())
+    one = plain(world)
+    document = documents.allocation_document(world.agent.state.allocations[one]) | {"pinned": "1"}
+    _, (problem,) = documents.state_from({"c/" + one: document})
+    assert "only a foreign container is pinned by somebody else" in problem
+
+
+def test_a_cpuset_on_a_container_whose_memory_we_bind_is_answered_with_the_pool() -> None:
+    world = World(machines.single_smt())
+    world.synchronize()
+    of = pod("a", {"numamem": "0"})
+    world.place(of, container(of))
+    assert world.update("a-app", Resources(cpus="0")) is None
+    assert world.has("a-app") == (str(world.topology.allowed), "0")
+    world.check()

@@ -1,0 +1,439 @@
+"""Beside the kubelet's static managers: what they granted is theirs, and nobody else gets it.
+
+A pod that the kubelet granted CPUs to comes with a cpuset, as through a real kubelet; every other
+one comes with the kubelet's shared set.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa.engine.decision import Admitted
+from nri_numa.engine.others.kubelets import shown_kind
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.kubelet import KubeletGrants, KubeletOverride
+from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.workload import PodSandbox, QoSClass, Resources
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
+from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
+
+OWN = {"cpus": "exclusive"}
+ANNOTATED = Settings(kubelet_override=KubeletOverride.ANNOTATED)
+APP = "app"
+
+
+def kubelets(
+    world: World, name: str, cpus: str, annotations: dict[str, str] | None = None
+) -> PodSandbox:
+    """A pod that the kubelet granted CPUs to, before its container is created."""
+    known = {
+        (uid.removeprefix("uid-"), c): str(granted)
+        for (uid, c), granted in world.agent.state.kubelet.cpus.items()
+    }
+    world.kubelet({**known, (name, APP): cpus})
+    return pod(name, annotations)
+
+
+def sent(cpus: str, wants: Resources | None = None) -> Resources:
+    """Resources with the cpuset that the kubelet sends."""
+    wants = wants or resources(2, 1)
+    return Resources(
+        cpu_shares=wants.cpu_shares,
+        cpu_quota=wants.cpu_quota,
+        cpu_period=wants.cpu_period,
+        memory_limit=wants.memory_limit,
+        cpus=cpus,
+    )
+
+
+def shared(world: World, name: str = "plain", annotations: dict[str, str] | None = None) -> str:
+    """A container without a grant, with the kubelet's shared set of now."""
+    of = pod(name, annotations, qos=QoSClass.BURSTABLE)
+    now = str(world.agent.state.kubelet.shared[0])
+    world.place(of, container(of, wants=sent(now, resources(1, 1))))
+    return f"{name}-{APP}"
+
+
+def admitted(world: World, of: PodSandbox, wants: Resources) -> Admitted:
+    """Create, expect success, and say how it was decided."""
+    answer = world.create(of, container(of, wants=wants))
+    assert isinstance(answer, Admitted)
+    return answer
+
+
+def shown(world: World, container_id: str) -> str:
+    state = world.agent.state
+    return shown_kind(state, state.allocations[container_id])
+
+
+def test_a_grant_stays_the_kubelets_and_leaves_the_shared_pool() -> None:
+    world = World(machines.single_no_smt())
+    world.kubelet()
+    plain = shared(world)
+    of = kubelets(world, "g", "2-3")
+    assert world.has(plain)[0] == "0-1"
+    assert world.place(of, container(of, wants=sent("2-3"))) == ("2-3", "")
+    assert shown(world, "g-app") == "kubelet"
+    assert "the kubelet granted it CPUs 2-3" in world.agent.state.allocations["g-app"].reason
+    assert world.has(shared(world, "later"))[0] == "0-1"
+    world.check()
+
+
+def test_granted_cpus_come_back_when_the_kubelet_says_so() -> None:
+    """Not when the container ends: the kubelet may start it again on the same CPUs."""
+    world = World(machines.single_no_smt())
+    world.kubelet()
+    plain = shared(world)
+    of = kubelets(world, "g", "2-3")
+    world.place(of, container(of, wants=sent("2-3")))
+    world.stop("g-app")
+    assert world.has(plain)[0] == "0-1"
+    world.kubelet({})
+    assert world.has(plain)[0] == "0-3"
+    world.check()
+
+
+def test_exclusive_pods_of_ours_never_get_granted_cpus() -> None:
+    world = World(machines.single_no_smt())
+    world.kubelet({("g", APP): "0-1"})
+    of = pod("own", OWN)
+    assert world.place(of, container(of, wants=resources(1, 1)))[0] == "2"
+    too_many = pod("own2", OWN)
+    refused = world.refuse(too_many, container(too_many, wants=resources(2, 1)))
+    assert refused.reason in {"NotEnoughCPUs", "SharedPoolEmpty"}
+    world.check()
+
+
+def test_granted_cpus_cannot_be_listed_and_the_refusal_says_whose_they_are() -> None:
+    world = World(machines.single_no_smt())
+    of = kubelets(world, "g", "2-3")
+    world.place(of, container(of, wants=sent("2-3")))
+    asks = pod("asks", {"numacpu": "1-2"})
+    refused = world.refuse(asks, container(asks))
+    assert refused.reason == "CPUOwned"
+    assert "CPU 2 is exclusive to default/g/app (by the kubelet)" in refused.message
+    world.kubelet({("g", APP): "2-3", ("soon", APP): "1"})
+    refused = world.refuse(asks, container(asks))
+    assert "default/g/app (by the kubelet)" in refused.message
+    assert "container app of pod UID uid-soon (by the kubelet)" in refused.message
+
+
+@pytest.mark.parametrize("annotations", [None, {"bind": "none"}])
+def test_who_asks_for_nothing_is_left_to_the_kubelet(annotations: dict[str, str] | None) -> None:
+    world = World(machines.single_no_smt(), ANNOTATED)
+    of = kubelets(world, "g", "2-3", annotations)
+    assert admitted(world, of, sent("2-3")).warnings == ()
+    assert world.has("g-app")[0] == "2-3"
+
+
+def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed() -> None:
+    world = World(machines.single_no_smt())
+    of = kubelets(world, "g", "2-3", {"numacpu": "1"})
+    refused = world.refuse(of, container(of, wants=sent("2-3")))
+    assert refused.reason == "KubeletPinned"
+    for words in (
+        "default/g",
+        "numacpu is '1'",
+        "CPUs 2-3",
+        "kubelet.override is never",
+        "expected",
+    ):
+        assert words in refused.message
+    world = World(machines.single_no_smt(), ANNOTATED)
+    of = kubelets(world, "g", "2-3", {"numacpu": "1"})
+    assert world.place(of, container(of, wants=sent("2-3")))[0] == "1"
+    assert world.agent.state.allocations["g-app"].kind is Kind.EXPLICIT
+    assert shown(world, "g-app") == "explicit"
+    # The kubelet goes on believing: nobody else gets what it granted.
+    assert world.has(shared(world))[0] == "0-1"
+    world.check()
+
+
+def test_a_list_may_name_what_the_kubelet_granted_the_same_container() -> None:
+    world = World(machines.single_no_smt(), ANNOTATED)
+    of = kubelets(world, "g", "2-3", {"numacpu": "1-2"})
+    assert world.place(of, container(of, wants=sent("2-3")))[0] == "1-2"
+
+
+def test_a_list_that_says_the_same_as_the_kubelet_is_no_conflict() -> None:
+    world = World(machines.single_no_smt())
+    of = kubelets(world, "g", "2-3", {"numacpu": "2,3"})
+    assert world.place(of, container(of, wants=sent("2-3")))[0] == "2-3"
+    assert shown(world, "g-app") == "kubelet"
+
+
+def test_on_failure_leaves_it_to_the_kubelet_with_a_warning() -> None:
+    world = World(machines.single_no_smt())
+    of = kubelets(world, "g", "2-3", {"numacpu": "1", "on-failure": "unpinned"})
+    answer = admitted(world, of, sent("2-3"))
+    (warning,) = answer.warnings
+    assert "kubelet.override is never" in warning
+    assert world.has("g-app")[0] == "2-3"
+
+
+def test_a_list_of_a_rule_never_takes_a_container_away() -> None:
+    rule = Rule(values={"numacpu": "1"})
+    settings = Settings(kubelet_override=KubeletOverride.ANNOTATED, rules=(rule,))
+    world = World(machines.single_no_smt(), settings)
+    of = kubelets(world, "g", "2-3")
+    answer = admitted(world, of, sent("2-3"))
+    assert "annotation numacpu of the pod itself" in answer.warnings[0]
+    assert world.has("g-app")[0] == "2-3"
+
+
+@pytest.mark.parametrize("asks", [OWN, {"policy": "single-numa-node"}, {"smt": "isolate"}])
+def test_a_policy_is_not_followed_where_the_kubelet_granted_cpus(asks: dict[str, str]) -> None:
+    world = World(machines.single_no_smt(), ANNOTATED)
+    of = kubelets(world, "g", "2-3", asks)
+    answer = admitted(world, of, sent("2-3"))
+    assert "not followed" in answer.warnings[0]
+    assert world.has("g-app")[0] == "2-3"
+    world.check()
+
+
+def test_who_has_no_grant_is_ours_when_annotated() -> None:
+    """The kubelet keeps its static policy, and nri-numa manages what is annotated."""
+    world = World(machines.single_no_smt())
+    world.kubelet({("g", APP): "3"})
+    assert world.has(shared(world, "listed", {"numacpu": "1"}))[0] == "1"
+    of = pod("own", OWN)
+    own = world.place(of, container(of, wants=sent("0-2", resources(1, 1))))[0]
+    assert own in {"0", "2"}
+    # The kubelet's reconcile loop sends its shared set; the answer keeps ours.
+    world.update("own-app", Resources(cpus="0-2"))
+    world.update("listed-app", Resources(cpus="0-2"))
+    assert (world.has("own-app")[0], world.has("listed-app")[0]) == (own, "1")
+    world.check()
+
+
+def test_memory_nodes_alone_are_added_to_granted_cpus() -> None:
+    """The kubelet manages CPUs only: a list of memory nodes takes nothing from it."""
+    world = World(machines.dual_smt())
+    of = kubelets(world, "g", "2-3", {"numamem": "1"})
+    assert world.place(of, container(of, wants=sent("2-3"))) == ("2-3", "1")
+    world.check()
+
+
+@pytest.mark.parametrize(
+    ("asks", "has"), [({"numamem": "1"}, ("2-3", "1")), ({"numacpu": "1-2"}, ("1-2", ""))]
+)
+def test_a_resize_leaves_a_container_with_a_grant_where_it_is(
+    asks: dict[str, str], has: tuple[str, str]
+) -> None:
+    world = World(machines.dual_smt(), ANNOTATED)
+    of = kubelets(world, "g", "2-3", asks)
+    assert world.place(of, container(of, wants=sent("2-3"))) == has
+    refused = world.update("g-app", resources(3, 2))
+    assert refused is None, refused
+    assert world.has("g-app") == has
+    assert world.agent.state.kubelet.cpus
+    world.check()
+
+
+def test_granted_memory_is_the_kubelets_too() -> None:
+    world = World(machines.dual_smt())
+    world.kubelet(mems={("m", APP): "0"})
+    of = pod("m", {"numamem": "1"}, qos=QoSClass.GUARANTEED)
+    refused = world.refuse(of, container(of, wants=resources(0.5, 1)))
+    assert refused.reason == "KubeletPinned"
+    assert "memory of NUMA node 0" in refused.message
+    policy = pod("m", {"policy": "best-effort"})
+    cpus, mems = world.place(policy, container(policy, wants=resources(0.5, 1)))
+    assert (bool(cpus), mems) == (True, "")
+    silent = pod("m")
+    assert world.place(silent, container(silent, wants=resources(0.5, 1)))[1] == ""
+    bound = pod("m", {"policy": "best-effort", "bind": "cpu"})
+    assert world.place(bound, container(bound, wants=resources(0.5, 1)))[1] == ""
+    same = pod("m", {"numamem": "0"})
+    assert world.place(same, container(same, wants=resources(0.5, 1)))[1] == "0"
+
+
+def test_granted_memory_is_not_promised_again() -> None:
+    world = World(machines.dual_smt())
+    machine, state = world.agent.machine, world.agent.state
+    before = machine.memory_left(state, None)
+    granted = KubeletGrants(memory={0: 1 << 30, 9: 1}, hugepages={0: {2 << 20: 4 << 20}})
+    world.agent.granted(granted)
+    after = machine.memory_left(world.agent.state, None)
+    assert before[0] - after[0] == 1 << 30
+    assert before[1] == after[1]
+    assert machine.hugepages_left(2 << 20, world.agent.state, None)[0] == 0
+
+
+def test_the_kubelets_shared_set_of_a_moment_ago_pins_nobody() -> None:
+    world = World(machines.single_no_smt())
+    world.kubelet({("g", APP): "3"})
+    of = pod("plain", qos=QoSClass.BURSTABLE)
+    made = container(of, wants=sent("0-2"))
+    world.kubelet({})  # its pod is gone before the request arrives
+    assert world.place(of, made)[0] in {"0-2", "0-3"}
+    assert world.agent.state.allocations["plain-app"].kind is Kind.UNBOUND
+    world.kubelet({("g", APP): "2"})
+    world.update("plain-app", Resources(cpus="0-2"))
+    assert world.has("plain-app")[0] == "0-1,3"
+    world.check()
+
+
+def test_a_kubelet_that_becomes_static_takes_its_containers_back() -> None:
+    """It knows the pod is Guaranteed, and grants; by default that side wins, once."""
+    world = World(machines.dual_smt())
+    of = pod("own", {"cpus": "exclusive", "policy": "single-numa-node"})
+    cpus, mems = world.place(of, container(of, wants=resources(2, 1)))
+    assert mems
+    plain = pod("plain", qos=QoSClass.BEST_EFFORT)
+    world.place(plain)
+    world.kubelet({("own", APP): "2-3"})
+    world.update("own-app", Resources(cpus="2-3"))
+    assert world.has("own-app") == ("2-3", "0-1")
+    assert shown(world, "own-app") == "kubelet"
+    assert not CPUSet.parse(cpus) - CPUSet.parse("2-3") - world.cpus("plain-app")
+    before = world.agent.state
+    world.update("own-app", Resources(cpus="2-3"))
+    assert world.agent.state is before
+    world.update("own-app", Resources(cpus="2"))
+    assert world.agent.state.allocations["own-app"].pinned == CPUSet.parse("2")
+    world.check()
+
+
+def test_an_unbound_container_becomes_the_kubelets_even_on_cpus_of_an_owner() -> None:
+    world = World(machines.single_no_smt())
+    plain = pod("plain")
+    world.place(plain, container(plain, wants=resources(1, 1)))
+    own = pod("own", OWN)
+    owned = world.place(own, container(own, wants=resources(1, 1)))[0]
+    world.kubelet({("plain", APP): owned})
+    world.update("plain-app", Resources(cpus=owned))
+    assert world.has("plain-app")[0] == owned  # said and counted; docs/kubelet.md
+    assert shown(world, "plain-app") == "kubelet"
+
+
+def test_what_overrides_the_kubelet_goes_on_doing_so() -> None:
+    world = World(machines.single_no_smt(), ANNOTATED)
+    of = kubelets(world, "g", "2-3", {"numacpu": "1"})
+    world.place(of, container(of, wants=sent("2-3")))
+    world.update("g-app", Resources(cpus="2-3"))
+    assert world.has("g-app")[0] == "1"
+    # Somebody else's set on a container with a grant is not the kubelet's wish.
+    world.update("g-app", Resources(cpus="0"))
+    assert world.has("g-app")[0] == "1"
+    world.check()
+
+
+def test_an_annotation_that_cannot_be_read_any_more_leaves_it_to_the_kubelet() -> None:
+    world = World(machines.single_no_smt(), ANNOTATED)
+    of = kubelets(world, "g", "2-3", {"numacpu": "1"})
+    world.place(of, container(of, wants=sent("2-3")))
+    world.pods[of.id] = pod("g", {"numacpu": "x"})
+    world.update("g-app", Resources(cpus="2-3"))
+    assert world.has("g-app")[0] == "2-3"
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_after_a_gap_the_kubelets_are_still_the_kubelets(restart: bool) -> None:
+    world = World(machines.single_no_smt())
+    world.kubelet()
+    plain = shared(world)
+    of = kubelets(world, "g", "2-3")
+    world.place(of, container(of, wants=sent("2-3")))
+    if restart:
+        world.boot()
+        assert world.agent.state.kubelet.taken == NO_CPUS
+        world.kubelet({("g", APP): "2-3"})
+    world.synchronize()
+    assert shown(world, "g-app") == "kubelet"
+    assert (world.has("g-app")[0], world.has(plain)[0]) == ("2-3", "0-1")
+    world.check()
+
+
+def test_strangers_with_a_grant_are_the_kubelets() -> None:
+    """They started while we were away; one of them has not got its cpuset yet."""
+    world = World(machines.single_no_smt())
+    world.kubelet({("g", APP): "2", ("h", APP): "3"})
+    for name, cpus in (("g", "2"), ("h", ""), ("plain", "0-1")):
+        of = pod(name)
+        made = container(of, wants=sent(cpus))
+        world.pods[of.id], world.live[made.id] = of, made
+    world.synchronize()
+    assert [shown(world, f"{n}-app") for n in ("g", "h", "plain")] == ["kubelet"] * 2 + ["unbound"]
+    assert world.agent.state.allocations["h-app"].pinned == CPUSet.parse("3")
+    world.check()
+
+
+def test_a_pod_with_a_grant_of_its_own_shares_it_among_its_containers() -> None:
+    """Pod-level resources: ``podEntries`` of the state file."""
+    world = World(machines.single_no_smt())
+    of = pod("p")
+    world.agent.granted(
+        KubeletGrants(
+            cpu_policy="static",
+            pods={of.uid: CPUSet.parse("2-3")},
+            cpus={(of.uid, "first"): CPUSet.parse("2")},
+            pod_mems={of.uid: NUMASet([0])},
+        )
+    )
+    world.place(of, container(of, "first", sent("2")))
+    world.place(of, container(of, "second", sent("3")))
+    assert [shown(world, f"p-{n}") for n in ("first", "second")] == ["kubelet"] * 2
+    asks = pod("asks", {"numacpu": "3"})
+    assert "pod default/p (by the kubelet)" in world.refuse(asks).message
+    asks = pod("asks", {"numacpu": "2"})
+    assert "default/p/first (by the kubelet)" in world.refuse(asks).message
+
+
+def test_a_kubelet_before_1_18_names_containers_by_id() -> None:
+    world = World(machines.single_no_smt())
+    world.agent.granted(KubeletGrants(cpu_policy="static", cpus={("", "g-app"): CPUSet.parse("3")}))
+    of = pod("g")
+    world.place(of, container(of, wants=sent("3")))
+    assert shown(world, "g-app") == "kubelet"
+    asks = pod("asks", {"numacpu": "3"})
+    assert "container g-app (by the kubelet)" in world.refuse(asks).message
+
+
+def test_owners_get_first_what_the_kubelet_never_grants() -> None:
+    """Its reserved CPUs, where they are not reserved for us as well."""
+    world = World(machines.single_no_smt())
+    world.kubelet(reserved="2-3")
+    of = pod("own", OWN)
+    assert world.place(of, container(of, wants=resources(1, 1)))[0] in {"2", "3"}
+    other = World(machines.single_no_smt(), Settings(kubelet_reserved=CPUSet.parse("2-3")))
+    assert other.place(of, container(of, wants=resources(1, 1)))[0] == "0"
+
+
+def test_the_shared_pool_is_never_empty_whatever_the_kubelet_grants() -> None:
+    """It knows nothing of owners. Those who share then run beside the kubelet's, not ours."""
+    world = World(machines.single_no_smt())
+    world.kubelet()
+    plain = shared(world)
+    own = pod("own", OWN)
+    world.place(own, container(own, wants=resources(3, 1)))
+    world.kubelet({("g", APP): "3"})
+    assert world.has(plain)[0] == "3"
+
+
+@pytest.mark.parametrize(("mems", "after"), [("", "0-1"), ("1", "1")])
+def test_what_the_kubelet_takes_over_loses_our_pin_of_memory_unless_it_sets_its_own(
+    mems: str, after: str
+) -> None:
+    """Its policy became static after we had placed the container."""
+    world = World(machines.dual_smt())
+    world.synchronize()
+    of = pod("early", {"policy": "single-numa-node", "cpus": "exclusive"})
+    assert world.place(of, container(of, wants=resources(2, 1))) == ("0-1", "0")
+    world.kubelet({("early", APP): "4-5"})
+    assert world.update("early-app", Resources(cpus="4-5", mems=mems)) is None
+    assert world.has("early-app") == ("4-5", after)
+    assert world.agent.state.allocations["early-app"].kind is Kind.FOREIGN
+
+
+def test_other_cpus_than_were_granted_are_no_sign_of_the_kubelet() -> None:
+    """Somebody else writes there, so the container stays as it was placed."""
+    world = World(machines.dual_smt())
+    world.synchronize()
+    of = pod("early", {"policy": "single-numa-node", "cpus": "exclusive"})
+    before = world.place(of, container(of, wants=resources(2, 1)))
+    world.kubelet({("early", APP): "4-5"})
+    assert world.update("early-app", Resources(cpus="6-7")) is None
+    assert world.has("early-app") == before
+    assert world.agent.state.allocations["early-app"].kind is Kind.EXCLUSIVE

@@ -1,0 +1,210 @@
+"""Cases 5 and 8 of the policies: options of the kubelet's, and which do not go together."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa import config
+from nri_numa.config.sections import AgentConfig
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.settings import CPUOrder, Settings
+from nri_numa.engine.values.workload import QoSClass
+from nri_numa.errors import ConfigError
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import GIB, World, container, pod, resources
+from tests.machines import named as machines
+
+STATIC = Settings(static_cpus=True)
+
+
+def complaints(text: str) -> list[str]:
+    """What is wrong with a configuration."""
+    with pytest.raises(ConfigError) as caught:
+        config.load(text=text)
+    return [
+        one.removesuffix(" (from the runtime's Configure text)") for one in caught.value.problems
+    ]
+
+
+def put(
+    world: World, name: str, wishes: dict[str, str], cpus: float, memory: float = 1,
+    qos: QoSClass = QoSClass.GUARANTEED,
+) -> tuple[str, str]:  # fmt: skip
+    of = pod(name, wishes, qos=qos)
+    return world.place(of, container(of, wants=resources(cpus, memory)))
+
+
+# --- case 5 -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("defaults.policy", "defaults: {policy: single-numa-node}"),
+        (
+            "rules[1].set.policy",
+            "rules: [{set: {policy: none}}, {set: {policy: single-numa-node}}]",
+        ),
+    ],
+)
+def test_align_by_socket_with_single_numa_node_is_refused_by_the_configuration(
+    where: str, text: str
+) -> None:
+    assert complaints(f"alignBySocket: true\n{text}") == [
+        "alignBySocket: true takes CPUs from all NUMA nodes of a socket, and "
+        f"{where} is single-numa-node; expected only one of them, as the kubelet does"
+    ]
+
+
+def test_align_by_socket_does_not_split_a_pod_that_asks_for_one_numa_node() -> None:
+    """What an annotation asks for cannot be known when the configuration is read."""
+    world = World(machines.snc_smt(), Settings(align_by_socket=True))
+    cpus, mems = put(world, "a", {"policy": "single-numa-node"}, 6)
+    assert len(world.topology.numa_of(CPUSet.parse(cpus))) == 1
+    assert world.topology.numa_of(CPUSet.parse(cpus)) == NUMASet.parse(mems)
+
+
+def test_align_by_socket_needs_numa_nodes_in_sockets() -> None:
+    """The kubelet refuses machines with more sockets than NUMA nodes."""
+    one = synthetic(sockets=2, sockets_per_numa=2, numa_per_socket=1, cores_per_numa=4)
+    assert len(one.sockets) > len(one.numa_nodes)
+    (found,) = config.problems(AgentConfig(align_by_socket=True), one)
+    assert found.startswith("alignBySocket: this machine has 2 sockets and 1 NUMA nodes")
+    assert config.problems(AgentConfig(align_by_socket=True), machines.snc_smt()) == []
+
+
+# --- case 8 -----------------------------------------------------------------------------------
+
+
+def test_distribute_cpus_across_cores_takes_one_thread_of_each_core() -> None:
+    settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)
+    assert put(World(machines.dual_smt(), settings), "a", {"policy": "best-effort"}, 4)[0] == (
+        "0-1,32-33"
+    )
+    settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True)
+    world = World(machines.dual_smt(), settings)
+    assert put(world, "a", {"policy": "best-effort"}, 4)[0] == "0-3"
+    assert put(world, "b", {"policy": "best-effort"}, 3)[0] == "16-18"
+    # A whole socket is still taken as a whole.
+    world = World(machines.dual_smt(), settings)
+    assert put(world, "c", {"policy": "best-effort"}, 33)[0] == "0-16,32-47"
+    # Who asks for whole cores gets them.
+    world = World(machines.dual_smt(), settings)
+    assert put(world, "d", {"policy": "best-effort", "smt": "full-core"}, 4)[0] == "0-1,32-33"
+
+
+def test_distribute_cpus_across_cores_goes_socket_by_socket_by_number() -> None:
+    """With siblings side by side, and with a socket that is used already, as the kubelet."""
+    settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True)
+    world = World(machines.dual_adjacent(), settings)
+    assert put(world, "a", {"cpus": "exclusive"}, 3)[0] == "0-2"
+    assert put(world, "b", {"cpus": "exclusive"}, 6)[0] == "3-8"
+
+
+def test_distribute_cpus_across_cores_does_not_go_with_other_options() -> None:
+    found = complaints(
+        "distributeAcrossCores: true\ndistributeAcrossNUMA: true\nrules: [{set: {smt: full-core}}]"
+    )
+    assert [one.partition(", expected ")[2] for one in found[:3]] == [
+        "cpuOrder: kubelet beside it; with cpuOrder: default, smt: spread takes one thread of "
+        "each core",
+        "distributeAcrossNUMA: false beside it, as the kubelet does",
+        "alignL3: false beside it, as the kubelet does",
+    ]
+    assert "rules[0].set.smt is full-core" in found[3]
+    good = "{cpuOrder: kubelet, alignL3: false, distributeAcrossCores: true}"
+    assert config.settings(config.load(text=good)).distribute_across_cores
+
+
+def test_reserved_huge_pages_are_promised_to_nobody() -> None:
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
+    )
+    text = "reservedMemory: {0: {hugepages-1Gi: 1Gi, memory: 512Mi}, 1: 1Gi}"
+    loaded = config.load(text=text)
+    assert config.problems(loaded, topology) == []
+    settings = config.settings(loaded)
+    assert settings.reserved_memory == {0: GIB // 2, 1: GIB}
+    assert settings.reserved_hugepages == {0: {GIB: GIB}}
+    world = World(topology, settings)
+    for name, node in (("a", "1"), ("b", "0")):
+        of = pod(name, {"policy": "single-numa-node"})
+        size = {GIB: 2 * GIB if name == "a" else GIB}
+        assert world.place(of, container(of, wants=resources(1, 1, hugepages=size)))[1] == node
+    of = pod("c", {"policy": "best-effort", "on-failure": "reject"})
+    refused = world.refuse(
+        pod("c", {"policy": "single-numa-node"}),
+        container(of, wants=resources(1, 1, hugepages={GIB: GIB})),
+    )
+    assert "0 bytes in huge pages of 1.0 GiB" in refused.message
+
+
+def test_reserved_huge_pages_that_make_no_sense_are_mistakes() -> None:
+    found = complaints(
+        "reservedMemory: {0: {hugepages-3Mi: 1Gi}, 1: {memory: lots, pages: 1}, 2: {}}"
+    )
+    assert [one.partition(":")[0] for one in found] == [
+        "reservedMemory.0.hugepages-3Mi",
+        "reservedMemory.1.memory",
+        "reservedMemory.1.pages",
+    ]
+    loaded = config.load(text="reservedMemory: {0: {hugepages-1Gi: 3Gi, hugepages-2Mi: 2Mi}}")
+    topology = synthetic(sockets=1, numa_per_socket=1, hugepages={GIB: 2 * GIB})
+    assert config.problems(loaded, topology) == [
+        "reservedMemory.0.hugepages-1Gi: 3Gi is more than the 2147483648 bytes of NUMA node 0 in "
+        "hugepages-1Gi",
+        "reservedMemory.0.hugepages-2Mi: 2Mi is more than the 0 bytes of NUMA node 0 in "
+        "hugepages-2Mi",
+    ]
+
+
+def test_static_cpus_gives_guaranteed_pods_cpus_without_a_policy() -> None:
+    world = World(machines.dual_no_smt(), STATIC)
+    cpus, mems = put(world, "a", {}, 10)
+    assert (len(CPUSet.parse(cpus)), mems) == (10, ""), "not aligned, and memory left alone"
+    assert world.agent.state.allocations["a-app"].kind is Kind.EXCLUSIVE
+    assert world.update("a-app", resources(9, 1)) is None
+    assert len(world.cpus("a-app")) == 9
+    world.stop("a-app")
+    assert put(world, "fraction", {}, 1.5) == ("", "")
+    assert put(world, "burstable", {}, 2, 1, QoSClass.BURSTABLE) == ("", "")
+    assert put(world, "out", {"bind": "none"}, 2) == ("", "")
+    assert put(world, "shares", {"cpus": "shared"}, 2) == ("", "")
+    assert put(world, "aligned", {"policy": "single-numa-node"}, 2)[1] == "0"
+    assert put(world, "memory", {"bind": "cpu+mem"}, 2)[1] == "0"
+    assert put(world, "listed", {"numamem": "1"}, 2)[1] == "1"
+    world.check()
+
+
+def test_static_cpus_refuses_a_pod_that_there_are_no_cpus_for() -> None:
+    world = World(machines.single_no_smt(), STATIC)
+    of = pod("a")
+    assert world.refuse(of, container(of, wants=resources(5))).reason == "NotEnoughCPUs"
+    assert put(World(machines.single_no_smt()), "a", {}, 3) == ("", "")
+
+
+def test_static_cpus_with_the_kubelets_memory_manager_gives_memory_nodes_too() -> None:
+    world = World(machines.dual_no_smt(), Settings(static_cpus=True, kubelet_memory=True))
+    assert put(world, "a", {}, 2, 12)[1] == "0"
+    assert put(world, "b", {}, 2, 12)[1] == "1"
+    of = pod("c")
+    assert world.refuse(of, container(of, wants=resources(2, 12))).reason == "NotEnoughMemory"
+
+
+def test_static_cpus_leaves_what_somebody_else_pinned() -> None:
+    from dataclasses import replace
+
+    world = World(machines.dual_no_smt(), STATIC)
+    of = pod("a")
+    world.place(of, container(of, wants=replace(resources(2), cpus="3-4")))
+    assert world.agent.state.allocations["a-app"].kind is Kind.FOREIGN
+
+
+def test_static_cpus_says_where_it_comes_from() -> None:
+    world = World(machines.dual_no_smt(), STATIC)
+    put(world, "a", {}, 2)
+    known = world.agent.grounds_of("a-app")
+    assert known is not None
+    assert known.basis.asked is not None
+    assert known.basis.asked["cpus"][1] == "staticCPUs"

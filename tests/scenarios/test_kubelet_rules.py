@@ -1,0 +1,239 @@
+"""Cases 4 and 7 of the policies: the kubelet's rules for memory and CPUs, where they are set."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.settings import CPUOrder, Settings
+from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import GIB, World, container, pod, resources
+
+SINGLE = {"policy": "single-numa-node"}
+
+
+def two_nodes(reading: Reading | None = None, **settings: object) -> World:
+    """CPUs 0-3 and 4-7, 8 GiB each."""
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
+        hugepages=settings.pop("pages", None),  # type: ignore[arg-type]
+    )  # fmt: skip
+    return World(topology, Settings(**settings), reading=reading)  # type: ignore[arg-type]
+
+
+def put(
+    world: World, name: str, wishes: dict[str, str], wants: Resources,
+    qos: QoSClass = QoSClass.GUARANTEED,
+) -> tuple[str, str]:  # fmt: skip
+    of = pod(name, wishes, qos=qos)
+    return world.place(of, container(of, wants=wants))
+
+
+def refuse(world: World, name: str, wishes: dict[str, str], wants: Resources) -> str:
+    of = pod(name, wishes)
+    return world.refuse(of, container(of, wants=wants)).message
+
+
+# --- case 4 -----------------------------------------------------------------------------------
+
+
+def test_kubelet_memory_refuses_the_third_of_6_6_and_3_gib() -> None:
+    """Also when the kernel says that all is free, since nobody touched it yet."""
+    full = Reading(memory={0: 8 * GIB, 1: 8 * GIB})
+    world = two_nodes(full, kubelet_memory=True)
+    assert put(world, "a", SINGLE, resources(1, 6))[1] == "0"
+    assert put(world, "b", SINGLE, resources(1, 6))[1] == "1"
+    message = refuse(world, "c", SINGLE, resources(1, 3))
+    assert message == (
+        "pod default/c, container app: memory: 3.0 GiB needed, 2.0 GiB free on NUMA node 0 "
+        "(kubeletMemory); NUMA node 0 has too little memory, and no wider set that holds it fits; "
+        "it needs 1 exclusive CPU and 3.0 GiB memory; free: NUMA node 0: 3 CPUs, 2.0 GiB memory; "
+        "NUMA node 1: 3 CPUs, 2.0 GiB memory"
+    )
+
+
+def test_kubelet_memory_does_not_look_at_what_the_kernel_has() -> None:
+    empty = Reading(memory={0: 0, 1: 0}, hugepages={0: {GIB: 0}, 1: {GIB: 0}})
+    world = two_nodes(empty, kubelet_memory=True, pages={GIB: 2 * GIB})
+    assert put(world, "a", SINGLE, resources(1, 6, hugepages={GIB: 2 * GIB}))[1] == "0"
+
+
+@pytest.mark.parametrize("policy", ["none", "best-effort", "restricted", "single-numa-node"])
+def test_kubelet_memory_refuses_more_than_the_machine_has(policy: str) -> None:
+    world = two_nodes(kubelet_memory=True)
+    wishes = {"policy": policy, "cpus": "exclusive"}
+    assert "100.0 GiB" in refuse(world, "a", wishes, resources(1, 100))
+
+
+def test_kubelet_memory_books_guaranteed_pods_only() -> None:
+    world = two_nodes(kubelet_memory=True)
+    best = {"policy": "best-effort"}
+    assert put(world, "a", best, resources(0.5, 8), QoSClass.BURSTABLE)[1] == ""
+    assert put(world, "own", {**best, "cpus": "exclusive"}, resources(1, 8),
+               QoSClass.BURSTABLE)[1] == ""  # fmt: skip
+    assert world.agent.state.charge(0).memory == 0
+    assert put(world, "b", SINGLE, resources(1, 8))[1] in ("0", "1")
+
+
+def test_kubelet_memory_groups_never_overlap() -> None:
+    world = two_nodes(kubelet_memory=True, kubelet_ties=True)
+    best = {"policy": "best-effort"}
+    assert put(world, "pair", best, resources(1, 10))[1] == "0-1"
+    # 6 GiB are left on NUMA node 1, but it is tied to NUMA node 0.
+    message = refuse(world, "one", SINGLE, resources(1, 1))
+    assert "; other containers tie NUMA nodes 0-1 together (kubeletMemory)" in message
+    assert put(world, "two", best, resources(1, 2))[1] == "0-1"
+    world.stop("pair-app")
+    world.stop("two-app")
+    assert put(world, "one", SINGLE, resources(1, 1))[1] == "0"
+    assert "no wider set" in refuse(world, "pair", best, resources(1, 10))
+
+
+def test_kubelet_memory_extends_an_affinity_that_has_too_little() -> None:
+    """The CPUs want one NUMA node, the memory needs both: best-effort takes memory of both."""
+    world = two_nodes(kubelet_memory=True, kubelet_ties=True)
+    cpus, mems = put(world, "a", {"policy": "best-effort"}, resources(2, 10))
+    assert mems == "0-1"
+    assert len(CPUSet.parse(cpus)) == 2
+    assert not world.agent.state.allocations["a-app"].preferred
+
+
+def test_kubelet_memory_keeps_later_containers_of_a_pod_where_it_was_placed() -> None:
+    """The sum is not known: the kubelet would have refused the pod, we refuse the container."""
+    world = two_nodes(kubelet_memory=True)
+    of = pod("p", {**SINGLE, "scope": "pod"})
+    assert world.place(of, container(of, "a", resources(1, 5)))[1] == "0"
+    refused = world.refuse(of, container(of, "b", resources(1, 5)))
+    assert refused.reason == "NotEnoughMemory"
+
+
+def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
+    """Its first container had no memory to speak of; strict policies do not extend."""
+    for policy, mems in (("best-effort", "0-1"), ("single-numa-node", None)):
+        world = two_nodes(kubelet_memory=True)
+        of = pod("p", {"policy": policy, "scope": "pod"})
+        assert world.place(of, container(of, "a", resources(1)))[1] == ""
+        answer = world.create(of, container(of, "b", resources(1, 10)))
+        if mems is None:
+            assert isinstance(answer, Refused)
+            assert "memory: 10.0 GiB needed, 8.0 GiB free on NUMA node 0" in answer.message
+            continue
+        assert world.has("p-b")[1] == mems
+        known = world.agent.grounds_of("p-b")
+        assert known is not None
+        assert "memory extended from NUMA node 0 to 0-1" in known.basis.steps
+
+
+def test_kubelet_memory_knows_every_size_of_huge_pages() -> None:
+    size = 64 << 10
+    world = two_nodes(kubelet_memory=True, pages={size: GIB})
+    assert put(world, "a", SINGLE, resources(1, 1, hugepages={size: GIB}))[1] == "0"
+    assert put(world, "b", SINGLE, resources(1, 1, hugepages={size: size}))[1] == "1"
+
+
+def test_kubelet_memory_books_huge_pages_with_memory() -> None:
+    world = two_nodes(kubelet_memory=True, kubelet_ties=True, pages={GIB: 2 * GIB})
+    assert put(world, "a", SINGLE, resources(1, 1, hugepages={GIB: GIB}))[1] == "0"
+    assert put(world, "b", SINGLE, resources(1, 1, hugepages={GIB: 2 * GIB}))[1] == "1"
+    assert put(world, "c", SINGLE, resources(1, 1, hugepages={GIB: GIB}))[1] == "0"
+    message = refuse(world, "d", SINGLE, resources(1, 1, hugepages={GIB: GIB}))
+    assert "hugepages-1Gi: 1.0 GiB needed, 0 bytes free on all NUMA nodes together" in message
+    world.stop("a-app")
+    assert put(world, "d", SINGLE, resources(1, 1, hugepages={GIB: GIB}))[1] == "0"
+    small = {2 << 20: GIB}
+    assert "2.0 MiB" in refuse(world, "e", SINGLE, resources(1, 1, hugepages=small))
+
+
+def test_kubelet_memory_of_a_list_is_booked_beside_the_others() -> None:
+    world = two_nodes(kubelet_memory=True)
+    assert put(world, "a", {"numamem": "0"}, resources(1, 6))[1] == "0"
+    assert put(world, "b", SINGLE, resources(1, 6))[1] == "1"
+
+
+# --- case 7 -----------------------------------------------------------------------------------
+
+
+def test_kubelet_cpus_makes_no_cpu_hint_of_a_fraction() -> None:
+    """The third 1500m pod on two NUMA nodes with two CPUs each was refused."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1)
+    world = World(topology, Settings(kubelet_cpus=True))
+    for name in "abc":
+        assert put(world, name, SINGLE, resources(1.5, 1))[0] == ""
+        assert world.agent.state.allocations[f"{name}-app"].kind is Kind.UNBOUND
+    world = World(topology)
+    put(world, "a", SINGLE, resources(1.5, 1))
+    put(world, "b", SINGLE, resources(1.5, 1))
+    assert "0.5 CPUs" in refuse(world, "c", SINGLE, resources(1.5, 1))
+
+
+def test_kubelet_cpus_lets_fractions_and_burstable_pods_take_nothing_from_owners() -> None:
+    world = two_nodes(kubelet_cpus=True, reserved_cpus=CPUSet([0]))
+    put(world, "a", SINGLE, resources(2.5, 1))
+    cpus, mems = put(world, "b", SINGLE, resources(3, 1), QoSClass.BURSTABLE)
+    assert (cpus, mems != "") == ("", True)
+    assert len(CPUSet.parse(put(world, "c", SINGLE, resources(4, 1))[0])) == 4
+    # Nobody is bound to that NUMA node, so no CPU is kept back there either.
+    assert len(CPUSet.parse(put(world, "d", SINGLE, resources(3, 1))[0])) == 3
+    assert world.has("a-app")[0] == "0"
+    world.check()
+
+
+def test_without_kubelet_cpus_those_who_share_a_numa_node_keep_a_cpu_there() -> None:
+    world = two_nodes()
+    put(world, "a", {**SINGLE, "bind": "cpu"}, resources(0.5))
+    assert refuse(world, "c", {**SINGLE, "bind": "cpu", "numamem": "0"}, resources(4))
+    wishes = {**SINGLE, "bind": "cpu"}
+    put(world, "b", wishes, resources(4))
+    assert "NUMA node 0: 3 CPUs" in refuse(world, "c", wishes, resources(4))
+
+
+def test_kubelet_cpus_hears_a_pod_that_asks_to_share_a_numa_node() -> None:
+    world = two_nodes(kubelet_cpus=True)
+    assert put(world, "a", {**SINGLE, "cpus": "shared"}, resources(1.5, 1)) == ("0-3", "0")
+
+
+def test_kubelet_cpus_without_memory_to_align_pins_nothing() -> None:
+    world = two_nodes(kubelet_cpus=True)
+    assert put(world, "a", {"policy": "best-effort"}, resources(1.5)) == ("", "")
+    assert put(world, "b", SINGLE, resources(1.5)) == ("", "")
+
+
+@pytest.mark.parametrize("order", [(3, 1.5, 1.5), (1.5, 3, 1.5)])
+def test_kubelet_cpus_counts_no_fraction_of_a_pod_as_exclusive(order: tuple[float, ...]) -> None:
+    """3 + 1.5 + 1.5 on NUMA nodes with 4 CPUs needed 6."""
+    world = two_nodes(kubelet_cpus=True)
+    of = pod("p", {**SINGLE, "scope": "pod"}, total=resources(6, 3))
+    for n, cpus in enumerate(order):
+        world.place(of, container(of, f"c{n}", resources(cpus, 1)))
+    assert {world.has(i)[1] for i in world.live} == {"0"}
+    world.check()
+
+
+def test_kubelet_cpus_places_a_pod_of_whole_cpus_where_all_of_it_fits() -> None:
+    world = two_nodes(kubelet_cpus=True, kubelet_ties=True, cpu_order=CPUOrder.KUBELET)
+    put(world, "a", SINGLE, resources(1, 1))
+    of = pod("p", {**SINGLE, "scope": "pod"}, total=resources(4, 2))
+    world.place(of, container(of, "a", resources(2, 1)))
+    world.place(of, container(of, "b", resources(2, 1)))
+    assert (world.has("p-a"), world.has("p-b")) == (("4-5", "1"), ("6-7", "1"))
+
+
+def test_kubelet_cpus_refuses_a_pod_when_no_part_of_it_fits() -> None:
+    world = two_nodes(kubelet_cpus=True)
+    for name in "ab":
+        put(world, name, SINGLE, resources(2, 1))
+    of = pod("p", {**SINGLE, "scope": "pod"}, total=resources(6, 2))
+    refused = world.refuse(of, container(of, "a", resources(3, 1)))
+    assert "all its containers together need 6 exclusive CPUs" in refused.message
+
+
+def test_kubelet_cpus_refuses_a_pod_whose_cpus_and_memory_need_different_widths() -> None:
+    """Known at its second container: the first had a fraction and the sum tells no more."""
+    world = two_nodes(kubelet_cpus=True)
+    of = pod("p", {"policy": "restricted", "scope": "pod"}, total=resources(1.5, 10))
+    world.place(of, container(of, "a", resources(0.5, 5)))
+    refused = world.refuse(of, container(of, "b", resources(1, 5)))
+    assert "more NUMA nodes than its CPUs need" in refused.message

@@ -1,0 +1,146 @@
+"""What is free: one figure for admission, refusals, API, metrics and page."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from nri_numa.engine.accounting import take_within
+from nri_numa.engine.cpus.allocator import NotEnoughCPUs, Taken, TakeRequest
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.state import Charge, NodeState
+from nri_numa.engine.values.limits import CPUAmount, Limits
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import SMT
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.node.view import LinkFacts, LiveView
+from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
+
+MANY_IDLE = Settings(limits=Limits(idle=CPUAmount(percent=50), pool=CPUAmount(1)))
+"""How many siblings may be kept idle is another matter; see test_tenants.py."""
+
+ISOLATE = {"policy": "single-numa-node", "smt": "isolate"}
+SINGLE = {"policy": "single-numa-node"}
+
+
+def _view(world: World) -> LiveView:
+    return LiveView(
+        world.agent,
+        version="test",
+        started=0.0,
+        now=lambda: 0.0,
+        link=lambda: LinkFacts(state="active", detail="", active=True),
+        reading=lambda: None,
+        describe=lambda machine: None,  # type: ignore[arg-type,return-value]
+    )
+
+
+def _isolated(world: World, count: int) -> None:
+    for n in range(count):
+        of = pod(f"isolated{n}", ISOLATE)
+        world.place(of, container(of, wants=resources(1, 1)))
+
+
+def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
+    """Two NUMA nodes of 4 cores; 3 cores of each are isolated, so 2 CPUs of each are left."""
+    world = World(synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4), MANY_IDLE)
+    _isolated(world, 6)
+    for n in range(2):
+        of = pod(f"shared{n}", SINGLE)
+        world.place(of, container(of, wants=resources(1.5, 1)))
+
+    third = pod("shared2", SINGLE)
+    refused = world.refuse(third, container(third, wants=resources(1.5, 1)))
+
+    assert refused.reason == "TopologyAffinityError"
+    assert "free: NUMA node 0: 0.5 CPUs" in refused.message
+    assert "NUMA node 1: 0.5 CPUs" in refused.message
+    nodes = _view(world).listing().head.numa_nodes
+    assert [n.cpu_available_milli for n in nodes] == [500, 500]
+    assert [n.available_cpus for n in _view(world).snapshot().numa_nodes] == [0.5, 0.5]
+
+
+def test_case_11_a_refusal_counts_no_idle_cpus() -> None:
+    """It said "needs 7.5 CPUs … free: 8"."""
+    world = World(machines.dual_smt(), MANY_IDLE)
+    _isolated(world, 24)
+    of = pod("shared", SINGLE)
+    refused = world.refuse(of, container(of, wants=resources(8.5, 1)))
+    assert re.search(
+        r"needs 8.5 CPUs .* free: NUMA node 0: 8 CPUs, .*NUMA node 1: 8 CPUs", refused.message
+    )
+
+
+def test_case_11_owners_leave_what_shared_containers_were_promised() -> None:
+    """An owner of several NUMA nodes takes from each what it can spare."""
+    world = World(machines.dual_no_smt())
+    shared = pod("shared", SINGLE)
+    _, mems = world.place(shared, container(shared, wants=resources(6, 1)))
+    of = pod("wide", {"policy": "best-effort", "cpus": "exclusive"})
+
+    world.place(of, container(of, wants=resources(9, 1)))
+
+    own = world.cpus("wide-app")
+    left = world.topology.numa_nodes[int(mems)].cpus - own
+    assert len(left) >= 6
+
+
+def test_case_11_oversold_cpus_cannot_be_owned_and_promised() -> None:
+    """With 8 CPUs sold twice and 7 of them owned, 2 are promised and not 9."""
+    world = World(machines.single_smt(), Settings(oversale=2.0))
+    owner = pod("owner", SINGLE)
+    world.place(owner, container(owner, wants=resources(7, 1)))
+    of = pod("shared", {"policy": "restricted", "cpus": "shared"})
+    refused = world.refuse(of, container(of, wants=resources(2.5, 1)))
+    assert "free: NUMA node 0: 2 CPUs" in refused.message
+
+
+def test_case_11_the_last_cpu_of_the_pool_is_not_said_to_be_free() -> None:
+    """The text of a refusal counts what could be owned."""
+    world = World(machines.single_no_smt())
+    of = pod("all", {"policy": "restricted"})
+    refused = world.refuse(of, container(of, wants=resources(5, 1)))
+    assert "free: NUMA node 0: 3 CPUs" in refused.message
+
+
+def test_case_11_a_shared_container_is_booked_where_there_is_room() -> None:
+    """Half of it on each NUMA node would promise more of the fuller one than it has."""
+    world = World(machines.dual_no_smt())
+    first = pod("first", SINGLE)
+    world.place(first, container(first, wants=resources(6.5, 1)))
+    wide = pod("wide", {"policy": "best-effort"})
+    world.place(wide, container(wide, wants=resources(9, 1)))
+    left = world.agent.machine.cpu_left(world.agent.state)
+    assert sorted(left.values()) == [0, 500]
+    assert all(c.cpu_milli <= 8000 for c in world.agent.state.charges.values())
+
+
+def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
+    """Of NUMA node 0 one CPU may be owned, which makes no whole core."""
+    topology = machines.dual_adjacent()
+    machine = Machine(topology=topology, settings=Settings())
+    request = TakeRequest(
+        count=4, available=topology.online, affinity=NUMASet([0, 1]), smt=SMT.FULL_CORE
+    )
+    taken = take_within(machine, request, {0: 1, 1: 8})
+    assert isinstance(taken, Taken)
+    assert str(taken.cpus) == "8-11"
+    some = take_within(machine, replace(request, count=10), {0: 2, 1: 8})
+    assert isinstance(some, Taken)
+    assert len(some.cpus & topology.numa_nodes[0].cpus) == 2
+
+
+def test_case_11_what_is_not_there_is_not_taken() -> None:
+    topology = machines.dual_adjacent()
+    machine = Machine(topology=topology, settings=Settings())
+    request = TakeRequest(count=12, available=topology.online, smt=SMT.ANY)
+    assert isinstance(take_within(machine, request, {0: 1, 1: 8}), NotEnoughCPUs)
+
+
+def test_case_16_what_is_booked_on_a_numa_node_that_went_away_is_nobodys() -> None:
+    machine = Machine(topology=machines.dual_no_smt(), settings=Settings())
+    state = NodeState(charges={9: Charge(1000, 1 << 30)})
+    assert machine.memory_left(state, None) == dict(machine.memory_capacity)
+    assert machine.cpu_left(state) == dict(machine.cpu_total)

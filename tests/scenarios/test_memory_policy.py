@@ -1,0 +1,265 @@
+"""Containers that ask for a memory policy: set with the creation, on the memory nodes they get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.engine.decision import Admitted, Refused
+from nri_numa.engine.explain.explanation import of_allocation
+from nri_numa.engine.explain.sentences import sentences
+from nri_numa.engine.values.memory_policy import (
+    MemoryPolicies,
+    MemoryPolicy,
+    MemoryPolicySetting,
+)
+from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.workload import PodSandbox
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.nri.conversion import create_response
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.world import World, container, pod, resources
+
+OLD = MemoryPolicies(dict.fromkeys(MemoryPolicy, "oldd 1.0 hands none on; expected oldd 2"))
+
+
+def two_nodes(policies: MemoryPolicies | None = None, **settings: object) -> World:
+    """CPUs 0-3 and 4-7, 8 GiB each."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8)
+    world = World(topology, Settings(**settings))  # type: ignore[arg-type]
+    if policies is not None:
+        world.agent.machine = world.agent.machine.with_memory_policies(policies)
+    return world
+
+
+def admitted(world: World, of: PodSandbox, cpus: float = 1, memory: float = 1) -> Admitted:
+    answer = world.create(of, container(of, wants=resources(cpus, memory)))
+    assert isinstance(answer, Admitted), answer
+    world.check()
+    return answer
+
+
+def given(
+    world: World, annotations: Mapping[str, str], **more: float
+) -> MemoryPolicySetting | None:
+    return admitted(world, pod("a", annotations), **more).adjustment.memory_policy
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes"),
+    [
+        ("local", ""),
+        ("preferred", "0"),
+        ("preferred-many", "0-1"),
+        ("bind", "0-1"),
+        ("interleave", "0-1"),
+        ("weighted-interleave", "0-1"),
+    ],
+)
+def test_it_is_about_the_memory_nodes_of_the_container(mode: str, nodes: str) -> None:
+    found = given(two_nodes(), {"numamem": "0-1", "mempolicy": mode})
+    assert found == MemoryPolicySetting(MemoryPolicy(mode), NUMASet.parse(nodes))
+
+
+def test_computed_memory_nodes_count_as_listed_ones_do() -> None:
+    world = two_nodes()
+    answer = admitted(world, pod("a", {"policy": "single-numa-node", "mempolicy": "bind"}))
+    where = answer.allocation.mems
+    assert answer.adjustment.memory_policy == MemoryPolicySetting(MemoryPolicy.BIND, where)
+    wide = admitted(world, pod("b", {"policy": "best-effort", "mempolicy": "interleave"}), cpus=6)
+    assert wide.adjustment.memory_policy is not None
+    assert str(wide.adjustment.memory_policy.nodes) == "0-1"
+
+
+def test_preferred_is_one_node_beside_the_cpus() -> None:
+    asks = {"numacpu": "4-5", "numamem": "0-1", "mempolicy": "preferred"}
+    assert given(two_nodes(), asks) == MemoryPolicySetting(MemoryPolicy.PREFERRED, NUMASet([1]))
+
+
+def test_who_does_not_ask_gets_the_answer_that_was_always_given() -> None:
+    of = {"policy": "single-numa-node"}
+    plain = admitted(two_nodes(), pod("a", of)).adjustment
+    asked = admitted(two_nodes(), pod("a", {**of, "mempolicy": "default"})).adjustment
+    assert create_response(plain) == create_response(asked)
+    assert not create_response(plain).adjust.linux.HasField("memory_policy")
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MemoryPolicy if mode != "default"])
+def test_the_runtime_is_told_the_kernels_mode(mode: MemoryPolicy) -> None:
+    answer = admitted(two_nodes(), pod("a", {"numamem": "1", "mempolicy": mode.value}))
+    told = create_response(answer.adjustment).adjust.linux.memory_policy
+    assert pb.MpolMode.Name(told.mode) == f"MPOL_{mode.name}"
+    assert told.nodes == ("1" if mode.on_nodes else "")
+    assert not told.flags
+
+
+def test_the_explanation_says_it() -> None:
+    world = two_nodes()
+    admitted(world, pod("a", {"numamem": "0-1", "mempolicy": "interleave"}))
+    allocation = world.agent.state.allocations["a-app"]
+    text = "\n".join(sentences(of_allocation(allocation, world.agent.grounds_of("a-app"), "")))
+    assert "mempolicy: interleave" in text
+    assert "its memory in turn from each of its NUMA nodes" in text
+    assert "interleave on NUMA nodes 0-1, from its first instruction." in text
+
+
+def told(world: World) -> str:
+    """What is explained of the container, with as much as is known by now."""
+    allocation, known = world.agent.state.allocations["a-app"], world.agent.grounds_of("a-app")
+    return "\n".join(sentences(of_allocation(allocation, known, "")))
+
+
+SAID = "asked to start it with the memory policy interleave: its memory in turn from each of its"
+
+
+def test_it_is_kept_over_a_restart_and_over_a_resize() -> None:
+    """Nobody changes it while the container runs, so whoever looks later is told the same."""
+    world = two_nodes()
+    of = pod("a", {"policy": "best-effort", "mempolicy": "interleave"})
+    world.place(of, container(of, wants=resources(1, 1)))
+    assert SAID in told(world)
+    world.boot()
+    world.synchronize()
+    assert world.agent.grounds_of("a-app") is None
+    assert SAID in told(world)
+    assert world.update("a-app", resources(2, 1)) is None
+    assert SAID in told(world)
+    world.check()
+
+
+def test_who_went_without_is_not_said_to_have_one() -> None:
+    world = two_nodes(OLD)
+    asks = {"policy": "restricted", "mempolicy": "interleave", "on-failure": "widen"}
+    admitted(world, pod("a", asks))
+    assert "asked to start it" not in told(world)
+
+
+def test_one_container_may_go_without() -> None:
+    asks = {"numamem": "0", "mempolicy": "bind", "mempolicy.app": "default"}
+    assert given(two_nodes(), asks) is None
+
+
+# --- without memory nodes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asks", [{}, {"numacpu": "1"}])
+def test_a_policy_on_nodes_needs_memory_nodes(asks: dict[str, str]) -> None:
+    refused = two_nodes().refuse(pod("a", {**asks, "mempolicy": "bind"}))
+    assert refused.reason == "MemoryPolicyWithoutNodes"
+    assert "mempolicy is 'bind' (annotation numa.kubernetes.io/mempolicy)" in refused.message
+    assert "expected numamem, or a policy that pins its memory" in refused.message
+
+
+def test_memory_near_the_cpu_needs_none() -> None:
+    assert given(two_nodes(), {"mempolicy": "local"}) == MemoryPolicySetting(MemoryPolicy.LOCAL)
+
+
+def test_a_rule_or_a_default_stops_nobody_who_is_not_pinned() -> None:
+    rule = Rule(values={"mempolicy": "bind"})
+    for world in (two_nodes(rules=(rule,)), two_nodes(defaults={"mempolicy": "bind"})):
+        answer = admitted(world, pod("a"))
+        assert answer.adjustment.memory_policy is None
+        assert answer.trace.steps[-1] == (
+            "mempolicy: bind has no effect: nothing pins the memory of the container"
+        )
+        pinned = admitted(world, pod("b", {"policy": "single-numa-node"}))
+        assert pinned.adjustment.memory_policy is not None
+
+
+@pytest.mark.parametrize("bind", ["none", "cpu"])
+def test_it_contradicts_memory_that_is_left_alone(bind: str) -> None:
+    refused = two_nodes().refuse(pod("a", {"bind": bind, "mempolicy": "local"}))
+    assert refused.reason == "InvalidAnnotation"
+    assert "expected no mempolicy 'local'" in refused.message or "expected no bind" in (
+        refused.message
+    )
+    # The stronger level wins: a container that opts out of pins has no memory policy either.
+    asks = {"policy": "restricted", "mempolicy": "bind", "bind.app": bind}
+    assert given(two_nodes(), asks) is None
+
+
+def test_what_others_pin_is_left_to_them() -> None:
+    world = two_nodes()
+    of = pod("a", {"mempolicy": "bind"})
+    made = container(of, wants=replace(resources(1), cpus="3"))
+    answer = world.create(of, made)
+    assert isinstance(answer, Admitted)
+    assert answer.adjustment.memory_policy is None
+    assert "mempolicy: bind has no effect: somebody else pins the container" in answer.trace.steps
+
+
+# --- who cannot set one -----------------------------------------------------------------------
+
+
+def test_a_runtime_without_it_refuses_with_what_is_needed() -> None:
+    world = two_nodes(OLD)
+    refused = world.refuse(pod("a", {"policy": "restricted", "mempolicy": "bind"}))
+    assert refused.reason == "MemoryPolicyUnsupported"
+    assert refused.message == (
+        "pod default/a, container app: mempolicy is 'bind' "
+        "(annotation numa.kubernetes.io/mempolicy), but oldd 1.0 hands none on; expected oldd 2"
+    )
+    # Who asks for none, or for the kernel's own, is not concerned.
+    admitted(world, pod("b", {"policy": "restricted"}))
+    admitted(world, pod("c", {"policy": "restricted", "mempolicy": "default"}))
+
+
+def test_on_failure_widen_goes_without_it_and_says_so() -> None:
+    world = two_nodes(OLD)
+    asks = {"policy": "restricted", "mempolicy": "bind", "on-failure": "widen"}
+    answer = admitted(world, pod("a", asks))
+    assert answer.allocation.mems
+    assert answer.adjustment.memory_policy is None
+    assert answer.warnings == ("mempolicy: bind has no effect: oldd 1.0 hands none on",)
+
+
+def test_best_effort_widens_unless_told_otherwise() -> None:
+    world = two_nodes(OLD)
+    assert admitted(world, pod("a", {"policy": "best-effort", "mempolicy": "bind"})).warnings
+    asks = {"policy": "best-effort", "mempolicy": "bind", "on-failure": "reject"}
+    assert world.refuse(pod("b", asks)).reason == "MemoryPolicyUnsupported"
+
+
+def test_on_failure_unpinned_starts_untouched() -> None:
+    asks = {"policy": "restricted", "mempolicy": "bind", "on-failure": "unpinned"}
+    answer = admitted(two_nodes(OLD), pod("a", asks))
+    assert answer.allocation.reason == "not pinned: MemoryPolicyUnsupported"
+    assert not answer.allocation.mems
+    assert answer.adjustment.memory_policy is None
+
+
+def test_a_single_policy_can_be_missing() -> None:
+    weighted = MemoryPolicies({MemoryPolicy.WEIGHTED_INTERLEAVE: "Linux 6.1 does not have it; no"})
+    world = two_nodes(weighted)
+    assert world.refuse(pod("a", {"numamem": "0", "mempolicy": "weighted-interleave"})).reason == (
+        "MemoryPolicyUnsupported"
+    )
+    assert given(world, {"numamem": "0", "mempolicy": "interleave"}) is not None
+
+
+def test_new_settings_do_not_forget_what_the_runtime_can_set() -> None:
+    world = two_nodes(OLD)
+    machine = replace(world.agent.machine, memory_policies=MemoryPolicies())
+    world.apply(world.agent.retopology(machine))
+    assert isinstance(
+        world.create(pod("a", {"numamem": "0", "mempolicy": "bind"}), container(pod("a"))), Refused
+    )
+
+
+# --- what runs already ------------------------------------------------------------------------
+
+
+def test_a_container_that_runs_already_is_pinned_without_it() -> None:
+    world = two_nodes(OLD)
+    of = pod("a", {"policy": "restricted", "mempolicy": "bind"})
+    made = container(of, wants=resources(1, 1))
+    world.pods[of.id], world.live[made.id] = of, made
+    world.synchronize()
+    assert world.has(made.id)[1]
+    known = world.agent.grounds_of(made.id)
+    assert known is not None
+    assert "mempolicy: bind has no effect: the container runs already" in known.basis.steps
+    world.check()

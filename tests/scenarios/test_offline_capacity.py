@@ -1,0 +1,57 @@
+"""A NUMA node of which less is there, or nothing: who still gets something on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import QoSClass
+from nri_numa.machine.cpuset import CPUSet
+from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
+
+SINGLE = {"policy": "single-numa-node"}
+DRAINED = Settings(capacity_factor={0: 0.0})
+LEFT, RIGHT = CPUSet.parse("0-15,32-47"), CPUSet.parse("16-31,48-63")
+"""CPUs of the two NUMA nodes of `machines.dual_smt`."""
+
+
+def put(
+    world: World, name: str, annotations: dict[str, str], cpus: float, qos: QoSClass
+) -> tuple[str, str]:
+    of = pod(name, annotations, qos=qos)
+    return world.place(of, container(of, wants=resources(cpus, 1)))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "cpus", "qos"),
+    [
+        (SINGLE, 4, QoSClass.GUARANTEED),
+        (SINGLE, 1.5, QoSClass.GUARANTEED),
+        (SINGLE, 0.5, QoSClass.BURSTABLE),
+        ({"policy": "restricted"}, 2, QoSClass.GUARANTEED),
+        ({"policy": "best-effort"}, 2, QoSClass.GUARANTEED),
+        ({"cpus": "exclusive"}, 2, QoSClass.GUARANTEED),
+    ],
+)
+def test_nothing_new_lands_on_a_drained_numa_node(
+    annotations: dict[str, str], cpus: float, qos: QoSClass
+) -> None:
+    world = World(machines.dual_smt(), DRAINED)
+    got, _ = put(world, "a", annotations, cpus, qos)
+    assert got
+    assert CPUSet.parse(got) <= RIGHT
+
+
+def test_what_is_listed_is_listed() -> None:
+    """Whoever names CPUs decides himself, on a drained NUMA node too."""
+    world = World(machines.dual_smt(), DRAINED)
+    assert put(world, "a", {"numacpu": "0-1"}, 2, QoSClass.GUARANTEED)[0] == "0-1"
+
+
+def test_half_a_numa_node_takes_half() -> None:
+    world = World(machines.dual_smt(), Settings(capacity_factor={0: 0.5, 1: 0.0}))
+    for name in "abcd":
+        assert CPUSet.parse(put(world, name, SINGLE, 4, QoSClass.GUARANTEED)[0]) <= LEFT
+    of = pod("e", SINGLE, qos=QoSClass.GUARANTEED)
+    assert world.refuse(of, container(of, wants=resources(4, 1))).reason == "TopologyAffinityError"

@@ -1,0 +1,144 @@
+"""A Synchronize that takes too long: the answer leaves in time, the rest follows after it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.workload import QoSClass
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.node.agent import SYNCHRONIZE_SECONDS
+from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
+
+SINGLE = {"policy": "single-numa-node"}
+
+
+def strangers(world: World, count: int) -> list[str]:
+    """Containers that started while we were away, each with a policy and two CPUs of its own."""
+    found = []
+    for n in range(count):
+        of = pod(f"p{n}", SINGLE)
+        made = container(of, wants=resources(2, 1))
+        world.pods[of.id], world.live[made.id] = of, made
+        found.append(made.id)
+    return found
+
+
+def slow(steps: int) -> Callable[[], float]:
+    """A clock that has shown its last second after ``steps`` looks."""
+    looks = itertools.count()
+    return lambda: SYNCHRONIZE_SECONDS * next(looks) / steps
+
+
+def test_the_rest_is_decided_after_the_answer() -> None:
+    world = World(machines.dual_smt(), clock=slow(4))
+    ids = strangers(world, 8)
+    counts = {u.container_id: len(CPUSet.parse(u.cpus)) for u in world.synchronize()}
+    assert counts == dict.fromkeys(ids[:3], 2) | dict.fromkeys(ids[3:], 58), (
+        "who was decided in time has its CPUs, the others make room"
+    )
+    world.apply(world.agent.take_pending())
+    world.check()
+    kinds = {world.agent.state.allocations[i].kind for i in ids}
+    assert kinds == {Kind.EXCLUSIVE}
+    assert len(world.agent.state.owned) == 16
+    value = world.metrics.registry.get_sample_value("nri_numa_gap_containers_total")
+    assert value == 8
+    noted = [n.pod for n in world.agent.notices.after() if n.what == "gap"]
+    assert sorted(noted) == [f"p{n}" for n in range(8)]
+    assert all(world.agent.grounds_of(i) is not None for i in ids), "each can be explained"
+
+
+@pytest.mark.parametrize(("told", "decided"), [(0.0, 3), (2.0, 3), (1.0, 1), (9.0, 3)])
+def test_a_runtime_that_waits_less_is_answered_sooner(told: float, decided: int) -> None:
+    """With half of what it tells left for everything else, and never later than otherwise."""
+    world = World(machines.dual_smt(), clock=slow(4))
+    world.agent.runtime_waits(told)
+    world.agent._soon._later = lambda function: None
+    ids = strangers(world, 8)
+    world.synchronize()
+    kinds = [world.agent.state.allocations[i].kind for i in ids]
+    assert kinds.count(Kind.EXCLUSIVE) == decided
+
+
+def test_a_stranger_that_is_refused_late_runs_on_unpinned() -> None:
+    world = World(machines.dual_smt(), clock=slow(1))
+    of = pod("big", SINGLE)
+    made = container(of, wants=resources(60, 1))
+    world.pods[of.id], world.live[made.id] = of, made
+    world.synchronize()
+    assert [r.reason for r in world.agent.refusals] == ["TopologyAffinityError"]
+    assert world.has(made.id) == ("", "")
+    world.check()
+
+
+def test_what_is_undecided_at_a_crash_is_decided_at_the_next_start() -> None:
+    world = World(machines.dual_smt(), clock=slow(1))
+    ids = strangers(world, 2)
+    world.agent._soon._later = lambda function: None  # we die with the answer
+    world.synchronize()
+    assert {world.agent.state.allocations[i].kind for i in ids} == {Kind.UNBOUND}
+    world.clock = lambda: 0.0
+    world.boot()
+    world.synchronize()
+    assert {world.agent.state.allocations[i].kind for i in ids} == {Kind.EXCLUSIVE}
+    world.check()
+
+
+def test_who_waits_for_a_decision_with_every_cpu_is_nobodys_pin() -> None:
+    """Else its CPUs were withheld from everybody; one that somebody pinned keeps its own."""
+    world = World(machines.dual_smt(), clock=slow(1))
+    wide, narrow, *_ = strangers(world, 4)
+    for one, cpus in ((wide, "0-63"), (narrow, "3")):
+        made = world.live[one]
+        world.live[one] = replace(made, resources=replace(made.resources, cpus=cpus))
+    world.agent._soon._later = lambda function: None
+    world.synchronize()
+    kinds = {one: world.agent.state.allocations[one].kind for one in (wide, narrow)}
+    assert kinds == {wide: Kind.UNBOUND, narrow: Kind.FOREIGN}
+
+
+def test_one_that_stopped_while_it_waited_is_let_be() -> None:
+    world = World(machines.dual_smt(), clock=slow(1))
+    ids = strangers(world, 3)
+    work: list[Callable[[], object]] = []
+    world.agent._soon._later = work.append
+    world.synchronize()
+    world.stop(ids[0])
+    while work:
+        work.pop()()
+    world.apply(world.agent.take_pending())
+    assert len(world.agent.state.owned) == 4
+    world.check()
+
+
+def test_a_later_synchronize_that_has_time_leaves_nothing_to_do() -> None:
+    world = World(machines.dual_smt(), clock=slow(1))
+    strangers(world, 3)
+    work: list[Callable[[], object]] = []
+    world.agent._soon._later = work.append
+    world.synchronize()
+    world.clock = lambda: 0.0
+    world.synchronize()
+    owned = world.agent.state.owned
+    assert len(owned) == 6
+    while work:
+        work.pop()()
+    assert world.agent.state.owned == owned
+    world.check()
+
+
+def test_somebody_elses_pin_is_not_moved_while_it_waits() -> None:
+    world = World(machines.dual_smt(), clock=slow(1))
+    of = pod("foreign", qos=QoSClass.BURSTABLE)
+    made = container(of)
+    made = replace(made, resources=replace(made.resources, cpus="3"))
+    world.pods[of.id], world.live[made.id] = of, made
+    world.agent._soon._later = lambda function: None
+    assert world.synchronize() == ()
+    assert world.agent.state.allocations[made.id].kind is Kind.FOREIGN

@@ -1,0 +1,239 @@
+"""Case 19: refusals and explanations that blamed the wrong thing, as they read now."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from nri_numa.cli import cli
+from nri_numa.cli.status import nodes_table
+from nri_numa.engine.admit import admit
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.explain import sentences
+from nri_numa.engine.state import NodeState
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import QoSClass
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.explained import of_decision
+from tests.beds.world import GIB, World, container, pod, resources
+from tests.checks.docs_refusals import REFUSALS
+from tests.checks.refusal_words import WITHHELD, first_clause, problem, shortage
+from tests.machines import pods
+
+EIGHT = synthetic(sockets=2, numa_per_socket=4, cores_per_numa=8, threads=2, memory_gib=6)
+"""128 CPUs, 48 GiB, no huge pages."""
+PAGE = {GIB: GIB}
+
+
+def clause(
+    topology: Topology,
+    policy: str,
+    count: float = 1,
+    memory: float = 1,
+    hugepages: dict[int, int] | None = None,
+    **more: str,
+) -> str:
+    """The first clause of the refusal of a container on an empty machine."""
+    of = pod("p", {"policy": policy, **more})
+    wants = resources(count, memory, hugepages=hugepages)
+    return first_clause(World(topology).refuse(of, container(of, wants=wants)).message)
+
+
+def told(topology: Topology, annotations: dict[str, str], cpus: float, **more: object) -> str:
+    """The explanation of one container on an empty machine, on one line."""
+    of = pod("p", annotations)
+    wants = resources(cpus, 1, **more)  # type: ignore[arg-type]
+    machine = Machine(topology=topology, settings=Settings())
+    found = admit(machine, NodeState(), of, container(of, wants=wants))
+    return " ".join(sentences.text(of_decision(machine, found), 400).split())
+
+
+@pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
+def test_case_19_no_huge_pages_are_named_and_not_memory(policy: str) -> None:
+    """It read "Memory: 1 GiB needed, which no set of NUMA nodes has"."""
+    expected = "hugepages-1Gi: 1 GiB needed, all NUMA nodes that may serve it have 0 bytes"
+    assert clause(EIGHT, policy, hugepages=PAGE) == expected
+    text = told(EIGHT, {"policy": policy}, 1, hugepages=PAGE)
+    assert "Huge pages of 1GiB: 1 GiB needed, and all NUMA nodes together have 0 bytes." in text
+    assert (
+        "Memory: 1 GiB needed, 48 GiB of 48 GiB free on all NUMA nodes together, but not beside "
+        "what else it needs." in text
+    )
+    assert f"Policy {policy} finds no place: {expected}." in text
+
+
+def test_case_19_best_effort_names_what_is_not_there() -> None:
+    """It read "no set of NUMA nodes has enough memory left"."""
+    text = told(EIGHT, {"policy": "best-effort"}, 1, hugepages=PAGE)
+    assert (
+        "Hugepages-1Gi: 1.0 GiB needed, 0 bytes free on all NUMA nodes that may be used: its "
+        "memory may come from all of them." in text
+    )
+
+
+def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
+    """Memory is judged together with them, fits on each NUMA node, and was blamed."""
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
+        hugepages={GIB: GIB},
+    )  # fmt: skip
+    pages = {GIB: 2 * GIB}
+    assert (
+        clause(topology, "single-numa-node", hugepages=pages)
+        == "hugepages-1Gi: 2 GiB needed, more than the 1 GiB of any one NUMA node"
+    )
+    world = World(topology)
+    first = pod("first", {"policy": "single-numa-node"})
+    world.place(first, container(first, wants=resources(1, 1, hugepages=PAGE)))
+    of = pod("p", {"policy": "restricted"})
+    refused = world.refuse(of, container(of, wants=resources(1, 1, hugepages=pages)))
+    assert first_clause(refused.message) == (
+        "hugepages-1Gi: 2 GiB needed, 1 GiB free on all NUMA nodes together"
+    )
+
+
+def test_case_19_memory_and_huge_pages_that_never_meet() -> None:
+    """Memory is free on one NUMA node, huge pages on the other: both are named, none blamed."""
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
+        hugepages={GIB: 2 * GIB},
+    )  # fmt: skip
+    world = World(topology)
+    for name, memory, pages in (("memory", 5, None), ("pages", 1, {GIB: 2 * GIB})):
+        of = pod(name, {"policy": "single-numa-node"})
+        wants = resources(1, memory, hugepages=pages)
+        world.place(of, container(of, wants=wants))
+    of = pod("p", {"policy": "single-numa-node"})
+    refused = world.refuse(of, container(of, wants=resources(1, 4, hugepages=PAGE)))
+    assert first_clause(refused.message) == (
+        "memory and hugepages-1Gi: each fits, but not on the same NUMA nodes: 4 GiB on NUMA node "
+        "1, 1 GiB on NUMA node 0"
+    )
+
+
+def test_case_19_any_two_where_all_pairs_fit() -> None:
+    """It read "0-1 or 0,2 or 0,3 or 0,4" where all 28 pairs fit."""
+    assert "would need 2 NUMA nodes: any two of them." in told(EIGHT, {"policy": "best-effort"}, 24)
+    assert "would need 3 NUMA nodes: any three of them." in told(
+        EIGHT, {"policy": "best-effort"}, 40
+    )
+
+
+def test_case_19_some_pairs_are_counted() -> None:
+    """Where not all fit, those that are not named are counted."""
+    # NUMA node 0 has one CPU fewer: 32 CPUs are on any two of the other seven.
+    topology = synthetic(
+        sockets=2, numa_per_socket=4, cores_per_numa=8, threads=2, memory_gib=6,
+        offline=CPUSet([0]),
+    )  # fmt: skip
+    text = told(topology, {"policy": "best-effort"}, 32)
+    assert "would need 2 NUMA nodes: NUMA nodes 1-2 or 1,3 or 1,4 or 1,5 or 17 other sets." in text
+
+
+def test_case_19_many_numa_nodes_are_not_counted() -> None:
+    """On machines too large to count sets, the poorest NUMA nodes tell."""
+    topology = synthetic(sockets=4, numa_per_socket=4, cores_per_numa=2, threads=1, memory_gib=6)
+    text = told(topology, {"policy": "best-effort"}, 3)
+    assert "would need 2 NUMA nodes: any two of them." in text
+
+
+@pytest.mark.parametrize("policy", ["none", "best-effort", "restricted", "single-numa-node"])
+def test_case_19_what_the_machine_has_is_said(policy: str) -> None:
+    """It read "needs 130 exclusive CPUs" and never that the machine has 128."""
+    assert (
+        clause(EIGHT, policy, 130, cpus="exclusive")
+        == "cpu: 130 exclusive CPUs needed, this machine has 128 for containers"
+    )
+
+
+@pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
+def test_case_19_a_policy_is_not_explained_as_a_load(policy: str) -> None:
+    """It read "policy: best-effort (annotation …): when it is busy"."""
+    text = told(EIGHT, {"policy": policy, "cpus": "exclusive", "numamem": "1"}, 1.5)
+    assert f"policy: {policy} (annotation numa.kubernetes.io/policy): it goes on " in text
+    text = told(EIGHT, {"policy": policy, "cpus": "exclusive", "numamem": "1"}, 2)
+    assert "busy" not in text
+    listed = told(EIGHT, {"numamem": "1", "policy": "none"}, 2)
+    assert "policy: none (annotation numa.kubernetes.io/policy): it goes wherever there" in listed
+
+
+@pytest.mark.parametrize(
+    ("load", "meaning"),
+    [("high", "it is busy all day"), ("low", "it is never busy"), ("09:00-18:00", "when it is")],
+)
+def test_case_19_a_load_is(load: str, meaning: str) -> None:
+    found = told(EIGHT, {"cpus": "exclusive", "smt": "pair", "load": load}, 2)
+    assert f"load: {load} (annotation numa.kubernetes.io/load): {meaning}" in found
+
+
+def test_case_19_one_or_several() -> None:
+    """It read "on NUMA node 0-1"."""
+    world = World(EIGHT)
+    of = pod("p", {"policy": "best-effort"})
+    world.place(of, container(of, wants=resources(24, 1)))
+    reasons = [a.reason for a in world.agent.state.allocations.values()]
+    assert reasons == ["24 exclusive CPUs on NUMA nodes 0-1, wider than ideal"]
+    unknown = World(EIGHT).refuse(pod("q", {"numacpu": "127-129"}))
+    assert "but CPUs 128-129 do not exist;" in unknown.message
+    unknown = World(EIGHT).refuse(pod("q", {"numacpu": "127-128"}))
+    assert "but CPU 128 does not exist;" in unknown.message
+
+
+@pytest.mark.parametrize("reason", sorted(REFUSALS))
+def test_case_19_every_reason_begins_with_what_failed(reason: str) -> None:
+    refused = REFUSALS[reason]()
+    assert not problem(refused), refused.message
+    told = shortage(first_clause(refused.message))
+    assert told is None or reason in WITHHELD or told[1] > told[2]
+
+
+def test_case_19_a_burstable_container_that_shares() -> None:
+    """Shared CPUs are CPUs, not exclusive ones."""
+    of = pod("p", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
+    refused = World(EIGHT).refuse(of, container(of, wants=resources(16.5, 1)))
+    assert first_clause(refused.message) == (
+        "cpu: 16.5 CPUs needed, more than the 16 CPUs of any one NUMA node"
+    )
+
+
+def test_case_19_tables_do_not_say_0_left_where_there_never_was_anything() -> None:
+    """Memory-only NUMA nodes had LEFT 0 of no CPUs."""
+    manifest = pods.pod("a", 2, "1Gi", {"policy": "single-numa-node"})
+    machine = "synthetic:sockets=2,numa=1,cores=4,threads=1,memory=8Gi,memory-only=64Gi"
+    for more in ([], ["--compare", "strategy=pack"]):
+        arguments = ["simulate", "--machine", machine, *more, "-"]
+        done = CliRunner().invoke(cli, arguments, input=manifest)
+        assert done.exit_code == 0, done.output
+        rows = [line.split() for line in done.output.splitlines() if line.startswith("2 ")]
+        if more:
+            assert rows == [["2", "-", "-", "64Gi", "-", "-", "64Gi"]]
+        else:
+            assert rows == [["2", "-", "-", "-", "-", "64Gi", "0", "64Gi"]]
+
+
+def test_case_19_status_does_not_say_0_of_0() -> None:
+    used = {
+        "exclusive": "", "shared": "", "reserved": "", "cpuAvailableMilli": 0,
+        "cpuCapacityMilli": 0, "memoryAvailableBytes": 0, "memoryBytes": 0,
+    }  # fmt: skip
+    memory_only = {**used, "id": 2, "memoryAvailableBytes": 63 * GIB, "memoryBytes": 64 * GIB}
+    cpu_only = {**used, "id": 3, "cpuAvailableMilli": 3500, "cpuCapacityMilli": 4000}
+    rows = [line.split() for line in nodes_table([memory_only, cpu_only])]
+    assert rows[1] == ["2", "-", "-", "-", "-", "63Gi", "of", "64Gi"]
+    assert rows[2] == ["3", "-", "-", "-", "3.5", "of", "4", "-"]
+
+
+def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
+    """Enough is free; a NUMA node that serves one container by itself joins no group."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8)
+    world = World(topology, Settings(kubelet_memory=True))
+    first = pod("first", {"policy": "single-numa-node"})
+    world.place(first, container(first, wants=resources(1, 1)))
+    of = pod("p", {"cpus": "exclusive"})
+    refused = world.refuse(of, container(of, wants=resources(1, 12)))
+    assert first_clause(refused.message) == (
+        "memory: 12.0 GiB needed, 15.0 GiB free, but not together by the kubelet's rules "
+        "(kubeletMemory)"
+    )

@@ -1,0 +1,283 @@
+"""Case 6 of the policies: an in-place resize never moves a running container."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import GIB, World, container, pod, resources
+from tests.machines import named as machines
+
+SINGLE = {"policy": "single-numa-node"}
+OWN = {"cpus": "exclusive"}
+
+
+def world_of(reading: Reading | None = None, settings: Settings | None = None) -> World:
+    """Two NUMA nodes, 0-3 and 4-7, with 8 GiB each."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8)
+    return World(topology, settings, reading=reading)
+
+
+def start(world: World, name: str, wishes: dict[str, str], wants: Resources) -> tuple[str, str]:
+    of = pod(name, wishes)
+    return world.place(of, container(of, wants=wants))
+
+
+def numa_of(world: World, name: str) -> NUMASet:
+    return world.agent.state.allocations[f"{name}-app"].numa_nodes
+
+
+def test_resize_from_shared_to_exclusive_stays_on_its_numa_node_and_memory() -> None:
+    """1500m to 2000m went from NUMA node 0 to 1, with new mems, while 1 had more left."""
+    world = world_of()
+    assert start(world, "a", SINGLE, resources(1.5, 1)) == ("0-3", "0")
+    start(world, "big", {**SINGLE, "numamem": "0"}, resources(0.5, 6))
+    assert world.update("a-app", resources(2, 1)) is None
+    assert world.agent.state.allocations["a-app"].kind is Kind.EXCLUSIVE
+    cpus, mems = world.has("a-app")
+    assert CPUSet.parse(cpus) <= CPUSet.parse("0-3")
+    assert mems == "0"
+    world.check()
+
+
+def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused() -> None:
+    world = world_of()
+    assert start(world, "a", SINGLE, resources(0.5, 1)) == ("0-3", "0")
+    start(world, "own", {**SINGLE, "numamem": "0"}, resources(3, 1))
+    before = world.has("a-app")
+    refused = world.update("a-app", resources(2, 1))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "NotEnoughCPUs"
+    assert refused.message == (
+        "resize refused: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free on "
+        "NUMA node 0 for it (smt: spread)"
+    )
+    assert world.has("a-app") == before
+    world.check()
+
+
+def test_resize_from_shared_to_exclusive_shares_on_where_widening_would_move_it() -> None:
+    world = world_of()
+    start(world, "a", {**SINGLE, "on-failure": "widen"}, resources(0.5, 1))
+    start(world, "own", {**SINGLE, "numamem": "0"}, resources(3, 1))
+    before = world.has("a-app")
+    assert world.update("a-app", resources(2, 1)) is None
+    assert world.has("a-app") == before
+    assert world.agent.state.allocations["a-app"].kind is Kind.SHARED
+    world.check()
+
+
+def test_resize_from_exclusive_to_shared_stays_on_its_numa_node() -> None:
+    world = world_of()
+    assert start(world, "first", SINGLE, resources(1, 4))[1] == "0"
+    cpus, mems = start(world, "a", SINGLE, resources(2, 1))
+    assert mems == "1"
+    start(world, "more", {**SINGLE, "numamem": "1"}, resources(0.5, 6))
+    assert world.update("a-app", resources(1.5, 1)) is None
+    assert world.has("a-app") == ("4-7", "1")
+    assert not world.agent.state.owned & CPUSet.parse(cpus)
+    world.check()
+
+
+def test_resize_that_grows_keeps_its_cpus_and_refuses_more_than_its_node_has() -> None:
+    world = world_of()
+    start(world, "a", SINGLE, resources(2, 1))
+    had = world.cpus("a-app")
+    assert world.update("a-app", resources(3, 1)) is None
+    assert had < world.cpus("a-app")
+    refused = world.update("a-app", resources(5, 1))
+    assert isinstance(refused, Refused)
+    assert "cpu: 5 exclusive CPUs needed, " in refused.message
+
+
+def test_resize_without_a_policy_stays_on_its_numa_node_too() -> None:
+    world = world_of()
+    start(world, "a", OWN, resources(3, 1))
+    assert isinstance(world.update("a-app", resources(5, 1)), Refused)
+    assert world.has("a-app")[1] == "0"
+
+
+def test_resize_under_widen_adds_cpus_elsewhere_and_keeps_cpus_and_memory_nodes() -> None:
+    world = world_of()
+    start(world, "a", {"policy": "best-effort"}, resources(3, 1))
+    had = world.cpus("a-app")
+    assert world.update("a-app", resources(5, 1)) is None
+    assert had < world.cpus("a-app")
+    assert numa_of(world, "a") == NUMASet([0, 1])
+    assert world.has("a-app")[1] == "0"
+    assert not world.agent.state.allocations["a-app"].preferred
+    # More than the machine has: it keeps what it has.
+    had = world.cpus("a-app")
+    assert world.update("a-app", resources(20, 1)) is None
+    assert world.cpus("a-app") == had
+    world.check()
+
+
+def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node() -> None:
+    """Without a CPU there, they would be moved to the rest of the machine."""
+    world = world_of()
+    start(world, "a", SINGLE, resources(2, 1))
+    start(world, "share", {**SINGLE, "numamem": "0"}, resources(0.5, 1))
+    assert world.has("share-app")[0] == "2-3"
+    assert isinstance(world.update("a-app", resources(4, 1)), Refused)
+    assert world.update("a-app", resources(3, 1)) is None
+    assert world.has("share-app")[0] == "3"
+    widened = {**SINGLE, "on-failure": "widen"}
+    start(world, "b", widened, resources(2, 1))
+    start(world, "beside", {**SINGLE, "numamem": "1"}, resources(0.5, 1))
+    assert isinstance(world.update("b-app", resources(4, 1)), type(None))
+    assert len(world.cpus("b-app")) == 2, "the others need what is left on both NUMA nodes"
+    world.check()
+
+
+def test_resize_that_would_empty_the_shared_pool_is_refused() -> None:
+    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1))
+    start(world, "a", OWN, resources(3))
+    refused = world.update("a-app", resources(4))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "SharedPoolEmpty"
+
+
+def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused() -> None:
+    world = world_of()
+    start(world, "a", SINGLE, resources(1, 4))
+    refused = world.update("a-app", resources(1, 10))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "NotEnoughMemory"
+    assert refused.message.endswith("memory: 10.0 GiB needed, 8.0 GiB free on NUMA node 0")
+    start(world, "b", {"policy": "best-effort"}, resources(1, 4))
+    assert world.update("b-app", resources(1, 10)) is None
+    assert world.has("b-app")[1] == "1"
+    assert world.agent.state.charge(1).memory == 10 * GIB
+
+
+def test_resize_of_memory_counts_what_the_container_uses_already_as_its_own() -> None:
+    """It uses 5 GiB of its 6; growing by 1 GiB needs 1 GiB more, not 7 GiB that are free."""
+    world = world_of(Reading(memory={0: 8 * GIB, 1: 8 * GIB}))
+    start(world, "a", SINGLE, resources(1, 6))
+    world.reading = Reading(memory={0: 3 * GIB, 1: 8 * GIB})
+    assert world.update("a-app", resources(1, 7)) is None
+    assert world.has("a-app")[1] == "0"
+    world.reading = Reading(memory={0: 0, 1: 8 * GIB}, hugepages={0: {GIB: 0}})
+    assert isinstance(world.update("a-app", resources(1, 8)), Refused)
+
+
+def test_resize_of_huge_pages_must_fit_where_it_is() -> None:
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
+    )
+    world = World(topology, reading=Reading(hugepages={0: {GIB: 2 * GIB}, 1: {GIB: 2 * GIB}}))
+    start(world, "a", SINGLE, resources(1, 1, hugepages={GIB: GIB}))
+    assert world.update("a-app", resources(1, 1, hugepages={GIB: 2 * GIB})) is None
+    refused = world.update("a-app", resources(1, 1, hugepages={GIB: 3 * GIB}))
+    assert isinstance(refused, Refused)
+    assert "hugepages-1Gi: 3.0 GiB needed, 2.0 GiB free on NUMA node 0" in refused.message
+
+
+def test_resize_after_a_rule_changed_does_not_apply_the_new_rule() -> None:
+    """It was pinned by a list, or owned CPUs; the rule that says otherwise is for new pods."""
+    rules = (Rule(values={"numacpu": "5", "numamem": "1"}, containers=("app",)),)
+    world = world_of(settings=Settings(rules=rules))
+    assert start(world, "listed", {}, resources(0.5, 1)) == ("5", "1")
+    assert start(world, "owned", {"numacpu": "7", **OWN}, resources(1, 1)) == ("7", "1")
+    world.settings = Settings(rules=(Rule(values=SINGLE),))
+    world.boot()
+    world.synchronize()
+    start(world, "a", {}, resources(2, 1))
+    had = world.has("a-app")
+    assert world.update("listed-app", resources(2, 1)) is None
+    assert world.update("owned-app", resources(2, 1)) is None
+    assert (world.has("listed-app"), world.has("owned-app")) == (("5", "1"), ("7", "1"))
+    world.settings = Settings()
+    world.boot()
+    world.synchronize()
+    assert world.update("a-app", resources(2, 2)) is None
+    assert world.has("a-app") == had
+    world.check()
+
+
+def test_resize_in_a_pod_that_was_placed_together_may_use_all_of_the_pods_numa_nodes() -> None:
+    world = world_of()
+    of = pod("p", {"policy": "restricted", "scope": "pod"}, total=resources(6, 10))
+    world.place(of, container(of, "a", resources(3, 9)))
+    world.place(of, container(of, "b", resources(1, 1)))
+    assert world.has("p-a")[1] == "0-1"
+    assert world.update("p-a", resources(5, 9)) is None
+    assert len(world.cpus("p-a")) == 5
+    assert world.agent.state.allocations["p-a"].preferred
+    world.check()
+
+
+def test_resize_of_a_burstable_container_by_its_request_stays() -> None:
+    world = world_of()
+    of = pod("a", SINGLE, qos=QoSClass.BURSTABLE)
+    had = world.place(of, container(of, wants=resources(1.5, 1)))
+    refused = world.update("a-app", resources(4.5, 1))
+    assert isinstance(refused, Refused)
+    assert "cpu: 4.5 CPUs needed, 4 CPUs free on NUMA node 0" in refused.message
+    assert world.has("a-app") == had
+
+
+def test_resize_of_a_container_with_listed_memory_books_its_new_size_there() -> None:
+    world = world_of()
+    assert start(world, "a", {"numamem": "1"}, resources(0.5, 1)) == ("", "1")
+    assert world.update("a-app", resources(2, 3)) is None
+    assert world.has("a-app") == ("", "1")
+    assert world.agent.state.charge(1).memory == 3 * GIB
+    assert isinstance(world.update("a-app", resources(2, 9)), Refused)
+
+
+def test_resize_that_whole_cores_cannot_make_is_refused() -> None:
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
+    world = World(topology)
+    start(world, "a", {**SINGLE, "smt": "full-core"}, resources(2, 1))
+    refused = world.update("a-app", resources(3, 1))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "SMTAlignmentError"
+    assert world.update("a-app", resources(4, 1)) is None
+    assert len(world.cpus("a-app")) == 4
+
+
+def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline() -> None:
+    world = world_of()
+    start(world, "a", SINGLE, resources(2, 1))
+    had = world.agent.state.allocations["a-app"].cpus
+    world.topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
+        offline=CPUSet([max(had)]),
+    )  # fmt: skip
+    world.boot()
+    world.synchronize()
+    assert world.update("a-app", resources(2, 2)) is None
+    assert world.agent.state.allocations["a-app"].cpus == had
+    assert world.agent.state.charge(0).memory == 2 * GIB
+
+
+@pytest.mark.parametrize("on_failure", ["reject", "unpinned", "widen"])
+def test_whole_cores_are_not_kept_when_the_request_stops_paying_for_them(on_failure: str) -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", {"cpus": "exclusive", "smt": "full-core", "on-failure": on_failure})
+    made = container(of, wants=resources(2, 1))
+    world.place(of, made)
+    refused = world.update(made.id, resources(1, 1))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "SMTAlignmentError"
+    assert len(world.agent.state.allocations[made.id].cpus) == 2
+    world.check()
+
+
+def test_resize_of_a_busy_container_takes_the_sibling_of_a_quiet_one() -> None:
+    """What else runs on a core counts when it grows as it does when it is placed."""
+    world = World(machines.single_smt())
+    world.synchronize()
+    for name, load in (("busy", "high"), ("quiet", "low"), ("calm", "low")):
+        of = pod(name, {"cpus": "exclusive", "smt": "pair", "load": load})
+        world.place(of, container(of, wants=resources(1, 1)))
+    assert [world.has(f"{name}-app")[0] for name in ("busy", "quiet", "calm")] == ["0", "4", "1"]
+    assert world.update("busy-app", resources(2, 1)) is None
+    assert world.has("busy-app")[0] == "0,5"

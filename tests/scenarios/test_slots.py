@@ -1,0 +1,270 @@
+"""Containers that hold slots of the device plugin own as many CPUs, and nobody can make them up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.engine.decision import Refused
+from nri_numa.engine.place.offer import offer
+from nri_numa.engine.request.slots import read_slots
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.limits import CPUAmount, Limits, Otherwise, Permission, Quota
+from nri_numa.engine.values.settings import CPUOrder, Rule, Settings
+from nri_numa.engine.values.workload import SMT, Container, PodSandbox, QoSClass, Resources
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import PREFIX, World, container, pod, resources
+
+
+def world_of(settings: Settings | None = None, threads: int = 1) -> World:
+    """Two NUMA nodes, without hyperthreads 0-3 and 4-7."""
+    return World(
+        synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=threads), settings
+    )
+
+
+def holding(
+    name: str,
+    slots: str,
+    cpus: float = 1,
+    asks: Mapping[str, str] | None = None,
+    *,
+    wants: Resources | None = None,
+    qos: QoSClass = QoSClass.GUARANTEED,
+) -> tuple[PodSandbox, Container]:
+    of = pod(name, asks, qos=qos)
+    made = container(of, wants=wants or resources(cpus, 0.1))
+    return of, replace(made, annotations={f"{PREFIX}slots": slots})
+
+
+def test_no_annotation_of_the_pod_is_needed() -> None:
+    world = world_of()
+    world.place(pod("neighbour"))
+    cpus, mems = world.place(*holding("a", "slot-4,slot-9", 2))
+    assert len(CPUSet.parse(cpus)) == 2
+    assert mems in ("0", "1")
+    allocation = world.agent.state.allocations["a-app"]
+    assert allocation.kind is Kind.EXCLUSIVE
+    assert allocation.slots == "slot-4,slot-9"
+    assert world.live["a-app"].resources.cpu_quota == -1
+    world.check()
+
+
+def test_the_device_plugin_is_told_which_annotation() -> None:
+    world = world_of(Settings(prefix="numa.example.org"))
+    assert world.agent.machine.slots_key == "numa.example.org/slots"
+    of, made = holding("a", "")
+    key = world.agent.machine.slots_key
+    cpus, _ = world.place(of, replace(made, annotations={key: "slot-0"}))
+    assert len(CPUSet.parse(cpus)) == 1
+
+
+def test_without_slots_the_same_pod_shares() -> None:
+    world = world_of()
+    of, made = holding("a", "")
+    assert world.place(of, made) == ("", "")
+
+
+def test_a_burstable_pod_owns_what_its_request_pays_for() -> None:
+    world = world_of()
+    request = Resources(cpu_shares=2048)
+    cpus, _ = world.place(*holding("a", "slot-0,slot-1", wants=request, qos=QoSClass.BURSTABLE))
+    assert len(CPUSet.parse(cpus)) == 2
+    limit = replace(request, cpu_quota=300_000, cpu_period=100_000)
+    three = holding("b", "slot-2,slot-3,slot-4", wants=limit, qos=QoSClass.BURSTABLE)
+    assert world.refuse(*three).reason == "UnpaidCPUs"
+
+
+def test_nobody_can_claim_slots_by_an_annotation_of_the_pod() -> None:
+    """Not even where the runtime copies annotations of pods to their containers."""
+    world = world_of()
+    of, made = holding("forger", "slot-0", 1, {"slots": "slot-0"})
+    for each in (made, replace(made, annotations={})):
+        refused = world.refuse(of, each)
+        assert refused.reason == "InvalidAnnotation"
+        assert "slots is 'slot-0' (annotation numa.kubernetes.io/slots)" in refused.message
+    lenient = Permission(name="permissions[1]", keys=(), otherwise=Otherwise.IGNORE)
+    assert world_of(Settings(permissions=(lenient,))).refuse(of, made).reason == "InvalidAnnotation"
+
+
+def test_annotations_say_where_and_how() -> None:
+    world = world_of(threads=2)
+    asks = {"policy": "single-numa-node", "smt": "isolate"}
+    world.place(*holding("a", "slot-0,slot-1", 2, asks))
+    allocation = world.agent.state.allocations["a-app"]
+    assert (len(allocation.cpus), len(allocation.idle)) == (2, 2)
+    assert len(allocation.numa_nodes) == 1
+
+
+@pytest.mark.parametrize(
+    ("asks", "slots", "words"),
+    [
+        ({"numacpu": "0"}, "slot-0", "numacpu is '0' (annotation numa.kubernetes.io/numacpu)"),
+        ({"cpus": "shared"}, "slot-0", "cpus is 'shared'"),
+        ({"bind": "none"}, "slot-0", "bind is 'none'"),
+        ({"scope": "pod"}, "numa0-slot-0", "scope is 'pod'"),
+    ],
+)
+def test_contradictions_are_refused(asks: dict[str, str], slots: str, words: str) -> None:
+    refused = world_of().refuse(*holding("a", slots, 1, asks))
+    assert refused.reason == "SlotsConflict"
+    assert words in refused.message
+    assert "1 slot of the device plugin" in refused.message
+
+
+def test_rules_contradict_and_defaults_give_way() -> None:
+    defaults = Settings(defaults={"bind": "none", "cpus": "shared"})
+    assert world_of(defaults).place(*holding("a", "slot-0"))[0] in [str(i) for i in range(8)]
+    ruled = Settings(rules=(Rule(values={"cpus": "shared"}),))
+    assert "(rule 1)" in world_of(ruled).refuse(*holding("a", "slot-0")).message
+
+
+@pytest.mark.parametrize("cpus", [0, 0.5, 1.5, 1, 3])
+def test_as_many_cpus_as_slots(cpus: float) -> None:
+    refused = world_of().refuse(*holding("a", "slot-0,slot-1", cpus))
+    assert refused.reason == "SlotsMismatch"
+    value = f"{int(1000 * cpus)}m" if cpus else "not set"
+    assert f"cpu is {value} and it holds 2 slots of the device plugin, expected 2000m" in (
+        refused.message
+    )
+
+
+def test_a_permission_lets_the_request_be_smaller() -> None:
+    """Where the operator took exclusive CPUs out of what the scheduler counts as cpu."""
+    carved = Settings(permissions=(Permission(name="permissions[0]", unpaid_cpus=True),))
+    for cpus in (0, 0.5):
+        world = world_of(carved)
+        assert len(CPUSet.parse(world.place(*holding("a", "slot-0,slot-1", cpus))[0])) == 2
+    assert world_of(carved).refuse(*holding("a", "slot-0", 2)).reason == "SlotsMismatch"
+
+
+def test_more_cpus_than_shares_can_tell() -> None:
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=160, threads=1)
+    slots = ",".join(f"slot-{n}" for n in range(300))
+    most = Resources(cpu_shares=262_144)
+    world = World(topology)
+    cpus, _ = world.place(*holding("a", slots, wants=most, qos=QoSClass.BURSTABLE))
+    assert len(CPUSet.parse(cpus)) == 300
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cpu-1", "slot-", "slot-1,", "slot-1,slot-1", "slot-1 ", "numa-slot-1", "slot-١",
+        "x" * 200_000, ",".join(f"slot-{n}" for n in range(5000)),
+    ],
+)  # fmt: skip
+def test_ids_that_cannot_be_read_are_refused(text: str) -> None:
+    refused = world_of().refuse(*holding("a", text))
+    assert refused.reason == "InvalidSlots"
+    assert len(refused.message) < 600
+
+
+def test_the_numa_node_that_the_kubelet_chose_binds() -> None:
+    world = world_of()
+    for name, slots, cpus in (
+        ("a", "numa1-slot-0,numa1-slot-1", "4-5"),
+        ("b", "numa0-slot-3,numa1-slot-7", "0,6"),
+    ):
+        assert world.place(*holding(name, slots, 2))[0] == cpus
+    # One is left there, and the others would do if they had not been chosen.
+    refused = world.refuse(*holding("c", "numa1-slot-2,numa1-slot-3", 2))
+    assert refused.reason == "NotEnoughCPUs"
+    # What two NUMA nodes were chosen for cannot be on one.
+    single = {"policy": "single-numa-node"}
+    refused = world.refuse(*holding("d", "numa0-slot-0,numa1-slot-2", 2, single))
+    assert refused.reason == "TopologyAffinityError"
+    world.check()
+
+
+def test_ids_of_both_sorts_bind_nothing() -> None:
+    read = read_slots("slot-1,numa1-slot-2")
+    assert not isinstance(read, str)
+    assert (read.count, read.by_node) == (2, {})
+
+
+def test_slots_outlive_the_agent_and_the_checkpoint() -> None:
+    world = world_of()
+    world.place(*holding("a", "slot-0"))
+    world.place(pod("b", {"cpus": "exclusive"}), container(pod("b"), wants=resources(1)))
+    before = {id: world.has(id) for id in ("a-app", "b-app")}
+    for key in (world.key, b"made anew"):
+        world.boot()
+        world.synchronize()
+        allocations = world.agent.state.allocations
+        assert (allocations["a-app"].slots, allocations["b-app"].slots) == ("slot-0", "")
+        assert {id: world.has(id) for id in before} == before
+        world.store.documents.clear()
+        world.key = key
+
+
+def test_a_container_of_a_gap_gets_its_slots() -> None:
+    world = world_of()
+    of, made = holding("late", "slot-0,slot-1", 2)
+    world.pods[of.id], world.live[made.id] = of, made
+    world.synchronize()
+    assert len(world.agent.state.allocations["late-app"].cpus) == 2
+
+
+def test_a_forged_decision_is_not_more_than_its_slots() -> None:
+    world = world_of()
+    of, made = holding("forger", "slot-0")
+    claim = '{"cpus":"0-3","mems":"0","policy":"none","kind":"exclusive","numa":"0","reason":"x"}'
+    wide = replace(made.resources, cpus="0-3")
+    marked = {**made.annotations, f"{PREFIX}assigned": claim}
+    world.pods[of.id] = of
+    world.live[made.id] = replace(made, resources=wide, annotations=marked)
+    world.synchronize()
+    assert len(world.agent.state.allocations["forger-app"].cpus) <= 1
+
+
+def test_a_resize_would_part_cpus_from_slots() -> None:
+    world = world_of()
+    world.place(*holding("a", "slot-0,slot-1", 2))
+    before = world.has("a-app")
+    for cpus in (1, 3):
+        refused = world.update("a-app", resources(cpus, 0.1))
+        assert isinstance(refused, Refused)
+        assert refused.message.startswith("resize refused: pod default/a, container app: cpu is")
+        assert refused.reason == "SlotsMismatch"
+    assert world.update("a-app", resources(2, 0.2)) is None  # memory alone
+    assert world.has("a-app") == before
+    assert world.agent.state.allocations["a-app"].slots == "slot-0,slot-1"
+    world.check()
+
+
+def counts(world: World) -> tuple[dict[int, int], dict[int, int]]:
+    found = offer(world.agent.machine, world.agent.state)
+    return found.held, found.free
+
+
+def test_what_is_offered() -> None:
+    """The sum stays while slots are taken; what others own is no part of it."""
+    world = world_of(Settings(reserved_cpus=CPUSet([0])))
+    assert counts(world) == ({0: 0, 1: 0}, {0: 3, 1: 4})
+    world.place(*holding("a", "slot-0,slot-1", 2))
+    assert offer(world.agent.machine, world.agent.state).total == 7
+    world.place(pod("b", {"cpus": "exclusive"}), container(pod("b"), wants=resources(3)))
+    assert offer(world.agent.machine, world.agent.state).total == 4
+    world.stop("a-app")
+    assert offer(world.agent.machine, world.agent.state).total == 4
+
+
+def test_the_floor_of_the_machine_is_taken_where_most_is_free() -> None:
+    world = world_of()
+    assert counts(world) == ({0: 0, 1: 0}, {0: 4, 1: 3})
+    floor = Settings(limits=Limits(pool=CPUAmount(3)))
+    assert counts(world_of(floor))[1] == {0: 3, 1: 2}
+
+
+def test_quotas_and_the_default_for_siblings_count() -> None:
+    quota = Limits(quota=Quota(exclusive=CPUAmount(2)))
+    assert sum(counts(world_of(Settings(limits=quota)))[1].values()) == 2
+    isolate = Settings(defaults={"smt": SMT.ISOLATE.value})
+    assert sum(counts(world_of(isolate, threads=2))[1].values()) == 4  # a quarter may be idle
+    assert sum(counts(world_of(isolate))[1].values()) == 7
+    kubelet = Settings(cpu_order=CPUOrder.KUBELET)
+    assert sum(counts(world_of(kubelet))[1].values()) == 7

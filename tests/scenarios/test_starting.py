@@ -1,0 +1,446 @@
+"""Containers between their creation and their start: what changes meanwhile is there in time.
+
+The runtime takes updates of such containers down and applies them to nobody. `Kernel` is the
+cgroups: made with what the runtime had written down when the start began, and changed by us alone.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.machine.cgroups import NO_CGROUP, CgroupPlace, Written
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.observe import logs
+from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
+
+OWN = {"cpus": "exclusive"}
+
+
+class Kernel:
+    """Cgroups by path, with the CPUs they have; written to by the agent."""
+
+    def __init__(self) -> None:
+        self.cgroups: dict[str, str] = {}
+        self.mems: dict[str, str] = {}
+        self.problem = ""
+
+    def write(self, place: CgroupPlace, cpus: str, mems: str) -> Written:
+        path = place.cgroups_path
+        if mems:
+            self.mems[path] = mems
+        if path not in self.cgroups:
+            return NO_CGROUP
+        if self.problem:
+            return Written(problem=self.problem)
+        changed = bool(mems) or self.cgroups[path] != cpus
+        self.cgroups[path] = cpus or self.cgroups[path]
+        return Written(changed=changed)
+
+
+class Node:
+    """A world whose containers start in steps."""
+
+    def __init__(self, *, observe: bool = False, driver: str = "/pods/{}") -> None:
+        self.kernel = Kernel()
+        self.driver = driver
+        self.concerned: list[tuple[tuple[str, ...], int]] = []
+        self.world = World(machines.single_no_smt(), observe=observe, write=self.kernel.write)
+        self.world.synchronize()
+        self.agent = self.world.agent
+        self.agent.concern = lambda ids, n: self.concerned.append((tuple(ids), n))
+
+    def path(self, name: str) -> str:
+        return self.driver.format(f"{name}-app")
+
+    def create(self, name: str, annotations: dict[str, str] | None = None, cpus: float = 0) -> None:
+        of = pod(name, annotations)
+        made = container(of, wants=resources(cpus, 1) if cpus else Resources())
+        self.world.place(of, replace(made, cgroups_path=self.path(name)))
+
+    def task(self, name: str) -> None:
+        """The OCI runtime makes the cgroup, from what is written down at this moment."""
+        self.kernel.cgroups[self.path(name)] = self.world.has(f"{name}-app")[0] or "0-3"
+
+    def event(self, name: str) -> tuple[PodSandbox, Container]:
+        made = self.world.live[f"{name}-app"]
+        return self.world.pods[made.pod_id], replace(made, pid=42)
+
+    def start(self, name: str) -> None:
+        self.agent.start_container(*self.event(name))
+
+    def started(self, name: str) -> None:
+        self.agent.post_start_container(*self.event(name))
+
+    def has(self, name: str) -> str:
+        return self.kernel.cgroups[self.path(name)]
+
+    def count(self, name: str) -> float:
+        value = self.world.metrics.registry.get_sample_value(f"nri_numa_{name}_total")
+        assert value is not None
+        return value
+
+
+def test_an_owner_that_comes_between_create_and_start_is_alone_from_the_first_instruction() -> None:
+    node = Node()
+    node.create("plain")
+    node.task("plain")  # the bundle has all CPUs, and keeps them whatever is written down later
+    node.create("own", OWN, 2)
+    assert node.has("plain") == "0-3"
+    node.start("plain")
+    assert node.has("plain") == node.world.has("plain-app")[0] == "2-3"
+    assert node.count("start_corrections") == 1
+    node.world.check()
+
+
+def test_an_owner_that_comes_while_the_program_is_started_is_alone_before_it_is_answered() -> None:
+    node = Node()
+    node.create("plain")
+    node.task("plain")
+    node.start("plain")
+    node.create("own", OWN, 2)
+    assert node.has("plain") == "2-3"
+    node.started("plain")
+    node.world.stop("own-app")
+    # It runs: from here on the runtime writes the cgroup.
+    assert node.has("plain") == "2-3"
+    assert node.world.has("plain-app")[0] == "0-3"
+
+
+def test_who_is_created_narrow_and_started_after_the_owner_left_has_everything() -> None:
+    node = Node()
+    node.create("own", OWN, 2)
+    node.create("plain")
+    node.task("plain")
+    node.world.stop("own-app")
+    node.start("plain")
+    assert node.has("plain") == "0-3"
+
+
+def test_nothing_is_written_where_nothing_changed() -> None:
+    node = Node()
+    node.create("own", OWN, 2)
+    node.create("plain")
+    node.kernel.cgroups[node.path("plain")] = "as somebody wrote it"
+    node.start("plain")
+    assert node.has("plain") == "as somebody wrote it"
+    assert node.count("start_corrections") == 0
+
+
+def test_a_cgroup_that_is_right_already_is_no_correction() -> None:
+    """The update came before the bundle was made."""
+    node = Node()
+    node.create("plain")
+    node.create("own", OWN, 2)
+    node.task("plain")
+    node.start("plain")
+    assert node.has("plain") == "2-3"
+    assert node.count("start_corrections") == 0
+
+
+def test_a_resize_between_create_and_start_counts_too() -> None:
+    node = Node()
+    node.create("own", OWN, 1)
+    node.task("own")
+    assert node.world.update("own-app", resources(2, 1)) is None
+    node.start("own")
+    assert node.has("own") == node.world.has("own-app")[0] == "0-1"
+
+
+def test_under_systemd_it_is_said_again_once_it_runs() -> None:
+    """The scope has properties of its own, which a daemon-reload writes back."""
+    node = Node(driver="kubepods.slice:cri-containerd:{}")
+    node.create("plain")
+    node.task("plain")
+    node.create("own", OWN, 2)
+    node.start("plain")
+    assert not node.agent.has_pending
+    node.started("plain")
+    assert node.agent.take_pending() == (
+        ContainerUpdate("plain-app", cpus="2-3", ignore_failure=True),
+    )
+
+
+def test_with_cgroupfs_there_is_nothing_to_say_again() -> None:
+    node = Node()
+    node.create("plain")
+    node.task("plain")
+    node.create("own", OWN, 2)
+    node.start("plain")
+    node.started("plain")
+    assert not node.agent.has_pending
+
+
+def test_a_cgroup_that_cannot_be_written_is_looked_at_as_soon_as_it_runs() -> None:
+    node = Node()
+    node.create("plain")
+    node.task("plain")
+    node.create("own", OWN, 2)
+    node.kernel.problem = "read-only file system"
+    node.start("plain")
+    assert node.has("plain") == "0-3"
+    node.concerned.clear()
+    node.started("plain")
+    assert node.concerned == [(("plain-app",), 0)]
+
+
+def test_whoever_a_reply_changes_is_looked_at_when_the_runtime_has_applied_it() -> None:
+    node = Node()
+    node.create("one")
+    node.create("two")
+    node.concerned.clear()
+    node.create("own", OWN, 2)
+    assert node.concerned == [(("one-app", "two-app"), 2)]
+
+
+def test_a_container_that_was_created_before_we_came_may_be_anywhere_in_its_start() -> None:
+    node = Node()
+    node.create("plain")
+    node.create("own", OWN, 2)
+    node.world.boot()
+    agent = node.agent = node.world.agent
+    # The runtime's record has everything: our update was lost with the connection.
+    lost = node.world.live["plain-app"]
+    node.world.live["plain-app"] = replace(
+        lost, starting=True, resources=replace(lost.resources, cpus="")
+    )
+    node.task("plain")
+    node.world.synchronize()
+    assert node.has("plain") == "2-3"  # it may run already
+    assert "plain-app" in agent.starts
+
+
+def test_a_container_without_a_cgroup_yet_is_written_when_it_has_one() -> None:
+    node = Node()
+    node.create("plain")
+    made = node.world.live["plain-app"]
+    node.world.live["plain-app"] = replace(made, starting=True)
+    node.world.synchronize()
+    node.create("own", OWN, 2)
+    node.kernel.cgroups[node.path("plain")] = "0-3"  # from the record of before
+    node.start("plain")
+    assert node.has("plain") == "2-3"
+
+
+def test_a_start_tells_of_a_container_whose_creation_was_lost() -> None:
+    """NRI before 0.7 can lose a creation that falls into a registration (nri#63)."""
+    node = Node()
+    node.create("plain")
+    of = pod("own", OWN)
+    made = replace(container(of, wants=resources(2, 1)), cgroups_path=node.path("own"))
+    node.world.pods[of.id], node.world.live[made.id] = of, made
+    node.task("own")
+    node.start("own")
+    allocation = node.agent.state.allocations["own-app"]
+    assert allocation.kind is Kind.EXCLUSIVE
+    assert node.has("own") == str(allocation.cpus) == "0-1"
+    assert node.count("gap_containers") == 1
+    # Its neighbour runs and its record is the runtime's: both are told by the next reply.
+    node.world.apply(node.agent.take_pending())
+    node.world.check()
+
+
+def test_a_lost_creation_that_cannot_be_placed_runs_unpinned() -> None:
+    node = Node()
+    of = pod("huge", OWN)
+    made = container(of, wants=resources(64, 1))
+    node.world.pods[of.id], node.world.live[made.id] = of, made
+    node.start("huge")
+    assert node.agent.state.allocations["huge-app"].kind is Kind.UNBOUND
+    assert [r.pod for r in node.agent.refusals] == ["huge"]
+
+
+def test_the_end_of_a_start_tells_of_it_too() -> None:
+    node = Node()
+    of = pod("plain")
+    made = container(of)
+    node.world.pods[of.id], node.world.live[made.id] = of, made
+    node.started("plain")
+    assert node.agent.state.allocations["plain-app"].kind is Kind.UNBOUND
+
+
+def test_a_program_that_ends_before_the_runtime_says_that_it_runs_is_not_taken_in_again() -> None:
+    node = Node()
+    node.create("short", OWN, 2)
+    event = node.event("short")
+    node.agent.start_container(*event)
+    node.world.stop("short-app")
+    node.agent.post_start_container(*event)
+    node.agent.start_container(*event)
+    assert node.agent.state.allocations == {}
+    assert node.agent.places == {}
+
+
+def test_ids_of_the_ended_are_not_kept_for_ever() -> None:
+    node = Node()
+    for n in range(300):
+        node.create(f"p{n}")
+        node.world.stop(f"p{n}-app")
+    assert len(node.agent._ended) == 256
+
+
+@pytest.mark.parametrize("moment", ["start", "started"])
+def test_observe_writes_nothing(moment: str) -> None:
+    node = Node(observe=True)
+    node.create("plain")
+    node.task("plain")
+    node.create("own", OWN, 2)
+    getattr(node, moment)("plain")
+    of = pod("unknown")
+    node.world.pods[of.id], node.world.live["unknown-app"] = of, container(of)
+    getattr(node, moment)("unknown")
+    assert node.has("plain") == "0-3"
+    assert "unknown-app" not in node.agent.state.allocations
+
+
+def test_somebody_elses_pin_is_left_alone() -> None:
+    node = Node()
+    of = pod("foreign")
+    made = container(of, wants=Resources(cpus="3"))
+    node.world.place(of, replace(made, cgroups_path=node.path("foreign")))
+    node.task("foreign")
+    node.start("foreign")
+    node.create("own", OWN, 2)
+    assert node.has("foreign") == "3"
+
+
+def test_a_container_that_stops_before_it_started_is_forgotten() -> None:
+    node = Node()
+    node.create("plain")
+    node.world.stop("plain-app")
+    assert len(node.agent.starts) == 0
+
+
+def test_cpus_that_go_offline_during_a_start_are_written_too() -> None:
+    node = Node()
+    node.create("own", OWN, 2)
+    node.create("plain")
+    node.task("plain")
+    node.start("plain")
+    topology = node.world.topology
+    left = topology.online & CPUSet.parse("0-2")
+    topology = replace(topology, online=left, allowed=left)
+    told: list[CPUSet] = []
+    node.agent.subscribe(lambda: told.append(node.agent.machine.topology.online))
+    node.agent.retopology(replace(node.agent.machine, topology=topology))
+    assert node.has("plain") == "2"
+    assert told == [left], "who shows the node shows it as it is now"
+
+
+def test_the_log_says_whose_cpus_an_owner_moved() -> None:
+    output = io.StringIO()
+    logs.setup("info", stream=output)
+    node = Node()
+    for n in range(7):
+        node.create(f"p{n}")
+    node.create("own", OWN, 2)
+    [line] = [line for line in output.getvalue().splitlines() if "neighbours moved" in line]
+    assert "for=default/own/app" in line
+    assert "pool_before=0-3 pool=2-3" in line
+    assert "default/p0/app 0-3 -> 2-3" in line
+    assert "and 2 more" in line
+
+
+def test_the_log_gives_the_sizes_of_a_resize_and_the_cpuset_that_was_asked_for() -> None:
+    output = io.StringIO()
+    logs.setup("info", stream=output)
+    node = Node()
+    node.create("own", OWN, 1)
+    node.world.update("own-app", resources(2, 1))
+    node.world.update("own-app", Resources(cpus="3"))
+    text = output.getvalue()
+    assert 'cpu_milli="1000 -> 2000"' in text
+    [line] = [line for line in text.splitlines() if "cpuset of a request overridden" in line]
+    assert "asked=3 kept=0-1" in line
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        ("", "corrected before it runs"),
+        ("read-only file system", "cgroup of a starting container not written"),
+    ],
+)
+def test_the_log_says_what_became_of_a_correction(problem: str, said: str) -> None:
+    output = io.StringIO()
+    logs.setup("info", stream=output)
+    node = Node()
+    node.kernel.problem = problem
+    node.create("plain")
+    node.task("plain")
+    node.start("plain")
+    words = ("corrected before it runs", "cgroup of a starting container")
+    assert not any(word in output.getvalue() for word in words), "nothing was to be corrected"
+    node.create("own", OWN, 2)
+    [line] = [x for x in output.getvalue().splitlines() if any(word in x for word in words)]
+    assert said in line
+    assert problem in line
+
+
+def test_strangers_that_ask_for_nothing_are_in_the_log_too() -> None:
+    output = io.StringIO()
+    logs.setup("info", stream=output)
+    node = Node()
+    for name in ("one", "two"):
+        of = pod(name)
+        node.world.pods[of.id], node.world.live[f"{name}-app"] = of, container(of)
+    node.world.synchronize()
+    lines = [x for x in output.getvalue().splitlines() if "container placed" in x]
+    assert ["updates=0" in x for x in lines] == [True, True]
+    assert [name in x for name, x in zip(("one", "two"), lines, strict=True)] == [True, True]
+
+
+def test_a_container_found_at_its_start_is_marked_in_the_log() -> None:
+    output = io.StringIO()
+    logs.setup("info", stream=output)
+    node = Node()
+    of = pod("own", OWN)
+    node.world.pods[of.id] = of
+    node.world.live["own-app"] = container(of, wants=resources(2, 1))
+    node.start("own")
+    [line] = [line for line in output.getvalue().splitlines() if "container placed" in line]
+    assert "gap=true" in line
+
+
+def test_a_container_that_our_answer_never_reached_is_a_gap_and_no_drift() -> None:
+    """A plugin that hung answers a creation that the runtime has long gone on with."""
+    node = Node()
+    node.create("own", OWN, 2)
+    made = node.world.live["own-app"]
+    node.world.live["own-app"] = replace(made, resources=replace(made.resources, cpus=""))
+    node.world.synchronize()
+    assert node.count("gap_containers") == 1
+    assert node.count("drift_found") == 0
+    node.world.check()
+
+
+def test_a_running_container_that_the_runtime_has_elsewhere_is_drift() -> None:
+    node = Node()
+    node.create("own", OWN, 2)
+    node.start("own")
+    node.started("own")
+    made = node.world.live["own-app"]
+    node.world.live["own-app"] = replace(made, resources=replace(made.resources, cpus="3"))
+    node.world.synchronize()
+    assert node.count("gap_containers") == 0
+    assert node.count("drift_found") == 1
+
+
+def test_memory_nodes_too_are_there_before_a_container_runs_that_nobody_told_us_of() -> None:
+    """Created while we were away, started when we are back: the record of before has all nodes."""
+    node = Node()
+    of = pod("listed", {"numamem": "0", "numacpu": "1"})
+    made = replace(container(of), cgroups_path=node.path("listed"), starting=True)
+    node.world.pods[of.id], node.world.live[made.id] = of, made
+    node.task("listed")
+    node.world.synchronize()
+    node.start("listed")
+    assert node.has("listed") == "1"
+    assert node.kernel.mems[node.path("listed")] == "0"
+    assert node.count("start_corrections") == 1

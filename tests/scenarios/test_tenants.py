@@ -1,0 +1,556 @@
+"""Pods that want more than they pay for, or than they may have, and what that comes to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.engine.decision import Admitted
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.limits import (
+    CPUAmount,
+    Limits,
+    NamespaceQuota,
+    Otherwise,
+    Permission,
+    Quota,
+)
+from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import GIB, World, container, pod, resources
+from tests.machines import named as machines
+
+BEST_EFFORT, BURSTABLE, GUARANTEED = QoSClass.BEST_EFFORT, QoSClass.BURSTABLE, QoSClass.GUARANTEED
+OWN = {"cpus": "exclusive"}
+SINGLE = {"policy": "single-numa-node"}
+
+
+def burst(request: float, limit: float) -> Resources:
+    """What the kubelet writes for a Burstable container."""
+    return replace(resources(limit), cpu_shares=max(2, int(request * 1024)))
+
+
+def want(
+    name: str,
+    annotations: dict[str, str],
+    wants: Resources | None = None,
+    *,
+    qos: QoSClass = GUARANTEED,
+    namespace: str = "default",
+    labels: dict[str, str] | None = None,
+    score: int | None = None,
+) -> tuple[PodSandbox, Container]:
+    of = pod(name, annotations, qos=qos, namespace=namespace, labels=labels)
+    return of, container(of, wants=wants, oom_score_adj=score)
+
+
+def rule_of(world: World) -> str:
+    return world.agent.grounds_of_refusal(world.agent.refusals[-1]).basis.rule
+
+
+# --- exclusive CPUs are paid for ------------------------------------------------------------------
+
+
+def test_a_best_effort_list_owns_nothing() -> None:
+    world = World(machines.snc_smt())
+    refused = world.refuse(*want("greedy", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
+    assert refused.reason == "UnpaidCPUs"
+    assert "numacpu is '2-31'" in refused.message
+    assert "the CPU request pays for 0m of 30000m" in refused.message
+    assert "the built-in permission has not" in refused.message
+    assert rule_of(world) == "exclusive CPUs must be paid for by the CPU request"
+    world.check()
+
+
+def test_a_burstable_limit_owns_nothing_and_keeps_its_quota() -> None:
+    world = World(machines.snc_smt())
+    refused = world.refuse(*want("greedy", OWN, burst(0.001, 28), qos=BURSTABLE))
+    assert refused.reason == "UnpaidCPUs"
+    assert "cpu request is not set, expected 28000m" in refused.message
+    world.place(*want("paid", OWN, burst(2, 2), qos=BURSTABLE))
+    assert len(world.cpus("paid-app")) == 2
+
+
+def test_a_list_must_be_paid_for_as_a_whole_in_a_guaranteed_pod_too() -> None:
+    world = World(machines.snc_smt())
+    annotations = {"numacpu": "2-31", **OWN}
+    assert world.refuse(*want("greedy", annotations, resources(2))).reason == "UnpaidCPUs"
+    assert world.place(*want("paid", annotations, resources(30)))[0] == "2-31"
+
+
+def test_a_rule_and_a_default_do_not_make_tenants_owners_of_what_they_do_not_pay_for() -> None:
+    ruled = World(machines.snc_smt(), Settings(rules=(Rule(values=OWN),)))
+    assert ruled.refuse(*want("a", {}, burst(0.5, 28), qos=BURSTABLE)).reason == "UnpaidCPUs"
+    assert ruled.refuse(*want("b", {"numacpu": "2-31"}, qos=BEST_EFFORT)).reason == "UnpaidCPUs"
+    default = World(machines.snc_smt(), Settings(defaults={**OWN, "policy": "best-effort"}))
+    default.place(*want("a", {}, burst(0.5, 28), qos=BURSTABLE))
+    assert default.agent.state.allocations["a-app"].kind is Kind.SHARED
+
+
+def test_what_a_rule_lists_and_owns_is_the_operators_own_wish() -> None:
+    rule = Rule(namespaces=("system",), values={"numacpu": "1", **OWN})
+    world = World(machines.snc_smt(), Settings(rules=(rule,)))
+    assert world.place(*want("agent", {}, qos=BEST_EFFORT, namespace="system"))[0] == "1"
+
+
+def test_a_permission_lets_unpaid_cpus_be_owned() -> None:
+    permission = Permission(name="permissions[0]", namespaces=("lab-*",), unpaid_cpus=True)
+    world = World(machines.snc_smt(), Settings(permissions=(permission,)))
+    given = want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT, namespace="lab-1")
+    assert world.place(*given)[0] == "2-3"
+    world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE, namespace="lab-1"))
+    refused = world.refuse(*want("c", {"numacpu": "30", **OWN}, qos=BEST_EFFORT))
+    assert refused.reason == "UnpaidCPUs"
+
+
+def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
+    permission = Permission(name="permissions[0]", otherwise=Otherwise.IGNORE)
+    world = World(machines.snc_smt(), Settings(permissions=(permission,)))
+    assert world.place(*want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT))[0] == "2-3"
+    world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE))
+    assert not world.agent.state.owned
+    for name, paid in (("a-app", "0m of 2000m"), ("b-app", "0m of 4000m")):
+        known = world.agent.grounds_of(name)
+        assert known is not None
+        assert f"cpus: exclusive is ignored: the CPU request pays for {paid}" in known.basis.steps
+
+
+# --- permissions ----------------------------------------------------------------------------------
+
+STRICT = Permission(
+    name="permissions[1]",
+    keys=("policy", "cpus", "numacpu", "load"),
+    values={"cpus": ("shared",), "numacpu": ("0-7", "16-23")},
+)
+TRUSTED = Permission(
+    name="permissions[0]", namespaces=("db-*",), labels={"tier": "gold"}, qos=(GUARANTEED,)
+)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        ({"smt": "isolate"}, "one of the keys policy, cpus, numacpu, load"),
+        ({"cpus": "exclusive"}, "expected one of shared"),
+        ({"numacpu": "6-8"}, "expected no others than 0-7,16-23"),
+    ],
+)
+def test_what_is_not_permitted_is_refused_by_name(annotations: dict[str, str], words: str) -> None:
+    world = World(machines.dual_smt(), Settings(permissions=(TRUSTED, STRICT)))
+    refused = world.refuse(*want("web", annotations, resources(2), namespace="shop"))
+    assert refused.reason == "NotPermitted"
+    for text in (*annotations, *annotations.values(), words, "permissions[1]"):
+        assert text in refused.message
+    assert rule_of(world) == "permissions[1] lets pods of namespace shop ask for no more"
+
+
+def test_the_first_entry_that_matches_in_everything_decides() -> None:
+    world = World(machines.dual_smt(), Settings(permissions=(TRUSTED, STRICT)))
+    gold = {"tier": "gold"}
+    world.place(*want("yes", OWN, resources(2), namespace="db-1", labels=gold))
+    for n, other in enumerate(
+        (
+            want("a", OWN, resources(2), namespace="web", labels=gold),
+            want("b", OWN, resources(2), namespace="db-1"),
+            want("c", OWN, burst(2, 2), namespace="db-1", labels=gold, qos=BURSTABLE),
+        )
+    ):
+        assert world.refuse(*other).reason == "NotPermitted", n
+
+
+def test_what_is_permitted_works_as_ever() -> None:
+    world = World(machines.dual_smt(), Settings(permissions=(STRICT,)))
+    assert world.place(*want("a", {"numacpu": "1-3,17", "load": "high"}))[0] == "1-3,17"
+    assert world.place(*want("b", {**SINGLE, "cpus": "shared"}, resources(2)))[0]
+    for bad in ({"numacpu": "1-"}, {"numacpu": "1," * 2000}):  # form is somebody else's business
+        assert world.refuse(*want("c", bad)).reason == "InvalidAnnotation"
+
+
+def test_nothing_at_all_may_be_permitted() -> None:
+    nothing = Permission(name="permissions[0]", keys=())
+    world = World(machines.dual_smt(), Settings(permissions=(nothing,)))
+    refused = world.refuse(*want("a", SINGLE, resources(2)))
+    assert "expected no annotation of ours, which is all that permissions[0] allows" in (
+        refused.message
+    )
+    assert world.place(*want("b", {}, resources(2))) == ("", "")
+
+
+def test_what_is_ignored_is_said_and_the_rest_counts() -> None:
+    lenient = replace(STRICT, otherwise=Otherwise.IGNORE)
+    rules = (Rule(values={"smt": "any"}),)
+    world = World(machines.dual_smt(), Settings(permissions=(lenient,), rules=rules))
+    world.place(*want("web", {**SINGLE, "cpus": "exclusive", "smt": "isolate"}, resources(1.5)))
+    allocation = world.agent.state.allocations["web-app"]
+    assert allocation.kind is Kind.SHARED
+    known = world.agent.grounds_of("web-app")
+    assert known is not None
+    assert known.basis.steps[0].startswith(
+        "cpus 'exclusive' (annotation numa.kubernetes.io/cpus) is ig"
+    )
+    assert known.basis.steps[1].startswith("smt 'isolate'")
+    assert known.basis.asked is not None
+    assert known.basis.asked["smt"][1] == "rule 1", "the next weaker source gets its chance"
+
+
+def test_what_is_ignored_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    lenient = replace(STRICT, otherwise=Otherwise.IGNORE)
+    world = World(machines.dual_smt(), Settings(permissions=(lenient,)))
+    world.place(*want("web", {"smt": "isolate"}, resources(2)))
+    lines = [r for r in caplog.records if r.getMessage() == "annotation ignored"]
+    assert [r.levelname for r in lines] == ["WARNING"]
+
+
+def test_rules_of_the_operator_need_no_permission() -> None:
+    rules = (Rule(values={**OWN, "smt": "full-core"}),)
+    world = World(machines.dual_smt(), Settings(permissions=(STRICT,), rules=rules))
+    world.place(*want("a", {}, resources(2)))
+    assert world.agent.state.allocations["a-app"].kind is Kind.EXCLUSIVE
+
+
+def test_adopted_containers_keep_what_they_have_and_are_not_asked_again() -> None:
+    world = World(
+        machines.snc_smt(), Settings(permissions=(Permission(name="p", unpaid_cpus=True),))
+    )
+    world.place(*want("old", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
+    world.settings = Settings(permissions=(STRICT,))
+    world.boot()
+    assert world.synchronize() == ()
+    assert world.has("old-app")[0] == "2-31"
+    assert world.update("old-app", resources(0, 1)) is None
+    assert world.has("old-app")[0] == "2-31"
+    world.check()
+
+
+# --- reserved CPUs --------------------------------------------------------------------------------
+
+
+def test_lists_do_not_land_on_reserved_cpus_unless_permitted() -> None:
+    reserved = Settings(reserved_cpus=CPUSet.parse("0-1"))
+    world = World(machines.snc_smt(), reserved)
+    refused = world.refuse(*want("a", {"numacpu": "1-3"}))
+    assert refused.reason == "CPUReserved"
+    assert "CPU 1 is reserved for the system; expected CPUs among 2-31" in refused.message
+    allowed = Permission(name="permissions[0]", reserved_cpus=True)
+    for strict in (False, True):
+        settings = replace(reserved, permissions=(allowed,), strict_reserved=strict)
+        world = World(machines.snc_smt(), settings)
+        assert world.place(*want("a", {"numacpu": "1-3"}))[0] == "1-3"
+
+
+# --- quotas ---------------------------------------------------------------------------------------
+
+
+def test_a_list_of_everything_does_not_keep_others_from_owning() -> None:
+    world = World(machines.snc_smt())
+    refused = world.refuse(*want("block", {"numacpu": "0-31"}, qos=BEST_EFFORT))
+    assert refused.reason == "QuotaExceeded"
+    for words in ("16 listed CPUs (quotas.listedCPUs)", "0 are used and 32 are asked for"):
+        assert words in refused.message
+    world.place(*want("half", {"numacpu": "0-15"}, qos=BEST_EFFORT))
+    world.place(*want("same", {"numacpu": "0-3"}, qos=BEST_EFFORT))
+    refused = world.refuse(*want("more", {"numacpu": "15-16"}, qos=BEST_EFFORT))
+    assert "16 are used and 1 are asked for, expected at most 0 more" in refused.message
+    assert "default/half/app lists CPUs 0-15" in refused.message
+    world.place(*want("paid", {"numacpu": "16-17"}, resources(2)))
+
+
+def test_reserved_cpus_do_not_count_for_the_quota_of_lists() -> None:
+    permission = Permission(name="permissions[0]", reserved_cpus=True)
+    settings = Settings(reserved_cpus=CPUSet.parse("0-3"), permissions=(permission,))
+    world = World(machines.snc_smt(), settings)
+    assert world.place(*want("a", {"numacpu": "0-19"}, qos=BEST_EFFORT))[0] == "0-19"
+
+
+def test_who_lists_the_cpus_that_are_missing_is_named() -> None:
+    limits = Limits(quota=Quota())
+    for asked, reason in (
+        (OWN, "NotEnoughCPUs"),
+        (SINGLE, "TopologyAffinityError"),
+        ({"numacpu": "3", **OWN}, "CPUListed"),
+    ):
+        world = World(machines.snc_smt(), Settings(limits=limits))
+        world.place(*want("block", {"numacpu": "0-31"}, qos=BEST_EFFORT, namespace="evil"))
+        refused = world.refuse(*want("db", asked, resources(1)))
+        assert refused.reason == reason
+        assert "evil/block/app" in refused.message
+
+
+def test_only_the_largest_holders_are_named_and_long_lists_are_cut() -> None:
+    limits = Limits(quota=Quota(), pool=CPUAmount(1))
+    world = World(machines.dual_smt(), Settings(limits=limits))
+    odd = ",".join(str(i) for i in range(1, 63, 2))
+    world.place(*want("odd", {"numacpu": odd}))
+    for n in range(0, 12, 2):
+        world.place(*want(f"p{n}", {"numacpu": f"{n}", **OWN}, resources(1)))
+    world.place(*want("alone", {**OWN, "smt": "isolate", "numacpu.other": "1"}, resources(1)))
+    refused = world.refuse(*want("big", OWN, resources(60)))
+    assert "; held: default/odd/app lists CPUs 1,3,5," in refused.message
+    assert "… (31 CPUs), default/alone/app has exclusive CPU 12 and" in refused.message
+    assert "idle, default/p0/app has exclusive CPU 0," in refused.message
+    assert refused.message.endswith("and 4 more")
+
+
+def test_quotas_of_exclusive_cpus_count_idle_siblings() -> None:
+    team = NamespaceQuota(
+        name="quotas.namespaces[0]", namespaces=("team-*",), quota=Quota(exclusive=CPUAmount(6))
+    )
+    limits = Limits(quota=Quota(exclusive=CPUAmount(percent=25)), namespaces=(team,))
+    world = World(machines.dual_smt(), Settings(limits=limits))  # 64 CPUs
+    isolated = {**OWN, "smt": "isolate"}
+    world.place(*want("a", isolated, resources(2), namespace="team-1"))
+    refused = world.refuse(*want("b", isolated, resources(2), namespace="team-1"))
+    assert refused.reason == "QuotaExceeded"
+    for words in (
+        "6 exclusive CPUs of namespace team-1 (quotas.namespaces[0].exclusiveCPUs)",
+        "4 are used and 4 are asked for, expected at most 2 more",
+        "team-1/a/app has exclusive CPUs",
+    ):
+        assert words in refused.message
+    assert rule_of(world).startswith("quotas.namespaces[0].exclusiveCPUs allows 6")
+    world.place(*want("b", OWN, resources(2), namespace="team-1"))
+    world.place(*want("c", OWN, resources(6), namespace="team-2"))  # each by itself
+    refused = world.refuse(*want("d", OWN, resources(5), namespace="other"))
+    assert "16 exclusive CPUs (quotas.exclusiveCPUs): 12 are used and 5 are" in refused.message
+    world.place(*want("d", OWN, resources(4), namespace="other"))
+    assert len(world.agent.state.owned | world.agent.state.idle) == 16
+
+
+def test_quotas_of_a_namespaces_lists() -> None:
+    team = NamespaceQuota(
+        name="quotas.namespaces[0]", namespaces=("team",), quota=Quota(listed=CPUAmount(4))
+    )
+    world = World(machines.dual_smt(), Settings(limits=Limits(namespaces=(team,))))
+    world.place(*want("a", {"numacpu": "0-2"}, namespace="team"))
+    world.place(*want("x", {"numacpu": "8-20"}, namespace="other"))
+    refused = world.refuse(*want("b", {"numacpu": "2-5"}, namespace="team"))
+    assert "4 listed CPUs of namespace team (quotas.namespaces[0].listedCPUs)" in refused.message
+    assert "3 are used and 3 are asked for" in refused.message
+    assert "default" not in refused.message.partition("held")[2]
+    world.place(*want("b", {"numacpu": "2-3"}, namespace="team"))
+
+
+def test_idle_siblings_are_bounded_for_everybody_together() -> None:
+    world = World(machines.dual_smt())
+    isolated = {**OWN, "smt": "isolate"}
+    world.place(*want("a", isolated, resources(12)))
+    refused = world.refuse(*want("b", isolated, resources(8)))
+    assert "16 idle siblings (quotas.idleCPUs): 12 are used and 8 are asked for" in refused.message
+    world.place(*want("b", isolated, resources(4)))
+
+
+def test_a_refused_growth_leaves_the_owner_what_it_has() -> None:
+    limits = Limits(quota=Quota(exclusive=CPUAmount(4)))
+    world = World(machines.dual_smt(), Settings(limits=limits))
+    world.place(*want("a", OWN, resources(3)))
+    had = world.has("a-app")
+    refused = world.update("a-app", resources(5))
+    assert refused is not None
+    assert refused.reason == "QuotaExceeded"
+    assert world.has("a-app") == had
+    assert world.update("a-app", resources(4)) is None
+    world.check()
+
+
+# --- the floor of the shared pool -----------------------------------------------------------------
+
+
+def test_the_pool_keeps_a_twentieth_of_the_machine_unless_something_is_reserved() -> None:
+    world = World(machines.dual_smt())  # 64 CPUs
+    refused = world.refuse(*want("a", OWN, resources(62)))
+    assert refused.reason == "SharedPoolFloor"
+    assert (
+        "would leave 2 of the 64 CPUs in the shared pool for other containers; expected at least 3"
+        in refused.message
+    )
+    assert "(sharedPool.cpus)" in refused.message
+    world.place(*want("a", OWN, resources(61)))
+    reserved = World(machines.dual_smt(), Settings(reserved_cpus=CPUSet([0])))
+    reserved.place(*want("a", OWN, resources(63)))
+
+
+def test_the_pool_of_a_small_machine_keeps_a_cpu() -> None:
+    """A twentieth of eight is none, and a refusal that expects none would help nobody."""
+    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
+    refused = World(topology).refuse(*want("a", {"numacpu": "0-7", **OWN}, resources(8)))
+    assert refused.reason == "SharedPoolEmpty"
+    assert "would leave 0 of the 8 CPUs in the shared pool" in refused.message
+    assert "expected at least 1 to stay" in refused.message
+    World(topology).place(*want("a", {"numacpu": "1-7", **OWN}, resources(7)))
+
+
+@pytest.mark.parametrize("annotations", [{"numacpu": "0-1,3-31"}, {}])
+def test_a_configured_floor_holds_for_lists_and_numbers(annotations: dict[str, str]) -> None:
+    limits = Limits(pool=CPUAmount(percent=10))
+    world = World(machines.snc_smt(), Settings(limits=limits))
+    refused = world.refuse(*want("a", {**OWN, **annotations}, resources(31 if annotations else 30)))
+    if annotations:
+        refused = world.refuse(*want("a", {**OWN, "numacpu": "2-31"}, resources(30)))
+    assert refused.reason == "SharedPoolFloor"
+    assert rule_of(world) == "the shared pool of the machine keeps 3 CPUs"
+
+
+def test_a_numa_nodes_floor_sends_the_next_owner_to_another_one() -> None:
+    limits = Limits(numa_pool=CPUAmount(2))
+    world = World(machines.snc_smt(), Settings(limits=limits))  # 4 NUMA nodes of 8 CPUs
+    places = [world.place(*want(f"p{n}", SINGLE, resources(6)))[1] for n in range(4)]
+    assert places == ["0", "1", "2", "3"]
+    refused = world.refuse(*want("more", SINGLE, resources(1)))
+    assert refused.reason == "TopologyAffinityError"
+    assert "NUMA node 0: 0 CPUs" in refused.message
+    assert "default/p0/app has exclusive CPUs" in refused.message
+    refused = world.refuse(*want("any", OWN, resources(1)))
+    assert refused.reason == "NotEnoughCPUs"
+    world.check()
+
+
+def test_a_list_below_a_numa_nodes_floor_is_refused_by_name() -> None:
+    limits = Limits(numa_pool=CPUAmount(percent=25))
+    topology = machines.snc_smt()
+    world = World(topology, Settings(limits=limits))
+    cpus = sorted(topology.numa_nodes[1].cpus)
+    listed = str(CPUSet(cpus[:-1]))
+    refused = world.refuse(*want("a", {"numacpu": listed, **OWN}, resources(7)))
+    assert refused.reason == "SharedPoolFloor"
+    for words in (
+        "would leave 1 of the 8 CPUs in the shared pool of NUMA node 1",
+        "at least 2 to stay",
+        "sharedPool.numaNodeCPUs",
+    ):
+        assert words in refused.message
+
+
+def test_isolate_leaves_a_numa_node_its_floor() -> None:
+    limits = Limits(numa_pool=CPUAmount(3), idle=CPUAmount(percent=100))
+    topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16)
+    world = World(topology, Settings(limits=limits))
+    isolated = {**SINGLE, "smt": "isolate"}
+    assert world.place(*want("a", isolated, resources(2)))[1] == "0"
+    assert world.place(*want("b", isolated, resources(1)))[1] == "1"
+    assert world.place(*want("c", isolated, resources(1)))[1] == "1"
+    assert world.refuse(*want("d", isolated, resources(1))).reason == "TopologyAffinityError"
+    pool = world.agent.state.pool(topology, world.settings)
+    assert all(len(pool & topology.numa_nodes[i].cpus) >= 3 for i in (0, 1))
+
+
+def test_the_floor_is_kept_where_a_core_is_shared_anyway() -> None:
+    """Elsewhere it would cost the next owner a whole core."""
+    limits = Limits(numa_pool=CPUAmount(1))
+    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=2, memory_gib=16)
+    world = World(topology, Settings(limits=limits))
+    world.place(*want("thread", {"numacpu": "0", **OWN}, resources(1)))
+    world.place(*want("cores", {"smt": "full-core", **OWN}, resources(6)))
+    pool = world.agent.state.pool(topology, world.settings)
+    assert pool == topology.siblings_of(CPUSet([0])) - CPUSet([0])
+    assert len(pool) == 1
+
+
+def test_an_owner_that_grows_stays_above_a_numa_nodes_floor() -> None:
+    limits = Limits(numa_pool=CPUAmount(2))
+    world = World(machines.snc_smt(), Settings(limits=limits))
+    world.place(*want("a", SINGLE, resources(4)))
+    assert world.update("a-app", resources(6)) is None
+    assert world.update("a-app", resources(7)) is not None
+    world.check()
+
+
+# --- memory and CPU time are booked as they are paid for ------------------------------------------
+
+
+def test_an_unpaid_memory_limit_books_nothing_for_others() -> None:
+    world = World(machines.dual_smt())  # 64 GiB on each of two NUMA nodes
+    for n in range(3):
+        wants = replace(burst(0.1, 1), memory_limit=32 << 40)
+        world.place(*want(f"huge{n}", {"policy": "best-effort"}, wants, qos=BURSTABLE, score=990))
+    left = world.agent.machine.memory_left(world.agent.state, None)
+    assert sum(left.values()) > 120 * GIB
+    world.place(*want("honest", SINGLE, resources(2, 40)))
+    world.check()
+
+
+def test_a_guaranteed_limit_is_booked_as_the_kubelet_does() -> None:
+    world = World(machines.dual_smt())
+    world.place(*want("a", SINGLE, resources(2, 40), score=-997))
+    assert world.agent.state.charge(0).memory == 40 * GIB
+
+
+def test_an_unpaid_cpu_limit_books_no_cpu_for_others() -> None:
+    world = World(machines.dual_smt())
+    for n in range(4):
+        greedy = {"policy": "best-effort", "bind": "cpu"}
+        world.place(*want(f"hog{n}", greedy, burst(0.001, 64), qos=BURSTABLE))
+    world.place(*want("honest", SINGLE, resources(30)))
+    world.check()
+
+
+def test_a_lost_checkpoint_books_no_more_than_before() -> None:
+    world = World(machines.dual_smt())
+    wants = replace(burst(0.5, 20), memory_limit=32 << 40)
+    world.place(*want("huge", {"policy": "best-effort"}, wants, qos=BURSTABLE, score=900))
+    before = dict(world.agent.state.charges)
+    world.store.documents.clear()
+    world.boot()
+    world.synchronize()
+    after = world.agent.state.charges
+    assert {i: (c.cpu_milli, c.memory) for i, c in after.items()} == {
+        i: (c.cpu_milli, c.memory) for i, c in before.items()
+    }
+
+
+def test_what_is_refused_leaves_nothing_behind() -> None:
+    world = World(machines.snc_smt())
+    for asked in ({"numacpu": "2-31", **OWN}, {"numacpu": "0-31"}):
+        assert not isinstance(world.create(*want("x", asked, qos=BEST_EFFORT)), Admitted)
+    assert not world.agent.state.allocations
+    assert not world.agent.state.listed_cpus
+
+
+def test_a_resize_and_a_list_book_what_is_paid_for() -> None:
+    world = World(machines.dual_smt())
+    wants = replace(burst(1, 20), memory_limit=8 * GIB)
+    shared = want("shared", {"policy": "best-effort"}, wants, qos=BURSTABLE, score=990)
+    numa_node = int(world.place(*shared)[1])
+    world.place(*want("list", {"numacpu": "0-1", "numamem": "1"}, wants, qos=BURSTABLE, score=990))
+    paid = world.agent.machine.memory_total * 10 // 1000
+    allocated = [
+        world.agent.state.allocations[f"{name}-app"].charges for name in ("shared", "list")
+    ]
+    assert [sum(c.cpu_milli for c in one.values()) for one in allocated] == [1000, 1000]
+    assert [sum(c.memory for c in one.values()) for one in allocated] == [paid, paid]
+    assert world.update("shared-app", Resources(cpu_quota=2_500_000, memory_limit=16 * GIB)) is None
+    charge = world.agent.state.allocations["shared-app"].charges[numa_node]
+    assert (charge.cpu_milli, charge.memory) == (1000, paid)
+
+
+def test_what_one_pod_may_is_not_remembered_for_another() -> None:
+    world = World(machines.dual_smt(), Settings(permissions=(TRUSTED, STRICT)))
+    gold = {"tier": "gold"}
+    world.place(*want("a", {"smt": "any"}, resources(1.5), namespace="db-1", labels=gold))
+    assert world.refuse(*want("b", {"smt": "any"}, resources(1.5))).reason == "NotPermitted"
+
+
+def test_an_annotation_too_long_to_be_of_our_writing_is_not_read_back() -> None:
+    world = World(machines.snc_smt())
+    world.place(*want("a", SINGLE, resources(2)))
+    key = "numa.kubernetes.io/assigned"
+    made = world.live["a-app"]
+    padded = made.annotations[key].replace('"reason":"', '"reason":"' + "y" * 4096)
+    world.live["a-app"] = replace(made, annotations={key: padded})
+    world.store.documents.clear()
+    world.boot()
+    world.synchronize()
+    assert "xx" not in world.agent.state.allocations["a-app"].reason, "decided anew"
+    world.check()
+
+
+def test_a_list_that_a_resize_does_not_pay_for_any_more_is_not_resized() -> None:
+    world = World(machines.snc_smt())
+    world.place(*want("owner", {"numacpu": "2-5", **OWN, "on-failure": "unpinned"}, resources(4)))
+    refused = world.update("owner-app", resources(1))
+    assert refused is not None
+    assert refused.reason == "UnpaidCPUs"
+    assert world.has("owner-app")[0] == "2-5"
+    world.check()

@@ -1,0 +1,62 @@
+"""What was chosen for a pod outlives the agent: its later containers find it after a restart."""
+
+from __future__ import annotations
+
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import World, container, pod, resources
+
+OWN = {"cpus": "exclusive"}
+
+
+def node() -> World:
+    """Two NUMA nodes of eight CPUs without hyperthreads."""
+    world = World(
+        synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=64)
+    )
+    world.synchronize()
+    return world
+
+
+def restarted(world: World) -> None:
+    """The agent comes back with its checkpoint."""
+    world.boot()
+    world.synchronize()
+
+
+def test_a_container_that_comes_back_after_a_restart_of_the_agent_has_its_cpus() -> None:
+    """Not those that are first by then."""
+    world = node()
+    world.place(pod("first", OWN), container(pod("first", OWN), wants=resources(2, 1)))
+    of = pod("web", OWN)
+    world.place(of, container(of, wants=resources(2, 1), id="attempt-0"))
+    assert world.has("attempt-0")[0] == "2-3"
+    world.stop("first-app")
+    world.stop("attempt-0")
+    restarted(world)
+    world.place(of, container(of, wants=resources(2, 1), id="attempt-1"))
+    assert world.has("attempt-1")[0] == "2-3"
+    world.check()
+
+
+def test_a_pod_keeps_its_numa_node_after_a_restart_of_the_agent() -> None:
+    """The other one has room for all of the pod by then, and its first container is not there."""
+    world = node()
+    of = pod("web", {**OWN, "policy": "single-numa-node", "scope": "pod"}, total=resources(6, 4))
+    assert world.place(of, container(of, "one", resources(3, 2)))[0] == "0-2"
+    restarted(world)
+    assert world.place(of, container(of, "two", resources(3, 2)))[0] == "3-5"
+    world.check()
+
+
+def test_a_pod_that_is_gone_is_forgotten_for_good() -> None:
+    """A pod of the same name has another uid; nothing of the first one is left on the disk."""
+    world = node()
+    of = pod("web", {**OWN, "policy": "single-numa-node", "scope": "pod"}, total=resources(6, 4))
+    world.place(of, container(of, "one", resources(3, 2)))
+    assert any("uid-web" in key for key in world.store.documents)
+    world.stop("web-one")
+    world.remove_pod(of)
+    assert not any("web" in key for key in world.store.documents)
+    restarted(world)
+    assert not world.agent.state.pods
+    world.check()

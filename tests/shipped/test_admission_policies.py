@@ -1,0 +1,114 @@
+"""The ValidatingAdmissionPolicies: their form, and that chart and Kustomize say the same.
+
+What a real API server makes of them is in tests/kube/test_publish.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from nri_numa.engine.request.annotations import KEYS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STATIC = REPOSITORY / "config/kubernetes/admission/policies.yaml"
+CHART = REPOSITORY / "config/helm/nri-numa"
+TEMPLATE = CHART / "templates/admission.yaml"
+
+
+def policies() -> dict[str, dict[str, dict[str, Any]]]:
+    """The policies by name, each with its binding, by kind."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for document in yaml.safe_load_all(STATIC.read_text()):
+        found.setdefault(document["metadata"]["name"], {})[document["kind"]] = document
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "keys"),
+    [
+        ("nri-numa-lists", "numacpu=allowed", {"numacpu", "numamem"}),
+        ("nri-numa-exclusive", "cpus=exclusive", {"cpus", "smt"}),
+    ],
+)
+def test_a_policy_asks_for_a_label_of_the_namespace(name: str, label: str, keys: set[str]) -> None:
+    label_key, _, label_value = label.partition("=")
+    one = policies()[name]
+    assert set(one) == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert {d["apiVersion"] for d in one.values()} == {"admissionregistration.k8s.io/v1"}
+    spec = one["ValidatingAdmissionPolicy"]["spec"]
+    assert spec["failurePolicy"] == "Fail"
+    (rule,) = spec["matchConstraints"]["resourceRules"]
+    assert rule == {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["pods"],
+    }
+    (validation,) = spec["validations"]
+    expression, message = validation["expression"], validation["message"]
+    assert "\n" not in message, "the API server refuses a message of several lines"
+    assert f"numa.kubernetes.io/{label}" in message
+    assert expression.count("(") == expression.count(")")
+    assert expression.count("'") % 2 == 0
+    # Each key in every spelling that the node reads.
+    for key in keys:
+        for spelling in (
+            f"k == 'numa.kubernetes.io/{key}'",
+            f"k.startsWith('numa.kubernetes.io/{key}.')",
+            f"k.startsWith('{key}.numa.kubernetes.io/')",
+        ):
+            assert spelling in expression
+    assert set(re.findall(r"k == 'numa\.kubernetes\.io/([a-z-]+)'", expression)) == keys
+    assert keys <= set(KEYS)
+    binding = one["ValidatingAdmissionPolicyBinding"]["spec"]
+    assert binding["policyName"] == name
+    assert binding["validationActions"] == ["Deny"]
+    (needed,) = binding["matchResources"]["namespaceSelector"]["matchExpressions"]
+    assert needed == {
+        "key": f"numa.kubernetes.io/{label_key}",
+        "operator": "NotIn",
+        "values": [label_value],
+    }
+
+
+def rendered(prefix: str) -> list[Any]:
+    """The chart's template with its few expressions put in; Helm itself is not needed."""
+    text = TEMPLATE.read_text()
+    conditions = re.findall(r"^\{\{- if (.*?) \}\}$", text, re.MULTILINE)
+    assert conditions == [".Values.admission.lists", ".Values.admission.exclusive"]
+    assert text.count("{{- end }}") == len(conditions)
+    text = re.sub(r"^\{\{-.*\}\}$", "", text, flags=re.MULTILINE)
+    for expression, value in {
+        "$prefix": prefix,
+        'include "nri-numa.fullname" .': "nri-numa",
+        ".Values.admission.failurePolicy": "Fail",
+        'join ", " .Values.admission.actions': "Deny",
+    }.items():
+        text = text.replace("{{ " + expression + " }}", value)
+    labels = '{{- include "nri-numa.labels" . | nindent 4 }}'
+    text = text.replace(labels, "{app.kubernetes.io/name: nri-numa}")
+    assert "{{" not in text
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def test_the_chart_says_the_same_as_kustomize() -> None:
+    assert rendered("numa.kubernetes.io") == list(yaml.safe_load_all(STATIC.read_text()))
+    assert "numa.kubernetes.io" not in json.dumps(rendered("example.com"))
+
+
+def test_the_chart_leaves_them_off_and_checks_its_values() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    jsonschema.validate(values, schema)
+    assert not values["admission"]["lists"]
+    assert not values["admission"]["exclusive"]
+    for wrong in ({"actions": ["Block"]}, {"failurePolicy": "fail"}, {"list": True}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(values | {"admission": wrong}, schema)

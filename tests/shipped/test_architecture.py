@@ -1,0 +1,107 @@
+"""The architecture page says where things are, and they are there; decisions have one form."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools import docs_rooms
+from tools.docs_check import pages
+from tools.docs_regions import DOCS
+
+ROOT = DOCS.parent
+PACKAGE = ROOT / "nri_numa"
+RECORDS = sorted((DOCS / "adr").glob("*.md"))
+PAGES = [page for page in pages() if page.name != "CHANGELOG.md"]
+CODE = re.compile(r"`([^`\n]+)`")
+EXTENSIONS = r"(?:py|md|yaml|toml|js|css|html|svg|proto|ini)"
+
+
+def name(path: object) -> str:
+    return path.name if isinstance(path, Path) else str(path)
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table below a heading of the page, its head left out."""
+    page = (DOCS / "architecture.md").read_text()
+    part = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def test_the_drawing_is_of_this_code() -> None:
+    assert docs_rooms.DRAWING.read_text() == docs_rooms.svg(), "run python -m tools.docs_regions"
+
+
+def test_arrows_that_follow_from_others_are_left_out_and_no_others() -> None:
+    arrows = {"a": {"b", "c", "d"}, "b": {"c"}, "c": set(), "d": set()}
+    assert docs_rooms.drawn(arrows) == {"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}
+
+
+def test_twenty_questions_have_one_file_each() -> None:
+    asked = rows("Where would you look for…")
+    assert len(asked) >= 20
+    files = [CODE.fullmatch(file) for _, file in asked]
+    assert all(files)
+    found = [match[1] for match in files if match is not None]
+    assert len(set(found)) == len(found)
+    for file in found:
+        assert (PACKAGE / file).is_file(), file
+
+
+def test_ten_likely_changes_have_a_place() -> None:
+    assert len(rows("Where do I put…")) >= 10
+
+
+def test_files_that_the_page_names_exist() -> None:
+    """Paths there are below nri_numa/, unless they begin with a directory at the top."""
+    for word in CODE.findall((DOCS / "architecture.md").read_text()):
+        if re.fullmatch(rf"(\w+/)+(\w+\.{EXTENSIONS})?", word):
+            assert (PACKAGE / word).exists() or (ROOT / word).exists(), word
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_sources_that_pages_name_exist(page: Path) -> None:
+    """A path with a directory is in the tree, from the top, the package or the page's own words."""
+    known = [
+        str(path.relative_to(ROOT))
+        for top in ("bench", "nri_numa", "proto", "tests", "tools")
+        for path in (ROOT / top).rglob("*.py")
+    ]
+    for word in re.findall(r"(?<![\w/.<-])((?:\w+/)+\w+\.py|\w+\.py)\b", page.read_text()):
+        assert any(path == word or path.endswith(f"/{word}") for path in known), word
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_folders_of_tests_and_dotted_names_exist(page: Path) -> None:
+    text = page.read_text()
+    for word in re.findall(r"(?<![\w/.-])((?:tests|bench)/\w[\w./-]*\w)", text):
+        assert (ROOT / word).exists(), word
+    for word in re.findall(r"(?<![\w/.-])nri_numa\.(\w+(?:\.\w+)*)", text):
+        path = PACKAGE.joinpath(*word.split("."))
+        if not path.is_dir() and not path.with_suffix(".py").is_file():
+            module = path.parent.with_suffix(".py")  # then the name is what a module defines
+            assert module.is_file(), f"nri_numa.{word}"
+            assert re.search(rf"\b{path.name}\b", module.read_text()), f"nri_numa.{word}"
+
+
+# --- decision records -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=name)
+def test_a_decision_record_has_the_form_of_all(record: Path) -> None:
+    lines = record.read_text().splitlines()
+    assert re.fullmatch(r"# (?!\d).+", lines[0]), "a title without a number: the file has it"
+    assert lines[1] == ""
+    assert re.match(
+        r"Status: (accepted|superseded by \[\d{4}\]\(\S+\)), \d{4}-\d\d-\d\d\b", lines[2]
+    )
+    headings = [line for line in lines if line.startswith("## ")]
+    assert headings == ["## Context", "## Decision", "## Consequences"]
+
+
+def test_no_two_decision_records_have_one_number() -> None:
+    numbers = [record.name[:4] for record in RECORDS]
+    assert len(set(numbers)) == len(numbers)

@@ -1,0 +1,158 @@
+"""Whatever the documentation names exists: commands, options, keys, metrics, files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import click
+import pytest
+import yaml
+
+from nri_numa import config
+from nri_numa.charged import CHARGED
+from nri_numa.cli import COMMANDS, cli
+from nri_numa.cluster.metrics import PublishMetrics
+from nri_numa.cluster.node_topology import FREED, RENEWED, VALID, ZONE_ATTRIBUTES
+from nri_numa.cluster.wanted import NODE_ANNOTATIONS, NODE_LABELS
+from nri_numa.config import layers
+from nri_numa.controller.metrics import ControllerMetrics
+from nri_numa.engine.request.annotations import KEYS
+from nri_numa.engine.request.placed import PLACED
+from nri_numa.offline_capacity import DRAINED, OFFLINE_CAPACITY
+from nri_numa.scheduler.metrics import SchedulerMetrics
+from nri_numa.scheduler.waker import ROOM
+from tools import docs_metrics
+from tools.docs_check import pages
+from tools.docs_regions import DOCS
+
+ROOT = DOCS.parent
+PAGES = [page for page in pages() if page.name != "CHANGELOG.md"]
+OWN_SUFFIXES = re.compile(r"_(bucket|count|sum)$")
+
+
+def ids(path: object) -> str:
+    return path.name if isinstance(path, Path) else str(path)
+
+
+def typed(text: str) -> Iterator[str]:
+    """Whatever stands as code in a page, line by line, continued lines joined."""
+    for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        yield from block.replace("\\\n", " ").splitlines()
+    yield from re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    yield from re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    with click.Context(cli, info_name="nri-numa") as root:
+        for line in typed(page.read_text()):
+            for found in re.finditer(r"nri-numa ([a-z]+)\b([^|;#&→]*)", line):
+                name, rest = found[1], found[2]
+                if name not in COMMANDS:
+                    continue  # prose, or a unit's name: `systemctl status nri-numa` and the like
+                command = cli.get_command(root, name)
+                assert command is not None
+                known = {
+                    option
+                    for one in command.get_params(root)
+                    for option in (*one.opts, *one.secondary_opts)
+                }
+                for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", rest):
+                    assert option in known | {"-h"}, f"{name} {option} in: {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_metrics_and_environment_names_exist(page: Path) -> None:
+    text = page.read_text()
+    texts = docs_metrics.text() + PublishMetrics("1").text().decode()
+    texts += SchedulerMetrics("1").text().decode()
+    texts += ControllerMetrics("1").text().decode()
+    metrics = set(re.findall(r"nri_numa_\w+", texts))
+    for name in set(re.findall(r"\bnri_numa_\w+[a-z]\b", text)):
+        assert OWN_SUFFIXES.sub("", name) in metrics, name
+    environment = {*layers.environment_names(), *layers._OTHER_NAMES}
+    for name in set(re.findall(r"\bNRI_NUMA_[A-Z_]+[A-Z]\b", text)):
+        tests_own = any(name in path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+        assert name in environment or tests_own, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_annotations_exist(page: Path) -> None:
+    # A hyphen behind a name is how kubectl is told to remove it.
+    for key in set(re.findall(r"numa\.kubernetes\.io/([a-z]+(?:-[a-z]+)*)", page.read_text())):
+        if page.name != "annotations.md":  # which shows wrong ones on purpose
+            assert key in (
+                *KEYS,
+                "assigned",
+                "slots",
+                PLACED,
+                CHARGED,
+                ROOM,
+                "free-exclusive-cpus",  # attributes of a NodeResourceTopology
+                "nri-numa",
+                DRAINED,
+                OFFLINE_CAPACITY,
+                *NODE_ANNOTATIONS,
+                *NODE_LABELS,
+                *ZONE_ATTRIBUTES,
+                FREED,
+                RENEWED,
+                VALID,
+                "agent",
+            ), key
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_files_of_the_checkout_exist(page: Path) -> None:
+    """Paths that begin with one of the repository's own directories."""
+    for word in typed(page.read_text()):
+        for path in re.findall(r"(?<![\w/.-])(?:config|tools|nri_numa|systemd)/[\w./-]+\w", word):
+            assert (ROOT / path).exists(), path
+
+
+def test_configurations_that_pages_show_are_sound(tmp_path: Path) -> None:
+    shown = [
+        block
+        for page in PAGES
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+        if "AgentConfig" in block
+    ]
+    assert shown
+    for block in shown:
+        file = tmp_path / "agent.yaml"
+        file.write_text(block)
+        config.load(str(file))
+
+
+def test_every_decision_record_is_listed() -> None:
+    listed = re.findall(r"\(adr/([^)]+)\)", (DOCS / "architecture.md").read_text())
+    assert sorted(set(listed)) == sorted(path.name for path in (DOCS / "adr").glob("*.md"))
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    entries = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    assert sorted(entries) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "img").glob("*.svg")), ids=ids)
+def test_drawings_say_what_they_show_and_load_nothing(picture: Path) -> None:
+    tree = ElementTree.parse(picture)
+    space = "{http://www.w3.org/2000/svg}"
+    for name in ("title", "desc"):
+        element = tree.find(f"{space}{name}")
+        assert element is not None
+        assert element.text
+    for element in tree.iter():
+        assert element.tag not in (f"{space}script", f"{space}image", f"{space}style")
+        assert not any("href" in name for name in element.attrib)
+
+
+def test_the_site_is_told_to_load_nothing_from_elsewhere() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert settings["theme"]["font"] is False
+    assert settings["plugins"] == ["search"]
+    assert settings["strict"] is True
+    assert "analytics" not in settings["extra"]

@@ -1,0 +1,190 @@
+"""The reference pages say what the code says: keys, values, messages, reasons, generated lists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nri_numa.cli import COMMANDS
+from nri_numa.engine.request.annotations import KEYS, check_value, resolve
+from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import (
+    SMT,
+    Bind,
+    Container,
+    CPUMode,
+    DeviceUse,
+    OnFailure,
+    PodSandbox,
+    Policy,
+    Scope,
+)
+from nri_numa.http.openapi import describe
+from tests.checks.docs_refusals import REFUSALS, line
+from tools import remedies
+from tools.docs_regions import DOCS, generators, replaced
+
+ROOT = DOCS.parent
+PAIRS = re.compile(r"```yaml\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def words(text: str) -> str:
+    """The text on one line: pages break lines, messages do not."""
+    return " ".join(text.split())
+
+
+def sections(text: str, level: str) -> dict[str, str]:
+    """By heading, what stands below it."""
+    parts = re.split(rf"^{level} (.+)$", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_the_pages_remedies_are_those_of_the_documentation() -> None:
+    """``python -m tools.remedies`` brings them up to date."""
+    assert remedies.PAGE.read_text() == remedies.text()
+
+
+def test_every_reason_to_refuse_has_a_remedy_beside_the_page() -> None:
+    reasons = re.findall(r"^### (\w+)$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    for reason in (one for one in reasons if f"text\n{one}:" in remedies.SOURCE.read_text()):
+        assert f'<section id="{reason.lower()}" class="card">' in remedies.text()
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "text"), generators(), ids=[name for name, _, _ in generators()]
+)
+def test_generated_parts_are_fresh(name: str, tool: str, text: Callable[[], str]) -> None:
+    """``python -m tools.docs_regions`` brings them up to date."""
+    assert page(name) == replaced(page(name), tool, text()), "run python -m tools.docs_regions"
+
+
+def test_every_command_and_path_has_its_place() -> None:
+    assert set(COMMANDS) <= set(sections(page("cli.md"), "##"))
+    for path in describe()["paths"]:
+        assert f"`{path}`" in page("http-api.md")
+
+
+# --- annotations ------------------------------------------------------------------------------
+
+
+def test_every_annotation_key_is_described_and_no_other() -> None:
+    keys = sections(page("annotations.md"), "##")["Keys"]
+    assert tuple(sections(keys, "###")) == KEYS
+    rows = re.findall(r"^\| \[`([a-z-]+)`\]", keys, re.MULTILINE)
+    assert tuple(rows) == KEYS
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("bind", Bind),
+        ("policy", Policy),
+        ("scope", Scope),
+        ("cpus", CPUMode),
+        ("smt", SMT),
+        ("on-failure", OnFailure),
+        ("devices", DeviceUse),
+        ("mempolicy", MemoryPolicy),
+    ],
+)
+def test_the_values_of_a_key_are_those_of_the_code(key: str, values: type[Policy]) -> None:
+    row = re.search(rf"^\| \[`{key}`\].*$", page("annotations.md"), re.MULTILINE)
+    assert row is not None
+    assert re.findall(r"`([^`]+)`", row[0].split(" | ")[1]) == [value.value for value in values]
+
+
+@pytest.mark.parametrize("key", ["numacpu", "numamem", "load"])
+def test_example_values_are_accepted(key: str) -> None:
+    row = re.search(rf"^\| \[`{key}`\].*$", page("annotations.md"), re.MULTILINE)
+    assert row is not None
+    examples = re.findall(r"`([^`]+)`", row[0].split(" | ")[1])
+    assert examples
+    for value in examples:
+        assert check_value(key, value) is None, value
+
+
+def wrong() -> list[tuple[dict[str, str], str]]:
+    """Annotations and the message that the page shows for them."""
+    part = sections(page("annotations.md"), "##")["What is refused, and how it reads"]
+    return [(yaml.safe_load(given), words(shown)) for given, shown in PAIRS.findall(part)]
+
+
+def test_there_is_a_wrong_value_of_every_key() -> None:
+    named = {name.partition("/")[2].partition(".")[0] for given, _ in wrong() for name in given}
+    assert named >= set(KEYS)
+
+
+@pytest.mark.parametrize(("given", "shown"), wrong(), ids=lambda one: str(one)[:40])
+def test_a_wrong_annotation_reads_as_the_page_says(given: dict[str, str], shown: str) -> None:
+    pod = PodSandbox(id="p", uid="u", namespace="default", name="web", annotations=given)
+    found = resolve(Settings(), pod, Container(id="c", pod_id="p", name="app"))
+    assert isinstance(found, Refusal)
+    assert found.message == shown
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+def reasons() -> Iterator[str]:
+    """Every reason in the engine's source: what is given as ``reason=``, or assigned to it."""
+    for path in sorted((ROOT / "nri_numa/engine").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            values: list[ast.expr] = []
+            if isinstance(node, ast.keyword) and node.arg == "reason":
+                values = [node.value]
+            elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "reason":
+                values = [node.value] if node.value is not None else []
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+                names = [getattr(one, "id", "") for one in node.targets[0].elts]
+                if "reason" in names and isinstance(node.value, ast.Tuple):
+                    values = [node.value.elts[names.index("reason")]]
+            for value in values:
+                text = value.value if isinstance(value, ast.Constant) else None
+                if isinstance(text, str) and re.fullmatch(r"([A-Z]+[a-z]*)+", text):
+                    yield text
+
+
+def test_every_reason_is_described_and_no_other() -> None:
+    described = sections(sections(page("troubleshooting.md"), "##")["Reasons"], "###")
+    assert sorted(described) == sorted(set(reasons()))
+    for reason, text in described.items():
+        assert "**What to do.**" in text, reason
+
+
+def test_the_other_words_of_a_failed_creation_are_described() -> None:
+    source = Path(ROOT / "nri_numa/nri/adapter.py").read_text()
+    found = set(re.findall(r"RequestRefused\(\s*f?\"([A-Z]\w+):", source))
+    assert found
+    for word in found:
+        assert f"`{word}`" in page("troubleshooting.md")
+
+
+@pytest.mark.parametrize("reason", sorted(REFUSALS))
+def test_the_example_of_a_reason_is_what_the_engine_says(reason: str) -> None:
+    refused = REFUSALS[reason]()
+    assert refused.reason == reason
+    text = sections(sections(page("troubleshooting.md"), "##")["Reasons"], "###")[reason]
+    shown = re.search(r"```text\n(.*?)```", text, re.DOTALL)
+    assert shown is not None
+    assert words(shown[1]) == line(refused)
+
+
+# --- alerts -----------------------------------------------------------------------------------
+
+
+def test_every_alert_has_its_remedy() -> None:
+    rules = yaml.safe_load((ROOT / "config/prometheus/alerts.yaml").read_text())
+    alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
+    described = sections(sections(page("operations.md"), "##")["Alerts"], "###")
+    assert list(described) == alerts

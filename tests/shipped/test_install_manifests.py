@@ -1,0 +1,605 @@
+"""What operators install: the unit, the Kustomize base, the Helm chart, the containerd drop-ins."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from nri_numa import __version__
+from nri_numa import config as configuration
+from nri_numa.errors import ConfigError
+from nri_numa.node.preflight import nri_section
+from tools import build_image, chart_files, helm_schema
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BASE = REPOSITORY / "config/kubernetes/base"
+CHART = REPOSITORY / "config/helm/nri-numa"
+# Helm is in no Debian; docs/testing.md says how Go builds it to here.
+GO_TOOLS = Path.home() / ".cache/nri-numa/helm"
+SECCOMP = REPOSITORY / "config/security/nri-numa.json"
+APPARMOR = REPOSITORY / "config/security/nri-numa.apparmor"
+UNIT = REPOSITORY / "systemd/nri-numa.service"
+
+
+def by_kind(text: str) -> dict[str, Any]:
+    """Documents by their kind."""
+    return {d["kind"]: d for d in yaml.safe_load_all(text) if d}
+
+
+def program(*names: str) -> str:
+    """The first of these programs that is there, or skip."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), str(GO_TOOLS)])
+    for name in names:
+        found = shutil.which(name, path=path)
+        if found:
+            return found
+    pytest.skip(f"{' or '.join(names)} is not installed")
+
+
+def kustomized(directory: str, *components: str) -> dict[str, Any]:
+    """What kustomize makes of a directory below config/kubernetes, with components from there."""
+    tool = program("kubectl", "kustomize")
+    verb = ["kustomize"] if tool.endswith("kubectl") else ["build"]
+    with tempfile.TemporaryDirectory() as name:
+        overlay = Path(name).resolve()
+        source = os.path.relpath(REPOSITORY / "config/kubernetes", overlay)
+        document = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "namespace": "nri-numa",
+            "resources": [f"{source}/{directory}"],
+            "components": [f"{source}/{one}" for one in components],
+            # A component's image has the name alone; the base gives it the version.
+            "images": [{"name": "localhost/nri-numa", "newTag": __version__}],
+        }
+        (overlay / "kustomization.yaml").write_text(json.dumps(document))
+        done = subprocess.run(
+            [tool, *verb, str(overlay)], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    return by_kind(done.stdout)
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """``helm template`` of the chart."""
+    command = [program("helm"), "template", "nri-numa", str(CHART), "-n", "nri-numa", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def helmed(*arguments: str) -> dict[str, Any]:
+    """What Helm makes of the chart."""
+    done = helm(*arguments)
+    assert done.returncode == 0, done.stderr
+    return by_kind(done.stdout)
+
+
+# --- the DaemonSet ----------------------------------------------------------------------------
+
+
+def test_the_pod_has_no_more_rights_than_it_needs() -> None:
+    pod = yaml.safe_load((BASE / "daemonset.yaml").read_text())["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert pod["automountServiceAccountToken"] is False
+    assert not pod.get("hostPID")
+    writable = [m["name"] for m in container["volumeMounts"] if not m.get("readOnly")]
+    assert writable == ["state", "cgroup"]
+    assert {v["name"] for v in pod["volumes"]} == {m["name"] for m in container["volumeMounts"]}
+
+
+def test_paths_are_those_of_the_configuration() -> None:
+    """Mounts and probes fit the agent's defaults, which the shipped agent.yaml leaves alone."""
+    config = configuration.load(str(BASE / "agent.yaml"))
+    pod = yaml.safe_load((BASE / "daemonset.yaml").read_text())["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+    assert config.runtime.nri_socket == f"{mounts['nri']}/nri.sock"
+    assert config.state_dir == mounts["state"]
+    assert config.cgroup_root == mounts["cgroup"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        get = container[probe]["httpGet"]
+        assert f"{get['host']}:{get['port']}" == config.http.address
+
+
+def test_one_version_everywhere() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == __version__
+    for directory in ("base", "release"):
+        text = (BASE.parent / directory / "kustomization.yaml").read_text()
+        assert yaml.safe_load(text)["images"] == [
+            {"name": "localhost/nri-numa", "newTag": __version__}
+        ]
+    assert f"localhost/nri-numa:{__version__} " in (REPOSITORY / "Containerfile").read_text()
+
+
+def test_the_containerfile_says_what_the_archive_says() -> None:
+    """Both ways to an image end in the same one."""
+    data = build_image.archive(b"", f"localhost/nri-numa:{__version__}")
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        read = {m.name: archive.extractfile(m) for m in archive.getmembers() if m.isfile()}
+        documents = {name: file.read() for name, file in read.items() if file is not None}
+    (docker,) = json.loads(documents["manifest.json"])
+    ours = json.loads(documents[docker["Config"]])["config"]
+
+    text = (REPOSITORY / "Containerfile").read_text().replace("\\\n", " ")
+    said = dict(line.split(maxsplit=1) for line in text.splitlines() if re.match("[A-Z]", line))
+    assert said.pop("FROM") == "scratch"
+    assert said.pop("ADD") == "rootfs.tar /"
+    assert said.pop("ENV").split() == ours.pop("Env")
+    assert dict(one.split("=") for one in said.pop("LABEL").split()) == ours.pop("Labels")
+    assert json.loads(said.pop("ENTRYPOINT")) == ours.pop("Entrypoint")
+    assert json.loads(said.pop("CMD")) == ours.pop("Cmd")
+    assert (said.pop("USER"), said.pop("WORKDIR")) == (ours.pop("User"), ours.pop("WorkingDir"))
+    assert (said, ours) == ({}, {})
+
+
+def test_kustomize_builds_the_base() -> None:
+    documents = kustomized("base")
+    assert set(documents) == {"Namespace", "ServiceAccount", "ConfigMap", "DaemonSet"}
+    pod = documents["DaemonSet"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == f"localhost/nri-numa:{__version__}"
+    # The hash in the name rolls the DaemonSet when the configuration changes.
+    (name,) = [v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v]
+    assert name == documents["ConfigMap"]["metadata"]["name"]
+    assert re.fullmatch(r"nri-numa-[a-z0-9]{10}", name)
+
+
+def test_releasing_happens_before_the_pod_is_ready() -> None:
+    """``rollout status`` tells when every node is released."""
+    daemonset = kustomized("release")["DaemonSet"]["spec"]
+    pod = daemonset["template"]["spec"]
+    (init,), (container,) = pod["initContainers"], pod["containers"]
+    base = kustomized("base")["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]
+    for key in ("image", "securityContext", "resources"):
+        assert init[key] == container[key] == base[key]
+    # Releasing goes through the runtime: of the mounts only the checkpoint's is writable.
+    mounts = {m["name"]: m for m in base["volumeMounts"]}
+    mounts["cgroup"] = {**mounts["cgroup"], "readOnly": True}
+    for one in (init, container):
+        assert {m["name"]: m for m in one["volumeMounts"]} == mounts
+    assert init["args"] == ["release"]
+    assert container["args"] == ["release", "--stay"]
+    assert not [key for key in container if key.endswith("Probe")]
+    assert daemonset["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == "100%"
+
+
+def test_the_device_plugin_sees_the_kubelets_directories_and_nothing_of_the_agents() -> None:
+    pod = kustomized("base", "device-plugin")["DaemonSet"]["spec"]["template"]["spec"]
+    agent, plugin = pod["containers"]
+    assert plugin["securityContext"] == agent["securityContext"]
+    assert plugin["args"] == ["device-plugin"]
+    mounts = {m["mountPath"]: not m.get("readOnly") for m in plugin["volumeMounts"]}
+    assert mounts == {
+        configuration.AgentConfig().device_plugin.directory: True,
+        "/var/lib/kubelet/pod-resources": False,
+        "/etc/nri-numa": False,
+    }
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_profiles_of_our_own_are_for_the_agent_alone() -> None:
+    """The device plugin calls other things, and was not tried with them."""
+    made = kustomized("base", "seccomp", "apparmor", "device-plugin")
+    agent, plugin = made["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    assert agent["securityContext"].pop("appArmorProfile") == {
+        "type": "Localhost",
+        "localhostProfile": re.findall(r"^profile (\S+) ", APPARMOR.read_text(), re.MULTILINE)[0],
+    }
+    assert agent["securityContext"].pop("seccompProfile") == {
+        "type": "Localhost",
+        "localhostProfile": SECCOMP.name,
+    }
+    assert plugin["securityContext"].pop("seccompProfile") == {"type": "RuntimeDefault"}
+    assert agent["securityContext"] == plugin["securityContext"]
+
+
+def test_the_optional_containers_go_together() -> None:
+    documents = kustomized("base", "publish", "device-plugin")
+    containers = documents["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    assert {c["name"] for c in containers} == {"nri-numa", "publish", "device-plugin"}
+    assert {c["image"] for c in containers} == {f"localhost/nri-numa:{__version__}"}
+
+
+# --- Helm -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("directories", "values"),
+    [
+        (["base"], ""),
+        (["release"], "releaseContainers=true"),
+        (["base", "device-plugin"], "devicePlugin.enabled=true"),
+        (
+            ["base", "seccomp", "device-plugin"],
+            "devicePlugin.enabled=true,seccompProfile=nri-numa.json",
+        ),
+        (["base", "apparmor"], "appArmorProfile=nri-numa"),
+    ],
+)
+def test_the_chart_and_kustomize_are_equal_in_effect(directories: list[str], values: str) -> None:
+    ours, theirs = helmed(*(["--set", values] if values else [])), kustomized(*directories)
+    for documents in (ours, theirs):
+        template = documents["DaemonSet"]["spec"]["template"]
+        template["metadata"].pop("annotations", None)
+        for volume in template["spec"]["volumes"]:
+            if "configMap" in volume:
+                volume["configMap"]["name"] = "same"
+        # Which comes first makes no difference.
+        containers = [*template["spec"]["containers"], *template["spec"].get("initContainers", [])]
+        for named in (template["spec"]["volumes"], *(c["volumeMounts"] for c in containers)):
+            named.sort(key=lambda one: str(one["name"]))
+    assert ours["DaemonSet"]["spec"] == theirs["DaemonSet"]["spec"]
+    texts = [d["ConfigMap"]["data"]["agent.yaml"] for d in (ours, theirs)]
+    assert yaml.safe_load(texts[0]) == yaml.safe_load(texts[1])
+
+
+def test_the_chart_narrows_the_nodes_capacity_as_kustomize_does() -> None:
+    done = helm(
+        *("--set", "publish.enabled=true"),
+        *("--set", "config.publish.capacity=true"),
+        *("--show-only", "templates/publish-capacity.yaml"),
+    )
+    assert done.returncode == 0, done.stderr
+    files = [BASE.parent / "publish-capacity" / name for name in ("role.yaml", "policies.yaml")]
+    theirs = [d for file in files for d in yaml.safe_load_all(file.read_text())]
+    ours = list(yaml.safe_load_all(done.stdout))
+    assert len(ours) == len(theirs) == 4
+    for one in (*ours, *theirs):
+        del one["metadata"]["labels"]
+    assert ours == theirs
+
+
+def test_the_chart_has_the_dra_driver_as_kustomize_does() -> None:
+    on = ("--set", "publish.enabled=true", "--set", "config.dra.enabled=true")
+    done = helm(*on, "--show-only", "templates/publish-dra.yaml")
+    assert done.returncode == 0, done.stderr
+    names = ("role.yaml", "policies.yaml", "deviceclass.yaml")
+    files = [BASE.parent / "publish-dra" / name for name in names]
+    theirs = [d for file in files for d in yaml.safe_load_all(file.read_text())]
+    ours = list(yaml.safe_load_all(done.stdout))
+    assert len(ours) == len(theirs) == 5
+    for one in (*ours, *theirs):
+        del one["metadata"]["labels"]
+    # Helm puts them in an order of its own.
+    assert sorted(ours, key=str) == sorted(theirs, key=str)
+
+    done = helm(*on, "--show-only", "templates/daemonset.yaml")
+    assert done.returncode == 0, done.stderr
+    (ours_pod,) = (d["spec"]["template"]["spec"] for d in yaml.safe_load_all(done.stdout))
+    patch = yaml.safe_load((BASE.parent / "publish-dra/container.yaml").read_text())
+    theirs_pod = patch["spec"]["template"]["spec"]
+    for volume in theirs_pod["volumes"]:
+        assert volume in ours_pod["volumes"]
+    for theirs_one in theirs_pod["containers"]:
+        (one,) = (c for c in ours_pod["containers"] if c["name"] == theirs_one["name"])
+        for mount in theirs_one["volumeMounts"]:
+            assert mount in one["volumeMounts"]
+    off = helm("--set", "publish.enabled=true")
+    assert "claims" not in off.stdout
+    assert "publish-dra" not in off.stdout
+
+
+@pytest.mark.parametrize(
+    ("socket", "directory"),
+    [
+        ("", "/run/containerd"),
+        ("unix:///run/k3s/containerd/containerd.sock", "/run/k3s/containerd"),
+    ],
+)
+def test_over_cri_the_chart_mounts_that_socket_and_not_that_of_nri(
+    socket: str, directory: str
+) -> None:
+    more = ["--set", f"config.runtime.criSocket={socket}"] if socket else []
+    for releasing in ([], ["--set", "releaseContainers=true"]):
+        pod = helmed("--set", "config.runtime.link=cri", *more, *releasing)["DaemonSet"]
+        pod = pod["spec"]["template"]["spec"]
+        found = {one["name"]: one["hostPath"] for one in pod["volumes"] if "hostPath" in one}
+        assert found["cri"] == {"path": directory, "type": "Directory"}
+        assert "nri" not in found
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            (mount,) = [one for one in container["volumeMounts"] if one["name"] == "cri"]
+            assert mount == {"name": "cri", "mountPath": directory, "readOnly": True}
+
+
+def test_the_charts_schema_knows_the_agents_configuration() -> None:
+    """``python tools/helm_schema.py`` brings it up to date."""
+    assert (CHART / "values.schema.json").read_text() == helm_schema.merged()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"config": {"strategie": "spread"}}, "strategie"),
+        ({"config": {"strategy": "sprinkle"}}, "sprinkle"),
+        ({"hostPaths": {"nri": "run/nri", "state": "/run/nri-numa"}}, "run/nri"),
+        ({"updateStrategy": {"maxUnavailable": "110%"}}, "110%"),
+        ({"relase": True}, "relase"),
+        ({"image": {"repository": "a/b", "digest": "sha256:12"}}, "sha256:12"),
+        ({"extraEnv": [{"value": "no name"}]}, "name"),
+        ({"extraArgs": [1]}, "1"),
+        ({"nameOverride": "Not A Name"}, "Not A Name"),
+        ({"monitoring": {"podMonitor": {"enabld": True}}}, "enabld"),
+        ({"monitoring": {"runbookBaseURL": "docs"}}, "docs"),
+    ],
+)
+def test_the_charts_schema_refuses_mistakes(values: dict[str, Any], words: str) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    default = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert not list(validator.iter_errors(default))
+    errors = list(validator.iter_errors(default | values))
+    assert errors
+    assert words in " ".join(str(e.message) for e in errors)
+
+
+TOKEN = {"tokenFile": "/etc/nri-numa-secret/token"}
+TLS = {"tlsCert": "/etc/nri-numa-secret/tls.crt", "tlsKey": "/etc/nri-numa-secret/tls.key"}
+
+
+@pytest.mark.parametrize(
+    "http",
+    [
+        {},
+        *({"address": f"{host}:9891"} for host in ("127.0.0.1", "127.8.9.1", "localhost", "[::1]")),
+        {"address": "off"},
+        {"address": "0.0.0.0:9891", **TOKEN, **TLS},
+        {"address": "0.0.0.0:9891", **TOKEN, "allowPlaintextToken": True},
+        {"address": "[::]:9891", "allowAnonymous": True},
+        {"address": "0.0.0.0:9891"},
+        {"address": "10.0.0.7:9891", **TOKEN},
+        {"address": "10.0.0.7:9891", "tokenFile": "", **TLS},
+        {"address": "[::]:9891", **TLS},
+        {"address": "localhost.example.org:9891", "allowAnonymous": False},
+    ],
+    ids=str,
+)
+def test_the_schema_and_the_agent_agree_who_may_reach_it(http: dict[str, Any]) -> None:
+    """What the agent would refuse on every node is refused when the chart is installed."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    default = yaml.safe_load((CHART / "values.yaml").read_text())
+    values = default | {"config": {"http": http}}
+    mistakes = list(jsonschema.Draft7Validator(schema).iter_errors(values))
+    config = configuration.merge_text(configuration.AgentConfig(), "")
+    expected = pytest.raises(ConfigError) if mistakes else contextlib.nullcontext()
+    with expected:
+        configuration.merge_text(config, json.dumps({"http": http}))
+
+
+def test_what_the_chart_has_from_elsewhere_is_current() -> None:
+    """``python -m tools.chart_files`` brings it up to date."""
+    for copy, original in chart_files.COPIES.items():
+        assert copy.read_text() == original.read_text()
+    assert chart_files.README.read_text() == chart_files.readme()
+
+
+WIDE = (
+    *("--set", "config.http.address=0.0.0.0:9891"),
+    *("--set", "config.http.tokenFile=/etc/nri-numa-secret/token"),
+    *("--set", "config.http.tlsCert=/etc/nri-numa-secret/tls.crt"),
+    *("--set", "config.http.tlsKey=/etc/nri-numa-secret/tls.key"),
+    *("--set", "secretName=nri-numa-http"),
+)
+
+
+def test_the_chart_for_the_prometheus_operator(tmp_path: Path) -> None:
+    documents = helmed(
+        *WIDE,
+        *("--set", "monitoring.podMonitor.enabled=true"),
+        *("--set", "monitoring.podMonitor.labels.release=prometheus"),
+        *("--set", "monitoring.serviceMonitor.enabled=true"),
+        *("--set", "monitoring.prometheusRule.enabled=true"),
+        *("--set", "monitoring.dashboard.enabled=true"),
+        *("--set", "monitoring.interval=15s"),
+        *("--set", "monitoring.runbookBaseURL=https://runbooks.example.org/numa/"),
+    )
+    pod = documents["DaemonSet"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": 9891}]
+    monitor = documents["PodMonitor"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["scheme"], endpoint["interval"]) == ("http", "https", "15s")
+    assert endpoint["authorization"]["credentials"] == {"name": "nri-numa-http", "key": "token"}
+    assert {r["targetLabel"] for r in endpoint["relabelings"]} == {"job", "node"}
+    assert documents["ServiceMonitor"]["spec"]["endpoints"] == [endpoint]
+    service = documents["Service"]
+    assert service["spec"]["clusterIP"] == "None"
+    for selected in (monitor["spec"]["selector"]["matchLabels"], service["spec"]["selector"]):
+        assert selected.items() <= pod["metadata"]["labels"].items()
+    chosen = documents["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
+    assert chosen.items() <= service["metadata"]["labels"].items()
+
+    rules = documents["PrometheusRule"]["spec"]
+    original = yaml.safe_load((REPOSITORY / "config/prometheus/alerts.yaml").read_text())
+    address = "https://docs.nri-numa.example/"
+    text = json.dumps(original).replace(address, "https://runbooks.example.org/numa/")
+    assert rules == json.loads(text)
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump(rules))
+    done = subprocess.run([program("promtool"), "check", "rules", file], capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    dashboard = documents["ConfigMap"]
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    shown = json.loads(dashboard["data"]["nri-numa.json"])
+    assert shown == json.loads((REPOSITORY / "config/grafana/nri-numa.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((), "config.http.address is not set"),
+        (("--set", "config.http.address=127.0.0.1:9891"), "loopback"),
+        ((*WIDE, "--set", "secretName="), "secretName is empty"),
+    ],
+)
+def test_a_monitor_that_could_reach_nothing_is_refused(values: tuple[str, ...], words: str) -> None:
+    done = helm(*values, "--set", "monitoring.podMonitor.enabled=true")
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_names_and_what_is_added_to_the_container() -> None:
+    digest = f"sha256:{'ab' * 32}"
+    documents = helmed(
+        *("--set", "fullnameOverride=placement"),
+        *("--set", "nameOverride=numa"),
+        *("--set", f"image.digest={digest}"),
+        *("--set", "extraArgs={--log-level=debug}"),
+        *("--set", "extraEnv[0].name=TZ,extraEnv[0].value=UTC"),
+    )
+    assert {d["metadata"]["name"] for d in documents.values()} == {"placement"}
+    daemonset = documents["DaemonSet"]
+    labels = daemonset["metadata"]["labels"]
+    assert labels["app.kubernetes.io/name"] == "numa"
+    assert labels["app.kubernetes.io/version"] == __version__
+    pod = daemonset["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == "placement"
+    (container,) = pod["containers"]
+    assert container["image"] == f"localhost/nri-numa@{digest}"
+    assert container["args"] == ["run", "--log-level=debug"]
+    assert [one["name"] for one in container["env"]] == ["NRI_NUMA_NODE_NAME", "TZ"]
+    (config,) = [v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v]
+    assert config == documents["ConfigMap"]["metadata"]["name"]
+
+
+def test_the_former_name_of_a_value_still_gives_containers_back() -> None:
+    now, before = helmed("--set", "releaseContainers=true"), helmed("--set", "release=true")
+    assert now == before
+    (container,) = now["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["release", "--stay"]
+
+
+def test_what_helm_says_after_an_installation_knows_the_value_of_today() -> None:
+    """``helm template`` leaves NOTES.txt out, so it is made in the place of a manifest."""
+    with tempfile.TemporaryDirectory() as name:
+        chart = Path(name) / "nri-numa"
+        shutil.copytree(CHART, chart)
+        notes = (chart / "templates/NOTES.txt").read_text()
+        indented = "".join(f"  {line}\n" for line in notes.splitlines())
+        (chart / "templates/said.yaml").write_text(f"said: |\n{indented}")
+
+        def said(*values: str) -> str:
+            command = [program("helm"), "template", "nri-numa", str(chart), "-n", "nri-numa",
+                       "--show-only", "templates/said.yaml", *values]  # fmt: skip
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        assert "--set releaseContainers=true" in said()
+        assert "--set release=" not in said()
+        for value in ("releaseContainers=true", "release=true"):
+            assert "nothing is left to do but: helm uninstall nri-numa" in said("--set", value)
+        assert "schedulerName" not in said()
+        scheduler = said("--set=scheduler.enabled=true", "--set=scheduler.name=by-numa")
+        assert "schedulerName: by-numa" in scheduler
+        # A scheduler that nobody tells about NUMA nodes refuses every pod that asks.
+        hint = "--set publish.enabled=true --set config.publish.nodeResourceTopology=true"
+        assert hint in scheduler
+        assert hint not in said("--set=scheduler.enabled=true", *hint.split())
+
+
+def test_helm_refuses_them_too() -> None:
+    done = helm("--set", "config.strategie=spread")
+    assert done.returncode != 0
+    assert "strategie" in done.stderr
+
+
+def test_probes_follow_the_address() -> None:
+    documents = helmed(
+        *("--set", "config.http.address=0.0.0.0:9999", "--set", "config.http.tokenFile=/t"),
+        *("--set", "config.http.tlsCert=/x", "--set", "config.http.tlsKey=/y"),
+    )
+    (container,) = documents["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"] == {
+        "host": "127.0.0.1",
+        "port": 9999,
+        "scheme": "HTTPS",
+        "path": "/readyz",
+    }
+    off = helmed("--set", "config.http.address=off")
+    (container,) = off["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    assert not [key for key in container if key.endswith("Probe")]
+
+
+def test_optional_parts_of_the_chart() -> None:
+    documents = helmed(
+        *("--set", "hostPaths.kubelet=/var/lib/kubelet"),
+        *("--set", "secretName=nri-numa-http"),
+        *("--set", "seLinuxOptions.type=spc_t"),
+        *("--set-json", 'config.rules=[{"match":{"namespaces":["a"]},"set":{"policy":"none"}}]'),
+    )
+    pod = documents["DaemonSet"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {m["name"]: m for m in container["volumeMounts"]}
+    assert mounts["kubelet"]["readOnly"]
+    assert mounts["secret"]["readOnly"]
+    assert container["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    agent = yaml.safe_load(documents["ConfigMap"]["data"]["agent.yaml"])
+    assert agent["rules"][0]["set"] == {"policy": "none"}
+    assert agent["kind"] == "AgentConfig"
+
+
+# --- containerd -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_drop_ins_turn_nri_on(version: int) -> None:
+    document = tomllib.loads((REPOSITORY / f"config/containerd/nri-v{version}.toml").read_text())
+    assert document["version"] == version
+    assert nri_section(document) == {"disable": False}
+
+
+# --- systemd ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """The unit with a program that is there on every machine."""
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace("/usr/local/bin/nri-numa", "/bin/true"))
+    return copy
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(unit: Path) -> None:
+    done = subprocess.run(
+        [program("systemd-analyze"), "verify", "--man=no", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    ours = [line for line in done.stderr.splitlines() if UNIT.name in line]
+    assert not ours
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_unit_is_as_closed_as_the_documentation_says(unit: Path) -> None:
+    done = subprocess.run(
+        [program("systemd-analyze"), "security", "--offline=true", "--no-pager", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    match = re.search(r"Overall exposure level for .*: ([0-9.]+)", done.stdout)
+    assert match is not None, done.stdout + done.stderr
+    assert float(match[1]) <= 2.0

@@ -1,0 +1,488 @@
+"""``kubectl numa``: whom it asks, what runs there, and what it says when that cannot be done.
+
+A small program plays kubectl here; `tests/kube/test_kubectl_numa.py` has the real one.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nri_numa import __version__
+from tools import kubectl_plugin
+
+PROGRAM = kubectl_plugin.SOURCES / kubectl_plugin.PROGRAM
+
+FAKE = """#!{python}
+import json, os, sys
+world = json.load(open(os.path.join(os.path.dirname(__file__), "world.json")))
+words = [w for w in sys.argv[1:] if not w.startswith(("--context", "--kubeconfig"))]
+with open(os.path.join(os.path.dirname(__file__), "calls"), "a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+if words[0] == "exec":
+    print("from the node")
+    sys.exit(world.get("exit", 0))
+if words[:2] == ["get", "--raw"]:
+    for end, document in world["raw"].items():
+        if words[2].endswith(end):
+            print(json.dumps(document))
+            sys.exit(0)
+if words[:2] == ["get", "pod"]:
+    if words[2] in world["pods"]:
+        print(json.dumps(world["pods"][words[2]]))
+        sys.exit(0)
+    print("E1122 10:54:35.660653 30466 memcache.go:265] noise", file=sys.stderr)
+    print('Error from server (NotFound): pods "%s" not found' % words[2], file=sys.stderr)
+    sys.exit(1)
+if words[:2] == ["get", "pods"]:
+    if "--all-namespaces" in words and world.get("forbidden"):
+        print("Error from server (Forbidden): pods is forbidden: User", file=sys.stderr)
+        sys.exit(1)
+    node = [w.partition("spec.nodeName=")[2] for w in words if "nodeName" in w]
+    print(json.dumps({{"items": [
+        p for p in world["agents"] if not node or p["spec"]["nodeName"] == node[0]
+    ]}}))
+    sys.exit(0)
+if words[:2] == ["get", "node"]:
+    print(json.dumps(world["node"]))
+    sys.exit(0)
+if words[:2] == ["annotate", "node"]:
+    print("{{}}")
+    sys.exit(0)
+print("unknown: %s" % words, file=sys.stderr)
+sys.exit(1)
+"""
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def agent(node: str, *, state: str = "running", **probe: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": f"nri-numa-{node}", "namespace": "numa-system"},
+        "spec": {
+            "nodeName": node,
+            "containers": [
+                {"name": "sidecar"},
+                {"name": "nri-numa", "readinessProbe": {"httpGet": {"port": 9891, **probe}}},
+            ],
+        },
+        "status": {
+            "phase": "Pending",
+            "containerStatuses": [
+                {"name": "sidecar", "state": {"running": {}}},
+                {"name": "nri-numa", "state": {state: {}}},
+            ],
+        },
+    }
+
+
+def pod(node: str = "", **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "database", "namespace": "shop"},
+        "spec": {"nodeName": node} if node else {},
+        "status": status,
+    }
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "pods": {"database": pod("worker-2")},
+        # Another part of nri-numa, which is no agent, comes first.
+        "agents": [
+            {
+                "metadata": {"name": "a-scheduler", "namespace": "numa-system"},
+                "spec": {"nodeName": "worker-2", "containers": [{"name": "scheduler"}]},
+            },
+            agent("worker-1"),
+            agent("worker-2"),
+        ],
+        "raw": {},
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path, world: dict[str, Any]) -> Run:
+    fake = tmp_path / "kubectl"
+    fake.write_text(FAKE.format(python=sys.executable))
+    fake.chmod(0o755)
+
+    def runs(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "world.json").write_text(json.dumps(world))
+        return subprocess.run(
+            [sys.executable, str(PROGRAM), *arguments],
+            env={**os.environ, "KUBECTL_PATH": str(fake), **environment},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            check=False,
+        )
+
+    return runs
+
+
+def test_another_name_in_the_chart_is_found_by_what_it_does_not_change(
+    run: Run, tmp_path: Path
+) -> None:
+    done = run("status", "database", "--selector=app.kubernetes.io/name=nri-numa")
+    assert done.returncode == 0
+    assert "component=agent" not in (tmp_path / "calls").read_text()
+    fake = tmp_path / "kubectl"
+    nobody = 'if "--selector=app.kubernetes.io/name=nri-numa" in words: world["agents"] = []\n'
+    place = 'if words[0] == "exec"'
+    fake.write_text(fake.read_text().replace(place, nobody + place, 1))
+    done = run("status", "database")
+    assert (done.returncode, done.stdout) == (0, "from the node\n"), done.stderr
+    assert (
+        "app.kubernetes.io/part-of=nri-numa,app.kubernetes.io/component=agent"
+        in (tmp_path / "calls").read_text()
+    )
+
+
+def executed(tmp_path: Path) -> list[str]:
+    """The words of the last call of kubectl."""
+    words: list[str] = json.loads((tmp_path / "calls").read_text().splitlines()[-1])
+    return words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["explain", "database"], ["explain", "shop/database", "--output=table"]),
+        (["explain", "database", "engine"], ["explain", "shop/database", "engine"]),
+        (["explain", "pod/database", "-o", "json"], ["explain", "shop/database", "--output=json"]),
+        (["status", "shop/database"], ["status", "--namespace=shop", "--pod=database"]),
+        (["status", "database", "-A", "-o", "wide"], ["status", "--output=wide"]),
+        (["status", "database", "-w"], ["status", "--namespace=shop", "--pod=database", "--watch"]),
+        (["status", "--node", "worker-2"], ["status", "--output=table"]),
+        (["explain", "gone", "--node=worker-2"], ["explain", "gone", "--output=table"]),
+        (["explain", "gone", "-n", "a", "--node=worker-2"], ["explain", "a/gone"]),
+        (["topology", "database"], ["topology", "--output=table"]),
+    ],
+)
+def test_the_agent_of_the_pods_node_runs_the_command(
+    run: Run, tmp_path: Path, arguments: list[str], command: list[str]
+) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (0, "from the node\n"), done.stderr
+    where, _, what = " ".join(executed(tmp_path)).partition(" -- nri-numa ")
+    assert where == "exec --namespace=numa-system nri-numa-worker-2 --container=nri-numa"
+    assert what.startswith(" ".join(command))
+
+
+def test_at_a_terminal_the_command_gets_one_too(
+    run: Run, tmp_path: Path, world: dict[str, Any]
+) -> None:
+    """So that tables fit it, and watching clears it."""
+    assert run("status", "database").returncode == 0  # writes what the fake kubectl knows
+    assert "--tty" not in executed(tmp_path)
+    master, slave = pty.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), "status", "database", "--watch"],
+            env={**os.environ, "KUBECTL_PATH": str(tmp_path / "kubectl")},
+            stdin=slave,
+            stdout=slave,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(slave)
+        os.close(master)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert executed(tmp_path)[:3] == ["exec", "--stdin", "--tty"]
+
+
+def test_flags_of_kubectl_are_passed_on_and_exit_codes_come_back(
+    run: Run, tmp_path: Path, world: dict[str, Any]
+) -> None:
+    world["exit"] = 1
+    assert run("explain", "database", "--context", "east", "-n", "shop").returncode == 1
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    assert len(calls) == 3
+    assert all(call[0] == "--context=east" for call in calls)
+    assert "--namespace=shop" in calls[0]
+
+
+def test_who_may_not_look_everywhere_looks_where_the_agents_usually_are(
+    run: Run, tmp_path: Path, world: dict[str, Any]
+) -> None:
+    world["forbidden"] = True
+    assert run("status", "database").returncode == 0
+    assert "--namespace=nri-numa" in (tmp_path / "calls").read_text()
+    assert run("status", "database", KUBECTL_NUMA_NAMESPACE="elsewhere").returncode == 0
+    assert "--namespace=elsewhere" in (tmp_path / "calls").read_text()
+    assert run("status", "database", "--selector", "app=mine").returncode == 0
+    assert "--selector=app=mine" in (tmp_path / "calls").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["explain", "nobody"], 1, 'pods "nobody" not found'),
+        (["status"], 2, "expected a POD, or --node NODE; nri-numa runs on worker-1, worker-2"),
+        (["status", "--node", "worker-9"], 3, "no pod of nri-numa on node worker-9"),
+        (["explain", "a/b/c"], 2, "the container as a word of its own"),
+        (["explain", "/database"], 2, "expected POD or NAMESPACE/POD"),
+        (["explain", "-n", "other", "shop/database"], 2, "name two namespaces"),
+        (["explain"], 2, "the following arguments are required: POD"),
+        (["status", "database", "-o", "xml"], 2, "invalid choice: 'xml'"),
+        (["status", "database", "--proxy", "-o", "yaml"], 2, "--proxy goes with -o table or json"),
+        (["status", "database", "--proxy", "-w"], 2, "does not go with --watch"),
+        (["explain", "x", "--node=worker-1", "--proxy"], 2, "needs the pod's namespace"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(run: Run, arguments: list[str], code: int, said: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert "memcache.go" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_pods_and_agents_that_are_not_there_yet(run: Run, world: dict[str, Any]) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes\x1b[31m"}
+    world["pods"]["database"] = pod(conditions=[condition])
+    done = run("explain", "database")
+    assert done.returncode == 1
+    assert "pod shop/database has no node yet: 0/3 nodes\\x1b[31m" in done.stderr
+    world["pods"]["database"] = pod("worker-1")
+    world["agents"] = [agent("worker-1", state="waiting")]
+    done = run("explain", "database")
+    assert done.returncode == 3
+    assert "does not run: pod numa-system/nri-numa-worker-1 is Pending" in done.stderr
+
+
+def test_no_kubectl_is_said(run: Run) -> None:
+    done = run("explain", "database", KUBECTL_PATH="/nowhere/kubectl")
+    assert (done.returncode, "install kubectl" in done.stderr) == (3, True)
+
+
+def test_the_api_servers_proxy_is_the_other_way(
+    run: Run, tmp_path: Path, world: dict[str, Any]
+) -> None:
+    one = {
+        "namespace": "shop",
+        "pod": "database",
+        "container": "engine",
+        "kind": "exclusive",
+        "cpus": "0-3",
+        "mems": "0",
+        "policy": "single-numa-node",
+    }
+    world["raw"] = {
+        "/v1/status": {"ready": True},
+        "/v1/assignments": {"containers": [one, {**one, "pod": "other"}]},
+        "/v1/refusals": {"refusals": [{**one, "reason": "CPUOwned"}]},
+        "/v1/topology": {"numaNodes": [{"id": 0, "cpus": "0-3", "memoryBytes": 1 << 30}]},
+        "/v1/explain/shop/database": {
+            "explanations": [{**one, "outcome": "refused", "summary": "no", "steps": ["Because."]}]
+        },
+    }
+    done = run("status", "database", "--proxy")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "shop/database engine: exclusive, CPUs 0-3, memory nodes 0, policy single-numa-node",
+        "shop/database engine: refused, CPUOwned",
+    ]
+    assert "/namespaces/numa-system/pods/nri-numa-worker-2:9891/proxy/v1/" in " ".join(
+        executed(tmp_path)
+    )
+    assert json.loads(run("status", "database", "--proxy", "-o", "json").stdout)["containers"] == [
+        one
+    ]
+    done = run("explain", "database", "--proxy")
+    assert (done.returncode, "  Because.\n" in done.stdout) == (1, True)
+    assert "NUMA node 0: CPUs 0-3, 1024 MiB" in run("topology", "database", "--proxy").stdout
+    world["agents"] = [agent("worker-2", host="127.0.0.1")]
+    done = run("status", "database", "--proxy")
+    assert (done.returncode, "loopback only" in done.stderr) == (3, True)
+
+
+HOSTILE = "\x1b]0;x\x07\x9b31m\u202e\u200b<b>\r\n\x00\ud800--x"
+
+
+@pytest.mark.parametrize("way", ["status", "explain", "topology"])
+def test_hostile_names_do_not_reach_the_terminal(run: Run, world: dict[str, Any], way: str) -> None:
+    """The agent in its pod escapes for itself; this is what the program prints by itself."""
+    fields = ("container", "kind", "cpus", "mems", "policy", "reason", "outcome", "summary")
+    one = {**dict.fromkeys(fields, HOSTILE), "namespace": "shop", "pod": "database"}
+    world["raw"] = {
+        "/v1/status": {"ready": True},
+        "/v1/assignments": {"containers": [one]},
+        "/v1/refusals": {"refusals": [one]},
+        "/v1/topology": {"numaNodes": [{"id": HOSTILE, "cpus": HOSTILE, "memoryBytes": 1 << 30}]},
+        "/v1/explain/shop/database": {"explanations": [{**one, "steps": [HOSTILE]}]},
+    }
+    for form in ("table", "json"):
+        done = run(way, "database", "--proxy", "-o", form)
+        assert done.returncode == 0, done.stderr
+        assert all(line.isprintable() for line in done.stdout.split("\n"))
+        assert "<b>" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explain", "--", "--as=admin"],
+        ["explain", "shop/--raw=x"],
+        ["explain", "-n", "--as=admin", "database"],
+        ["explain", "-n=--as=admin", "database"],
+        ["explain", "database", "--", "--api=x"],
+        ["status", "--", "-A"],
+    ],
+)
+def test_no_name_becomes_an_option_of_what_runs_next(
+    run: Run, tmp_path: Path, arguments: list[str]
+) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "calls").exists()
+
+
+def test_what_the_program_says_itself_is_harmless(run: Run) -> None:
+    done = run("explain", "a\x1b[2J/b\u202e/c")
+    assert done.returncode == 2
+    assert done.stderr.rstrip("\n").isprintable()
+    done = run("status", "--node", "\x1b[2J\u202e")
+    assert done.returncode == 3
+    assert done.stderr.rstrip("\n").isprintable()
+
+
+# --- drain and undrain ----------------------------------------------------------------------------
+
+
+def node(**annotations: str) -> dict[str, Any]:
+    made = {f"numa.kubernetes.io/{k.replace('_', '-')}": v for k, v in annotations.items()}
+    return {"metadata": {"name": "worker-1", "resourceVersion": "7", "annotations": made}}
+
+
+@pytest.mark.parametrize(
+    ("command", "before", "change"),
+    [
+        ("drain", "", "drained=1"),
+        ("drain", "0", "drained=0,1"),
+        ("drain", "0-1", None),
+        ("undrain", "0-1", "drained=0"),
+        ("undrain", "1", "drained-"),
+        ("undrain", "0", None),
+    ],
+)
+@pytest.mark.parametrize("zone", ["1", "node-1"])
+def test_the_annotation_names_the_drained_numa_nodes(
+    run: Run,
+    world: dict[str, Any],
+    tmp_path: Path,
+    command: str,
+    before: str,
+    change: str,
+    zone: str,
+) -> None:
+    world["node"] = node(numa_ids="0-1", **({"drained": before} if before else {}))
+    done = run(command, "worker-1", zone, "--context=east")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "NUMA node 1 of worker-1" in done.stdout
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    assert all("--context=east" in call for call in calls)
+    written = [call for call in calls if "annotate" in call]
+    if change is None:
+        assert written == []
+    else:
+        assert f"numa.kubernetes.io/{change}" in written[0]
+        assert "--resource-version=7" in written[0], "nobody else's change is lost"
+
+
+def test_a_node_that_does_not_tell_is_drained_with_a_warning(
+    run: Run, world: dict[str, Any]
+) -> None:
+    world["node"] = node()
+    done = run("drain", "worker-1", "5")
+    assert done.returncode == 0
+    assert "no annotation numa.kubernetes.io/numa-ids" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["worker-1", "2"], 1, "has no NUMA node 2; it has 0-1"),
+        (["worker-1", "x"], 2, "ZONE is 'x'; expected a NUMA node"),
+        (["worker-1", "-1"], 2, ""),
+        (["worker-1"], 2, "ZONE"),
+        (["worker-1", "1", "--prefix=other.io"], 0, "no annotation other.io/numa-ids"),
+    ],
+)
+def test_what_cannot_be_drained_says_why(
+    run: Run, world: dict[str, Any], arguments: list[str], code: int, said: str
+) -> None:
+    world["node"] = node(numa_ids="0-1")
+    done = run("drain", *arguments)
+    assert done.returncode == code
+    assert said in done.stderr
+
+
+def test_an_annotation_that_is_no_list_is_left_as_it_is(
+    run: Run, world: dict[str, Any], tmp_path: Path
+) -> None:
+    world["node"] = node(numa_ids="0-1", drained="all of them")
+    done = run("drain", "worker-1", "1")
+    assert done.returncode == 1
+    assert "'all of them', expected NUMA nodes as a list" in done.stderr
+    assert "annotate" not in (tmp_path / "calls").read_text()
+
+
+# --- what is handed out ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", [kubectl_plugin.PROGRAM, *kubectl_plugin.MODULES])
+def test_it_runs_on_an_old_python_and_needs_nothing_else(file: str) -> None:
+    tree = ast.parse((kubectl_plugin.SOURCES / file).read_text(), feature_version=(3, 9))
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else [str(node.module)]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    beside = {name.removesuffix(".py") for name in kubectl_plugin.MODULES}
+    assert imported - beside <= set(sys.stdlib_module_names)
+    assert os.access(PROGRAM, os.X_OK)
+
+
+def test_the_manifest_is_for_the_archive_as_krew_reads_it() -> None:
+    packed = kubectl_plugin.archive()
+    assert packed == kubectl_plugin.archive(), "the same tree gives the same bytes"
+    document = yaml.safe_load(kubectl_plugin.manifest(packed))
+    assert document["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2"
+    assert (document["kind"], document["metadata"]["name"]) == ("Plugin", "numa")
+    spec = document["spec"]
+    assert spec["version"] == f"v{__version__}"
+    assert set(spec) == {
+        *("version", "homepage", "shortDescription", "description", "caveats", "platforms")
+    }
+    (platform,) = spec["platforms"]
+    assert platform["sha256"] == hashlib.sha256(packed).hexdigest()
+    assert platform["uri"].endswith(".tar.gz")
+    with tarfile.open(fileobj=io.BytesIO(packed)) as unpacked:
+        names = {member.name: member.mode for member in unpacked if member.isfile()}
+    assert {entry["from"] for entry in platform["files"]} == set(names)
+    assert names[platform["bin"]] == 0o755

@@ -1,0 +1,270 @@
+"""The publisher as it is shipped: no more rights than it needs, the same by Kustomize and Helm.
+
+That these rights are enough, and what the policies refuse, is in tests/kube/test_publish.py.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator
+
+from nri_numa import config as configuration
+from nri_numa.cluster import node_topology, wanted
+from nri_numa.cluster.metrics import PublishMetrics
+from nri_numa.config.layers import environment_names
+from tests.beds.http_view import FakeView
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+KUSTOMIZE = REPOSITORY / "config/kubernetes"
+CHART = REPOSITORY / "config/helm/nri-numa"
+PAGE = REPOSITORY / "docs/kubernetes-objects.md"
+
+
+def documents(*files: str) -> list[dict[str, Any]]:
+    """All documents of some files below config/kubernetes."""
+    texts = [(KUSTOMIZE / file).read_text() for file in files]
+    return [one for text in texts for one in yaml.safe_load_all(text)]
+
+
+def pod(directory: str = "publish") -> dict[str, Any]:
+    """What a component adds to the pod."""
+    (patch,) = documents(f"{directory}/container.yaml")
+    spec: dict[str, Any] = patch["spec"]["template"]["spec"]
+    return spec
+
+
+def container(name: str) -> dict[str, Any]:
+    (found,) = [one for one in pod()["containers"] if one["name"] == name]
+    return found
+
+
+def test_the_publisher_has_no_rights_on_the_node() -> None:
+    assert container("publish")["securityContext"] == {
+        "runAsUser": 65534,
+        "runAsGroup": 65534,
+        "runAsNonRoot": True,
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert all(mount["readOnly"] for mount in container("publish")["volumeMounts"])
+
+
+def test_only_the_publisher_sees_the_token() -> None:
+    assert [m["name"] for m in container("nri-numa")["volumeMounts"]] == ["api"]
+    assert "token" in [m["name"] for m in container("publish")["volumeMounts"]]
+    (account,) = documents("publish/serviceaccount.yaml")
+    assert account["automountServiceAccountToken"] is False
+    assert pod()["serviceAccountName"] == account["metadata"]["name"]
+
+
+def test_the_paths_are_those_of_the_configuration() -> None:
+    config = configuration.load()
+    mounts = {m["name"]: m["mountPath"] for m in container("publish")["volumeMounts"]}
+    assert mounts["token"] == config.publish.credentials
+    for name in ("nri-numa", "publish"):
+        one = container(name)
+        names = {e["name"]: e.get("value") for e in one["env"]}
+        api = next(m["mountPath"] for m in one["volumeMounts"] if m["name"] == "api")
+        assert names["NRI_NUMA_HTTP_SOCKET"] == f"{api}/agent.sock"
+        assert names.keys() <= set(environment_names())
+    get = container("publish")["livenessProbe"]["httpGet"]
+    assert f"{get['host']}:{get['port']}" == config.publish.address
+    for directory, name in (
+        ("publish-pods", "NRI_NUMA_PUBLISH_POD_ANNOTATION"),
+        ("publish-topology", "NRI_NUMA_PUBLISH_NODE_RESOURCE_TOPOLOGY"),
+        ("publish-volcano", "NRI_NUMA_PUBLISH_NUMATOPOLOGY"),
+    ):
+        (more,) = pod(directory)["containers"]
+        assert more["env"] == [{"name": name, "value": "true"}]
+        assert name in environment_names()
+
+
+def test_the_roles_are_minimal_and_documented() -> None:
+    roles = {
+        one["metadata"]["name"]: one["rules"]
+        for one in documents(
+            "publish/role.yaml",
+            "publish-pods/role.yaml",
+            "publish-capacity/role.yaml",
+            "publish-dra/role.yaml",
+            "publish-topology/role.yaml",
+            "publish-volcano/role.yaml",
+        )
+        if one["kind"] == "ClusterRole"
+    }
+    assert roles == {
+        "nri-numa-publish": [
+            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
+            {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
+        ],
+        "nri-numa-publish-pods": [
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"]}
+        ],
+        "nri-numa-publish-capacity": [
+            {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}
+        ],
+        "nri-numa-publish-dra": [
+            {
+                "apiGroups": ["resource.k8s.io"],
+                "resources": ["resourceslices"],
+                "verbs": ["create", "patch"],
+            },
+            {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+        ],
+        "nri-numa-publish-topology": [
+            {
+                "apiGroups": ["topology.node.k8s.io"],
+                "resources": ["noderesourcetopologies"],
+                "verbs": ["get", "create", "patch"],
+            }
+        ],
+        "nri-numa-publish-volcano": [
+            {
+                "apiGroups": ["nodeinfo.volcano.sh"],
+                "resources": ["numatopologies"],
+                "verbs": ["create", "patch"],
+            }
+        ],
+    }
+    page = PAGE.read_text()
+    for rules in roles.values():
+        for rule in rules:
+            group, (resource,) = rule["apiGroups"][0] or "core", rule["resources"]
+            assert f"| {group} | {resource} | {', '.join(rule['verbs'])} |" in page
+
+
+def test_the_page_has_every_metric_and_every_reason() -> None:
+    page = PAGE.read_text()
+    exposed = PublishMetrics("1").text().decode()
+    for name in re.findall(r"^# TYPE (nri_numa_\w+) ", exposed, re.MULTILINE):
+        assert f"| `{name}` |" in page
+    for reason, kind in wanted.REASONS.values():
+        assert f"| `{reason}` | {kind} |" in page
+    keys = (*wanted.NODE_ANNOTATIONS, *wanted.NODE_LABELS, *node_topology.ZONE_ATTRIBUTES)
+    for key in (*keys, node_topology.FREED, "agent"):
+        assert f"| `numa.kubernetes.io/{key}` |" in page
+
+
+def test_each_policy_denies_and_is_for_the_publisher_alone() -> None:
+    by_name: dict[str, dict[str, dict[str, Any]]] = {}
+    for one in documents(
+        "publish/policies.yaml",
+        "publish-dra/policies.yaml",
+        "publish-topology/policies.yaml",
+        "publish-volcano/policies.yaml",
+    ):
+        by_name.setdefault(one["metadata"]["name"], {})[one["kind"]] = one["spec"]
+    assert len(by_name) == 6
+    for name, kinds in by_name.items():
+        policy = kinds["ValidatingAdmissionPolicy"]
+        binding = kinds["ValidatingAdmissionPolicyBinding"]
+        assert binding == {"policyName": name, "validationActions": ["Deny"]}
+        assert policy["failurePolicy"] == "Fail"
+        (condition,) = policy["matchConditions"]
+        user = "system:serviceaccount:nri-numa:nri-numa-publish"
+        assert condition["expression"] == f"request.userInfo.username == '{user}'"
+        first, *_ = policy["validations"]
+        assert first["expression"].startswith("variables.me != ''")
+
+
+def test_the_policy_names_what_is_written_to_a_node() -> None:
+    """A key that the publisher learns to write must be let through, and no other is."""
+    (policy,) = (
+        one["spec"]
+        for one in documents("publish/policies.yaml")
+        if one["metadata"]["name"] == "nri-numa-publish-nodes" and "validations" in one["spec"]
+    )
+    (expression,) = (
+        one["expression"] for one in policy["validations"] if "numa-ids" in one["message"]
+    )
+    named = set(re.findall(r"numa\.kubernetes\.io/([a-z-]+)", expression))
+    assert named == set(wanted.NODE_ANNOTATIONS)
+
+
+def rendered(name: str, *, prefix: str = "numa.kubernetes.io") -> str:
+    """A template of the chart with its few expressions put in; Helm itself is not needed."""
+    text = (CHART / "templates" / name).read_text()
+    for expression, value in {
+        '- include "nri-numa.labels" . | nindent 4 ': " {app.kubernetes.io/name: nri-numa}",
+        ' include "nri-numa.namespace" . ': "nri-numa",
+        ' include "nri-numa.image" . ': "localhost/nri-numa",
+        " .Values.image.pullPolicy ": "IfNotPresent",
+        ' include "nri-numa.fullname" . ': "nri-numa",
+        " $prefix ": prefix,
+        "- toYaml .Values.publish.resources | nindent 4 ": (
+            " {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 128Mi}}"
+        ),
+        ' regexReplaceAll ":[0-9]+$" $address "" | trimPrefix "[" | trimSuffix "]" | quote ': (
+            "127.0.0.1"
+        ),
+        ' regexFind "[0-9]+$" $address ': "9892",
+    }.items():
+        text = text.replace("{{" + expression + "}}", value)
+    # What comes with the controller is compared in test_controller_manifests.py, with the DRA
+    # driver in test_install_manifests.py.
+    on = r"(?:.Values.controller|\(.Values.config.dra \| default dict\)).enabled"
+    block = rf"^ *\{{\{{- if {on} \}}\}}\n.*?^ *\{{\{{- end \}}\}}\n"
+    text = re.sub(block, "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^    seLinuxOptions:.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^ *\{\{-? .*\}\}\n", "", text, flags=re.MULTILINE)
+    assert "{{" not in text, text
+    return text
+
+
+def test_the_chart_says_the_same_as_kustomize() -> None:
+    assert list(yaml.safe_load_all(rendered("publish.yaml"))) == documents(
+        "publish/serviceaccount.yaml", "publish/role.yaml", "publish-pods/role.yaml"
+    )
+    policies = list(yaml.safe_load_all(rendered("publish-policies.yaml")))
+    assert policies == documents("publish/policies.yaml")
+    assert "numa.kubernetes.io/" not in rendered("publish-policies.yaml", prefix="x.io")
+    topology = list(yaml.safe_load_all(rendered("publish-topology.yaml")))
+    del topology[-1]["metadata"]["annotations"]["helm.sh/resource-policy"]
+    assert topology == documents(
+        *(f"publish-topology/{name}.yaml" for name in ("role", "policies", "crd"))
+    )
+    volcano = list(yaml.safe_load_all(rendered("publish-volcano.yaml")))
+    assert volcano == documents("publish-volcano/role.yaml", "publish-volcano/policies.yaml")
+    parts = list(yaml.safe_load(rendered("_publisher.tpl")))
+    assert parts == [container("publish"), *pod()["volumes"]]
+
+
+def test_the_chart_leaves_it_off() -> None:
+    assert not yaml.safe_load((CHART / "values.yaml").read_text())["publish"]["enabled"]
+    for name in ("publish.yaml", "publish-policies.yaml"):
+        text = (CHART / "templates" / name).read_text()
+        assert "{{- if .Values.publish.enabled }}" in text
+    text = (CHART / "templates/publish-topology.yaml").read_text()
+    assert "{{- if and .Values.publish.enabled $publish.nodeResourceTopology }}" in text
+    text = (CHART / "templates/publish-volcano.yaml").read_text()
+    assert "{{- if and .Values.publish.enabled $publish.numatopology }}" in text
+
+
+def test_the_definition_is_of_the_version_that_keeps_attributes() -> None:
+    (definition,) = documents("publish-topology/crd.yaml")
+    (version,) = definition["spec"]["versions"]
+    assert f"{definition['spec']['group']}/{version['name']}" == node_topology.API_VERSION
+    assert definition["spec"]["names"]["kind"] == node_topology.KIND
+    approved = "https://github.com/kubernetes/enhancements/pull/1870"
+    assert definition["metadata"]["annotations"] == {"api-approved.kubernetes.io": approved}
+    schema = version["schema"]["openAPIV3Schema"]
+    what = node_topology.contents("x.io", FakeView().zones())
+    whole = node_topology.body("n1", "u", {}, what)
+    assert [e.message for e in Draft202012Validator(closed(schema)).iter_errors(whole)] == []
+
+
+def closed(schema: Any) -> Any:
+    """The same schema that also refuses fields it does not name, as the API server prunes them."""
+    if isinstance(schema, dict):
+        made = {key: closed(value) for key, value in schema.items()}
+        if isinstance(schema.get("properties"), dict):
+            made.setdefault("additionalProperties", False)
+        return made
+    return [closed(item) for item in schema] if isinstance(schema, list) else schema

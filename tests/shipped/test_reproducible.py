@@ -1,0 +1,123 @@
+"""What is handed out can be made again, byte for byte, and its sums tell a changed file."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools import release
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("nri_numa", "tools", "config", "requirements", "pyproject.toml", "README.md", "LICENSE")
+
+
+def made(tree: Path, *, umask: int, time_s: int, **environment: str) -> Path:
+    """Everything, made from a copy of this tree with other times and modes."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    previous = os.umask(umask)
+    try:
+        tree.mkdir(parents=True)
+        for name in PARTS:
+            source, copy = ROOT / name, tree / name
+            if source.is_dir():
+                shutil.copytree(source, copy, ignore=ignored, copy_function=shutil.copyfile)
+            else:
+                shutil.copyfile(source, copy)
+        for path in (*tree.rglob("*"), tree):
+            os.utime(path, (time_s, time_s))
+        subprocess.run(
+            [sys.executable, "-m", "tools.release", "-o", "out"],
+            cwd=tree,
+            check=True,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        )
+    finally:
+        os.umask(previous)
+    return tree / "out"
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    one = made(
+        tmp_path_factory.mktemp("one") / "tree",
+        umask=0o022,
+        time_s=1_000_000_000,
+        TZ="UTC",
+        PYTHONHASHSEED="1",
+        SOURCE_DATE_EPOCH="1000000000",
+    )
+    two = made(
+        tmp_path_factory.mktemp("two") / "elsewhere" / "deeper" / "tree",
+        umask=0o077,
+        time_s=1_700_000_001,
+        TZ="Asia/Kolkata",
+        PYTHONHASHSEED="2",
+        LC_ALL="C",
+        SOURCE_DATE_EPOCH="1700000001",
+    )
+    return one, two
+
+
+@pytest.mark.slow
+def test_another_time_place_and_user_make_the_same_bytes(twice: tuple[Path, Path]) -> None:
+    one, two = twice
+    names = sorted(path.name for path in one.iterdir())
+    assert len(names) == 5
+    assert names == sorted(path.name for path in two.iterdir())
+    differing = [name for name in names if (one / name).read_bytes() != (two / name).read_bytes()]
+    assert differing == []
+
+
+@pytest.mark.slow
+def test_the_licence_is_in_all_of_them(twice: tuple[Path, Path]) -> None:
+    licence = (ROOT / "LICENSE").read_bytes()
+    (wheel,) = twice[0].glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("licenses/LICENSE"))
+        assert archive.read(name) == licence
+        assert not [each for each in archive.namelist() if each.startswith(("tests", "tools"))]
+    (image,) = twice[0].glob("*-image.tar")
+    with tarfile.open(image) as archive:
+        largest = max(archive.getmembers(), key=lambda member: member.size)
+        layer = archive.extractfile(largest)
+        with tarfile.open(fileobj=layer, mode="r:gz") as files:
+            names = files.getnames()
+    assert "usr/share/doc/nri-numa/LICENSE" in names
+    # anyio brings a module for pytest; pytest itself does not come.
+    tools = re.compile(r"(^|/)_?(pytest|setuptools)(-[^/]*)?(/|$)")
+    assert not [each for each in names if tools.search(each)]
+
+
+@pytest.mark.slow
+def test_the_sums_are_those_of_sha256sum(twice: tuple[Path, Path]) -> None:
+    one, _ = twice
+    check = ["sha256sum", "--check", "--strict", release.SUMS]
+    done = subprocess.run(check, cwd=one, capture_output=True, text=True, check=True)
+    assert done.stdout.count(": OK\n") == 4
+
+
+def test_a_changed_file_has_another_sum(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"one")
+    (tmp_path / release.SUMS).write_text(release.sums([file]))
+    file.write_bytes(b"two")
+    check = ["sha256sum", "--check", "--strict", release.SUMS]
+    assert subprocess.run(check, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+
+
+def test_a_directory_with_other_files_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "letter").write_text("dear")
+    with pytest.raises(SystemExit):
+        release.main(["-o", str(tmp_path)])
+    assert "holds other files" in capsys.readouterr().err
+    assert (tmp_path / "letter").read_text() == "dear"

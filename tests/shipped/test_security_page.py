@@ -1,0 +1,44 @@
+"""The threat model points at what exists, and the licence is the one that is named."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/security.md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|nri_numa)/[\w/.]+)`", PAGE))))
+def test_what_stands_for_a_sentence_is_there(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(test_\w+)`", PAGE))))
+def test_a_test_that_stands_for_a_sentence_is_there(name: str) -> None:
+    files = (ROOT / "tests").rglob("test_*.py")
+    assert any(f"def {name}(" in path.read_text() for path in files)
+
+
+def test_the_licence_is_whole_and_goes_with_the_package() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert re.search(r"Apache License\s+Version 2\.0, January 2004", text)
+    assert "END OF TERMS AND CONDITIONS" in text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "Apache-2.0"
+    assert project["license-files"] == ["LICENSE"]
+
+
+def test_nothing_that_is_installed_asks_for_a_capability() -> None:
+    unit = (ROOT / "systemd/nri-numa.service").read_text()
+    assert re.search(r"^CapabilityBoundingSet=$", unit, re.MULTILINE)
+    assert "AmbientCapabilities" not in unit
+    manifests = [*(ROOT / "config/kubernetes").rglob("*.yaml"), *(ROOT / "config/helm").rglob("*")]
+    texts = [path.read_text() for path in manifests if path.is_file()]
+    drops = [text for text in texts if "capabilities:" in text]
+    assert len(drops) == 10
+    assert all(re.search(r"capabilities:\n\s+drop: \[ALL\]\n", text) for text in drops)
+    assert not [text for text in texts if re.search(r"privileged: true|hostPID|hostIPC", text)]

@@ -1,0 +1,166 @@
+"""The churn's accounting: what overlaps is found, what touches is not, and time is told apart."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tests.checks.churn_figures import (
+    GROUP,
+    LIST,
+    MEMORY,
+    SIBLING,
+    TWICE,
+    UNOWNED,
+    WRONG_CPU,
+    Away,
+    Fact,
+    Ground,
+    Memory,
+    Span,
+    episodes,
+    figure,
+    owners_together,
+    union,
+)
+
+# Two NUMA nodes of two cores with two threads each.
+GROUND = Ground(
+    siblings={cpu: frozenset({cpu & ~1, cpu | 1}) for cpu in range(8)},
+    numa_node={cpu: cpu // 4 for cpu in range(8)},
+    memory_nodes=frozenset({0, 1}),
+)
+ALL = frozenset(range(8))
+FACTS = {
+    fact.serial: fact
+    for fact in (
+        Fact(serial=1, pod="plain", kind="ordinary"),
+        Fact(serial=2, pod="owner", kind="exclusive", owns=2, memory=Memory.ANY),
+        Fact(serial=3, pod="other", kind="exclusive", owns=2, memory=Memory.LOCAL),
+        Fact(serial=4, pod="alone", kind="isolate", owns=1, isolate=True),
+        Fact(
+            serial=5,
+            pod="listed",
+            kind="listed",
+            listed=frozenset({1}),
+            memory=Memory.LISTED,
+            memory_nodes=frozenset({0}),
+        ),
+    )
+}
+
+
+def span(
+    serial: int,
+    cpus: set[int] | frozenset[int],
+    start: float,
+    end: float,
+    mems: set[int] | frozenset[int] = GROUND.memory_nodes,
+    group: set[int] | None = None,
+) -> Span:
+    """A span whose neighbouring samples are half a second away."""
+    return Span(
+        serial=serial,
+        cpus=frozenset(cpus),
+        mems=frozenset(mems),
+        group=frozenset(cpus if group is None else group),
+        before=start - 0.5,
+        start=start,
+        end=end,
+        after=end + 0.5,
+        samples=9,
+    )
+
+
+def found(*spans: Span) -> list[tuple[str, int, int, set[int]]]:
+    """(kind, who, owner, CPUs) of each episode."""
+    return [(e.kind, e.who, e.owner, set(e.cpus)) for e in episodes(GROUND, FACTS, spans)]
+
+
+def test_a_neighbour_on_owned_cpus_is_found_with_its_time() -> None:
+    own, late = span(2, {2, 3}, 10, 20), span(1, ALL, 5, 12)
+    (episode,) = episodes(GROUND, FACTS, [own, late, span(1, ALL - {2, 3}, 12.5, 30)])
+    assert (episode.kind, episode.who, episode.owner) == (WRONG_CPU, 1, 2)
+    assert episode.cpus == {2, 3}
+    assert episode.at == (10, 12)
+    assert episode.at_most == (9.5, 12.5)
+
+
+def test_nothing_is_said_of_the_time_between_two_samples() -> None:
+    """The owner's first sample comes after the neighbour's last one with the same CPUs."""
+    assert found(span(1, ALL, 5, 9.9), span(2, {2, 3}, 10, 20), span(1, {0, 1}, 10.1, 20)) == []
+
+
+def test_two_owners_of_one_cpu_are_told_from_a_neighbour() -> None:
+    assert found(span(2, {2, 3}, 0, 9), span(3, {3, 2}, 5, 9, {0})) == [(TWICE, 3, 2, {2, 3})]
+    assert found(span(2, {2, 3}, 0, 9), span(3, {0, 1}, 5, 9, {0})) == []
+
+
+def test_an_owner_without_its_own_owns_nothing_and_is_a_neighbour() -> None:
+    """As everybody who starts while the plugin is away."""
+    assert found(span(2, ALL, 0, 9), span(3, {0, 1}, 0, 9, {0})) == [
+        (UNOWNED, 2, 0, set(ALL)),
+        (WRONG_CPU, 2, 3, {0, 1}),
+    ]
+
+
+def test_who_was_refused_owns_nothing_even_with_as_many_cpus_as_it_asked_for() -> None:
+    refused = {**FACTS, 2: msgspec.structs.replace(FACTS[2], unpinned=((0, 10),))}
+    spans = [span(2, {2, 3}, 1, 9), span(1, ALL, 1, 9)]
+    assert [(e.kind, e.who) for e in episodes(GROUND, refused, spans)] == [(UNOWNED, 2)]
+    later = [span(2, {2, 3}, 11, 19), span(1, ALL, 11, 19)]
+    assert [(e.kind, e.who) for e in episodes(GROUND, refused, later)] == [(WRONG_CPU, 1)]
+
+
+def test_the_idle_sibling_belongs_to_the_isolated() -> None:
+    assert found(span(4, {2}, 0, 9), span(1, {3, 4}, 0, 9)) == [(SIBLING, 1, 4, {3})]
+    assert found(span(4, {2}, 0, 9), span(1, {4, 5}, 0, 9)) == []
+
+
+def test_lists_memory_and_cgroup() -> None:
+    assert found(span(5, {1}, 0, 9, {0})) == []
+    assert found(span(5, {1, 2}, 0, 9, {0})) == [(LIST, 5, 0, {1, 2})]
+    assert found(span(5, {1}, 0, 9, {0, 1})) == [(MEMORY, 5, 0, {0, 1})]
+    assert found(span(3, {4, 5}, 0, 9, {1})) == []
+    assert found(span(3, {4, 5}, 0, 9, {0})) == [(MEMORY, 3, 0, {0})]
+    assert found(span(1, {1}, 0, 9, group={1, 2})) == [(GROUP, 1, 0, {2})]
+
+
+def test_sandboxes_and_unknown_programs_are_nobody() -> None:
+    assert found(span(0, ALL, 0, 9), span(2, {2, 3}, 0, 9)) == []
+
+
+def test_time_while_the_plugin_was_away_is_apart() -> None:
+    away = Away()
+    away.lost(2)
+    away.lost(3)  # killed again before it was ready
+    away.back(6)
+    away.lost(20)
+    gone = away.until(25)
+    assert gone == [(2, 6), (20, 25)]
+    spans = [span(2, {2, 3}, 0, 30), span(1, ALL, 3, 7), span(1, {0}, 8, 9), span(1, ALL, 10, 11)]
+    result = figure(WRONG_CPU, episodes(GROUND, FACTS, spans), gone)
+    assert (result.episodes, result.began_up) == (2, 1)
+    assert (result.down, result.up, result.longest_up) == (3, 2, 1)
+    assert result.up_at_most == 1.5 + 2
+
+
+def test_two_neighbours_at_once_count_each_moment_once() -> None:
+    spans = [span(2, {2, 3}, 0, 30), span(1, ALL, 3, 7), span(5, {2, 1}, 5, 9, {0})]
+    assert figure(WRONG_CPU, episodes(GROUND, FACTS, spans), []).up == 6
+
+
+def test_intervals() -> None:
+    assert union([(5, 6), (1, 3), (2, 4)]) == [(1, 4), (5, 6)]
+
+
+def test_owners_are_together_while_two_of_them_are_seen() -> None:
+    spans = [
+        span(2, {0, 1}, 0, 10),
+        span(3, {2, 3}, 4, 6),
+        span(3, ALL, 6, 9),  # asked for two CPUs and has all: it owns none
+        span(4, {4}, 5, 8),
+        span(1, ALL, 0, 10),
+    ]
+    assert owners_together(FACTS, spans) == (4, 3)
+    assert owners_together(FACTS, spans[:1]) == (0, 1)
+    assert owners_together(FACTS, []) == (0, 0)

@@ -1,0 +1,55 @@
+"""Commands run in this process as if at a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from nri_numa.config import HTTP
+from nri_numa.http.server import HTTPServer
+from nri_numa.observe.metrics import Metrics
+from tests.beds.http_view import FakeView
+
+Columns = Callable[[int], None]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Columns:
+    """Make the output of click's runner a terminal of 80 columns, or of as many as are given."""
+    monkeypatch.setattr(
+        "click.testing._NamedTextIOWrapper.isatty", lambda _self: True, raising=False
+    )
+
+    def columns(count: int) -> None:
+        monkeypatch.setenv("COLUMNS", str(count))
+
+    columns(80)
+    return columns
+
+
+@pytest.fixture
+def agent() -> Iterator[tuple[str, object]]:
+    """A served view in a thread of its own; its address and the view."""
+    view = FakeView()
+    started = threading.Event()
+    box: dict[str, object] = {}
+
+    async def serve() -> None:
+        server = HTTPServer(HTTP(address="127.0.0.1:0"), view, Metrics("0"), version="0.1.0")
+        assert await server.start()
+        box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
+        assert server.address is not None
+        box["address"] = f"{server.address[0]}:{server.address[1]}"
+        started.set()
+        await box["stop"].wait()  # type: ignore[attr-defined]
+        await server.stop()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(60)  # the limit only bounds a failure
+    yield str(box["address"]), view
+    box["loop"].call_soon_threadsafe(box["stop"].set)  # type: ignore[attr-defined]
+    thread.join()

@@ -1,0 +1,81 @@
+"""Tables that give way without losing anything that has to be copied."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_numa.cli.common import cell_width
+from nri_numa.cli.fitting import Column, Kind, fit
+from nri_numa.text import harmless
+
+COLUMNS = (
+    Column("POD", Kind.NAME),
+    Column("CPUS", Kind.LIST),
+    Column("POLICY", spare=1),
+    Column("AGE", spare=2),
+)
+ROW = ("checkout-7d4b9c6f5d-x2x1z", "0-3,8,16-19,24,32-35,40", "single-numa-node", "3h12m")
+
+
+def cells(lines: list[str], start: int, end: int) -> str:
+    """What stands in the columns of a row, over all of its lines."""
+    return "".join(line[start:end].strip() for line in lines[1:])
+
+
+def test_without_a_width_nothing_is_broken() -> None:
+    made = fit(COLUMNS, [ROW], None, leave_out=True)
+    assert made.left_out == []
+    assert made.lines[1].split() == list(ROW)
+
+
+def test_lists_give_way_first_then_columns_then_names() -> None:
+    made = fit(COLUMNS, [ROW], 70, leave_out=True)
+    assert (made.left_out, len(made.lines)) == ([], 3), "the list takes two lines"
+    made = fit(COLUMNS, [ROW], 58, leave_out=True)
+    assert made.left_out == ["AGE"]
+    assert "single-numa-node" in made.lines[1]
+    made = fit(COLUMNS, [ROW], 20, leave_out=True)
+    assert made.left_out == ["POLICY", "AGE"]
+    assert cells(made.lines, 0, made.lines[0].index("CPUS")) == ROW[0]
+    assert cells(made.lines, made.lines[0].index("CPUS"), 99) == ROW[1]
+
+
+def test_a_name_is_broken_behind_a_hyphen_where_that_leaves_a_long_line() -> None:
+    made = fit((Column("POD", Kind.NAME),), [("checkout-7d4b9c6f5d-x2x1z",)], 22, leave_out=True)
+    assert made.lines[1:] == ["checkout-7d4b9c6f5d-", "x2x1z"]
+
+
+def test_columns_that_may_not_be_left_out_stay_and_words_are_never_broken() -> None:
+    """A pipe that says how wide it is still finds every policy."""
+    made = fit(COLUMNS, [ROW], 20, leave_out=False)
+    assert made.left_out == []
+    assert "single-numa-node" in made.lines[1]
+
+
+NAMES = st.text(max_size=60)
+
+
+@given(
+    st.lists(st.tuples(NAMES, NAMES), max_size=4),
+    st.integers(min_value=24, max_value=120),
+)
+def test_whatever_is_in_it_fits_and_names_are_whole(
+    rows: list[tuple[str, str]], width: int
+) -> None:
+    """Wide letters and control characters too."""
+    columns = (Column("A", Kind.NAME), Column("SPARE", spare=1), Column("B", Kind.NAME))
+    made = fit(columns, [(a, "spared", b) for a, b in rows], width, leave_out=True)
+    assert all(cell_width(line) <= width and line.isprintable() for line in made.lines)
+    shown = "".join("".join(made.lines[1:]).split()).replace("spared", "")
+    for name in {part for row in rows for part in row}:
+        for letter in set(harmless(name)) - set(" \u3000"):
+            if not letter.isspace():
+                assert letter in shown
+
+
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_a_terminal_too_narrow_for_anything_still_gets_every_letter(width: int) -> None:
+    made = fit(COLUMNS[:1], [ROW[:1]], width, leave_out=True)
+    assert "".join(made.lines) == f"POD{ROW[0]}"

@@ -1,0 +1,304 @@
+"""``nri-numa simulate --cluster`` as a user meets it: kubectl's output in, an answer out."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from nri_numa.cli import cli, simulate_cluster
+from nri_numa.scheduler import moving
+from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("NRI_NUMA_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+def nrt(*free: int, name: str, **keys: Any) -> dict[str, Any]:
+    return {"kind": "NodeResourceTopology", **topology(*free, name=name, **keys)}
+
+
+def node(name: str, **spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": spec}
+
+
+def manifest(cpus: int, name: str = "new") -> dict[str, Any]:
+    made = single(cpus, name=name)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": made["metadata"], "spec": made["spec"]}
+
+
+def runs(
+    name: str, on: str, cpus: int, *, zone: str = "0", owner: str = "ReplicaSet", **asks: str
+) -> dict[str, Any]:
+    """A pod that has its CPUs."""
+    assigned = {"main": {"cpus": "", "mems": zone}}
+    made = single(cpus, name=name, node=on, phase="Running", assigned=json.dumps(assigned), **asks)
+    if owner:
+        made["metadata"]["ownerReferences"] = [{"kind": owner, "controller": True}]
+    return {"apiVersion": "v1", "kind": "Pod", **made}
+
+
+def listed(*items: Any) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "List", "items": list(items)}
+
+
+def simulate(capture: object, *pods: dict[str, Any], more: tuple[str, ...] = ()) -> Result:
+    Path("pods.yaml").write_text("\n---\n".join(json.dumps(one) for one in pods))
+    if not isinstance(capture, str):
+        capture = json.dumps(capture)
+    Path("cluster").write_text(capture)
+    return CliRunner().invoke(cli, ["simulate", "--cluster", "cluster", *more, "pods.yaml"])
+
+
+def document(capture: object, *pods: dict[str, Any]) -> Any:
+    done = simulate(capture, *pods, more=("-o", "json"))
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return json.loads(done.stdout)
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def test_where_it_fits_and_why_not_elsewhere() -> None:
+    cluster = listed(
+        nrt(8, 12, name="a"),
+        nrt(8, 9, name="b"),
+        nrt(4, 4, of=8, name="c"),
+        nrt(16, 16, name="d"),
+        node("a"),
+        node("b"),
+        node("c"),
+        node("d", unschedulable=True),
+        node("e"),
+    )
+    done = simulate(cluster, manifest(12))
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert "default/new fits on 1 node; it would go to a" in lines
+    assert "  a: main on NUMA node 1, score 6" in lines or "  a: main on NUMA node 1" in done.stdout
+    assert "  refused by b: needs 12 exclusive CPUs on one NUMA node; most free: 9" in lines
+    assert "most there is: 8, and waiting does not help" in done.stdout
+    assert "refused by e: no NodeResourceTopology says" in done.stdout
+    assert "Cordoned, not asked: d." in lines
+    assert "not the sum of requests" in done.stdout
+
+
+def test_pods_of_a_manifest_leave_less_for_the_next() -> None:
+    cluster = listed(nrt(8, 0, name="a"), nrt(8, 0, name="b"))
+    found = document(cluster, *(manifest(6, name) for name in ("one", "two", "three")))
+    assert [one["node"] for one in found["pods"]] == ["a", "b", ""]
+    assert [one["fits"] for one in found["pods"]] == [True, True, False]
+    assert found["pods"][2]["refused"][0]["nodes"] == ["a", "b"]
+
+
+def test_pods_on_their_way_are_counted() -> None:
+    held = single(6, name="held", node="a", placed='{"main":"0"}')
+    cluster = listed(nrt(8, 0, name="a"), {"kind": "Pod", **held})
+    found = document(cluster, manifest(4))
+    assert found["cluster"]["onTheirWay"] == 1
+    assert found["pods"][0]["fits"] is False
+
+
+def test_a_pod_without_a_wish_fits_everywhere() -> None:
+    plain = pod(container(cpu="1"))
+    plain = {"apiVersion": "v1", "kind": "Pod", **plain}
+    done = simulate(listed(nrt(0, name="a")), plain)
+    assert (done.exit_code, "every node fits" in done.stdout) == (0, True)
+
+
+# --- what would have to move ----------------------------------------------------------------------
+
+
+def test_the_fewest_pods_that_would_have_to_move() -> None:
+    """On ``a`` two must go; on ``b`` one, for which there is room on ``a``."""
+    cluster = listed(
+        nrt(4, 0, name="a"),
+        nrt(6, 0, name="b"),
+        runs("a1", "a", 4),
+        runs("a2", "a", 4),
+        runs("b1", "b", 2),
+        runs("b2", "b", 4),
+        runs("b3", "b", 4, owner="DaemonSet"),
+        runs("b4", "b", 4, owner=""),
+    )
+    done = simulate(cluster, manifest(10))
+    assert done.exit_code == 1, done.output
+    lines = done.stdout.splitlines()
+    assert "  It would fit on b, main on NUMA node 0, without 1 pod:" in lines
+    assert "    default/b2, which fits on a" in lines
+    assert "The search was cut" not in done.stdout
+    found = document(cluster, manifest(12))["pods"][0]["wouldHaveToMove"]
+    assert [one["pod"] for one in found["pods"]] == ["default/a1", "default/a2"]
+    # Both cannot go to b, which has six.
+    assert [one["fitsOn"] for one in found["pods"]] == ["b", ""]
+
+
+def test_nobody_moves_who_would_not_come_back_or_leaves_too_little() -> None:
+    cluster = listed(nrt(0, 4, name="a"), runs("single", "a", 8, owner=""))
+    done = simulate(cluster, manifest(8))
+    assert (done.exit_code, "No 4 pods of one node" in done.stdout) == (1, True)
+    found = document(cluster, manifest(8))["pods"][0]["wouldHaveToMove"]
+    assert (found["pods"], found["cut"]) == ([], False)
+
+
+def test_what_the_whole_node_must_keep_counts_there_too() -> None:
+    """Four are free on a NUMA node, three in all; two that move are two more in all."""
+    most = {f"{PREFIX}/free-exclusive-cpus": "3"}
+    cluster = listed(nrt(4, 4, name="a", attributes=most), node("a"), runs("moves", "a", 2))
+    (found,) = document(cluster, manifest(5))["pods"]
+    assert not found["fits"]
+    assert [one["pod"] for one in found["wouldHaveToMove"]["pods"]] == ["default/moves"]
+    (found,) = document(cluster, manifest(6))["pods"]
+    assert not found["wouldHaveToMove"]["pods"]
+
+
+def test_a_search_that_was_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [runs(f"p{n:02}", "a", 1) for n in range(12)]
+    cluster = listed(nrt(0, of=12, name="a"), *many)
+    found = document(cluster, manifest(3))["pods"][0]["wouldHaveToMove"]
+    assert len(found["pods"]) == 3
+    # Six are more than are tried together.
+    found = document(cluster, manifest(6))["pods"][0]["wouldHaveToMove"]
+    assert (found["pods"], found["cut"]) == ([], True)
+    monkeypatch.setattr(moving.search, "__kwdefaults__", {"tries": 5})
+    done = simulate(cluster, manifest(3))
+    assert "The search was cut after 5 sets" in done.stdout
+
+
+# --- what kubectl prints --------------------------------------------------------------------------
+
+
+def test_lists_of_each_kind_one_after_another_and_yaml() -> None:
+    topologies = {"kind": "NodeResourceTopologyList", "items": [topology(8, name="a")]}
+    nodes = {"kind": "NodeList", "items": [node("a")]}
+    both = json.dumps(topologies) + "\n" + json.dumps(nodes)
+    assert simulate(both, manifest(4)).exit_code == 0
+    assert simulate(yaml.safe_dump(listed(nrt(8, name="a"), node("a"))), manifest(4)).exit_code == 0
+    together = listed(nrt(8, name="a"), {"kind": "Service", "metadata": {"name": "x"}})
+    done = simulate(together, manifest(4), more=("-o", "yaml"))
+    found = yaml.safe_load(done.stdout)
+    assert "Passed over: Service." in found["notes"]
+    assert found["pods"][0]["numaNodes"] == {"main": "0"}
+
+
+def test_objects_that_cannot_be_read_are_unknown_nodes() -> None:
+    broken = nrt(8, name="b")
+    broken["zones"][0]["resources"][0]["available"] = "much"
+    found = document(listed(nrt(2, name="a"), broken, node("a"), node("b")), manifest(4))
+    assert "much" in found["cluster"]["unknown"]["b"]
+    assert {"its NodeResourceTopology cannot be read"} <= {
+        one["reason"] for one in found["pods"][0]["refused"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "odd"),
+    [
+        ("metadata", {"name": "odd", "ownerReferences": 1}),
+        ("metadata", {"name": "odd", "ownerReferences": ["x", {"controller": True}]}),
+        ("metadata", {"name": "odd", "annotations": []}),
+        ("status", 1),
+        ("status", {"phase": []}),
+        ("spec", {"nodeName": {}}),
+    ],
+)
+def test_a_pod_that_makes_no_sense_ends_nothing(key: str, odd: Any) -> None:
+    cluster = listed(nrt(8, name="a"), node("a"), {**runs("odd", "a", 2), key: odd})
+    assert document(cluster, manifest(4))["pods"][0]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("capture", "said"),
+    [
+        ("", "is empty"),
+        (listed(), "has no NodeResourceTopology, but nothing"),
+        (listed(node("a"), node("b")), "has no NodeResourceTopology, but Node"),
+        ({"apiVersion": "v1", "kind": "Deployment", "metadata": {"name": "x"}}, "but Deployment"),
+        ("NAME STATUS\nworker-1 Ready\n", "is str, expected what kubectl get"),
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ("a: [", "expected what kubectl get"),
+        ([1], "is list"),
+        (listed(1), "is int"),
+        (listed({"kind": "Pod", "metadata": {}}), "a Pod has no metadata.name"),
+        (listed({"kind": "Pod"}), "a Pod has no metadata.name"),
+        ({"kind": {}}, "but something without a kind"),
+    ],
+)
+def test_what_is_no_capture_is_said(capture: object, said: str) -> None:
+    done = simulate(capture, manifest(4))
+    assert done.exit_code == 2, done.output
+    assert said in done.output
+    assert "Traceback" not in done.output
+
+
+def test_hostile_pods_harm_nobody() -> None:
+    bad = runs("bad", "a", 4)
+    bad["metadata"]["annotations"][f"{PREFIX}/assigned"] = "[" * 100_000
+    worse = runs("worse", "a", 4)
+    worse["spec"]["containers"] = 5
+    odd = {"kind": "Pod", "metadata": {"name": "odd", "annotations": 5}, "spec": 7, "status": []}
+    cluster = listed(nrt(8, name="a"), bad, worse, odd)
+    assert simulate(cluster, manifest(4)).exit_code == 0
+
+
+def test_files_that_are_too_large_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulate_cluster, "LARGEST_YAML", 100)
+    done = simulate(yaml.safe_dump(listed(nrt(8, name="a"))), manifest(4))
+    assert (done.exit_code, "expected JSON (-o json)" in done.output) == (2, True)
+    monkeypatch.setattr(simulate_cluster, "LARGEST_FILE", 1000)
+    done = simulate(listed(*(nrt(8, name=f"n{i}") for i in range(9))), manifest(4))
+    assert (done.exit_code, "is larger than" in done.output) == (2, True)
+    Path("cluster").write_bytes(b"{\xff}")
+    done = CliRunner().invoke(cli, ["simulate", "--cluster", "cluster", "pods.yaml"])
+    assert (done.exit_code, "is not UTF-8" in done.output) == (2, True)
+    done = CliRunner().invoke(cli, ["simulate", "--cluster", "nowhere", "pods.yaml"])
+    assert (done.exit_code, "cannot be read" in done.output) == (3, True)
+
+
+def test_options_that_speak_of_one_machine_do_not_go_with_it() -> None:
+    for more in (("--machine", "x"), ("--live-memory",), ("--compare", "strategy=pack")):
+        done = simulate(listed(nrt(8, name="a")), manifest(4), more=more)
+        assert (done.exit_code, "--cluster goes with" in done.output) == (2, True)
+    done = CliRunner().invoke(cli, ["simulate", "--cluster", "-", "-"], input="{}")
+    assert (done.exit_code, "both standard input" in done.output) == (2, True)
+    done = simulate(listed(nrt(8, name="a")), {"kind": "Pod"})
+    assert done.exit_code == 2
+
+
+def test_the_settings_are_those_of_the_nodes() -> None:
+    """``strategy`` chooses among nodes that fit equally well."""
+    cluster = listed(nrt(16, name="a"), nrt(8, name="b"))
+    spread = simulate(cluster, manifest(4), more=("--set", "strategy=spread", "-o", "json"))
+    packed = simulate(cluster, manifest(4), more=("--set", "strategy=pack", "-o", "json"))
+    chosen = [json.loads(done.stdout)["pods"][0]["node"] for done in (spread, packed)]
+    assert chosen == ["a", "b"]
+
+
+def test_standard_input_is_read_too() -> None:
+    Path("pods.yaml").write_text(json.dumps(manifest(4)))
+    text = json.dumps(listed(nrt(8, name="a")))
+    done = CliRunner().invoke(cli, ["simulate", "--cluster", "-", "pods.yaml"], input=text)
+    assert done.exit_code == 0, done.output
+
+
+def test_a_container_with_a_claim_is_not_judged_where_our_driver_is_on() -> None:
+    big = manifest(40)
+    big["spec"]["resourceClaims"] = [{"name": "numa", "resourceClaimTemplateName": "forty"}]
+    big["spec"]["containers"][0]["resources"]["claims"] = [{"name": "numa"}]
+    capture = listed(node("n1"), nrt(8, 8, name="n1"))
+    assert simulate(capture, big).exit_code == 1
+    found = simulate(capture, big, more=("--set", "dra.enabled=true"))
+    assert found.exit_code == 0
+    assert "such containers are not judged" in " ".join(found.output.split())

@@ -1,0 +1,193 @@
+"""``nri-numa status`` in pipes, on narrow terminals, and for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from nri_numa.cli import cli, status
+from tests.beds.http_view import FakeView, assignment
+from tests.unit.cli.conftest import Columns
+
+LONG = "checkout-service-with-a-long-name-7d4b9c6f5d-x2x1z"
+IDS = "0-3,8-11,16-19,24-27,32-35,40-43,48-51,56-59"
+
+Agent = tuple[str, FakeView]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+@pytest.fixture
+def crowded(agent: Agent) -> str:
+    """An agent with a pod that no 80 columns hold; its address."""
+    agent[1].containers = [
+        replace(assignment(1), pod=LONG, cpus=IDS, policy="single-numa-node", qos="Guaranteed"),
+        replace(assignment(2), policy="single-numa-node"),
+    ]
+    return agent[0]
+
+
+def test_a_pipe_gets_every_word_whole(crowded: str) -> None:
+    output = invoke("status", "--api", crowded).output
+    assert output.count("single-numa-node") == 2
+    (row,) = (line for line in output.splitlines() if LONG in line)
+    assert IDS in row.split()
+    assert "…" not in output
+    assert "LATE" not in output  # over NRI nobody is
+
+
+def test_a_pipe_that_says_how_wide_it_is_gets_names_broken_and_no_word(
+    crowded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    output = invoke("status", "--api", crowded).output
+    assert output.count("single-numa-node") == 2
+    assert max(map(len, output.splitlines())) <= 100
+    assert LONG not in output
+    monkeypatch.setenv("COLUMNS", "nonsense")
+    assert LONG in invoke("status", "--api", crowded).output
+
+
+def test_a_terminal_leaves_columns_out_whole_and_says_so(crowded: str, terminal: Columns) -> None:
+    output = invoke("status", "--api", crowded).output
+    assert max(map(len, output.splitlines())) <= 80
+    assert "(no room for MEMS, POLICY, AGE; -o wide shows all columns)" in output
+    assert "single-numa" not in output
+    assert "…" not in output
+    terminal(200)
+    output = invoke("status", "--api", crowded).output
+    assert "no room" not in output
+    assert LONG in output
+
+
+def test_wide_shows_every_column_however_narrow_the_terminal(
+    crowded: str, terminal: Columns
+) -> None:
+    terminal(40)
+    output = invoke("status", "-o", "wide", "--api", crowded).output
+    (row,) = (line for line in output.splitlines() if LONG in line)
+    for word in (IDS, "single-numa-node", "Guaranteed", "256Mi", "emptiest", f"{1:064x}"):
+        assert word in row
+
+
+def test_late_containers_are_told_where_they_can_be_late(agent: Agent) -> None:
+    agent[1].containers = [
+        replace(assignment(1), late=0.0124),
+        replace(assignment(2), late=0.0),
+        assignment(3),
+    ]
+    output = invoke("status", "--api", agent[0]).output
+    head, *rows = (line for line in output.splitlines() if "LATE" in line or "pod-" in line)
+    at = head.index("LATE")
+    assert [row[at:].split("  ")[0].strip() for row in rows] == ["12 ms", "no", "?"]
+
+
+def test_memory_policies_are_told_where_a_container_has_one(agent: Agent) -> None:
+    agent[1].containers = [assignment(1), assignment(2)]
+    assert "MEMPOLICY" not in invoke("status", "-o", "wide", "--api", agent[0]).output
+    agent[1].containers = [replace(assignment(1), mempolicy="interleave"), assignment(2)]
+    agent[1].serial += 1
+    output = invoke("status", "-o", "wide", "--api", agent[0]).output
+    head, *rows = (line for line in output.splitlines() if "MEMPOLICY" in line or "pod-" in line)
+    at = head.index("MEMPOLICY")
+    assert [row[at:].split("  ")[0].strip() for row in rows] == ["interleave", "-"]
+
+
+def test_names_are_what_explain_takes(agent: Agent) -> None:
+    agent[1].containers = [assignment(1), assignment(1, "sidecar"), assignment(2)]
+    output = invoke("status", "-o", "name", "--api", agent[0]).output
+    assert output == "shop/pod-1\ninfra/pod-2\n"
+    for name in output.split():
+        assert invoke("explain", name, "--api", agent[0]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("narrowed", "refused", "empty"),
+    [
+        (["-n", "shop"], 1, ""),
+        (["-n", "infra"], 0, ""),
+        (["-A"], 1, ""),
+        (["--pod", "greedy"], 1, "No containers of pod greedy."),
+        (["--pod", "pod-2"], 0, ""),
+        (["-n", "nowhere"], 0, "No containers in namespace nowhere."),
+        (["-n", "shop", "--pod", "x"], 0, "No containers of pod x in namespace shop."),
+    ],
+)
+def test_refusals_are_narrowed_as_containers_are(
+    agent: Agent, narrowed: list[str], refused: int, empty: str
+) -> None:
+    output = invoke("status", *narrowed, "--api", agent[0]).output
+    assert ("Refused lately" in output) is bool(refused)
+    assert empty in output
+    document = json.loads(invoke("status", *narrowed, "-o", "json", "--api", agent[0]).output)
+    assert len(document["refusals"]) == refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-A", "-n", "shop"], "contradict each other"),
+        (["-n", ""], "--namespace is ''"),
+        (["-n", "shop/db"], "expected a name without a slash"),
+        (["--pod", "shop/db"], "--pod is 'shop/db'"),
+        (["-w", "-o", "yaml"], "--watch goes with -o table, wide or json, not with -o yaml"),
+        (["-w", "-o", "name"], "not with -o name"),
+        (["-o", "xml"], "'xml' is not one of"),
+    ],
+)
+def test_contradictions_are_told_before_anybody_is_asked(arguments: list[str], said: str) -> None:
+    result = invoke("status", *arguments, "--api", "127.0.0.1:1")
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+def test_more_refusals_than_a_terminal_wants_are_counted_there(terminal: Columns) -> None:
+    terminal(80)
+    refusals = [
+        {"namespace": "shop", "pod": f"p{n}", "container": "c", "reason": "CPUOwned", "at": 0}
+        for n in range(12)
+    ]
+    document: dict[str, Any] = {"numaNodes": [], "containers": [], "refusals": refusals}
+    document["status"] = {
+        "version": "0",
+        "ready": True,
+        "observe": False,
+        "startedAt": 0,
+        "containers": {},
+        "checkpoint": {"problem": ""},
+        "link": {"state": "active", "detail": "", "runtime": "", "runtimeVersion": ""},
+    }
+    assert "p11" in "\n".join(status.lines(document, 0))  # this process writes to no terminal
+
+
+def test_a_watch_in_json_is_one_document_a_line(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for each change; that nobody answers goes to standard error."""
+    address, view = agent
+
+    def between_two_looks(_seconds: float) -> None:
+        looks.append(view.serial)
+        if len(looks) == 2:
+            view.changed()
+            view.containers = [assignment(3)]
+        if len(looks) > 3:
+            raise KeyboardInterrupt
+
+    looks: list[int] = []
+    monkeypatch.setattr("nri_numa.cli.status.time.sleep", between_two_looks)
+    result = invoke("status", "-w", "-o", "json", "--api", address)
+    assert result.exit_code == 0, result.output
+    documents = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [d["serial"] for d in documents] == [7, 8]
+    assert [c["pod"] for c in documents[1]["containers"]] == ["pod-3"]
+    looks[:] = [0] * 3
+    result = invoke("status", "-w", "-o", "json", "--api", "127.0.0.1:1")
+    assert result.stdout == ""
+    assert "(trying again)" in result.stderr

@@ -1,0 +1,166 @@
+"""How a machine is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nri_numa.cli.topology_output import WIDTH, render_topology, topology_document
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import L3Group, Partition, PartitionKind, Topology
+from nri_numa.machine.pci import PCIDevice
+from nri_numa.machine.synthetic import Numbering, synthetic
+from tests.machines import named as machines
+
+GOLDEN = Path(__file__).parents[2] / "golden/machines"
+
+
+def _table(machine: Topology, reserved: str = "") -> str:
+    return render_topology(machine, "table", reserved=CPUSet.parse(reserved))
+
+
+@pytest.mark.parametrize("name", machines.MACHINES)
+def test_tables_fit_a_terminal(name: str) -> None:
+    text = _table(machines.MACHINES[name](), "0")
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    assert text.endswith("\n")
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_the_worst_machine_fits_a_terminal() -> None:
+    """1,024 CPUs dealt out over 64 NUMA nodes with high numbers and four sizes of huge pages."""
+    machine = synthetic(
+        sockets=16,
+        numa_per_socket=4,
+        cores_per_numa=8,
+        numbering=Numbering.ALTERNATING,
+        numa_ids=[2 * i + 3 for i in range(64)],
+        hugepages={1 << 16: 9 << 30, 1 << 21: 9 << 30, 1 << 25: 9 << 30, 1 << 30: 9 << 30},
+        cores_per_l3=2,
+    )
+    machine = replace(
+        machine,
+        withheld_memory=NUMASet([3, 5]),
+        warnings=("a very long sentence about something that is odd " * 9,),
+    )
+    text = _table(machine, "0,2,4,6,8")
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+
+
+@pytest.mark.parametrize("name", ["offline_cpus", "memory_only", "hybrid", "huge_pages"])
+def test_tables_look_as_agreed(name: str) -> None:
+    """The files are read by people who change the view: look at the difference, then renew."""
+    assert _table(machines.MACHINES[name](), "0") == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["offline_cpus", "memory_only", "hybrid", "huge_pages"])
+def test_documents_keep_their_fields(name: str) -> None:
+    """Programs of users read these names."""
+    text = render_topology(machines.MACHINES[name](), "json", reserved=CPUSet([0]))
+    assert json.loads(text) == json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", machines.MACHINES)
+def test_json_and_yaml_say_the_same(name: str) -> None:
+    machine = machines.MACHINES[name]()
+    document = topology_document(machine)
+    assert json.loads(render_topology(machine, "json")) == document
+    assert yaml.safe_load(render_topology(machine, "yaml")) == document
+
+
+def test_every_cpu_is_in_the_table() -> None:
+    lines = _table(machines.dual_alternating()).splitlines()
+    assert "1          16 GiB  8     1,3,5,7,9,11,13,15" in lines
+
+
+def test_distances_are_a_matrix_that_can_be_read_by_row() -> None:
+    lines = _table(machines.snc_asymmetric()).splitlines()
+    assert "DISTANCE       0   1   2   3" in lines
+    assert "  from    1   12  10  22  24" in lines
+
+
+def test_distances_of_many_numa_nodes_are_grouped() -> None:
+    lines = _table(machines.sixty_four_nodes()).splitlines()
+    assert "5     10: 5  12: 4,6-7  21: 0-3,8-63" in lines
+
+
+def test_what_is_out_of_reach_is_shown() -> None:
+    machine = machines.inside_cpuset()
+    assert "  for containers: 0-1,4-5,8-9,12-13" in _table(machine).splitlines()
+    machine = replace(machine, withheld_memory=NUMASet([1]))
+    assert "1          16 GiB (not for us)  8     4-7,12-15" in _table(machine).splitlines()
+    assert topology_document(machine)["numaNodes"][1]["memoryAllowed"] is False
+    assert "  isolated: 2-3,10-11" in _table(machines.isolated_cpus()).splitlines()
+    assert "  nohz_full: 1-3,7,9-11,15" in _table(machines.nohz_full_cpus()).splitlines()
+    assert topology_document(machines.nohz_full_cpus())["cpus"]["nohzFull"] == "1-3,7,9-11,15"
+    assert "  reserved: 0,8" in _table(machine, "0,8").splitlines()
+
+
+def test_partitions_are_part_of_the_document() -> None:
+    one = Partition(cgroup="rt.slice", kind=PartitionKind.ISOLATED, cpus=CPUSet([6, 7]))
+    machine = replace(machines.dual_smt_16(), partitions=(one,))
+    assert topology_document(machine)["partitions"] == [
+        {"cgroup": "rt.slice", "kind": "isolated", "cpus": "6-7", "problem": ""}
+    ]
+
+
+def test_cpus_without_numa_node_and_odd_facts_are_shown() -> None:
+    machine = machines.dual_adjacent()
+    numa_node = replace(machine.numa_nodes[1], cpus=machine.numa_nodes[1].cpus - CPUSet([8, 9]))
+    machine = replace(
+        machine,
+        numa_nodes={**machine.numa_nodes, 1: numa_node},
+        warnings=("CPUs 8-9 belong to no NUMA node",),
+    )
+    lines = _table(machine).splitlines()
+    assert "none       -       2     8-9" in lines
+    assert lines[-2:] == ["Odd about this machine:", "  - CPUs 8-9 belong to no NUMA node"]
+    pages = replace(numa_node, hugepages={1 << 21: 1 << 30})
+    lines = _table(replace(machine, numa_nodes={**machine.numa_nodes, 1: pages})).splitlines()
+    assert "0          16 GiB  none        8     0-7" in lines
+    assert "none       -       -           2     8-9" in lines
+
+
+def test_caches_of_different_sizes_are_counted() -> None:
+    assert "L3 caches: 1 of 7 CPUs and 1 of 5 CPUs" in _table(machines.offline_cpus())
+    assert "L3 caches: the kernel tells none" in _table(machines.no_caches())
+    alone = L3Group(id=9000, cpus=CPUSet([8000]))
+    text = _table(replace(machines.one_cpu(), l3_groups={9000: alone}))
+    assert "9000      -           1     8000" in text.splitlines()
+
+
+def test_sizes_use_the_largest_unit() -> None:
+    for gib, shown in ((0.25, "256 MiB"), (1.5, "1.5 GiB"), (2048, "2 TiB"), (1 / 2048, "512 KiB")):
+        machine = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=1, memory_gib=gib)
+        assert f"{shown} of memory" in _table(machine).replace("\n", " ")
+
+
+def test_devices_are_told_by_kind_and_numa_node_and_only_where_somebody_looked() -> None:
+    machine = machines.MACHINES["offline_cpus"]()
+    devices = (
+        PCIDevice(address="0000:3b:00.0", kind="GPU", vendor="10de", device="2331", numa_node=1),
+        *(PCIDevice(address=f"0000:af:02.{i}", kind="NIC", numa_node=0) for i in range(8)),
+        PCIDevice(address="0000:00:03.0", kind="NIC"),
+    )
+    shown = render_topology(machine, devices=devices).split("DEVICES", 1)[1].splitlines()
+    assert [line.split() for line in shown[1:]] == [
+        ["GPU", "1", "1", "0000:3b:00.0"],
+        ["NIC", "0", "8", "0000:af:02.0,0000:af:02.1,0000:af:02.2,0000:af:02.3,"],
+        ["0000:af:02.4,0000:af:02.5,0000:af:02.6,0000:af:02.7"],
+        ["NIC", "unknown", "1", "0000:00:03.0"],
+    ]
+    assert "DEVICES" not in render_topology(machine, devices=())
+    document = json.loads(render_topology(machine, "json", devices=devices))
+    assert document["devices"][0] == {
+        "address": "0000:3b:00.0",
+        "kind": "GPU",
+        "vendor": "10de",
+        "device": "2331",
+        "numaNode": 1,
+    }
+    assert document["devices"][-1]["numaNode"] is None
+    assert "devices" not in json.loads(render_topology(machine, "json"))

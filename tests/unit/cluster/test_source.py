@@ -1,0 +1,37 @@
+"""The agent's answers as its publisher reads them, and answers that nobody can read."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from nri_numa.cluster.source import AgentGone, AgentSource
+
+
+@pytest.mark.parametrize("body", [b'{"instance":"\xff"}', b"\xed\xa0\x80", b"[1]", b""])
+def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
+    tmp_path: Path, body: bytes
+) -> None:
+    """One sentence, after which the publisher asks again; bytes that are no text included."""
+    path = str(tmp_path / "s")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+
+    async def asked() -> None:
+        server = await asyncio.start_unix_server(answer, path)
+        source = AgentSource(path)
+        async with server:
+            try:
+                await source.notices(0)
+            finally:
+                await source.close()
+
+    with pytest.raises(AgentGone, match="something else than expected"):
+        asyncio.run(asked())

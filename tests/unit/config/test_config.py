@@ -1,0 +1,653 @@
+"""The configuration: layers, every mistake at once, and the generated files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from nri_numa import config
+from nri_numa.config import layers, schema, values, yaml_reader
+from nri_numa.config.sections import AgentConfig, camel_case
+from nri_numa.engine.values.settings import CPUOrder, Rule, Settings
+from nri_numa.engine.values.workload import QoSClass, Strategy
+from nri_numa.errors import ConfigError
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import CPU, Core, NUMANode, Socket, Topology
+
+ROOT = Path(__file__).parents[3]
+
+
+def machine() -> Topology:
+    """Two NUMA nodes with two CPUs each, a memory-only third, CPU 4 offline."""
+    return Topology(
+        cpus={i: CPU(id=i, core=i, socket=0, numa_node=i // 2, l3=None) for i in range(4)},
+        cores={i: Core(id=i, socket=0, numa_node=i // 2, cpus=CPUSet([i])) for i in range(4)},
+        l3_groups={},
+        sockets={0: Socket(id=0, cpus=CPUSet(range(4)), numa_nodes=NUMASet([0, 1]))},
+        numa_nodes={
+            0: NUMANode(id=0, cpus=CPUSet([0, 1]), memory_bytes=1 << 30, distances={}),
+            1: NUMANode(id=1, cpus=CPUSet([2, 3]), memory_bytes=1 << 30, distances={}),
+            2: NUMANode(id=2, cpus=CPUSet(), memory_bytes=1 << 30, distances={}),
+        },
+        online=CPUSet(range(4)),
+        present=CPUSet(range(5)),
+        possible=CPUSet(range(8)),
+        isolated=CPUSet(),
+        allowed=CPUSet(range(4)),
+    )
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "agent.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def mistakes(
+    tmp_path: Path,
+    text: str,
+    env: dict[str, str] | None = None,
+    flags: dict[str, object] | None = None,
+) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        config.load(write(tmp_path, text), env, flags)
+    return list(caught.value.problems)
+
+
+# --- layers -------------------------------------------------------------------------------------
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert config.load() == AgentConfig()
+    assert config.settings(AgentConfig()) == Settings()
+
+
+def test_flags_beat_environment_beats_runtime_text_beats_file(tmp_path: Path) -> None:
+    """Each layer overrides only the keys it names."""
+    path = write(
+        tmp_path,
+        "log: {level: error, format: json}\nstrategy: pack\noversale: 2\nstateDir: /file\n",
+    )
+    loaded = config.load(
+        path,
+        {"NRI_NUMA_OVERSALE": "4", "NRI_NUMA_STATE_DIR": "/environment"},
+        {"stateDir": "/flag", "log.level": None},
+        text="oversale: 3\nlog: {level: debug}\n",
+    )
+    assert (loaded.state_dir, loaded.oversale) == ("/flag", 4)
+    assert (loaded.log.level, loaded.log.format, loaded.strategy) == (
+        config.LogLevel.DEBUG,
+        config.LogFormat.JSON,
+        Strategy.PACK,
+    )
+
+
+def test_the_short_environment_names_are_the_flags_and_the_full_name_wins() -> None:
+    env = {"NRI_NUMA_HTTP": "off", "NRI_NUMA_NRI_SOCKET": "/x", "NRI_NUMA_PLUGIN_INDEX": "07"}
+    loaded = config.load(env=env)
+    assert (loaded.http.address, loaded.runtime.nri_socket, loaded.runtime.plugin_index) == (
+        "off",
+        "/x",
+        "07",
+    )
+    env["NRI_NUMA_HTTP_ADDRESS"] = "127.0.0.1:1"
+    assert config.load(env=env).http.address == "127.0.0.1:1"
+
+
+def test_every_key_has_an_environment_name() -> None:
+    """And the names are what somebody would guess from the key."""
+    names = layers.environment_names()
+    assert set(names.values()) == set(layers.leaves()) - {"apiVersion", "kind"}
+    assert names["NRI_NUMA_DISTRIBUTE_ACROSS_NUMA"] == "distributeAcrossNUMA"
+    assert names["NRI_NUMA_RESERVED_CPUS"] == "reservedCPUs"
+    assert names["NRI_NUMA_ALIGN_L3"] == "alignL3"
+
+
+def test_an_environment_value_that_is_no_yaml_is_said_with_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"rules: .* \(from environment NRI_NUMA_RULES\)"):
+        config.load(env={"NRI_NUMA_RULES": "[{"})
+
+
+def test_not_a_number_is_refused_however_it_gets_in() -> None:
+    """The YAML reader keeps it out; a document from elsewhere could still carry it."""
+    nan = float("nan")
+    broken = AgentConfig(oversale=nan, capacity_factor={0: nan}, reserved_memory={-1: 1})
+    assert [p.partition(":")[0] for p in config.problems(broken)] == [
+        "oversale",
+        "capacityFactor.0",
+        "reservedMemory.-1",
+    ]
+    document = {"oversale": nan}
+    with pytest.raises(ConfigError, match="oversale: "):
+        layers.build(layers.Gathered(document=document), "test")
+
+
+def test_the_generator_writes_both_files(tmp_path: Path) -> None:
+    schema.main(str(tmp_path))
+    assert {p.name for p in tmp_path.iterdir()} == {"agent.yaml", "agent.schema.json"}
+
+
+def test_environment_values_of_every_kind_are_read() -> None:
+    loaded = config.load(
+        env={
+            "NRI_NUMA_OBSERVE": "true",
+            "NRI_NUMA_RESERVED_CPUS": "0",
+            "NRI_NUMA_CAPACITY_FACTOR": "{1: 0.5}",
+            "NRI_NUMA_HISTORY_REFUSALS": "9",
+            "NRI_NUMA_RULES": "[{match: {qos: [BestEffort]}, set: {policy: none}}]",
+            "NRI_NUMA_RECONCILE_INTERVAL": "5",
+        }
+    )
+    assert loaded.observe
+    assert loaded.capacity_factor == {1: 0.5}
+    assert loaded.history.refusals == 9
+    assert loaded.rules[0].match.qos == (QoSClass.BEST_EFFORT,)
+    assert config.parse_duration(loaded.reconcile.interval) == 5
+    assert config.settings(loaded).reserved_cpus == CPUSet([0])
+
+
+def test_environment_slips_are_errors_and_strangers_are_ignored() -> None:
+    """Kubernetes' service links begin like our names and are nobody's mistake."""
+    config.load(
+        env={
+            "NRI_NUMA_PORT_9891_TCP_ADDR": "10.0.0.1",
+            "NRI_NUMA_SERVICE_HOST": "10.0.0.1",
+            "NRI_NUMA_PORT": "tcp://10.0.0.1:9891",
+            "NRI_NUMA_SOMETHING_ELSE_ENTIRELY": "x",
+            "NRI_NUMA_CONFIG": "/x",
+            "HOME": "/",
+        }
+    )
+    with pytest.raises(ConfigError, match="did you mean NRI_NUMA_HTTP_ADDRESS"):
+        config.load(env={"NRI_NUMA_HTTP_ADRESS": "x"})
+
+
+def test_maps_are_replaced_and_not_mixed(tmp_path: Path) -> None:
+    """Half of an old capacityFactor under a new one would drain nodes nobody meant."""
+    path = write(tmp_path, "capacityFactor: {0: 0.1}\n")
+    loaded = config.load(path, text="capacityFactor: {1: 0.2}")
+    assert loaded.capacity_factor == {1: 0.2}
+
+
+@pytest.mark.parametrize("text", ["", "\n# nothing\n", "http:\nlog:\n  level:\n", "{}", "---\n"])
+def test_empty_documents_and_empty_keys_are_the_defaults(tmp_path: Path, text: str) -> None:
+    assert config.load(write(tmp_path, text)) == AgentConfig()
+
+
+def test_runtime_text_overrides_a_loaded_configuration_but_not_flags(tmp_path: Path) -> None:
+    loaded = config.load(write(tmp_path, "strategy: pack\n"))
+    merged = config.merge_text(loaded, "observe: true\nstateDir: /text\n")
+    assert (merged.strategy, merged.observe, merged.state_dir) == (Strategy.PACK, True, "/text")
+    merged = config.merge_text(loaded, "stateDir: /text\n", flags={"stateDir": "/flag"})
+    assert merged.state_dir == "/flag"
+    assert config.merge_text(loaded, "") == loaded
+    with pytest.raises(ConfigError, match="Configure text"):
+        config.merge_text(loaded, "observ: true")
+
+
+# --- mistakes -----------------------------------------------------------------------------------
+
+
+def test_every_mistake_is_listed_at_once_with_its_path_and_its_origin(tmp_path: Path) -> None:
+    """Structural and semantic ones, from file, environment and flags, in one go."""
+    found = mistakes(
+        tmp_path,
+        """
+apiVersion: nri-numa/v9
+htpp: {}
+http: {address: "0.0.0.0:80", tlsKey: x}
+reservedcpus: 0
+capacityFactor: {0: 2, x: 1}
+reservedCPUs: 3-1
+strategy: packed
+rules:
+  - match: {namspaces: [a], qos: [Guarantee]}
+    set: {polcy: best-effort, policy: best, scope: {}}
+  - set: {}
+  - match: {}
+defaults: {cpus: both}
+reconcile: {interval: soon, maxRepairs: 0}
+runtime: {pluginName: "a b", pluginIndex: 100}
+reservedMemory: {0: lots}
+memoryOnlyNodes: "1,,2"
+annotationPrefix: Numa/x
+strictReserved: yes
+""",
+        {"NRI_NUMA_LOG_LEVEL": "loud", "NRI_NUMA_OBSERVE": "maybe"},
+        {"http.address": "1.2.3.4:99999"},
+    )
+    heads = {problem.partition(":")[0] for problem in found}
+    assert heads == {
+        "apiVersion",
+        "htpp",
+        "http.address",
+        "http.tlsCert",
+        "reservedcpus",
+        "capacityFactor.0",
+        "capacityFactor.x",
+        "reservedCPUs",
+        "strategy",
+        "rules[0].match.namspaces",
+        "rules[0].match.qos[0]",
+        "rules[0].set.polcy",
+        "rules[0].set.policy",
+        "rules[0].set.scope",
+        "rules[1].set",
+        "rules[2].set",
+        "defaults.cpus",
+        "reconcile.interval",
+        "reconcile.maxRepairs",
+        "runtime.pluginName",
+        "runtime.pluginIndex",
+        "reservedMemory.0",
+        "memoryOnlyNodes",
+        "annotationPrefix",
+        "strictReserved",
+        "log.level",
+        "observe",
+    }
+    joined = "\n".join(found)
+    assert "htpp: unknown key, did you mean http?" in joined
+    assert "reservedcpus: unknown key, did you mean reservedCPUs?" in joined
+    assert "(from environment NRI_NUMA_LOG_LEVEL)" in joined
+    assert "port 99999 is above 65535 (from command line)" in joined
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 1\na: 2\n", "line 2, column 1: the key 'a' stands here a second time"),
+        ("a: [1\n", "line 2"),
+        ("- a\n", "is a list, expected a mapping"),
+        ("just words\n", "is a str, expected a mapping"),
+        ("{}\n---\n{}\n", "line 2, column 1: but found another document"),
+        ("? [a]\n: 1\n", "a key must be a word"),
+        ("a: !!python/object:os.system {}\n", "could not determine a constructor"),
+        ("x: " + "[" * 400_000 + "]" * 400_000, "nested more than 64 levels deep"),
+        ("x: " + "[" * 10, "did not find"),
+        ("\0", "not allowed"),
+    ],
+)
+def test_texts_that_are_no_document_say_where(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in "; ".join(mistakes(tmp_path, text))
+
+
+def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
+    for path, expected in (
+        (tmp_path / "absent.yaml", "No such file"),
+        (tmp_path, "Is a directory"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            config.load(str(path))
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8: byte 0"):
+        config.load(str(binary))
+    large = tmp_path / "large"
+    large.write_bytes(b"#" * (layers.MAX_BYTES + 1))
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        config.load(str(large))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "observe: on",
+        "observe: 1",
+        "oversale: .nan",
+        "oversale: .inf",
+        "oversale: '2'",
+        "capacityFactor: {0: .nan}",
+        "oversale: 1e999",
+        "rules: [{match: 1, set: {policy: none}}]",
+        "rules: [[]]",
+        "http: {tokenFile: {}}",
+        "capacityFactor: {-1: 1}",
+        "capacityFactor: {99999: 1}",
+        "capacityFactor: [1]",
+        "rules: {}",
+        "rules: [1]",
+        "rules: [{set: {policy: none, bind: true}}]",
+        "defaults: {policy: }",
+        "log: info",
+        "runtime: {pluginIndex: '7'}",
+        "runtime: {pluginIndex: '٠٧'}",
+        "runtime: {nriSocket: ''}",
+        "stateDir: ''",
+        "nodeName: Worker-7",
+        "nodeName: worker 7",
+        "nodeName: " + "a" * 254,
+        "annotationPrefix: a_b",
+        "annotationPrefix: numa.kubernetes.io/",
+        "history: {refusals: -1}",
+        "reconcile: {interval: -1}",
+        "reconcile: {interval: .inf}",
+        "reservedMemory: {0: -1}",
+        "reservedMemory: {0: 1Q}",
+        "kind: Pod",
+        "http: {address: '127.0.0.1'}",
+        "http: {address: ':x'}",
+        "http: {address: '::1:80'}",
+        "http: {address: 'a b:80'}",
+        "http: {address: ':9891'}",
+        "http: {address: ':9891', tokenFile: /t}",
+        "http: {address: '10.0.0.7:9891', tokenFile: /t, allowAnonymous: true}",
+        "http: {address: '[::]:9891'}",
+        "http: {address: '127.evil.example:9891'}",
+        "http: {tlsCert: x}",
+        f"runtime: {{nriSocket: /{'x' * 110}}}",
+        f"runtime: {{criSocket: unix:///{'x' * 110}}}",
+        "runtime: {criSocket: relative.sock}",
+        "runtime: {criListing: 20ms}",
+        "runtime: {criListing: soon}",
+        "runtime: {link: ttrpc}",
+        "defaults: {numacpu: 1, bind: none}",
+        "rules: [{set: {numacpu: 3, bind: none}}]",
+    ],
+)
+def test_bad_values_are_refused(tmp_path: Path, text: str) -> None:
+    found = mistakes(tmp_path, text)
+    assert len(found) == 1
+    assert ": " in found[0]
+
+
+def test_keys_that_exclude_each_other_are_found_when_the_file_is_read(tmp_path: Path) -> None:
+    """Not by the first pod that the rule is for."""
+    (found,) = mistakes(tmp_path, "rules: [{set: {policy: none}}, {set: {numacpu: 3, bind: none}}]")
+    assert found.startswith("rules[1].set.numacpu: '3' is not valid, expected no bind 'none'")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http: {address: '[::1]:0'}",
+        "http: {address: 'localhost:9891'}",
+        "http: {address: '127.8.9.1:9891'}",
+        "http: {address: ':9891', tokenFile: /t, tlsCert: /c, tlsKey: /k}",
+        "http: {address: ':9891', tokenFile: /t, allowPlaintextToken: true}",
+        "http: {address: '127.0.0.1:9891', tokenFile: /t}",
+        "http: {address: '0.0.0.0:9891', allowAnonymous: true}",
+        "http: {address: off}",
+        "runtime: {pluginIndex: 5}",
+        "reservedCPUs: 0",
+        "reservedMemory: {0: 1.5Gi, 1: 1000000}",
+        "rules: [{set: {numacpu: 3, load: 09:00-18:00}}]",
+        "defaults: {policy: none}",
+        "capacityFactor: {'1': 0}",
+        "<<: {strategy: pack}",
+    ],
+)
+def test_odd_but_good_values_are_taken(tmp_path: Path, text: str) -> None:
+    config.settings(config.load(write(tmp_path, text)))
+
+
+def test_what_the_machine_does_not_have_is_a_mistake() -> None:
+    """Checked when the machine is known, and all at once as well."""
+    loaded = config.load(
+        text="""
+reservedCPUs: 0,5-6
+capacityFactor: {0: 1, 7: 0.5}
+reservedMemory: {1: 8Gi, 9: 1}
+memoryOnlyNodes: 0,2,4
+"""
+    )
+    found = config.problems(loaded, machine())
+    assert [p.partition(":")[0] for p in found] == [
+        "reservedCPUs",
+        "capacityFactor.7",
+        "reservedMemory.9",
+        "reservedMemory.1",
+        "memoryOnlyNodes",
+        "memoryOnlyNodes",
+    ]
+    assert "no CPUs 5-6" in found[0]
+    whole = config.load(text="reservedCPUs: 0-3")
+    assert "nothing is left" in config.problems(whole, machine())[0]
+    assert config.problems(AgentConfig(), machine()) == []
+    # An offline CPU may be reserved: it comes back.
+    assert config.problems(config.load(text="reservedCPUs: 4"), machine()) == []
+
+
+def test_the_machine_check_survives_bad_lists() -> None:
+    """Form is said once, and not as a crash of the next check."""
+    broken = AgentConfig(reserved_cpus="x", memory_only_nodes="y", reserved_memory={0: "z"})
+    assert len(config.problems(broken, machine())) == 3
+
+
+# --- reload -------------------------------------------------------------------------------------
+
+
+def test_changes_are_told_apart_by_what_a_reload_can_do() -> None:
+    old = config.load()
+    new = config.load(
+        text="""
+log: {level: debug, file: /x}
+http: {address: off}
+rules: [{set: {policy: none}}]
+strategy: pack
+stateDir: /x
+"""
+    )
+    live, restart = config.changes(old, new)
+    assert set(live) == {"log.level", "rules", "strategy"}
+    assert set(restart) == {"log.file", "http.address", "stateDir"}
+    assert config.changes(old, old) == ((), ())
+
+
+def test_a_reload_keeps_what_needs_a_restart() -> None:
+    """So that the next reload names it again, and nobody reads a value that is not in effect."""
+    old = config.load(text="http: {address: 127.0.0.1:1}\ncapacityFactor: {0: 0.5}")
+    new = config.load(text="strategy: pack\nhistory: {refusals: 7}\nreservedMemory: {1: 1Gi}")
+    after = config.reloaded(old, new)
+    assert (after.http, after.history) == (old.http, old.history)
+    assert (after.strategy, after.capacity_factor, dict(after.reserved_memory)) == (
+        new.strategy,
+        {},
+        {1: "1Gi"},
+    )
+    assert config.changes(after, new) == ((), ("http.address", "history.refusals"))
+    assert config.reloaded(old, old) == old
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def test_settings_are_what_the_file_says() -> None:
+    made = config.settings(
+        config.load(
+            text="""
+annotationPrefix: numa.example.org
+defaults: {policy: restricted}
+rules:
+  - match:
+      namespaces: [a*]
+      labels: {x: y}
+      qos: [Burstable]
+      runtimeHandlers: [kata]
+      containers: [c]
+    set: {numacpu: 3}
+strategy: pack
+oversale: 1.5
+capacityFactor: {1: 0.25}
+reservedCPUs: 0-1
+strictReserved: true
+reservedMemory: {0: 1Gi}
+cpuOrder: kubelet
+memoryOnlyNodes: 2
+environment: false
+"""
+        )
+    )
+    assert made == Settings(
+        prefix="numa.example.org",
+        defaults={"policy": "restricted"},
+        rules=(
+            Rule(
+                namespaces=("a*",),
+                labels={"x": "y"},
+                qos=(QoSClass.BURSTABLE,),
+                runtime_handlers=("kata",),
+                containers=("c",),
+                values={"numacpu": "3"},
+            ),
+        ),
+        strategy=Strategy.PACK,
+        oversale=1.5,
+        capacity_factor={1: 0.25},
+        reserved_cpus=CPUSet([0, 1]),
+        strict_reserved=True,
+        reserved_memory={0: 1 << 30},
+        cpu_order=CPUOrder.KUBELET,
+        memory_only_nodes=NUMASet([2]),
+        tell_environment=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("0", 0), (7, 7), ("1k", 1000), ("1Ki", 1024), ("1.5Gi", 3 << 29), ("2E", 2 * 10**18)],
+)
+def test_quantities(text: str | int, amount: int) -> None:
+    assert config.parse_quantity(text) == amount
+
+
+@pytest.mark.parametrize("text", ["", "1 Gi", "Gi", "-1", "1e3", "１", "1K", "1" * 50, "0x10"])
+def test_bad_quantities(text: str) -> None:
+    with pytest.raises(ValueError, match="no quantity"):
+        config.parse_quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [(0, 0), (1.5, 1.5), ("10", 10), ("250ms", 0.25), ("1m30s", 90), ("1.5h", 5400)],
+)
+def test_durations(text: str | float, seconds: float) -> None:
+    assert config.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "1 s", "-1s", "1d", float("nan"), "١s"])
+def test_bad_durations(text: str | float) -> None:
+    with pytest.raises(ValueError, match="no duration"):
+        config.parse_duration(text)
+
+
+def test_plugin_index_has_two_digits_however_it_is_written() -> None:
+    assert values.plugin_index(config.load(text="runtime: {pluginIndex: 5}")) == "05"
+    assert values.plugin_index(config.load(text="runtime: {pluginIndex: '00'}")) == "00"
+
+
+def test_key_names_keep_their_acronyms() -> None:
+    assert [camel_case(n) for n in ("reserved_cpus", "align_l3", "pod_uid", "http")] == [
+        "reservedCPUs",
+        "alignL3",
+        "podUID",
+        "http",
+    ]
+
+
+# --- YAML ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("on", "on"),
+        ("no", "no"),
+        ("010", 10),
+        ("10:30", "10:30"),
+        ("1_000", "1_000"),
+        ("0x1f", "0x1f"),
+        ("2024-01-01", "2024-01-01"),
+        ("1,23", "1,23"),
+        ("True", True),
+        ("~", None),
+        ("1e3", 1000.0),
+        ("9" * 30, "9" * 30),
+    ],
+)
+def test_scalars_mean_what_they_look_like(text: str, value: object) -> None:
+    """YAML 1.1 would make true, 8, 630, 1000, 31 and a date of some of them."""
+    assert yaml_reader.parse(f"a: {text}") == {"a": value}
+
+
+def _outcome(action: Callable[[], object]) -> object:
+    """What came out: a value, or the problems that were told."""
+    try:
+        return action()
+    except ConfigError as error:
+        return error.problems
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_document_or_a_problem(text: str) -> None:
+    """Never another exception, whatever the runtime hands over."""
+    assert _outcome(lambda: config.load(text=text))
+
+
+_JSONISH = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted({p.partition(".")[0] for p in layers.leaves()})),
+        _JSONISH,
+        max_size=4,
+    )
+)
+def test_any_document_is_a_configuration_or_a_list_of_problems(document: object) -> None:
+    """Schema and decoder agree: there is always a reason, and never a crash."""
+    gathered = layers.Gathered(document=dict(document))  # type: ignore[call-overload]
+    assert _outcome(lambda: config.settings(layers.build(gathered, "test")))
+
+
+# --- generated files ----------------------------------------------------------------------------
+
+
+def test_the_shipped_schema_and_example_are_fresh() -> None:
+    """Run ``python -m nri_numa.config.schema config`` when this fails."""
+    shipped = json.loads((ROOT / "config" / "agent.schema.json").read_text())
+    assert shipped == schema.schema()
+    assert (ROOT / "config" / "agent.yaml").read_text() == schema.example()
+    Draft202012Validator.check_schema(shipped)
+
+
+def test_the_example_is_the_defaults_and_names_every_key() -> None:
+    text = schema.example()
+    assert config.load(text=text) == AgentConfig()
+    for path in layers.leaves():
+        assert f"{path.rpartition('.')[2]}:" in text
+
+
+def test_the_commented_examples_are_valid() -> None:
+    """Whoever takes the comment sign away has a working file."""
+    for key, lines in schema._EXAMPLES.items():
+        loaded = config.load(text="\n".join(lines))
+        live, _ = config.changes(AgentConfig(), loaded)
+        assert live == (key,)
+
+
+def test_the_schema_accepts_what_the_loader_accepts() -> None:
+    document = config.effective(config.load(text=schema.example()))
+    Draft202012Validator(schema.schema()).validate(document)
+
+
+def test_a_token_is_not_taken_over_an_open_network(tmp_path: Path) -> None:
+    """Whoever listens on the wire would have it; the sentence says what to do instead."""
+    (found,) = mistakes(tmp_path, "http: {address: '0.0.0.0:9891', tokenFile: /t}")
+    assert found == (
+        "http.tokenFile: clients would send the token to 0.0.0.0:9891 unencrypted; set "
+        "http.tlsCert and http.tlsKey, or listen on 127.0.0.1, or set "
+        "http.allowPlaintextToken: true where the network itself encrypts"
+    )

@@ -1,0 +1,114 @@
+"""Permissions, quotas and the floor of the shared pool, as they stand in the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nri_numa.config import changes, load, problems, settings
+from nri_numa.engine.values.limits import Limits
+from nri_numa.errors import ConfigError
+from nri_numa.machine.synthetic import synthetic
+
+TENANTS = """
+permissions:
+  - match: {namespaces: [db-*], labels: {tier: gold}, qos: [Guaranteed]}
+    unpaidCPUs: true
+    reservedCPUs: true
+  - keys: [policy, numacpu]
+    values: {policy: [best-effort], numacpu: [0-3, 8]}
+    otherwise: ignore
+quotas:
+  exclusiveCPUs: 75%
+  idleCPUs: 4
+  listedCPUs: 12.5%
+  namespaces:
+    - namespaces: [team-*]
+      exclusiveCPUs: 16
+sharedPool: {cpus: 10%, numaNodeCPUs: 1}
+"""
+
+
+def test_permissions_and_quotas_reach_the_engine(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text(TENANTS)
+    found = settings(load(str(path)))
+    trusted, rest = found.permissions
+    assert (trusted.name, trusted.namespaces, trusted.labels) == (
+        "permissions[0]",
+        ("db-*",),
+        {"tier": "gold"},
+    )
+    assert trusted.unpaid_cpus
+    assert trusted.reserved_cpus
+    assert trusted.keys == ("*",)
+    assert rest.values == {"policy": ("best-effort",), "numacpu": ("0-3", "8")}
+    assert rest.otherwise == "ignore"
+    limits = found.limits
+    assert [str(a) for a in (limits.quota.exclusive, limits.idle, limits.quota.listed)] == [
+        "75%",
+        "4",
+        "12.5%",
+    ]
+    assert limits.namespaces[0].quota.exclusive.of(64) == 16
+    assert limits.pool is not None
+    assert (limits.pool.of(64), limits.numa_pool.of(8)) == (6, 1)
+
+
+def test_the_defaults_are_the_engines_own() -> None:
+    found = settings(load())
+    assert found.permissions == ()
+    assert found.limits == Limits()
+
+
+def test_every_mistake_about_tenants_is_told_at_once() -> None:
+    text = """
+permissions:
+  - keys: [polcy]
+  - keys: [policy]
+    values: {cpus: [shared], smt: [], numa: [x], policy: [best]}
+quotas:
+  exclusiveCPUs: 101%
+  idleCPUs: many
+  listedCPUs: -1
+  namespaces:
+    - exclusiveCPUs: 9000
+sharedPool: {cpus: "", numaNodeCPUs: auto}
+"""
+    with pytest.raises(ConfigError) as caught:
+        load(text=text)
+    told = "\n".join(caught.value.problems)
+    for words in (
+        "permissions[0].keys: 'polcy' is not a known key",
+        "permissions[0].match: matches every pod, so that the entries after it never count",
+        "permissions[1].values.cpus: has values, but permissions[1].keys does not allow the key",
+        "permissions[1].values.smt: is empty",
+        "permissions[1].values: 'numa' is not a known key",
+        "permissions[1].values.policy: 'best' is not valid, expected one of none, best-effort",
+        "quotas.exclusiveCPUs: '101%', expected a number of CPUs, or a part of them such as 25%",
+        "quotas.idleCPUs: 'many'",
+        "quotas.listedCPUs: '-1'",
+        "quotas.namespaces[0].namespaces: is empty",
+        "quotas.namespaces[0].exclusiveCPUs: '9000'",
+        "sharedPool.cpus: ''",
+        "sharedPool.numaNodeCPUs: 'auto'",
+    ):
+        assert words in told
+
+
+def test_a_floor_of_the_whole_machine_is_a_mistake() -> None:
+    machine = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4)
+    told = problems(load(text="sharedPool: {cpus: 8}"), machine)
+    assert told == [
+        "sharedPool.cpus: 8 is the whole machine, which has 8 CPUs; no CPU could be exclusive"
+    ]
+    assert problems(load(text="sharedPool: {cpus: 7}"), machine) == []
+
+
+def test_tenants_are_reloaded_live() -> None:
+    live, restart = changes(load(), load(text=TENANTS))
+    assert {"permissions", "quotas.exclusiveCPUs", "quotas.namespaces", "sharedPool.cpus"} <= {
+        *live
+    }
+    assert restart == ()

@@ -1,0 +1,115 @@
+"""What PUT, file and query may say, and the sentence for what they may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa.controller.offers import Offer, from_file, from_put, from_query
+from nri_numa.offline_capacity import BadCapacity
+
+DAY = 86400.0
+
+
+def test_a_put() -> None:
+    assert from_put("n", {"zones": {"0": 0.5}}, longest=DAY) == Offer("n", {0: 0.5})
+    assert from_put("n", {"zones": {"0": 1}, "validity": 60}, longest=DAY).validity == 60
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ([], "expected a JSON object"),
+        ({}, "zones: None, expected a mapping"),
+        ({"zones": {}}, "zones: is empty"),
+        ({"zones": {"0": float("nan")}}, "nan, expected a number from 0 to 1"),
+        ({"zones": {"0": -1}}, "-1, expected a number from 0 to 1"),
+        ({"zones": {"x": 1}}, "'x' names no NUMA node"),
+        ({"zones": {"0": 1}, "validity": "1m"}, "validity: '1m', expected seconds"),
+        ({"zones": {"0": 1}, "validity": 1}, "expected 5 to 86400 seconds"),
+        ({"zones": {"0": 1}, "validity": float("nan")}, "expected 5 to 86400 seconds"),
+        ({"zones": {"0": 1}, "valid": 1}, "unknown key 'valid'"),
+    ],
+)
+def test_a_put_of_nonsense(document: object, said: str) -> None:
+    with pytest.raises(BadCapacity) as refused:
+        from_put("n", document, longest=DAY)
+    assert said in str(refused.value)
+
+
+def test_a_file_is_used_as_far_as_it_is_sound() -> None:
+    offers, problems = from_file({"nodes": {"a": {0: 0.5}, "b": {0: 2}, "c": 1}})
+    assert offers == [Offer("a", {0: 0.5})]
+    assert len(problems) == 2
+    assert problems[0].startswith("nodes.'b': zones.0: 2, expected")
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"nodes": []}, {"nodes": {}, "other": 1}])
+def test_no_such_file(document: object) -> None:
+    with pytest.raises(BadCapacity, match="nodes"):
+        from_file(document)
+
+
+def test_many_problems_are_counted() -> None:
+    _, problems = from_file({"nodes": {f"n{i}": {0: 9} for i in range(100)}})
+    assert len(problems) == 21
+    assert problems[-1] == "and 80 more"
+
+
+def sample(value: str, **labels: str) -> dict[str, object]:
+    return {"metric": labels, "value": [1.0, value]}
+
+
+def answer(*samples: object) -> dict[str, object]:
+    return {"status": "success", "data": {"resultType": "vector", "result": list(samples)}}
+
+
+def ask(document: object) -> tuple[list[Offer], list[str]]:
+    return from_query(document, node_label="node", numa_node_label="numa_node")
+
+
+def test_a_query() -> None:
+    offers, problems = ask(
+        answer(
+            sample("0.5", node="b", numa_node="0"),
+            sample("1", node="a", numa_node="node-1"),
+            sample("0", node="a", numa_node="0"),
+        )
+    )
+    assert offers == [Offer("a", {0: 0.0, 1: 1.0}), Offer("b", {0: 0.5})]
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (sample("NaN", node="b", numa_node="0"), "nan, expected a number from 0 to 1"),
+        (sample("+Inf", node="b", numa_node="0"), "inf, expected a number from 0 to 1"),
+        (sample("-1", node="b", numa_node="0"), "-1.0, expected a number from 0 to 1"),
+        (sample("x", node="b", numa_node="0"), "'x' is no number"),
+        (sample("1", node="b"), "None names no NUMA node"),
+        (sample("1", numa_node="0"), "has no label node"),
+        (sample("1", node="a", numa_node="0"), "has more than one sample"),
+        ("x", "is not as expected"),
+        ({"metric": {}, "value": 1}, "is not as expected"),
+    ],
+)
+def test_a_bad_sample_spoils_no_other(bad: object, said: str) -> None:
+    offers, problems = ask(answer(sample("0.5", node="a", numa_node="0"), bad))
+    assert offers == [Offer("a", {0: 0.5})]
+    assert len(problems) == 1
+    assert said in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"status": "error", "error": "parse error"}, "parse error"),
+        ([], "the query failed"),
+        ({"status": "success", "data": {"resultType": "matrix", "result": []}}, "no instant"),
+        ({"status": "success", "data": {"resultType": "scalar", "result": [1, "1"]}}, "no instant"),
+        ({"status": "success"}, "no instant vector"),
+    ],
+)
+def test_no_such_answer(document: object, said: str) -> None:
+    with pytest.raises(BadCapacity, match=said):
+        ask(document)

@@ -1,0 +1,212 @@
+"""The page of the cluster over HTTP: its document, who may read it, and what it costs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from msgspec.structs import replace
+
+from nri_numa.config import AgentConfig, problems
+from nri_numa.config.controlling import Controller
+from nri_numa.config.controlling import Page as Section
+from tests.beds.cluster_page import ClusterPage, cluster_page
+from tests.unit.scheduler.objects import PREFIX, topology
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def bed() -> Iterator[ClusterPage]:
+    with cluster_page() as made:
+        yield made
+
+
+def ask(
+    bed: ClusterPage, path: str = "/v1/cluster", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    address = urlsplit(bed.url).netloc
+    connection = http.client.HTTPConnection(address, timeout=60)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()
+
+
+def document(bed: ClusterPage, query: str = "") -> Any:
+    status, _, body = ask(bed, f"/v1/cluster?{query}")
+    assert status == 200, body
+    return json.loads(body)
+
+
+def names(found: Any) -> list[str]:
+    return [one["name"] for one in found["nodes"]]
+
+
+def test_what_nodes_publish_is_shown(bed: ClusterPage) -> None:
+    assert ask(bed)[0] == 503, "before the first list nothing is known"
+    zone = {f"{PREFIX}/capacity-factor": "0.5"}
+    bed.tell(
+        topology(8, 4, name="b", zone=zone),
+        topology(16, 16, name="a", attributes={f"{PREFIX}/agent": "not-ready"}),
+        {"metadata": {"name": "c"}},
+        drained={"b": "1"},
+    )
+    found = document(bed)
+    assert names(found) == ["a", "b", "c"]
+    assert found["total"] == {
+        "nodes": 3,
+        "unknownNodes": 1,
+        "exclusiveCpus": 64,
+        "freeExclusiveCpus": 44,
+        "largestExclusiveRequest": 16,
+        "fragmentation": 0.143,
+        "drainedNumaNodes": 1,
+    }
+    a, b, c = found["nodes"]
+    assert (a["agentReady"], b["agentReady"]) == (False, True)
+    assert b["zones"][1] == {
+        "id": 1,
+        "exclusiveCpus": 16,
+        "freeExclusiveCpus": 4,
+        "memoryBytes": 32 << 30,
+        "freeMemoryBytes": 32 << 30,
+        "capacityFactor": 0.5,
+        "drained": True,
+    }
+    assert b["fragmentation"] == 0.333
+    assert b["fits"] is None
+    assert (c["zones"], c["problem"]) == (
+        [],
+        "no NodeResourceTopology says what its NUMA nodes have",
+    )
+
+
+def test_who_fits_comes_first_and_says_where(bed: ClusterPage) -> None:
+    bed.tell(
+        topology(8, 12, name="a"),
+        topology(16, 16, name="b"),
+        topology(4, 4, name="c"),
+        {"metadata": {"name": "d"}},
+    )
+    found = document(bed, "cpus=12&memory=1Gi")
+    assert found["fitting"] == 2
+    assert names(found) == ["b", "a", "c", "d"], "b keeps more of its NUMA node"
+    assert [one["fits"] for one in found["nodes"]] == [True, True, False, False]
+    assert found["nodes"][1]["numaNodes"] == "1"
+    assert found["nodes"][2]["reason"] == ("needs 12 exclusive CPUs on one NUMA node; most free: 4")
+    assert names(document(bed, "cpus=12&only=true")) == ["b", "a"]
+    assert names(document(bed, "cpus=8&policy=best-effort&only=true")) == ["b", "a", "c"]
+    assert document(bed, "cpus=20")["fitting"] == 0
+    assert document(bed, "cpus=20&policy=restricted")["fitting"] == 2
+    assert document(bed, "memory=64Gi")["fitting"] == 0
+
+
+def test_thousands_are_given_in_parts(bed: ClusterPage) -> None:
+    bed.tell(*(topology(n % 17, name=f"n{n:04}") for n in range(1200)))
+    found = document(bed)
+    assert (len(found["nodes"]), found["matching"]) == (200, 1200)
+    found = document(bed, "offset=1100&limit=500")
+    assert (len(found["nodes"]), found["offset"]) == (100, 1100)
+    assert names(document(bed, "name=0999")) == ["n0999"]
+    assert document(bed, "offset=5000")["nodes"] == []
+    assert len(ask(bed, "/v1/cluster?limit=500")[2]) < 1 << 20
+
+
+def test_what_did_not_change_is_not_sent_again(bed: ClusterPage) -> None:
+    bed.tell(topology(8, name="a"))
+    _, headers, _ = ask(bed)
+    tag = headers["ETag"]
+    assert ask(bed, **{"If-None-Match": tag})[::2] == (304, b"")
+    assert ask(bed, "/v1/cluster?cpus=1", **{"If-None-Match": tag})[0] == 200
+    bed.tell(topology(8, name="a"))
+    assert ask(bed, **{"If-None-Match": tag})[0] == 304, "the same again is no change"
+    bed.tell(topology(7, name="a"))
+    assert ask(bed, **{"If-None-Match": tag})[0] == 200
+    bed.forget("a")
+    assert names(document(bed)) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("cpus=-1", "cpus is '-1', expected a whole number up to 4096"),
+        ("cpus=1e3", "expected a whole number"),
+        ("cpus=999999", "up to 4096"),
+        ("limit=501", "up to 500"),
+        ("memory=much", "memory is 'much'"),
+        ("memory=-1", "memory is '-1'"),
+        ("policy=any", "expected one of none"),
+        (f"name={'x' * 300}", "at most 253"),
+        ("everything=1", "unknown, expected one of cpus"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(bed: ClusterPage, query: str, said: str) -> None:
+    bed.tell(topology(8, name="a"))
+    status, _, body = ask(bed, f"/v1/cluster?{query}")
+    assert status == 400
+    assert said in json.loads(body)["error"]
+
+
+def test_objects_that_nobody_can_read_are_shown_as_such(bed: ClusterPage) -> None:
+    broken = topology(8, name="a")
+    broken["zones"][0]["resources"][0]["available"] = "much"
+    bed.tell(broken, topology(8, name="b"), drained={"b": "all of them"})
+    a, b = document(bed, "cpus=1&name=")["nodes"][::-1]
+    assert (a["name"], a["fits"], a["zones"]) == ("a", False, [])
+    assert "much" in a["problem"]
+    assert b["drained"] == ""
+
+
+def test_the_files_of_the_page_and_no_others(bed: ClusterPage) -> None:
+    for name, kind in (
+        ("", "text/html"),
+        ("cluster.js", "text/javascript"),
+        ("page.css", "text/css"),
+    ):
+        status, headers, body = ask(bed, f"/cluster/{name}")
+        assert (status, headers["Content-Type"].partition(";")[0]) == (200, kind)
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert body
+    assert ask(bed, "/cluster")[0] == 308
+    for path in ("/cluster/page.js", "/cluster/..%2f..%2fpage.py", "/cluster/%00"):
+        assert ask(bed, path)[0] == 404
+
+
+def test_a_token_of_its_own_and_no_other_name(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    with cluster_page(file) as bed:
+        bed.tell(topology(8, name="a"))
+        assert ask(bed)[0] == 401
+        assert ask(bed, Authorization="Bearer another-0123456789abcdef")[0] == 401
+        given = {"Authorization": f"Bearer {TOKEN}"}
+        assert ask(bed, **given)[0] == 200
+        # Somebody else's web page under a name that leads to loopback.
+        assert ask(bed, Host="evil.example", **given)[0] == 421
+        assert TOKEN.encode() not in ask(bed, **given)[2]
+        assert ask(bed, "/cluster/")[0] == 200, "the page itself holds no secret"
+
+
+def test_a_page_that_others_reach_has_a_token() -> None:
+    page = Section(enabled=True)
+    controller = Controller(address="0.0.0.0:9893", page=page)
+    assert any("controller.page.tokenFile: is not set" in p for p in told(controller))
+    with_token = replace(controller, page=replace(page, token_file="/t"))
+    assert any("unencrypted" in p for p in told(with_token))
+    tls = {"tls_cert": "/c", "tls_key": "/k"}
+    assert told(replace(with_token, **tls)) == []
+    same = replace(with_token, token_file="/t", **tls)
+    assert any("expected another token" in p for p in told(same))
+    assert told(replace(controller, address="127.0.0.1:9893")) == []
+
+
+def told(controller: Controller) -> list[str]:
+    return [p for p in problems(AgentConfig(controller=controller)) if "controller" in p]

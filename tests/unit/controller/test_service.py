@@ -1,0 +1,357 @@
+"""A replica on real sockets: an API server over TLS on one side, HTTP clients on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from msgspec.structs import replace
+
+from nri_numa.config import AgentConfig
+from nri_numa.config.controlling import Controller, Page
+from nri_numa.config.controlling import Prometheus as Query
+from nri_numa.controller.service import Service
+from nri_numa.errors import ConfigError
+from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
+from tests.unit.scheduler.objects import topology
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+KEY, IDS = "numa.kubernetes.io/offline-capacity", "numa.kubernetes.io/numa-ids"
+
+
+class Cluster:
+    """What an API server keeps: Nodes and one Lease.
+
+    Attributes:
+        patches: bodies of what was patched, by Node.
+    """
+
+    def __init__(self) -> None:
+        self.nodes = {name: self._node(name) for name in ("n1", "n2")}
+        self.patches: list[tuple[str, Any]] = []
+        self.lease: dict[str, Any] | None = None
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def _node(name: str) -> dict[str, Any]:
+        metadata = {"name": name, "resourceVersion": "1", "annotations": {IDS: "0-1"}}
+        return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+
+    def __call__(self, asked: Asked) -> Said:
+        with self._lock:
+            return self._answer(asked)
+
+    def _answer(self, asked: Asked) -> Said:
+        path, _, query = asked.path.partition("?")
+        if "/leases" in path:
+            if asked.method == "GET":
+                return status(404, "none") if self.lease is None else Said(200, self.lease)
+            version = int((self.lease or {}).get("metadata", {}).get("resourceVersion", 0))
+            if asked.method == "PUT" and asked.body["metadata"]["resourceVersion"] != str(version):
+                return status(409, "the object has been modified")
+            self.lease = asked.body
+            self.lease["metadata"]["resourceVersion"] = str(version + 1)
+            return Said(200, self.lease)
+        if "/noderesourcetopologies" in path:
+            if "watch=true" in query:
+                return status(503, "later")
+            items = [topology(8, 4, name="n1")]
+            return Said(200, {"metadata": {"resourceVersion": "1"}, "items": items})
+        if path == "/api/v1/nodes" and "watch=true" in query:
+            return status(503, "later")  # an empty answer would be asked for again at once
+        if path == "/api/v1/nodes":
+            return Said(
+                200, {"metadata": {"resourceVersion": "1"}, "items": [*self.nodes.values()]}
+            )
+        name = path.rpartition("/")[2]
+        self.patches.append((name, asked.body["metadata"]["annotations"][KEY]))
+        self.nodes[name]["metadata"]["annotations"][KEY] = self.patches[-1][1]
+        return Said(200, self.nodes[name])
+
+    def zones(self, node: str) -> Any:
+        text = self.nodes[node]["metadata"]["annotations"].get(KEY)
+        return json.loads(text)["zones"] if text else None
+
+
+class World:
+    """A replica, its cluster, and a client.
+
+    Attributes:
+        cluster: what the API server has.
+        service: the replica.
+        url: of its HTTP side.
+    """
+
+    def __init__(self, directory: Path, **controller: Any) -> None:
+        self.directory = directory
+        self.cluster = Cluster()
+        self.token = directory / "put-token"
+        self.token.write_text(TOKEN)
+        self.fake = FakeAPIServer(directory, self.cluster)
+        section = Controller(
+            address="127.0.0.1:0",
+            token_file=str(self.token),
+            credentials=str(directory),
+            smoothing=0,
+            least_time=0,
+            rate=100.0,
+        )
+        self.config = AgentConfig(controller=replace(section, **controller))
+        self.service: Service
+        self.url = ""
+        self.session: aiohttp.ClientSession
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self.service = Service(self.config)
+        task = asyncio.create_task(self.service.run())
+        async with aiohttp.ClientSession() as self.session:
+            try:
+                await until(lambda: self.service.not_ready() == "" or task.done())
+                self.url = f"http://127.0.0.1:{self.service.server.port}"
+                yield
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def ask(
+        self, method: str, path: str, body: object = None, token: str | None = TOKEN
+    ) -> tuple[int, str]:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.request(
+            method, self.url + path, data=data, headers=headers
+        ) as answer:
+            return answer.status, await answer.text()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Only bounds a failure."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
+    def made(test: Callable[[World], Coroutine[Any, Any, None]], **controller: Any) -> World:
+        world = World(tmp_path, **controller)
+        for name, value in world.fake.environment().items():
+            monkeypatch.setenv(name, value)
+
+        async def run() -> None:
+            async with world.running():
+                await test(world)
+
+        with world.fake:
+            asyncio.run(run())
+        return world
+
+    return made
+
+
+PATH = "/v1/nodes/n1/offline-capacity"
+
+
+def test_what_is_put_is_written_shown_and_taken_away(live: Callable[..., World]) -> None:
+    async def test(world: World) -> None:
+        code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}, "validity": 60})
+        assert code == 200, text
+        assert json.loads(text) == {
+            "node": "n1", "zones": {"0": 0.5}, "seconds": 60, "source": "put", "warning": ""
+        }  # fmt: skip
+        await until(lambda: world.cluster.zones("n1") == {"0": 0.5})
+        code, text = await world.ask("GET", PATH)
+        assert json.loads(text)["zones"] == {"0": 0.5}
+        _, metrics = await world.ask("GET", "/metrics", token=None)
+        assert "nri_numa_controller_leader 1.0" in metrics
+        assert "nri_numa_controller_lowered_nodes 1.0" in metrics
+        assert (await world.ask("DELETE", PATH))[0] == 204
+        await until(lambda: world.cluster.zones("n1") is None)
+        assert (await world.ask("GET", "/readyz", token=None))[0] == 200
+
+    world = live(test)
+    assert len(world.cluster.patches) == 2
+    assert world.cluster.lease is not None
+    assert world.cluster.lease["spec"]["holderIdentity"] == "", "given back at the end"
+
+
+def test_bad_requests_are_refused_with_a_sentence(live: Callable[..., World]) -> None:
+    good = {"zones": {"0": 0.5}}
+
+    async def test(world: World) -> None:
+        cases: list[tuple[str, str, object, str | None, int, str]] = [
+            ("PUT", PATH, good, None, 401, "expected the header Authorization"),
+            ("PUT", PATH, good, "wrong", 401, "expected the header Authorization"),
+            ("PUT", PATH, b"{", TOKEN, 400, "no JSON"),
+            ("PUT", PATH, b"\xff\xfe", TOKEN, 400, "no JSON"),
+            ("PUT", PATH, b"[" * 60_000, TOKEN, 400, "no JSON"),
+            ("PUT", PATH, b"x" * 70_000, TOKEN, 413, "Large"),
+            ("PUT", PATH, [], TOKEN, 422, "expected a JSON object"),
+            ("PUT", PATH, b'{"zones": {"0": NaN}}', TOKEN, 422, "nan, expected a number"),
+            ("PUT", PATH, {"zones": {"0": -1}}, TOKEN, 422, "-1, expected a number"),
+            ("PUT", PATH, {"zones": {"0": 1.5}}, TOKEN, 422, "1.5, expected a number"),
+            ("PUT", PATH, {"zones": {"7": 1}}, TOKEN, 422, "has no NUMA node 7; it has 0-1"),
+            ("PUT", "/v1/nodes/nobody/offline-capacity", good, TOKEN, 404, "no Node 'nobody'"),
+            ("DELETE", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
+            ("GET", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
+            ("GET", PATH, None, None, 401, "expected the header"),
+            ("POST", PATH, good, TOKEN, 405, "Method Not Allowed"),
+            ("GET", "/v1/secrets", None, TOKEN, 404, "Not Found"),
+        ]
+        for method, path, body, token, code, said in cases:
+            assert (method, path, body, *(await world.ask(method, path, body, token)))[3] == code
+            assert said in (await world.ask(method, path, body, token))[1]
+
+    assert live(test).cluster.patches == []
+
+
+def test_without_a_token_nobody_puts(live: Callable[..., World]) -> None:
+    async def test(world: World) -> None:
+        code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}})
+        assert code == 403
+        assert "controller.tokenFile is not set" in text
+        assert (await world.ask("GET", "/healthz"))[0] == 200
+
+    live(test, token_file="")
+
+
+def test_who_does_not_lead_takes_nothing(live: Callable[..., World]) -> None:
+    async def test(world: World) -> None:
+        assert world.cluster.lease is not None
+        world.cluster.lease["spec"]["holderIdentity"] = "other"
+        world.cluster.lease["metadata"]["resourceVersion"] = "900"
+        await until(lambda: world.service.not_ready())
+        code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}})
+        assert code == 503
+        assert "does not lead" in text
+        assert (await world.ask("GET", "/readyz", token=None))[0] == 503
+
+    world = live(test)
+    assert world.cluster.patches == []
+    assert world.cluster.lease is not None
+    assert world.cluster.lease["spec"]["holderIdentity"] == "other"
+
+
+def test_a_file_is_read_again_when_it_changes(
+    live: Callable[..., World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nri_numa.controller.sources.LOOK", 0.05)
+    file = tmp_path / "capacity.yaml"
+    file.write_text("nodes:\n  n1: {0: 0.5}\n  n2: {0: 9}\n  nobody: {0: 1}\n")
+
+    def put(text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").replace(file)
+
+    async def test(world: World) -> None:
+        await until(lambda: world.cluster.zones("n1") == {"0": 0.5})
+        put("nodes: {n2: {node-1: 0}}")
+        await until(lambda: world.cluster.zones("n2") == {"1": 0.0})
+        await until(lambda: world.cluster.zones("n1") is None)
+        put("nodes: [")
+        await until(lambda: not world.service._metrics.source_up.labels("file")._value.get())
+        assert world.cluster.zones("n2") == {"1": 0.0}, "it counts until its time is over"
+
+    live(test, capacity_file=str(file))
+
+
+def test_a_query_of_a_server_that_answers_nonsense(
+    live: Callable[..., World], tmp_path: Path
+) -> None:
+    """Each of many answers is survived, and a sound one counts."""
+    sample = {"metric": {"node": "n1", "numa_node": "0"}, "value": [1, "0.25"]}
+    sound = {"status": "success", "data": {"resultType": "vector", "result": [sample]}}
+    answers = [
+        (500, b""), (200, b""), (200, b"\xff"), (200, b"[" * 100_000), (302, b""),
+        (200, b'{"status":"error","error":"x"}'), (200, json.dumps(sound).encode()),
+    ]  # fmt: skip
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        code, body = answers.pop(0) if len(answers) > 1 else answers[0]
+        head = f"HTTP/1.1 {code} x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+
+    async def test(world: World) -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        from nri_numa.controller.sources import PrometheusSource
+
+        secret = tmp_path / "prometheus-token"
+        secret.write_text("secret\n")
+        query = Query(url=f"http://127.0.0.1:{port}/", query="x", token_file=str(secret))
+        up: list[bool] = []
+        source = PrometheusSource(query, world.service._take, up.append)
+        for _ in range(7):
+            await source.ask()
+        server.close()
+        assert up == [False] * 6 + [True]
+        await source.ask()
+        assert up[-1] is False, "nobody listens any more"
+        await until(lambda: world.cluster.zones("n1") == {"0": 0.25})
+
+    live(test)
+    assert b"Authorization: Bearer secret" in asked[0]
+    assert b"GET /api/v1/query?query=x " in asked[0]
+
+
+def test_a_token_that_is_not_there_is_an_error_of_the_configuration(tmp_path: Path) -> None:
+    section = Controller(token_file=str(tmp_path / "nothing"), credentials=str(tmp_path))
+
+    async def make() -> None:
+        Service(AgentConfig(controller=section))
+
+    with pytest.raises(ConfigError) as wrong:
+        asyncio.run(make())
+    assert wrong.value.problems[0].startswith("controller.tokenFile: ")
+
+
+def test_an_address_that_somebody_has_ends_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        section = Controller(address=f"127.0.0.1:{port}", credentials=str(tmp_path))
+        with pytest.raises(OSError, match="address already in use"):
+            await Service(AgentConfig(controller=section)).run()
+        server.close()
+
+    asyncio.run(run())
+
+
+def test_the_page_of_the_cluster_is_there_where_switched_on(live: Callable[..., World]) -> None:
+    async def test(world: World) -> None:
+        assert (await world.ask("GET", "/cluster/", token=None))[0] == 200
+
+        async def nodes() -> Any:
+            while (found := await world.ask("GET", "/v1/cluster", token=None))[0] != 200:
+                assert found[0] == 503, found
+                await asyncio.sleep(0.05)
+            return json.loads(found[1])["nodes"]
+
+        async with asyncio.timeout(60):
+            one, other = await nodes()
+        assert (one["name"], one["largestExclusiveRequest"]) == ("n1", 8)
+        assert (other["name"], other["zones"]) == ("n2", [])
+        # The token of the PUT is not asked for, and nothing of it is told.
+        assert TOKEN not in (await world.ask("GET", "/v1/cluster", token=None))[1]
+
+    live(test, page=Page(enabled=True))
+
+
+def test_without_it_nothing_is_asked_of_the_api_server(live: Callable[..., World]) -> None:
+    async def test(world: World) -> None:
+        for path in ("/cluster/", "/v1/cluster"):
+            assert (await world.ask("GET", path, token=None))[0] == 404
+
+    live(test)

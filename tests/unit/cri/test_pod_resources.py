@@ -1,0 +1,205 @@
+"""What the kubelet says it gave, and that its silence costs no more than a sentence."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from nri_numa.cli import kubelet_word
+from nri_numa.cri.pb import podresources_pb2 as pb
+from nri_numa.cri.pod_resources import (
+    DeviceCount,
+    Given,
+    GivenDevices,
+    GivenMemory,
+    device_counts,
+    device_ids,
+    given_to,
+)
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from tests.beds.fake_kubelet import pod_resources
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    # Socket paths end at 107 bytes, which pytest's own directories may pass.
+    with tempfile.TemporaryDirectory(prefix="pr-") as name:
+        yield Path(name)
+
+
+def pod() -> Any:
+    found = pb.PodResources(name="web", namespace="shop")
+    main = found.containers.add(name="main", cpu_ids=[5, 4, -1, 999_999])
+    main.memory.add(memory_type="memory", size=1 << 30).topology.nodes.add()
+    for node in (0, 1):  # one device on two NUMA nodes
+        main.devices.add(resource_name="a/gpu", device_ids=["g1"]).topology.nodes.add(ID=node)
+    main.devices.add(resource_name="a/slot", device_ids=["slot-1", "slot-0"])
+    for name in ("b", "a", "a"):
+        claim = main.dynamic_resources.add(claim_name="c")
+        claim.claim_resources.add(driver_name="d", pool_name="n", device_name=name)
+    found.containers.add(name="helper")
+    return found
+
+
+def answered(request: Any, context: Any) -> Any:
+    return pb.GetPodResourcesResponse(pod_resources=pod())
+
+
+def everything(request: Any, context: Any) -> Any:
+    return pb.ListPodResourcesResponse(pod_resources=[pod()])
+
+
+def failing(code: grpc.StatusCode, words: str) -> Any:
+    def fail(request: Any, context: Any) -> Any:
+        context.abort(code, words)
+
+    return fail
+
+
+GATED = failing(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
+WEB = (
+    Given(
+        container="main",
+        cpus=CPUSet([4, 5]),
+        memory=(GivenMemory(kind="memory", size=1 << 30, numa_nodes=NUMASet([0])),),
+        devices=(
+            GivenDevices(resource="a/gpu", ids=("g1",), numa_nodes=NUMASet([0, 1])),
+            GivenDevices(resource="a/slot", ids=("slot-0", "slot-1")),
+        ),
+        claims=("d/n/a", "d/n/b"),
+    ),
+    Given(container="helper"),
+)
+
+
+def test_what_a_pod_was_given(root: Path) -> None:
+    with pod_resources(root, answered, failing(grpc.StatusCode.INTERNAL, "not to be called")):
+        assert given_to(str(root), "shop", "web") == WEB
+
+
+def test_an_older_kubelet_is_asked_for_all_pods(root: Path) -> None:
+    with pod_resources(root, GATED, everything):
+        assert given_to(str(root), "shop", "web") == WEB
+        assert given_to(str(root), "shop", "other") == "the kubelet knows no such pod"
+        assert device_ids(str(root), "a/slot") == {"slot-0", "slot-1"}
+        assert device_ids(str(root), "a/other") == set()
+
+
+def test_no_socket_and_nobody_at_the_socket(root: Path) -> None:
+    assert "is not there" in str(given_to(str(root), "shop", "web"))
+    assert device_ids(str(root), "a/slot") == set()
+    (root / "pod-resources").mkdir()
+    (root / "pod-resources/kubelet.sock").touch()
+    assert "nobody answers at" in str(given_to(str(root), "shop", "web"))
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "said"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit", "asked too often"),
+        (grpc.StatusCode.UNKNOWN, "pod web in namespace shop not found", "knows no such pod"),
+        (grpc.StatusCode.INTERNAL, "on fire", "the kubelet refused: INTERNAL: on fire"),
+        (grpc.StatusCode.UNIMPLEMENTED, "unknown service", "does not serve this"),
+    ],
+)
+def test_errors_are_sentences(root: Path, code: grpc.StatusCode, words: str, said: str) -> None:
+    fail = failing(code, words)
+    with pod_resources(root, fail, fail):
+        assert said in str(given_to(str(root), "shop", "web"))
+        assert device_ids(str(root), "a/slot") == set()
+
+
+def test_a_kubelet_that_hangs(root: Path) -> None:
+    over = threading.Event()
+
+    def hang(request: Any, context: Any) -> Any:
+        over.wait(30)
+        return pb.GetPodResourcesResponse()
+
+    with pod_resources(root, hang, hang):
+        assert "did not answer within 0.05 s" in str(
+            given_to(str(root), "shop", "web", timeout_s=0.05)
+        )
+        over.set()
+
+
+def explained(name: str, **assignment: str) -> dict[str, Any]:
+    return {"container": name, "assignment": {"cpus": "", "slots": "", **assignment}}
+
+
+def test_both_sides_in_words(root: Path) -> None:
+    with pod_resources(root, answered, everything):
+        word = kubelet_word.ask(str(root), "shop", "web")
+    ours = [explained("main", cpus="4-5", slots="slot-0"), explained("helper"), explained("init")]
+    assert list(kubelet_word.sentences(word, ours)) == [
+        "The kubelet gave container main exclusive CPUs 4-5; 1073741824 bytes of memory of NUMA "
+        "node 0; a/gpu g1 of NUMA nodes 0-1; a/slot slot-0, slot-1; claimed device d/n/a; claimed "
+        "device d/n/b.",
+        "The kubelet gave container helper nothing of its own: no exclusive CPUs, memory or "
+        "devices.",
+        "The kubelet tells nothing of container init.",
+    ]
+
+
+def test_where_they_differ(root: Path) -> None:
+    with pod_resources(root, answered, everything):
+        word = kubelet_word.ask(str(root), "shop", "web")
+    told = list(kubelet_word.sentences(word, [explained("main", cpus="2-3", slots="slot-7")]))
+    assert told[1:] == [
+        "That differs: the agent says CPUs 2-3, the kubelet CPUs 4-5.",
+        "That differs: the agent says that it holds slot-7, the kubelet gave it no such device.",
+    ]
+    odd = kubelet_word.sentences(word, [explained("main", cpus="odd"), {"container": "helper"}])
+    assert len(list(odd)) == 2
+
+
+def test_no_word_is_one_sentence(root: Path) -> None:
+    word = kubelet_word.ask(str(root), "shop", "web")
+    (sentence,) = kubelet_word.sentences(word, [explained("main")])
+    assert sentence.startswith("The kubelet's own word cannot be had: ")
+
+
+def test_many_ids_are_cut_short_and_hostile_names_are_harmless() -> None:
+    devices = [{"resource": "a/x\x1b[31m", "ids": [f"i{n}" for n in range(20)], "numaNodes": ""}]
+    one = {"container": "m", "cpus": "", "memory": [], "devices": devices, "claims": []}
+    (sentence,) = kubelet_word.sentences({"problem": "", "containers": [one]}, [explained("m")])
+    assert "i7 and 12 more" in sentence
+    assert sentence.isprintable()
+
+
+# --- how many devices there are -----------------------------------------------------------------
+
+
+def machine(request: Any, context: Any) -> Any:
+    """Two GPUs on NUMA node 0, one of both, and devices that say no NUMA node."""
+    found = pb.AllocatableResourcesResponse(cpu_ids=[0, 1])
+    found.devices.add(resource_name="a/gpu", device_ids=["g2", "g3"]).topology.nodes.add(ID=0)
+    for node in (0, 1):
+        found.devices.add(resource_name="a/gpu", device_ids=["g1"]).topology.nodes.add(ID=node)
+    found.devices.add(resource_name="a/slot", device_ids=["slot-0", "slot-1", "slot-2"])
+    found.devices.add(resource_name="memory", device_ids=["m"]).topology.nodes.add(ID=0)
+    return found
+
+
+def test_devices_are_counted_where_they_are(root: Path) -> None:
+    """One of two NUMA nodes counts on both; one without a place, or called memory, nowhere."""
+    with pod_resources(root, answered, everything, machine):
+        assert device_counts(str(root)) == (
+            DeviceCount(resource="a/gpu", numa_node=0, allocatable=3, available=2),
+            DeviceCount(resource="a/gpu", numa_node=1, allocatable=1, available=0),
+        )
+
+
+def test_why_devices_are_not_counted(root: Path) -> None:
+    assert "is not there" in device_counts(str(root))
+    refuses = failing(grpc.StatusCode.UNKNOWN, "not today")
+    with pod_resources(root, answered, refuses, machine):
+        assert device_counts(str(root)) == "the kubelet refused: UNKNOWN: not today"
+    with pod_resources(root, answered, everything):
+        assert "does not serve this" in device_counts(str(root))

@@ -1,0 +1,328 @@
+"""The CRI link: a runtime in memory on a real socket, and the real adapter and agent behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from nri_numa.cri_link.connection import Ears
+from nri_numa.cri_link.link import CRILink
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.nri import conversion
+from nri_numa.nri.adapter import Adapter
+from nri_numa.nri.handler import LinkState
+from tests.beds.small_cri import SmallCRI
+from tests.beds.world import World
+from tests.machines import named as machines
+
+PATIENCE_S = 60.0
+ALL = "0-3"
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    # Socket paths end at 107 bytes, which pytest's own directories may pass.
+    with tempfile.TemporaryDirectory(prefix="cri-") as name:
+        yield Path(name)
+
+
+async def until(true: Callable[[], object], what: str) -> None:
+    """Wait until something is so; the limit only bounds a failure."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():
+            await asyncio.sleep(0.005)
+    assert true(), what
+
+
+@dataclass
+class Bed:
+    """A runtime, an agent, and the link between them."""
+
+    runtime: SmallCRI
+    world: World = field(default_factory=lambda: World(machines.single_no_smt()))
+    refused: list[tuple[str, ...]] = field(default_factory=list)
+    begun: list[tuple[str, float, float | None]] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    states: list[LinkState] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.adapter = Adapter(
+            self.world.agent,
+            self.world.metrics,
+            changed=lambda state, detail: self.states.append(state),
+        )
+        self.link = CRILink(
+            self.adapter,
+            socket_path=f"unix://{self.runtime.socket}",
+            listing=0.02,
+            ears=Ears(
+                refused=lambda *words: self.refused.append(words),
+                begun=lambda *facts: self.begun.append(facts),
+                started=lambda container_id, at: self.started.append(container_id),
+                gone=self.gone.append,
+            ),
+            delays=lambda: iter([0.01] * 10_000),
+        )
+
+    def kind(self, container_id: str) -> Kind | None:
+        allocation = self.world.agent.state.allocations.get(container_id)
+        return None if allocation is None else allocation.kind
+
+
+@asynccontextmanager
+async def linked(bed: Bed) -> AsyncIterator[Bed]:
+    async with bed.runtime:
+        task = asyncio.create_task(bed.link.run())
+        try:
+            await until(lambda: bed.link.state is LinkState.ACTIVE, "the link is active")
+            if bed.runtime.events:
+                await until(lambda: bed.runtime.listeners, "it listens")
+            yield bed
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture(params=[True, False], ids=["events", "listings"])
+def bed(request: pytest.FixtureRequest, directory: Path) -> Bed:
+    """With and without an event stream, everything below is the same."""
+    return Bed(SmallCRI(directory / "c.sock", events=request.param))
+
+
+@pytest.mark.asyncio
+async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed) -> None:
+    runtime = bed.runtime
+    async with linked(bed):
+        runtime.pod("shared")
+        runtime.create("neighbour", "shared")
+        runtime.run("neighbour")
+        await until(lambda: "neighbour" in bed.started, "the neighbour is known")
+        runtime.pod("own", cpus="exclusive")
+        runtime.create("owner", "own", milli=1000)
+        await until(lambda: bed.kind("owner") is Kind.EXCLUSIVE, "decided when it was created")
+        runtime.run("owner", at=7.0)
+        await until(lambda: runtime.cpus("owner") == "0", "the owner's CPUs")
+        await until(lambda: runtime.cpus("neighbour") == "1-3", "the neighbour's CPUs")
+        await until(lambda: "owner" in bed.started, "told that it runs")
+        assert [b[:2] for b in bed.begun if b[0] == "owner"] == [("owner", 7.0)]
+        # Once as it was created, once more as it runs: the runtime may have been starting it.
+        assert [cpus for who, cpus in runtime.updates if who == "owner"] == ["0", "0"]
+        runtime.end("owner")
+        await until(lambda: runtime.cpus("neighbour") == ALL, "they come back")
+        assert bed.gone == ["owner"]
+        runtime.remove("owner")
+        del runtime.pods["own"]
+        await until(lambda: "own" not in bed.world.agent.state.pods, "the pod is forgotten")
+
+
+@pytest.mark.asyncio
+async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
+    runtime = bed.runtime
+    runtime.pod("old", numacpu="2")
+    runtime.create("before", "old")
+    runtime.run("before")
+    runtime.create("ended", "old", name="init")
+    runtime.end("ended")
+    async with linked(bed):
+        assert bed.kind("before") is Kind.EXPLICIT
+        assert bed.kind("ended") is None
+        await until(lambda: runtime.cpus("before") == "2", "its CPUs")
+        assert bed.begun == []  # it was not late: nobody was there
+
+
+@pytest.mark.asyncio
+async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: Bed) -> None:
+    runtime = bed.runtime
+    async with linked(bed):
+        runtime.pod("wrong", numacpu="77")
+        runtime.create("refused", "wrong")
+        runtime.run("refused")
+        await until(lambda: "refused" in bed.started, "it runs")
+        assert bed.kind("refused") is Kind.UNBOUND
+        ((namespace, pod, uid, container, message),) = bed.refused
+        assert (namespace, pod, uid, container) == ("ns", "wrong", "wrong", "main")
+        assert "77" in message
+        assert len(bed.world.agent.refusals) == 1
+        # It leaves CPUs that are somebody's, as every unbound one does.
+        runtime.pod("own", cpus="exclusive")
+        runtime.create("owner", "own", milli=1000)
+        await until(lambda: runtime.cpus("refused") == "1-3", "it makes room")
+
+
+async def owner_and_neighbour(bed: Bed) -> None:
+    """``owner`` has CPU 0 for itself, ``neighbour`` the rest."""
+    runtime = bed.runtime
+    runtime.pod("shared")
+    runtime.create("neighbour", "shared")
+    runtime.run("neighbour")
+    runtime.pod("own", cpus="exclusive")
+    runtime.create("owner", "own", milli=1000)
+    runtime.run("owner")
+    await until(lambda: {"owner", "neighbour"} <= set(bed.started), "both run")
+    await until(lambda: runtime.cpus("owner") == "0", "the owner's CPUs")
+    await until(lambda: runtime.cpus("neighbour") == "1-3", "the neighbour's CPUs")
+    await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "its quota is lifted")
+
+
+@pytest.mark.asyncio
+async def test_a_resize_that_nobody_tells_of_is_seen_and_decided(bed: Bed) -> None:
+    runtime = bed.runtime
+    async with linked(bed):
+        await owner_and_neighbour(bed)
+        for milli, cpus, rest in ((2000, "0-1", "2-3"), (1000, "0", "1-3")):
+            runtime.resize("owner", milli=milli)
+            await until(lambda cpus=cpus: runtime.cpus("owner") == cpus, "the owner's CPUs")
+            await until(lambda rest=rest: runtime.cpus("neighbour") == rest, "the neighbour's")
+            await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
+        allocation = bed.world.agent.state.allocations["owner"]
+        assert allocation.cpu_milli == 1000
+
+
+@pytest.mark.asyncio
+async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(directory: Path) -> None:
+    runtime = SmallCRI(directory / "c.sock", events=False)  # so that listings come quickly
+    bed = Bed(runtime)
+    async with linked(bed):
+        await owner_and_neighbour(bed)
+        runtime.resize("owner", milli=9000)
+        await until(lambda: bed.world.agent.refusals, "the refusal")
+        listings = runtime.listings
+        await until(lambda: runtime.listings > listings + 5, "it is looked at again")
+        (refused,) = bed.world.agent.refusals
+        assert "resize refused" in refused.message
+        assert (runtime.cpus("owner"), runtime.cpus("neighbour")) == ("0", "1-3")
+
+
+@pytest.mark.asyncio
+async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: Bed) -> None:
+    """A search for drift finds the resize's quota, and would lift it as one given back."""
+    runtime = bed.runtime
+    async with linked(bed):
+        await owner_and_neighbour(bed)
+        runtime.resize("owner", milli=2000)
+        lift = conversion.updates([ContainerUpdate("owner", cpus="0", cpu_quota=-1)])
+        assert (await bed.link.push(lift)).ok
+        await until(lambda: runtime.cpus("owner") == "0-1", "the owner's CPUs")
+        await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
+
+
+@pytest.mark.asyncio
+async def test_a_runtime_that_restarts_is_found_again_and_nothing_moves(bed: Bed) -> None:
+    runtime = bed.runtime
+    async with linked(bed):
+        runtime.pod("old", numacpu="2")
+        runtime.create("stays", "old")
+        runtime.run("stays")
+        await until(lambda: "stays" in bed.started, "it runs")
+        await runtime.stop()
+        await until(lambda: bed.link.state is LinkState.DISCONNECTED, "the loss is seen")
+        lost = conversion.updates([ContainerUpdate("stays", cpus="3")])
+        assert not (await bed.link.push(lost)).ok
+        updates = list(runtime.updates)
+        runtime.pod("new", numacpu="3")
+        runtime.create("meanwhile", "new")
+        runtime.run("meanwhile")
+        await runtime.start()
+        await until(lambda: runtime.cpus("meanwhile") == "3", "what came meanwhile")
+        assert runtime.cpus("stays") == "2"
+        assert [one for one in runtime.updates[len(updates) :] if one[0] == "stays"] == []
+
+
+@pytest.mark.asyncio
+async def test_pushed_updates_arrive_and_failures_are_told(bed: Bed) -> None:
+    runtime = bed.runtime
+    async with linked(bed):
+        runtime.pod("p")
+        for name in ("good", "bad"):
+            runtime.create(name, "p", name=name)
+            runtime.run(name)
+        await until(lambda: {"good", "bad"} <= set(bed.started), "both run")
+        runtime.refuse_updates.add("bad")
+        pushed = await bed.link.push(
+            conversion.updates(
+                [
+                    ContainerUpdate("good", cpus="1"),
+                    ContainerUpdate("bad", cpus="1"),
+                    ContainerUpdate("gone", cpus="1"),
+                ]
+            )
+        )
+        assert runtime.cpus("good") == "1"
+        # One that is gone needs nothing.
+        assert (pushed.ok, pushed.detail) == (False, "permission denied")
+
+
+@pytest.mark.asyncio
+async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(directory: Path) -> None:
+    bed = Bed(SmallCRI(directory / "c.sock", events=False))
+    async with linked(bed):
+        bed.runtime.refuse_status.add("late")
+        bed.runtime.pod("p", numacpu="1")
+        bed.runtime.create("late", "p")
+        await until(lambda: bed.runtime.cpus("late") == "1", "its CPUs")
+        assert LinkState.DISCONNECTED not in bed.states
+
+
+@pytest.mark.asyncio
+async def test_a_runtime_without_specs_is_read_by_what_cri_itself_says(directory: Path) -> None:
+    bed = Bed(SmallCRI(directory / "c.sock", verbose=False))
+    async with linked(bed):
+        bed.runtime.pod("own", cpus="exclusive")
+        bed.runtime.create("owner", "own", milli=2000)
+        await until(lambda: bed.runtime.cpus("owner") == "0-1", "its size is known")
+
+
+@pytest.mark.asyncio
+async def test_events_that_got_lost_are_made_good_by_listings(directory: Path) -> None:
+    bed = Bed(SmallCRI(directory / "c.sock", events=False))
+    async with linked(bed):
+        bed.runtime.pod("p", numacpu="1")
+        bed.runtime.create("short", "p")
+        await until(lambda: bed.kind("short") is Kind.EXPLICIT, "seen")
+        del bed.runtime.containers["short"]  # nobody tells
+        await until(lambda: bed.kind("short") is None, "seen to be gone")
+
+
+@pytest.mark.asyncio
+async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> None:
+    runtime = bed.runtime
+    real, calls = bed.world.agent.look_aside, [0]
+
+    def broken() -> object:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise ValueError("a mistake")
+        return real()
+
+    async with linked(bed):
+        bed.world.agent.look_aside = broken
+        runtime.pod("one", numacpu="1")
+        runtime.create("first", "one")
+        await until(lambda: calls[0] == 1, "it was asked about")
+        runtime.pod("two", numacpu="2")
+        runtime.create("second", "two")
+        await until(lambda: runtime.cpus("second") == "2", "the next one is placed")
+        assert bed.link.state is LinkState.ACTIVE
+
+
+@pytest.mark.asyncio
+async def test_no_socket_is_tried_again_until_there_is_one(directory: Path) -> None:
+    bed = Bed(SmallCRI(directory / "c.sock"))
+    task = asyncio.create_task(bed.link.run())
+    try:
+        await until(lambda: bed.states == [LinkState.DISCONNECTED], "said once")
+        async with bed.runtime:
+            await until(lambda: bed.link.state is LinkState.ACTIVE, "found")
+            assert await bed.link.look() == ""
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert bed.states[-1] is LinkState.STOPPED

@@ -1,0 +1,304 @@
+"""The sources put together: what a container is said to have at the moment it is decided about."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_numa.config.device_sources import Devices
+from nri_numa.cri.pb import podresources_pb2 as pb
+from nri_numa.devices.watch import DeviceWatch
+from nri_numa.engine.values.mentions import NO_MENTIONS, DeviceNode, Mentions
+from nri_numa.engine.values.workload import Container
+from nri_numa.machine.cpuset import NUMASet
+from tests.beds.device_tree import GPU_CLASS, DeviceTree
+from tests.beds.fake_kubelet import pod_resources
+from tests.beds.world import container, pod
+
+GPU_AT, NIC_AT = "0000:3b:00.0", "0000:af:00.1"
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+LOCAL = Devices(network=False, pod_resources=False)
+NETWORK = "/proc/self/ns/net"
+PATIENCE_S = 60.0
+POD = pod("web")
+
+
+@dataclass
+class Bed:
+    """A machine with a GPU on NUMA node 1 and a card on 0, and a kubelet's directory."""
+
+    root: Path
+    tree: DeviceTree
+    watches: list[DeviceWatch]
+
+    def watch(self, sources: Devices = LOCAL, **kwargs: Any) -> DeviceWatch:
+        kwargs.setdefault("places", lambda: NUMASet((0, 1)))
+        made = DeviceWatch(
+            replace_directories(sources, str(self.root / "cdi")),
+            root=str(self.root),
+            kubelet_root=str(self.root),
+            deadline=PATIENCE_S,
+            **kwargs,
+        )
+        self.watches.append(made)
+        made.start()
+        made.settle()
+        return made
+
+
+def replace_directories(sources: Devices, directory: str) -> Devices:
+    import msgspec
+
+    return msgspec.structs.replace(sources, cdi_directories=(directory,))
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    # Socket paths end at 107 bytes, which pytest's own directories may pass.
+    with tempfile.TemporaryDirectory(prefix="dev-") as name:
+        tree = DeviceTree(Path(name))
+        tree.pci(GPU_AT, 1, GPU_CLASS)
+        tree.pci(NIC_AT, 0)
+        tree.nvidia(GPU_AT, UUID, 0)
+        (tree.root / "cdi").mkdir()
+        made = Bed(tree.root, tree, [])
+        yield made
+        for watch in made.watches:
+            watch.close()
+
+
+def has(found: Container) -> dict[str, dict[str, set[int]]]:
+    """Devices by kind and id, with their NUMA nodes."""
+    return {
+        request.resource: {d.id: set(d.numa_nodes) for d in request.devices}
+        for request in found.devices
+    }
+
+
+ON_GPU = {"GPU": {GPU_AT: {1}}}
+
+
+@pytest.mark.parametrize(
+    "mentions",
+    [
+        Mentions(nodes=(DeviceNode("c", 195, 0), DeviceNode("c", 195, 255))),
+        Mentions(variables={"NVIDIA_VISIBLE_DEVICES": UUID}),
+        Mentions(variables={"NVIDIA_VISIBLE_DEVICES": "0"}),
+        Mentions(variables={"PCIDEVICE_X": GPU_AT}),
+        Mentions(
+            nodes=(DeviceNode("c", 195, 0),),
+            variables={"NVIDIA_VISIBLE_DEVICES": UUID, "PCIDEVICE_X": GPU_AT},
+        ),
+    ],
+    ids=["device file", "uuid", "index", "address", "all of them"],
+)
+def test_one_gpu_is_one_hint_whoever_tells_of_it(bed: Bed, mentions: Mentions) -> None:
+    found = bed.watch().seen(POD, container(POD), mentions)
+    assert has(found) == ON_GPU
+    assert found.device_notes == ()
+
+
+def test_a_cdi_name_stands_for_the_device_files_of_its_spec(bed: Bed) -> None:
+    device = {
+        "name": "g0",
+        "containerEdits": {
+            "deviceNodes": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}],
+            "netDevices": [{"hostInterfaceName": "ens1"}],
+        },
+    }
+    bed.tree.link(
+        "sys/class/net/ens1",
+        bed.tree.child(bed.root / "sys/devices/pci0000:af" / NIC_AT, "net", "ens1"),
+    )
+    (bed.root / "cdi/a.json").write_text(json.dumps({"kind": "x.com/gpu", "devices": [device]}))
+    found = bed.watch().seen(POD, container(POD), Mentions(cdi=("x.com/gpu=g0",)))
+    assert has(found) == {**ON_GPU, "NIC": {NIC_AT: {0}}}
+
+
+def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_missed(
+    bed: Bed,
+) -> None:
+    watch = bed.watch()
+    wanted = Mentions(cdi=("x.com/gpu=g0",))
+    missed = watch.seen(POD, container(POD), wanted)
+    assert missed.devices == ()
+    assert "CDI device 'x.com/gpu=g0' stands in no file" in missed.device_notes[0]
+    node = {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}
+    device = {"name": "g0", "containerEdits": {"deviceNodes": [node]}}
+    (bed.root / "cdi/a.json").write_text(json.dumps({"kind": "x.com/gpu", "devices": [device]}))
+    watch.began(POD, "")
+    watch.settle()
+    assert has(watch.seen(POD, container(POD), wanted)) == ON_GPU
+
+
+def test_what_a_variable_makes_up_is_no_hint_and_is_said(bed: Bed) -> None:
+    variables = {"PCIDEVICE_X": "0000:ff:1f.7", "NVIDIA_VISIBLE_DEVICES": "GPU-none"}
+    found = bed.watch().seen(POD, container(POD), Mentions(variables=variables))
+    assert found.devices == ()
+    assert found.device_notes == (
+        "variable PCIDEVICE_X names 0000:ff:1f.7, which is not there: no hint",
+        "GPU 'GPU-none' is not known to the driver: no hint",
+    )
+
+
+def test_a_gpu_that_came_later_is_read_after_it_was_missed(bed: Bed) -> None:
+    now = [100.0]
+    watch = bed.watch(clock=lambda: now[0])
+    other, uuid = "0000:d8:00.0", "GPU-99999999-2222-3333-4444-555555555555"
+    bed.tree.pci(other, 0, GPU_CLASS)
+    bed.tree.nvidia(other, uuid, 1)
+    mentions = Mentions(variables={"NVIDIA_VISIBLE_DEVICES": uuid})
+    assert watch.seen(POD, container(POD), mentions).devices == ()
+    watch.settle()
+    assert has(watch.seen(POD, container(POD), mentions)) == {"GPU": {other: {0}}}
+
+
+def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
+    off = Devices(
+        nodes=False, variables=False, nvidia=False, cdi=False, network=False, pod_resources=False
+    )
+    watch = bed.watch(off)
+    mentions = Mentions(
+        nodes=(DeviceNode("c", 195, 0), DeviceNode("c", 240, 0)),
+        variables={"NVIDIA_VISIBLE_DEVICES": UUID, "PCIDEVICE_X": GPU_AT},
+        cdi=("x.com/gpu=g0",),
+    )
+    watch.began(POD, NETWORK)
+    made = container(POD)
+    assert watch.seen(POD, made, mentions) is made
+
+
+def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: Bed) -> None:
+    watch = bed.watch(places=lambda: NUMASet((0,)))
+    found = watch.seen(POD, container(POD), Mentions(variables={"PCIDEVICE_X": GPU_AT}))
+    assert found.devices == ()
+    assert found.device_notes == (
+        f"its GPU {GPU_AT} is on NUMA node 1, where no CPUs are: no hint",
+    )
+
+
+def test_more_devices_than_are_looked_at_are_said(bed: Bed) -> None:
+    found = bed.watch().seen(POD, container(POD), Mentions(unread=3))
+    assert found.device_notes == ("3 more devices than are looked at: no hint of them",)
+
+
+# --- the kubelet ------------------------------------------------------------------------------
+
+ASKED = Devices(network=False)
+
+
+def answer(*devices: tuple[str, str, str, tuple[int, ...]]) -> pb.GetPodResourcesResponse:
+    """Container, resource, device id, NUMA nodes."""
+    message = pb.GetPodResourcesResponse()
+    by_name: dict[str, Any] = {}
+    for name, resource, id, nodes in devices:
+        if name not in by_name:
+            by_name[name] = message.pod_resources.containers.add(name=name)
+        one = by_name[name].devices.add(resource_name=resource, device_ids=[id])
+        for node in nodes:
+            one.topology.nodes.add(ID=node)
+    return message
+
+
+def asked(bed: Bed, message: pb.GetPodResourcesResponse, **kwargs: Any) -> DeviceWatch:
+    with pod_resources(bed.root, lambda request, context: message, lambda request, context: None):
+        watch = bed.watch(ASKED, **kwargs)
+        watch.began(POD, "")
+        watch.settle()
+    return watch
+
+
+def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed) -> None:
+    watch = asked(
+        bed,
+        answer(
+            ("app", "x.com/fpga", "f1", (0, 1)),
+            ("app", "nvidia.com/gpu", f"{UUID}::2", (0,)),
+            ("app", "intel.com/sriov", NIC_AT, ()),
+            ("helper", "x.com/fpga", "f2", (1,)),
+        ),
+    )
+    found = watch.seen(POD, container(POD), NO_MENTIONS)
+    # Where sysfs knows a device, it is that device on its NUMA node, whatever the plugin said.
+    assert has(found) == {**ON_GPU, "NIC": {NIC_AT: {0}}, "x.com/fpga": {"f1": {0, 1}}}
+    assert found.device_notes == ()
+    together = {d.id for request in found.pod_devices for d in request.devices}
+    assert together == {GPU_AT, NIC_AT, "f1", "f2"}
+    helper = watch.seen(POD, container(POD, "helper"), NO_MENTIONS)
+    assert has(helper) == {"x.com/fpga": {"f2": {1}}}
+
+
+def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
+    watch = asked(bed, answer(("app", "x.com/cpu", "n1-0", (1,))), own_resource="x.com/cpu")
+    assert watch.seen(POD, container(POD), NO_MENTIONS).devices == ()
+
+
+def test_a_kubelet_that_is_not_there_is_said_and_nothing_else(bed: Bed) -> None:
+    watch = bed.watch(ASKED)
+    watch.began(POD, "")
+    watch.settle()
+    found = watch.seen(POD, container(POD), Mentions(variables={"PCIDEVICE_X": GPU_AT}))
+    assert has(found) == ON_GPU
+    assert len(found.device_notes) == 1
+    assert "the kubelet does not say what it gave: " in found.device_notes[0]
+
+
+def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: Bed) -> None:
+    held = threading.Event()
+
+    def hang(request: Any, context: Any) -> Any:
+        held.wait(PATIENCE_S)
+        return answer(("app", "x.com/fpga", "f1", (1,)))
+
+    with pod_resources(bed.root, hang, lambda request, context: None):
+        watch = bed.watch(ASKED)
+        watch.began(POD, "")
+        found = watch.seen(POD, container(POD), NO_MENTIONS)
+        assert found.devices == ()
+        assert found.device_notes == ("the kubelet has not said yet what it gave: no hint of that",)
+        held.set()
+        watch.settle()
+    assert has(watch.seen(POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
+
+
+# --- pods that come and go --------------------------------------------------------------------
+
+
+def test_a_pod_whose_namespace_is_gone_is_said(bed: Bed) -> None:
+    watch = bed.watch(Devices(pod_resources=False))
+    watch.began(POD, str(bed.root / "gone"))
+    watch.settle()
+    (note,) = watch.seen(POD, container(POD), NO_MENTIONS).device_notes
+    assert note.startswith("its network interfaces cannot be looked at: ")
+
+
+def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: Bed) -> None:
+    watch = asked(bed, answer(("app", "x.com/fpga", "f1", (1,))))
+    other = pod("other")
+    watch.kept([(POD, ""), (other, "")])
+    watch.settle()
+    assert has(watch.seen(POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
+    assert "the kubelet" in watch.seen(other, container(other), NO_MENTIONS).device_notes[0]
+    watch.gone(POD.id)
+    watch.gone(POD.id)
+    made = container(POD)
+    assert watch.seen(POD, made, NO_MENTIONS) is made
+    watch.kept([])
+    made = container(other)
+    assert watch.seen(other, made, NO_MENTIONS) is made
+
+
+def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
+    watch = bed.watch(ASKED)
+    watch.close()
+    watch.began(POD, "")
+    found = watch.seen(POD, replace(container(POD), pid=7), NO_MENTIONS)
+    assert found.devices == ()
+    assert found.pid == 7

@@ -1,0 +1,160 @@
+"""The sockets as the kubelet uses them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from nri_numa.dra.claims import BadClaim
+from nri_numa.dra.pb import dra_pb2 as dra
+from nri_numa.dra.pb import pluginregistration_pb2 as registration
+from nri_numa.dra.service import KubeletPlugin, Prepared
+from nri_numa.errors import RuntimeUnavailable
+
+DRIVER = "dra.example.com"
+CALLS = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/"
+REGISTRATION = "/pluginregistration.Registration/"
+
+
+@dataclass
+class Book:
+    """Prepares every claim but those that are called bad."""
+
+    unprepared: list[str] = field(default_factory=list)
+    registered: int = 0
+
+    def prepare(self, namespace: str, name: str, uid: str) -> list[Prepared]:
+        if name == "bad":
+            raise BadClaim("it is bad")
+        return [Prepared("cpus", "n1", "numa1", f"kind={uid}", "share" if name == "shared" else "")]
+
+    def unprepare(self, uid: str) -> None:
+        if uid == "stuck":
+            raise OSError("the disk is full")
+        self.unprepared.append(uid)
+
+    def taken(self) -> None:
+        self.registered += 1
+
+
+@dataclass
+class Bed:
+    """A plugin, its book and its sockets."""
+
+    book: Book
+    plugin: KubeletPlugin
+    registry: Path
+    endpoint: Path
+
+    def call(self, path: Path, method: str, request: Any, answer: Any) -> Any:
+        with grpc.insecure_channel(
+            f"unix:{path}", options=[("grpc.default_authority", "localhost")]
+        ) as channel:
+            made = channel.unary_unary(
+                method,
+                request_serializer=lambda message: message.SerializeToString(),
+                response_deserializer=answer.FromString,
+            )
+            return made(request, timeout=60, wait_for_ready=True)
+
+    def claims(self, method: str, *claims: tuple[str, str]) -> Any:
+        kind = "Prepare" if method == "NodePrepareResources" else "Unprepare"
+        made = [dra.Claim(namespace="shop", name=name, uid=uid) for name, uid in claims]
+        request = getattr(dra, f"Node{kind}ResourcesRequest")(claims=made)
+        answer = getattr(dra, f"Node{kind}ResourcesResponse")
+        return self.call(self.endpoint, CALLS + method, request, answer).claims
+
+
+@pytest.fixture
+def bed(short_path: Path) -> Iterator[Bed]:
+    book = Book()
+    registry, endpoint = short_path / "registry/d-reg.sock", short_path / "plugins/d/dra.sock"
+    made = KubeletPlugin(DRIVER, str(registry), str(endpoint), book, book.taken)
+    made.start()
+    yield Bed(book, made, registry, endpoint)
+    made.stop()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A socket's path is short, and pytest's directories are not."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="dra-") as directory:
+        yield Path(directory)
+
+
+def test_the_kubelet_finds_it(bed: Bed) -> None:
+    info = bed.call(
+        bed.registry,
+        REGISTRATION + "GetInfo",
+        registration.InfoRequest(),
+        registration.PluginInfo,
+    )
+    assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(bed.endpoint))
+    assert list(info.supported_versions) == ["v1.DRAPlugin"]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_it_is_told_what_the_kubelet_says(bed: Bed, taken: bool) -> None:
+    bed.call(
+        bed.registry,
+        REGISTRATION + "NotifyRegistrationStatus",
+        registration.RegistrationStatus(plugin_registered=taken, error="" if taken else "no"),
+        registration.RegistrationStatusResponse,
+    )
+    assert bed.book.registered == int(taken)
+
+
+def test_each_claim_has_an_entry(bed: Bed) -> None:
+    found = bed.claims("NodePrepareResources", ("good", "u1"), ("bad", "u2"), ("shared", "u3"))
+    assert sorted(found) == ["u1", "u2", "u3"]
+    (device,) = found["u1"].devices
+    assert (list(device.request_names), device.pool_name, device.device_name) == (
+        ["cpus"],
+        "n1",
+        "numa1",
+    )
+    assert list(device.cdi_device_ids) == ["kind=u1"]
+    assert not device.HasField("share_id")
+    assert found["u3"].devices[0].share_id == "share"
+    assert (found["u2"].error, len(found["u2"].devices)) == ("it is bad", 0)
+
+
+def test_what_is_forgotten_has_an_entry_too(bed: Bed) -> None:
+    found = bed.claims("NodeUnprepareResources", ("a", "u1"), ("b", "stuck"))
+    assert found["u1"].error == ""
+    assert "claim shop/b: the disk is full" in found["stuck"].error
+    assert bed.book.unprepared == ["u1"]
+
+
+def test_sockets_of_a_killed_process_are_taken_over(short_path: Path) -> None:
+    registry, endpoint = short_path / "d-reg.sock", short_path / "dra.sock"
+    for path in (registry, endpoint):
+        left = socket.socket(socket.AF_UNIX)
+        left.bind(str(path))
+        left.close()
+    book = Book()
+    plugin = KubeletPlugin(DRIVER, str(registry), str(endpoint), book, book.taken)
+    plugin.start()
+    try:
+        assert Bed(book, plugin, registry, endpoint).claims("NodePrepareResources", ("a", "u"))
+    finally:
+        plugin.stop()
+    assert not registry.exists()
+    assert not endpoint.exists()
+
+
+def test_a_place_that_is_none_is_named(short_path: Path) -> None:
+    (short_path / "file").write_text("")
+    book = Book()
+    endpoint = str(short_path / "file/dra.sock")
+    plugin = KubeletPlugin(DRIVER, str(short_path / "r.sock"), endpoint, book, book.taken)
+    with pytest.raises(RuntimeUnavailable, match=f"DRA socket {endpoint} cannot be made"):
+        plugin.start()

@@ -1,0 +1,610 @@
+"""A decision is told completely, truly, and so that its reader need not know what a hint is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nri_numa.engine import admit
+from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, ResourceDemand
+from nri_numa.engine.align.policies import Alignment, align
+from nri_numa.engine.decision import Admitted, Decision, Machine, Reading, Refused, Trace
+from nri_numa.engine.explain import explanation
+from nri_numa.engine.explain import sentences as explain_text
+from nri_numa.engine.explain.explanation import grounds
+from nri_numa.engine.resize import resize
+from nri_numa.engine.state import Kind, NodeState
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import (
+    Device,
+    DeviceRequest,
+    PodSandbox,
+    Policy,
+    QoSClass,
+    Resources,
+    Strategy,
+)
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.explained import of_decision
+from tests.beds.world import GIB, container, pod, resources
+
+FOUR = synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16)
+SINGLE = {"policy": "single-numa-node"}
+
+
+class Node:
+    """A machine whose state follows the decisions made on it."""
+
+    def __init__(self, topology: Topology = FOUR, **settings: Any) -> None:
+        self.machine = Machine(topology=topology, settings=Settings(**settings))
+        self.state = NodeState()
+
+    def decide(
+        self,
+        annotations: Mapping[str, str] | None = None,
+        wants: Resources | None = None,
+        *,
+        name: str = "web",
+        qos: QoSClass = QoSClass.GUARANTEED,
+        oom_score_adj: int | None = None,
+        of: PodSandbox | None = None,
+        reading: Reading | None = None,
+    ) -> Decision:
+        of = of or pod(name, annotations, qos=qos)
+        made = container(of, wants=wants, oom_score_adj=oom_score_adj)
+        decision = admit.admit(self.machine, self.state, of, made, reading)
+        if isinstance(decision, Admitted):
+            self.state = decision.state
+        return decision
+
+    def explain(self, *args: Any, **kwargs: Any) -> explanation.Document:
+        document = of_decision(self.machine, self.decide(*args, **kwargs))
+        # Whoever reads it over HTTP sees the same.
+        assert json.loads(json.dumps(document)) == document
+        return document
+
+
+def told(document: explanation.Document) -> str:
+    """All sentences as one text, without line breaks."""
+    return " ".join(explain_text.sentences(document))
+
+
+# --- what was asked ---------------------------------------------------------------------------
+
+
+def test_an_ordinary_placement_reads_as_plain_sentences() -> None:
+    document = Node().explain(SINGLE, resources(4, 8))
+    assert explain_text.text(document) == (
+        "default/web, container app\n"
+        "  It runs on exclusive CPUs 0-3, with memory of NUMA node 0.\n"
+        "  An empty machine would not have given it a narrower place.\n"
+        "\n"
+        "Why this place\n"
+        "  NUMA node 0 won: it suits every resource.\n"
+        "  NUMA node 1 lost: it would do just as well, and the lower number wins.\n"
+        "  NUMA node 2 lost: it would do just as well, and the lower number wins.\n"
+        "  NUMA node 3 lost: it would do just as well, and the lower number wins.\n"
+        "  The shared CPUs were 0-31, and are 4-31 from now on.\n"
+        "\n"
+        "What it asked for\n"
+        "  It asked for 4 exclusive CPUs and 8 GiB on one NUMA node (annotation\n"
+        "    numa.kubernetes.io/policy: single-numa-node).\n"
+        "\n"
+        "What it needs\n"
+        "  4 CPUs: its CPU limit (a quota of 400000 µs in every 100000 µs).\n"
+        "  They are exclusive, because the pod is Guaranteed and the number is whole.\n"
+        "  8 GiB of memory: its memory limit.\n"
+        "\n"
+        "Where that fits\n"
+        "  CPUs: 4 CPUs needed. One NUMA node is enough: NUMA nodes 0-3 each have that.\n"
+        "  Memory: 8 GiB needed. One NUMA node is enough: NUMA nodes 0-3 each have that.\n"
+        "  Free on NUMA node 0: 8 of 8 CPUs and 16 of 16 GiB of memory.\n"
+        "  Free on NUMA node 1: 8 of 8 CPUs and 16 of 16 GiB of memory.\n"
+        "  Free on NUMA node 2: 8 of 8 CPUs and 16 of 16 GiB of memory.\n"
+        "  Free on NUMA node 3: 8 of 8 CPUs and 16 of 16 GiB of memory.\n"
+        "\n"
+        "How it came about\n"
+        "  4 CPUs of NUMA node 0.\n"
+        "\n"
+        "(A NUMA node is a group of CPUs with memory of their own; memory of another NUMA\n"
+        "node is slower. CPUs that no container has for itself are shared by all others.)"
+    )
+
+
+def test_every_value_names_the_annotation_rule_or_default_it_came_from() -> None:
+    node = Node(defaults={"smt": "any", "load": "high", "on-failure": "unpinned"})
+    document = node.explain(
+        {"policy": "restricted", "smt.app": "full-core", "scope": "pod"}, resources(4, 8)
+    )
+    assert {one["key"]: (one["value"], one["source"]) for one in document["asked"]} == {
+        "policy": ("restricted", "annotation numa.kubernetes.io/policy"),
+        "scope": ("pod", "annotation numa.kubernetes.io/scope"),
+        "smt": ("full-core", "annotation numa.kubernetes.io/smt.app"),
+        "load": ("high", "default"),
+        "on-failure": ("unpinned", "default"),
+    }
+    text = told(document)
+    assert "on no more NUMA nodes than an empty machine would need (annotation" in text
+    assert "smt: full-core (annotation numa.kubernetes.io/smt.app): whole cores only." in text
+    assert "load: high (default): it is busy all day." in text
+    assert "won for the whole pod: it suits" in text
+
+
+@pytest.mark.parametrize(
+    ("annotations", "wants", "expected"),
+    [
+        ({"bind": "cpu"}, resources(2, 4), "It asked for 2 CPUs to share on as few NUMA nodes"),
+        ({"bind": "cpu+mem"}, None, "It asked for a place to run on as few NUMA nodes"),
+        ({"policy": "none", "cpus": "exclusive"}, resources(2), "2 exclusive CPUs wherever"),
+        ({"smt": "isolate"}, resources(2), "smt: isolate (annotation"),
+    ],
+)
+def test_what_was_asked_is_told_whatever_asked_for_it(
+    annotations: dict[str, str], wants: Resources | None, expected: str
+) -> None:
+    assert expected in told(Node().explain(annotations, wants))
+
+
+def test_defaults_that_do_not_matter_are_not_told() -> None:
+    node = Node(defaults={"smt": "spread", "on-failure": "reject"})
+    assert "smt" not in told(node.explain({"numacpu": "1"}, name="a"))
+    assert "on-failure" not in told(node.explain(None, name="b"))
+    shared = told(node.explain({"policy": "best-effort"}, resources(0.5), name="c"))
+    assert "smt" not in shared
+    assert "on-failure: reject (default)" in shared
+
+
+def test_lists_are_told_with_their_annotations() -> None:
+    text = told(Node().explain({"numacpu": "1,9", "numamem": "0"}))
+    assert (
+        "It asked for CPUs 1,9 (annotation numa.kubernetes.io/numacpu) and memory of NUMA node 0 "
+        "(annotation numa.kubernetes.io/numamem)."
+    ) in text
+    assert "It runs on CPUs 1,9, with memory of NUMA node 0." in text
+    assert "Free before it: NUMA node 0: 8 CPUs and 16 GiB of memory;" in text
+    assert "narrower" not in text
+
+
+def test_memory_lists_alone_leave_the_cpus_as_they_are() -> None:
+    text = told(Node().explain({"numamem": "1"}))
+    assert "It is listed: numamem 1." in text
+    assert "Its memory comes from NUMA node 1." in text
+
+
+def test_what_is_not_so_at_present_comes_first() -> None:
+    document = {**Node().explain({"numamem": "1"}), "actual": "meant 4-7, has 0-7 since 12 s"}
+    first = explain_text.sentences(document)[0]
+    assert first == "Not so at present: meant 4-7, has 0-7 since 12 s."
+
+
+def test_a_container_that_asks_for_nothing_is_explained_too() -> None:
+    node = Node()
+    assert "It is not pinned: no annotation and no rule asks for a pin." in told(node.explain())
+    node.explain(SINGLE, resources(2), name="own")
+    assert "It runs on CPUs 0,2-31, which no container has" not in told(node.explain(name="b"))
+    assert "which no container has for itself." in told(node.explain(name="c"))
+
+
+def test_somebody_elses_pin_is_left_alone() -> None:
+    wants = replace(resources(1), cpus="3")
+    assert "It is left alone: pinned by somebody else to CPU 3." in told(
+        Node().explain(wants=wants)
+    )
+
+
+# --- what it needs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wants", "qos", "annotations", "expected"),
+    [
+        (
+            Resources(cpu_shares=2048),
+            QoSClass.BURSTABLE,
+            {"policy": "best-effort"},
+            "2 CPUs: its CPU request (2048 shares; 1024 stand for one CPU). It shares CPUs with "
+            "others, because the pod is Burstable, not Guaranteed.",
+        ),
+        (
+            Resources(),
+            QoSClass.BEST_EFFORT,
+            {"policy": "best-effort"},
+            "It has no CPU limit and no CPU request: it counts as needing none.",
+        ),
+        (
+            resources(1.5),
+            QoSClass.GUARANTEED,
+            SINGLE,
+            "It shares CPUs with others, because the number of CPUs is not whole.",
+        ),
+        (
+            resources(2),
+            QoSClass.GUARANTEED,
+            {**SINGLE, "cpus": "shared"},
+            "because cpus: shared is in force (annotation numa.kubernetes.io/cpus).",
+        ),
+        (
+            resources(2),
+            QoSClass.BURSTABLE,
+            {**SINGLE, "cpus": "exclusive"},
+            "They are exclusive, because cpus: exclusive is in force (annotation",
+        ),
+        (
+            resources(2),
+            QoSClass.GUARANTEED,
+            {"bind": "cpu"},
+            "because nothing asks for exclusive CPUs.",
+        ),
+        (
+            replace(resources(1), memory_limit=-7),
+            QoSClass.GUARANTEED,
+            SINGLE,
+            "Memory limit -7 is negative and counts as no limit.",
+        ),
+        (
+            Resources(cpu_quota=50_000),
+            QoSClass.BURSTABLE,
+            SINGLE,
+            "0.5 CPUs: its CPU limit (a quota of 50000 µs in every 100000 µs).",
+        ),
+    ],
+)
+def test_how_the_need_was_worked_out(
+    wants: Resources, qos: QoSClass, annotations: dict[str, str], expected: str
+) -> None:
+    assert expected in told(Node().explain(annotations, wants, qos=qos))
+
+
+def test_memory_requests_and_huge_pages_are_told() -> None:
+    machine = synthetic(
+        sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=16, hugepages={2 << 20: GIB}
+    )
+    document = Node(machine).explain(
+        SINGLE,
+        resources(0.5, hugepages={2 << 20: 16 << 20}),
+        qos=QoSClass.BURSTABLE,
+        oom_score_adj=900,
+    )
+    text = told(document)
+    assert "About 3.2 GiB of memory: its request, worked out from its OOM score 900." in text
+    assert "16 MiB in huge pages of 2 MiB: its limit." in text
+    assert "It asked for 0.5 CPUs to share, 3.2 GiB and 16 MiB in huge pages on one" in text
+    assert "Huge pages of 2MiB: 16 MiB needed. One NUMA node is enough" in text
+    assert "1 of 1 GiB of huge pages of 2MiB" in text
+
+
+# --- where it fits, and why there --------------------------------------------------------------
+
+
+def test_a_loser_is_told_by_how_much_it_lost() -> None:
+    """Spread: the emptiest wins; what it had and what the others had is said."""
+    node = Node()
+    node.decide({"numamem": "0"}, resources(1, 4), name="a")
+    document = node.explain(SINGLE, resources(2, 1))
+    assert (
+        "NUMA node 0 lost: it would do as well, but would be fuller: 31.2% of its memory would be "
+        "in use, against 25% of its CPUs."
+    ) in told(document)
+    assert {c["separatedBy"] for c in document["candidates"]} == {"rank"}
+
+
+def test_packing_says_that_the_fuller_place_won() -> None:
+    node = Node(strategy=Strategy.PACK)
+    node.decide({"numamem": "2"}, resources(1, 4), name="a")
+    text = told(node.explain(SINGLE, resources(2, 1)))
+    assert (
+        "NUMA node 0 lost: it would do as well, but would be emptier (25% of its CPUs would be in "
+        "use, against 31.2% of its memory), and strategy decides."
+    ) in text
+
+
+def test_distance_width_and_number_separate_too() -> None:
+    farther = Node().explain({"policy": "restricted"}, resources(9, 20))
+    assert (
+        "distance",
+        "its NUMA nodes are farther apart: average distance 15.5 instead of 11",
+    ) in [(c["separatedBy"], c["text"]) for c in farther["candidates"]]
+    assert "The set of NUMA nodes 0,2 lost: its NUMA nodes are farther apart" in told(farther)
+    assert "NUMA nodes 0-1 won: they suit every resource." in told(farther)
+    assert "The set of NUMA nodes 2-3 lost: the strategy ranks it lower." in told(farther)
+    kubelet = Node(kubelet_ties=True).explain({"policy": "restricted"}, resources(2, 1))
+    assert kubelet["candidates"][0]["separatedBy"] == "id"
+    assert "NUMA node 1 lost: its NUMA nodes have higher numbers." in told(kubelet)
+
+
+def test_what_would_have_been_wider_or_lacked_something_says_so() -> None:
+    node = Node()
+    node.decide({"numamem": "2"}, resources(1, 15), name="a")
+    node.decide({"numamem": "1"}, resources(1, 15), name="b")
+    text = told(node.explain({"policy": "best-effort"}, resources(2, 4)))
+    assert "NUMA node 1 lost: it has only 1 of 16 GiB of memory free, and 4 GiB needed." in text
+    assert "lost: it is wider than an empty machine would need." in text
+
+
+def test_what_the_kernel_has_left_is_what_counts() -> None:
+    reading = Reading(memory={0: 512 << 20})
+    text = told(Node().explain(SINGLE, resources(2, 4), reading=reading))
+    assert "Free on NUMA node 0: 8 of 8 CPUs and 512 MiB of 16 GiB of memory (4 GiB needed)" in text
+
+
+def test_a_wider_place_than_ideal_is_called_that() -> None:
+    node = Node()
+    for n in range(4):
+        node.decide({"numacpu": f"{4 * n}-{4 * n + 3}"}, name=f"a{n}")
+    document = node.explain({"policy": "best-effort"}, resources(6, 1))
+    text = told(document)
+    assert document["outcome"] == explanation.WIDENED
+    assert "This is a wider place than ideal." in text
+    assert "On an empty machine one NUMA node would be enough; now it takes 2." in text
+    assert "won, though wider than ideal: cpu: 6 exclusive CPUs needed, at most 4 CPUs free" in text
+
+
+def test_idle_siblings_are_told() -> None:
+    text = told(Node().explain({**SINGLE, "smt": "isolate"}, resources(2)))
+    assert "CPUs 16-17 on the same cores stay idle, so that nothing else runs on its cores." in text
+
+
+def test_machines_of_many_numa_nodes_are_not_listed_to_the_end() -> None:
+    many = synthetic(sockets=4, numa_per_socket=4, cores_per_numa=4, memory_gib=16)
+    text = told(Node(many).explain(SINGLE, resources(2)))
+    assert "Free on NUMA node 7:" in text
+    assert "Free on NUMA node 8:" not in text
+    assert "And so on for 8 more NUMA nodes." in text
+    listed = told(Node(many).explain({"numacpu": "1"}))
+    assert "; and 8 more NUMA nodes." in listed
+
+
+def test_memory_that_is_left_alone_is_not_counted() -> None:
+    node = Node()
+    text = told(node.explain({"numacpu": "1", "bind": "cpu"}))
+    assert "It runs on CPU 1." in text
+    unread = node.explain({"numacpu": "2"}, name="b")
+    del unread["left"][0]["memoryBytes"]
+    assert "Free before it: NUMA node 0: 8 CPUs; NUMA node 1" in told(unread)
+
+
+# --- other resources, which come with devices and running containers -----------------------------
+
+
+def aligned(policy: Policy, *demands: Any, numa: int = 2) -> explanation.Document:
+    """Explain an alignment of demands as they are, without a container of that kind."""
+    alignment: Alignment = align(
+        demands, numa_ids=NUMASet(range(numa)), policy=policy, distance=FOUR.distance
+    )
+    decision = Node().decide({"policy": "restricted"}, resources(1))
+    assert isinstance(decision, Admitted)
+    trace = replace(decision.trace, alignment=alignment)
+    return explanation.of_allocation(decision.allocation, grounds(trace), "0")
+
+
+def test_devices_and_fixed_places_are_told_as_well() -> None:
+    gpus = DeviceDemand(
+        request=DeviceRequest(
+            resource="example.com/gpu",
+            count=1,
+            devices=(Device(id="a", numa_nodes=frozenset([1])), Device(id="b")),
+        )
+    )
+    text = told(aligned(Policy.RESTRICTED, gpus))
+    assert "example.com/gpu: 1 needed. One NUMA node is enough: NUMA node 1 has that." in text
+    assert "Free on NUMA node 0: 0 of 0 of example.com/gpu (1 needed)." in text
+    fixed = FixedHints("memory", (Hint(NUMASet([1]), True),))
+    assert "Memory: it has its place already, NUMA node 1." in told(
+        aligned(Policy.RESTRICTED, fixed)
+    )
+    nowhere = FixedHints("memory", ())
+    assert "Memory: no place suits." in told(aligned(Policy.BEST_EFFORT, nowhere))
+
+
+def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:
+    anywhere = ResourceDemand(resource="memory", need=0, capacity={0: 1, 1: 1}, available={})
+    impossible = ResourceDemand(
+        resource="cpu", need=9, capacity={0: 4, 1: 4}, available={0: 4, 1: 4}, unit="cpus"
+    )
+    text = told(aligned(Policy.BEST_EFFORT, anywhere, impossible))
+    assert "Memory: any NUMA node suits." in text
+    assert "CPUs: 9 CPUs needed, and all NUMA nodes together have 8 CPUs." in text
+    document = aligned(Policy.RESTRICTED, anywhere)
+    document["alignment"]["numaNodes"] = None
+    assert "NUMA nodes did not matter: every NUMA node suits." in told(document)
+
+
+def test_a_set_that_empty_machines_need_too_is_no_loss() -> None:
+    wide = ResourceDemand(
+        resource="cpu",
+        need=5,
+        capacity=dict.fromkeys(range(4), 2),
+        available=dict.fromkeys(range(4), 2),
+    )
+    tight = replace(wide, resource="memory", need=3, available={0: 1, 1: 1, 2: 1, 3: 0})
+    text = told(aligned(Policy.BEST_EFFORT, wide, tight, numa=4))
+    assert "Even an empty machine would need 3 NUMA nodes: any three of them." in text
+    assert "On an empty machine 2 NUMA nodes would be enough; now it takes 3." in text
+    assert "lost: it is narrower than the 3 NUMA nodes that the neediest resource" in text
+
+
+def test_separation_by_width_is_named() -> None:
+    """The winner is as wide as the neediest resource; narrower sets lost by their width."""
+    cpu = ResourceDemand(
+        resource="cpu", need=2, capacity={0: 2, 1: 2}, available={0: 1, 1: 1}, unit="cpus"
+    )
+    memory = ResourceDemand(
+        resource="memory", need=1, capacity={0: 2, 1: 2}, available={0: 1, 1: 0}
+    )
+    document = aligned(Policy.BEST_EFFORT, cpu, memory)
+    assert [c["separatedBy"] for c in document["candidates"]] == ["width"]
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def test_a_refusal_tells_rule_need_and_what_each_numa_node_had() -> None:
+    node = Node()
+    document = node.explain(SINGLE, resources(9, 4), name="big")
+    assert document["outcome"] == explanation.REFUSED
+    assert document["refusal"]["reason"] == "TopologyAffinityError"
+    assert document["refusal"]["rule"] == "policy single-numa-node admits one NUMA node only"
+    text = told(document)
+    assert text.startswith(
+        "Refused (TopologyAffinityError): cpu: 9 exclusive CPUs needed, more than the 8 CPUs of "
+        "any one NUMA node; it needs 9 exclusive CPUs and 4.0 GiB memory on one NUMA node "
+        "(policy single-numa-node); free: NUMA node 0: 8 CPUs, 16.0 GiB memory;"
+    ) or text.startswith("Refused (TopologyAffinityError): It needs")
+    assert "The rule: policy single-numa-node admits one NUMA node only." in text
+    assert "Free on NUMA node 3: 8 of 8 CPUs (9 CPUs needed) and 16 of 16 GiB of memory." in text
+    assert "Policy single-numa-node finds no place: cpu: 9 exclusive CPUs needed, more than" in text
+    cpu = document["resources"][0]
+    assert [(n["free"], n["capacity"], n["enough"]) for n in cpu["numaNodes"]] == [
+        (8, 8, False)
+    ] * 4
+    assert "The shared CPUs" not in text
+
+
+def test_a_refusal_after_numa_nodes_were_found_does_not_claim_a_winner() -> None:
+    document = Node().explain({**SINGLE, "smt": "full-core"}, resources(3, 1))
+    text = told(document)
+    assert document["refusal"]["reason"] == "SMTAlignmentError"
+    assert "cpu: 3 exclusive CPUs needed, whole cores have 2 CPUs each" in text
+    assert "NUMA node 0 would have won: it suits every resource." in text
+    assert "lost" not in text
+
+
+def test_annotations_that_cannot_be_read_are_the_whole_story() -> None:
+    document = Node().explain({"numacpu": "3-1"})
+    sentences = explain_text.sentences(document)
+    assert len(sentences) == 2
+    assert "numacpu is '3-1' (annotation numa.kubernetes.io/numacpu), expected" in sentences[0]
+    assert "annotations must be readable" in sentences[1]
+    assert (document["asked"], document["understood"], document["demand"]) == ([], False, None)
+
+
+def test_a_refusal_without_a_rule_still_reads_well() -> None:
+    decision = Node().decide(SINGLE, resources(9))
+    assert isinstance(decision, Refused)
+    document = explanation.of_refusal(
+        grounds(replace(decision.trace, rule="")), "Odd", "something is odd"
+    )
+    assert explain_text.sentences(document)[0] == "Refused (Odd): something is odd."
+    assert "The rule" not in told(document)
+
+
+def test_starting_untouched_after_a_failure_says_what_failed() -> None:
+    document = Node().explain({**SINGLE, "on-failure": "unpinned"}, resources(9), name="big")
+    text = told(document)
+    assert document["outcome"] == explanation.UNPINNED
+    assert "It could not be pinned as asked (TopologyAffinityError), and was started" in text
+    assert "cpu: 9 exclusive CPUs needed" in text  # without the pod's name a second time
+    assert text.count("pod default/big") == 0
+
+
+def test_the_widened_say_what_they_could_not_have() -> None:
+    document = Node().explain({**SINGLE, "on-failure": "widen"}, resources(9))
+    assert document["outcome"] == explanation.WIDENED
+    assert "On-failure: widen, so the narrowest set that works." in told(document)
+
+
+# --- later, and afterwards ------------------------------------------------------------------------
+
+
+def test_without_a_trace_what_it_has_is_still_told() -> None:
+    decision = Node().decide(SINGLE, resources(4, 8))
+    assert isinstance(decision, Admitted)
+    document = explanation.of_allocation(decision.allocation, None, "0-3")
+    text = explain_text.text(document)
+    assert "It runs on exclusive CPUs 0-3, with memory of NUMA node 0." in text
+    assert "How this came about is not known" in text
+    assert "group of CPUs" not in text
+    plain = Node().decide()
+    assert isinstance(plain, Admitted)
+    assert explain_text.sentences(explanation.of_allocation(plain.allocation, None, "")) == [
+        "It is not pinned: no annotation and no rule asks for a pin."
+    ]
+
+
+def test_what_happened_since_is_told_last() -> None:
+    document = Node().explain(SINGLE, resources(4, 8))
+    document["later"] = ["since then refused: too large"]
+    assert explain_text.sections(document)[-1] == ("Later", ["Since then refused: too large."])
+
+
+def test_a_resize_is_explained_by_what_it_did() -> None:
+    node = Node()
+    decision = node.decide(SINGLE, resources(4, 8))
+    assert isinstance(decision, Admitted)
+    of = pod("web", SINGLE)
+    outcome = resize(
+        node.machine, node.state, of, container(of, wants=resources(4, 8)), resources(6, 8)
+    )
+    assert not isinstance(outcome, Refused)
+    allocation = outcome.state.allocations["web-app"]
+    text = told(explanation.of_allocation(allocation, grounds(outcome.trace), str(allocation.cpus)))
+    assert "6 CPUs: its CPU limit" in text
+    assert "Keeps the 4 CPUs it had." in text
+
+
+# --- hostile and odd input ----------------------------------------------------------------------
+
+HOSTILE = "a\x1b[2J\nb\u202e\u2028"
+
+
+def test_hostile_names_are_shown_and_do_nothing() -> None:
+    of = replace(pod("x", SINGLE), name=HOSTILE, namespace=HOSTILE)
+    made = replace(container(of, wants=resources(9)), name=HOSTILE)
+    decision = admit.admit(Node().machine, NodeState(), of, made)
+    assert isinstance(decision, Refused)
+    text = explain_text.text(
+        explanation.of_refusal(grounds(decision.trace), decision.reason, decision.message)
+    )
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert "a\\x1b[2J\\nb\\u202e\\u2028" in text
+
+
+@pytest.mark.parametrize("width", [0, 40, 60, 80, 200])
+def test_no_line_is_wider_than_asked(width: int) -> None:
+    long = "1," * 400 + "1"
+    for asked in (SINGLE, {"numacpu": long, "numamem": "0"}, {"numacpu": "3-1" * 200}):
+        document = Node().explain(asked, resources(4, 8), name="p" * 253)
+        lines = explain_text.text(document, width).split("\n")
+        assert max(map(len, lines)) <= max(40, width)
+
+
+def test_values_of_any_length_are_cut() -> None:
+    long = ",".join(["1"] * 500)
+    assert "It asked for CPUs 1,1" in told(Node().explain({"numacpu": long}))
+    for asked in ({"numacpu": long}, {"numamem": "0" * 999}, {"numacpu": long + ",77"}):
+        document = Node().explain(asked)
+        assert max(map(len, explain_text.sentences(document))) < 400
+
+
+def test_explaining_changes_nothing() -> None:
+    node = Node()
+    decision = node.decide(SINGLE, resources(4, 8))
+    first = of_decision(node.machine, decision)
+    assert of_decision(node.machine, decision) == first
+    assert isinstance(decision, Admitted)
+    assert isinstance(decision.trace, Trace)
+    assert decision.allocation.kind is Kind.EXCLUSIVE
+
+
+def test_the_cpus_told_are_those_it_runs_on() -> None:
+    """A shared container's are those of the pool after the decision."""
+    node = Node()
+    node.decide(SINGLE, resources(4, 8), name="own")
+    document = node.explain({"policy": "best-effort"}, resources(0.5, 15), name="b")
+    assert CPUSet.parse(document["result"]["cpus"]).isdisjoint(node.state.owned)
+    assert "shared with others" in told(document)
+
+
+def test_pools_that_come_back_are_told() -> None:
+    """A repeated creation gives the old CPUs back before it takes new ones."""
+    node = Node()
+    node.decide(SINGLE, resources(4, 8))
+    document = node.explain(SINGLE, resources(2, 8))
+    assert document["pool"] == {"before": "4-31", "after": document["pool"]["after"]}
+    assert len(CPUSet.parse(document["pool"]["after"])) == 30

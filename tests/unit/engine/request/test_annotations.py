@@ -1,0 +1,649 @@
+"""What pods ask for: every good form is understood, every bad one is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from nri_numa.engine.request.annotations import (
+    KEYS,
+    NOTHING_REQUESTED,
+    Resolver,
+    check_level,
+    check_value,
+    quoted,
+    resolve,
+)
+from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.workload import (
+    HIGH,
+    LOW,
+    SMT,
+    Bind,
+    Container,
+    CPUMode,
+    DeviceUse,
+    Load,
+    OnFailure,
+    PodSandbox,
+    Policy,
+    QoSClass,
+    Requested,
+    Scope,
+)
+
+PREFIX = "numa.kubernetes.io"
+
+
+def asked(
+    annotations: Mapping[str, str],
+    settings: Settings | None = None,
+    *,
+    container: str = "main",
+    namespace: str = "shop",
+    labels: Mapping[str, str] | None = None,
+    qos: QoSClass = QoSClass.BURSTABLE,
+    runtime_handler: str = "",
+) -> Requested | Refusal:
+    pod = PodSandbox(
+        id="p1",
+        uid="u1",
+        namespace=namespace,
+        name="web",
+        labels=labels or {},
+        annotations=annotations,
+        qos=qos,
+        runtime_handler=runtime_handler,
+    )
+    settings, asking = settings or Settings(), Container(id="c1", pod_id="p1", name=container)
+    found = resolve(settings, pod, asking)
+    resolver = Resolver(settings)
+    # The second time from memory.
+    assert resolver(pod, asking) == resolver(pod, asking) == found
+    return found
+
+
+def good(
+    annotations: Mapping[str, str], settings: Settings | None = None, **more: str
+) -> Requested:
+    found = asked(annotations, settings, **more)  # type: ignore[arg-type]
+    assert isinstance(found, Requested), found.message
+    return found
+
+
+def ours(**keys: str) -> dict[str, str]:
+    return {f"{PREFIX}/{key.replace('_', '-')}": value for key, value in keys.items()}
+
+
+# --- good ones --------------------------------------------------------------------------------
+
+
+def test_a_pod_without_our_prefix_gets_the_very_same_empty_wishes() -> None:
+    assert (
+        asked({"kubernetes.io/config.source": "api", "other.io/policy": "?"}) is NOTHING_REQUESTED
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field", "expected"),
+    [
+        ("numacpu", "1,23", "numacpu", "1,23"),
+        ("numacpu", "0-3,8", "numacpu", "0-3,8"),
+        ("numamem", "0-1", "numamem", "0-1"),
+        ("bind", "none", "bind", Bind.NONE),
+        ("bind", "cpu", "bind", Bind.CPU),
+        ("bind", "cpu+mem", "bind", Bind.CPU_MEM),
+        ("policy", "none", "policy", Policy.NONE),
+        ("policy", "best-effort", "policy", Policy.BEST_EFFORT),
+        ("policy", "restricted", "policy", Policy.RESTRICTED),
+        ("policy", "single-numa-node", "policy", Policy.SINGLE_NUMA_NODE),
+        ("scope", "container", "scope", Scope.CONTAINER),
+        ("scope", "pod", "scope", Scope.POD),
+        ("cpus", "shared", "cpus", CPUMode.SHARED),
+        ("cpus", "exclusive", "cpus", CPUMode.EXCLUSIVE),
+        ("smt", "any", "smt", SMT.ANY),
+        ("smt", "spread", "smt", SMT.SPREAD),
+        ("smt", "full-core", "smt", SMT.FULL_CORE),
+        ("smt", "isolate", "smt", SMT.ISOLATE),
+        ("smt", "pair", "smt", SMT.PAIR),
+        ("load", "high", "load", HIGH),
+        ("load", "low", "load", LOW),
+        ("load", "09:00-18:00", "load", Load(((540, 1080),))),
+        ("on-failure", "reject", "on_failure", OnFailure.REJECT),
+        ("on-failure", "widen", "on_failure", OnFailure.WIDEN),
+        ("on-failure", "unpinned", "on_failure", OnFailure.UNPINNED),
+        ("devices", "align", "devices", DeviceUse.ALIGN),
+        ("devices", "ignore", "devices", DeviceUse.IGNORE),
+        ("mempolicy", "default", "mempolicy", MemoryPolicy.DEFAULT),
+        ("mempolicy", "local", "mempolicy", MemoryPolicy.LOCAL),
+        ("mempolicy", "preferred", "mempolicy", MemoryPolicy.PREFERRED),
+        ("mempolicy", "preferred-many", "mempolicy", MemoryPolicy.PREFERRED_MANY),
+        ("mempolicy", "bind", "mempolicy", MemoryPolicy.BIND),
+        ("mempolicy", "interleave", "mempolicy", MemoryPolicy.INTERLEAVE),
+        ("mempolicy", "weighted-interleave", "mempolicy", MemoryPolicy.WEIGHTED_INTERLEAVE),
+    ],
+)
+def test_every_value_of_every_key_is_understood(
+    key: str, value: str, field: str, expected: object
+) -> None:
+    requested = good({f"{PREFIX}/{key}": value})
+    assert getattr(requested, field) == expected
+    assert requested.given == {key}
+    assert requested.sources == {key: f"annotation {PREFIX}/{key}"}
+    assert check_value(key, value) is None
+
+
+def test_the_containers_own_annotation_beats_the_pods() -> None:
+    annotations = {f"{PREFIX}/policy": "restricted", f"{PREFIX}/policy.main": "best-effort"}
+    assert good(annotations).policy is Policy.BEST_EFFORT
+    assert good(annotations).sources == {"policy": f"annotation {PREFIX}/policy.main"}
+    assert good(annotations, container="sidecar").policy is Policy.RESTRICTED
+
+
+def test_the_values_of_another_containers_keys_are_not_this_containers_problem() -> None:
+    annotations = {f"{PREFIX}/numacpu.other": "rubbish", f"{PREFIX}/scope": "pod"}
+    assert good(annotations).scope is Scope.POD
+    assert isinstance(asked(annotations, container="other"), Refusal)
+
+
+@pytest.mark.parametrize("name", ["assigned", "assigned.main", "assigned.other"])
+def test_what_we_write_ourselves_is_not_read(name: str) -> None:
+    assert good({f"{PREFIX}/{name}": '{"cpus":"1"}'}) == Requested()
+
+
+def test_the_spelling_of_other_nri_plugins_means_the_same() -> None:
+    annotations = {
+        f"policy.{PREFIX}/pod": "restricted",
+        f"numacpu.{PREFIX}/container.main": "2-3",
+        f"assigned.{PREFIX}/pod": "ignored",
+    }
+    requested = good(annotations)
+    assert (requested.numacpu, requested.policy) == ("2-3", Policy.NONE)
+    assert requested.sources == {"numacpu": f"annotation numacpu.{PREFIX}/container.main"}
+    assert good(annotations, container="side").policy is Policy.RESTRICTED
+
+
+def test_the_same_value_in_both_spellings_is_fine() -> None:
+    annotations = {f"{PREFIX}/policy": "restricted", f"policy.{PREFIX}/pod": "restricted"}
+    assert good(annotations).policy is Policy.RESTRICTED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"my{PREFIX}/policy",  # another domain that ends like ours
+        f"backup.{PREFIX}/pod",  # a domain below ours, for something else
+        f"policy.{PREFIX}/rack",
+        f"x/y.{PREFIX}/pod",
+    ],
+)
+def test_foreign_annotations_are_left_alone(name: str) -> None:
+    assert good({name: "anything"}) == Requested()
+
+
+def test_the_prefix_can_be_changed() -> None:
+    settings = Settings(prefix="cpu.example.com")
+    annotations = {"cpu.example.com/policy": "restricted", f"{PREFIX}/policy": "rubbish"}
+    assert good(annotations, settings).policy is Policy.RESTRICTED
+
+
+# --- rules and defaults -----------------------------------------------------------------------
+
+
+def test_annotation_beats_rule_beats_default_key_by_key() -> None:
+    settings = Settings(
+        defaults={"policy": "best-effort", "smt": "any", "scope": "pod"},
+        rules=(
+            Rule(namespaces=("sh*",), values={"policy": "restricted", "smt": "isolate"}),
+            Rule(values={"policy": "single-numa-node", "on-failure": "widen"}),
+        ),
+    )
+    requested = good(ours(smt="full-core"), settings)
+    assert (requested.smt, requested.policy, requested.scope, requested.on_failure) == (
+        SMT.FULL_CORE,
+        Policy.RESTRICTED,
+        Scope.POD,
+        OnFailure.WIDEN,
+    )
+    assert requested.given == {"smt", "policy", "on-failure"}
+    assert requested.sources == {
+        "smt": f"annotation {PREFIX}/smt",
+        "policy": "rule 1",
+        "on-failure": "rule 2",
+        "scope": "default",
+    }
+
+
+def test_defaults_alone_give_nothing() -> None:
+    requested = good({}, Settings(defaults={"policy": "best-effort"}))
+    assert requested.policy is Policy.BEST_EFFORT
+    assert requested.given == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("rule", "matches"),
+    [
+        (Rule(), True),
+        (Rule(namespaces=("shop",)), True),
+        (Rule(namespaces=("kube-*", "s?op")), True),
+        (Rule(namespaces=("kube-*",)), False),
+        (Rule(labels={"tier": "db"}), True),
+        (Rule(labels={"tier": "db", "zone": "a"}), False),
+        (Rule(labels={"tier": "web"}), False),
+        (Rule(qos=(QoSClass.BURSTABLE,)), True),
+        (Rule(qos=(QoSClass.GUARANTEED,)), False),
+        (Rule(runtime_handlers=("kata",)), True),
+        (Rule(runtime_handlers=("runc",)), False),
+        (Rule(containers=("ma*",)), True),
+        (Rule(containers=("side*",)), False),
+        (Rule(namespaces=("shop",), containers=("side*",)), False),
+    ],
+)
+def test_a_rule_matches_when_all_its_conditions_do(rule: Rule, matches: bool) -> None:
+    named = Rule(
+        namespaces=rule.namespaces,
+        labels=rule.labels,
+        qos=rule.qos,
+        runtime_handlers=rule.runtime_handlers,
+        containers=rule.containers,
+        values={"scope": "pod"},
+    )
+    requested = asked({}, Settings(rules=(named,)), labels={"tier": "db"}, runtime_handler="kata")
+    assert isinstance(requested, Requested)
+    assert (requested.scope is Scope.POD) is matches
+
+
+def test_a_bad_rule_or_default_is_named_as_such() -> None:
+    bad_rule = asked({}, Settings(rules=(Rule(), Rule(values={"policy": "bets"}))))
+    assert isinstance(bad_rule, Refusal)
+    assert (bad_rule.source, bad_rule.key) == ("rule 2", "policy")
+    bad_default = asked({}, Settings(defaults={"polcy": "restricted"}))
+    assert isinstance(bad_default, Refusal)
+    assert bad_default.source == "default"
+    assert "did you mean policy?" in bad_default.message
+
+
+# --- bad values -------------------------------------------------------------------------------
+
+LIST = "kernel's format"
+NODES = "a list of NUMA nodes"
+POLICIES = "one of none, best-effort, restricted, single-numa-node"
+PEAK = "high, low, or daily peak hours between 00:00 and 24:00 such as 09:00-18:00"
+
+BAD_VALUES: list[tuple[str, str, str]] = [
+    # numacpu: the kernel's list format, nothing else
+    ("numacpu", "", "not an empty text"),
+    ("numacpu", " ", LIST),
+    ("numacpu", " 1", LIST),
+    ("numacpu", "1 ", LIST),
+    ("numacpu", "1, 2", LIST),
+    ("numacpu", "1 2", LIST),
+    ("numacpu", "1\n", LIST),
+    ("numacpu", "\t1", LIST),
+    ("numacpu", "1\x00", LIST),
+    ("numacpu", "3-1", "runs backwards"),
+    ("numacpu", "0-", LIST),
+    ("numacpu", "-1", LIST),
+    ("numacpu", "-", LIST),
+    ("numacpu", "0--3", LIST),
+    ("numacpu", "0-1-2", LIST),
+    ("numacpu", "0..3", LIST),
+    ("numacpu", "0:3", LIST),
+    ("numacpu", "0-3/2", LIST),
+    ("numacpu", "1,,2", "empty item"),
+    ("numacpu", ",1", "empty item"),
+    ("numacpu", "1,", "empty item"),
+    ("numacpu", ",", "empty item"),
+    ("numacpu", "1;2", LIST),
+    ("numacpu", "1|2", LIST),
+    ("numacpu", "0,22|1,23", LIST),
+    ("numacpu", "[1,2]", LIST),
+    ("numacpu", "{1}", LIST),
+    ("numacpu", '"1"', LIST),
+    ("numacpu", "'1'", LIST),
+    ("numacpu", "+1", LIST),
+    ("numacpu", "1.0", LIST),
+    ("numacpu", "1e3", LIST),
+    ("numacpu", "0x1", LIST),
+    ("numacpu", "0b1", LIST),
+    ("numacpu", "1_0", LIST),
+    ("numacpu", "all", LIST),
+    ("numacpu", "none", LIST),
+    ("numacpu", "null", LIST),
+    ("numacpu", "true", LIST),
+    ("numacpu", "*", LIST),
+    ("numacpu", "cpu0", LIST),
+    ("numacpu", "N", LIST),
+    ("numacpu", "²", LIST),
+    ("numacpu", "١", LIST),
+    ("numacpu", "１-３", LIST),
+    ("numacpu", "0–3", LIST),
+    ("numacpu", "0\u00a0", LIST),
+    ("numacpu", "8192", "above 8191"),
+    ("numacpu", "0-8192", "above 8191"),
+    ("numacpu", "0-4000000000", "above 8191"),
+    ("numacpu", "4294967296", "above 8191"),
+    ("numacpu", "18446744073709551616", "above 8191"),
+    ("numacpu", "9" * 4000, "above 8191"),
+    ("numacpu", "1," * 2000, "empty item"),
+    ("numacpu", "x" * 4000, LIST),
+    ("numacpu", "1," * 40000, "at most 4096 characters"),
+    ("numamem", "0," * 40000, "at most 4096 characters"),
+    ("load", "09:00-18:00," * 5000, "at most 2048 characters"),
+    # numamem
+    ("numamem", "", "not an empty text"),
+    ("numamem", " 0", NODES),
+    ("numamem", "0 ", NODES),
+    ("numamem", "1-0", "runs backwards"),
+    ("numamem", "0-", NODES),
+    ("numamem", "-1", NODES),
+    ("numamem", "0,,1", "empty item"),
+    ("numamem", "0,", "empty item"),
+    ("numamem", "node0", NODES),
+    ("numamem", "67257405440", "above 1023"),
+    ("numamem", "1024", "above 1023"),
+    ("numamem", "0-1024", "above 1023"),
+    ("numamem", "٠", NODES),
+    ("numamem", "4Gi", NODES),
+    ("numamem", "local", NODES),
+    # bind
+    ("bind", "", "one of none, cpu, cpu+mem"),
+    ("bind", "mem", "one of none, cpu, cpu+mem"),
+    ("bind", "memory", "one of none, cpu, cpu+mem"),
+    ("bind", "both", "one of none, cpu, cpu+mem"),
+    ("bind", "cpu,mem", "one of none, cpu, cpu+mem"),
+    ("bind", "mem+cpu", "one of none, cpu, cpu+mem"),
+    ("bind", "CPU", "did you mean cpu?"),
+    ("bind", "cpu ", "did you mean cpu?"),
+    ("bind", "true", "one of none, cpu, cpu+mem"),
+    # policy
+    ("policy", "", POLICIES),
+    ("policy", " ", POLICIES),
+    ("policy", "Restricted", "did you mean restricted?"),
+    ("policy", "restricted ", "did you mean restricted?"),
+    ("policy", "best_effort", "did you mean best-effort?"),
+    ("policy", "besteffort", "did you mean best-effort?"),
+    ("policy", "single-numa", "did you mean single-numa-node?"),
+    ("policy", "single", POLICIES),
+    ("policy", "static", POLICIES),
+    ("policy", "none,restricted", POLICIES),
+    ("policy", "р" * 300, POLICIES),
+    # scope
+    ("scope", "", "one of container, pod"),
+    ("scope", "Pod", "did you mean pod?"),
+    ("scope", "pods", "did you mean pod?"),
+    ("scope", "node", "one of container, pod"),
+    ("scope", "containers", "did you mean container?"),
+    # cpus
+    ("cpus", "", "one of shared, exclusive"),
+    ("cpus", "4", "one of shared, exclusive"),
+    ("cpus", "dedicated", "one of shared, exclusive"),
+    ("cpus", "Exclusive", "did you mean exclusive?"),
+    ("cpus", "exclusively", "did you mean exclusive?"),
+    # smt
+    ("smt", "", "one of any, spread, full-core, isolate, pair"),
+    ("smt", "off", "one of any, spread"),
+    ("smt", "full_core", "did you mean full-core?"),
+    ("smt", "fullcore", "did you mean full-core?"),
+    ("smt", "isolated", "did you mean isolate?"),
+    ("smt", "paired", "did you mean pair?"),
+    # load
+    ("load", "", PEAK),
+    ("load", "medium", PEAK),
+    ("load", "HIGH", PEAK),
+    ("load", "high,low", PEAK),
+    ("load", "0.9", PEAK),
+    ("load", "9:00-18:00", PEAK),
+    ("load", "09:00", PEAK),
+    ("load", "09:00-", PEAK),
+    ("load", "09:00 - 18:00", PEAK),
+    ("load", "09:00-18:00,", PEAK),
+    ("load", "09.00-18.00", PEAK),
+    ("load", "0900-1800", PEAK),
+    ("load", "09:60-18:00", PEAK),
+    ("load", "25:00-26:00", PEAK),
+    ("load", "09:00-24:01", PEAK),
+    ("load", "24:00-01:00", PEAK),
+    ("load", "09:00-09:00", PEAK),
+    ("load", "٠٩:00-18:00", PEAK),
+    # on-failure
+    ("on-failure", "", "one of reject, widen, unpinned"),
+    ("on-failure", "fail", "one of reject, widen, unpinned"),
+    ("on-failure", "ignore", "one of reject, widen, unpinned"),
+    ("on-failure", "unpin", "did you mean unpinned?"),
+    ("on-failure", "Reject", "did you mean reject?"),
+    # devices
+    ("devices", "", "one of align, ignore"),
+    ("devices", "none", "one of align, ignore"),
+    ("devices", "Ignore", "did you mean ignore?"),
+    # mempolicy
+    ("mempolicy", "", "one of default, local, preferred"),
+    ("mempolicy", "MPOL_BIND", "one of default, local, preferred"),
+    ("mempolicy", "Bind", "did you mean bind?"),
+    ("mempolicy", "interleaved", "did you mean interleave?"),
+    ("mempolicy", "bind:0", "did you mean bind?"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expectation"), BAD_VALUES)
+def test_a_bad_value_is_refused_by_name(key: str, value: str, expectation: str) -> None:
+    for name in (key, f"{key}.main"):
+        bad = asked({f"{PREFIX}/{name}": value})
+        assert isinstance(bad, Refusal), bad
+        assert (bad.key, bad.value) == (key, value)
+        assert bad.message.startswith(f"pod shop/web, container main: {key} is ")
+        assert quoted(value) in bad.message
+        assert f"(annotation {PREFIX}/{name})" in bad.message
+        assert ", expected " in bad.message
+        assert expectation in bad.message
+        assert len(bad.message) < 600
+        assert bad.message.isprintable()
+    problem = check_value(key, value)
+    assert problem is not None
+    assert quoted(value) in problem
+    assert expectation in problem
+
+
+def test_the_table_of_bad_values_is_long_enough_and_covers_every_key() -> None:
+    assert len(set(BAD_VALUES)) == len(BAD_VALUES) >= 100
+    assert {key for key, _, _ in BAD_VALUES} == set(KEYS)
+
+
+UNKNOWN_KEYS = [
+    ("polcy", "did you mean policy?"),
+    ("Policy", "did you mean policy?"),
+    ("numa-cpu", "did you mean numacpu?"),
+    ("numacpus", "did you mean numacpu?"),
+    ("numa_mem", "did you mean numamem?"),
+    ("cpu", "did you mean cpus?"),
+    ("on_failure", "did you mean on-failure?"),
+    ("onFailure", "did you mean on-failure?"),
+    ("", "one of the keys numacpu,"),
+    ("memory", "one of the keys numacpu,"),
+    ("ассigned", "one of the keys numacpu,"),
+    ("x" * 300, "one of the keys numacpu,"),
+]
+
+
+@pytest.mark.parametrize(("key", "expectation"), UNKNOWN_KEYS)
+@pytest.mark.parametrize("suffix", ["", ".main", ".another"])
+def test_an_unknown_key_under_our_prefix_is_refused_for_every_container(
+    key: str, expectation: str, suffix: str
+) -> None:
+    bad = asked({f"{PREFIX}/{key}{suffix}": "v1"})
+    assert isinstance(bad, Refusal)
+    assert (bad.key, bad.value) == (key, "v1")
+    for part in ("shop/web", "main", f"{PREFIX}/{key}{suffix}", "'v1'", expectation):
+        assert part in bad.message
+
+
+def test_an_almost_known_key_in_the_other_spelling_is_refused_too() -> None:
+    bad = asked({f"polcy.{PREFIX}/pod": "restricted"})
+    assert isinstance(bad, Refusal)
+    assert "did you mean policy?" in bad.message
+
+
+@pytest.mark.parametrize("name", [f"{PREFIX}/policy.", f"policy.{PREFIX}/container."])
+def test_a_key_for_a_container_without_name_is_refused(name: str) -> None:
+    bad = asked({name: "restricted"})
+    assert isinstance(bad, Refusal)
+    assert f"{PREFIX}/policy.CONTAINER" in bad.message
+
+
+def test_two_spellings_with_two_values_are_refused() -> None:
+    bad = asked({f"{PREFIX}/policy": "restricted", f"policy.{PREFIX}/pod": "none"})
+    assert isinstance(bad, Refusal)
+    assert "expected the same as 'restricted' (annotation " in bad.message
+
+
+def test_a_bad_pod_value_is_refused_even_where_the_container_has_its_own() -> None:
+    bad = asked({f"{PREFIX}/policy": "bad", f"{PREFIX}/policy.main": "none"})
+    assert isinstance(bad, Refusal)
+    assert bad.value == "bad"
+
+
+def test_of_several_mistakes_the_first_by_name_is_told_whatever_their_order() -> None:
+    first = asked({f"{PREFIX}/smt": "bad", f"{PREFIX}/bind": "bad"})
+    second = asked({f"{PREFIX}/bind": "bad", f"{PREFIX}/smt": "bad"})
+    assert first == second
+    assert isinstance(first, Refusal)
+    assert first.key == "bind"
+
+
+# --- contradictions ---------------------------------------------------------------------------
+
+CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
+    ({"numacpu": "0-3", "bind": "none"}, "numacpu", "bind"),
+    ({"numamem": "0", "bind": "none"}, "numamem", "bind"),
+    ({"numamem": "0", "bind": "cpu"}, "numamem", "bind"),
+    ({"policy": "best-effort", "bind": "none"}, "policy", "bind"),
+    ({"policy": "restricted", "bind": "none"}, "policy", "bind"),
+    ({"policy": "single-numa-node", "bind": "none"}, "policy", "bind"),
+    ({"cpus": "exclusive", "bind": "none"}, "cpus", "bind"),
+    ({"smt": "full-core", "bind": "none"}, "smt", "bind"),
+    ({"smt": "isolate", "bind": "none"}, "smt", "bind"),
+    ({"numacpu": "0-3", "policy": "best-effort"}, "numacpu", "policy"),
+    ({"numacpu": "0-3", "policy": "restricted"}, "numacpu", "policy"),
+    ({"numacpu": "0-3", "policy": "single-numa-node"}, "numacpu", "policy"),
+    ({"numacpu": "0-3", "smt": "full-core"}, "numacpu", "smt"),
+    ({"numacpu": "0-3", "smt": "isolate"}, "numacpu", "smt"),
+    ({"numacpu": "0-3", "on-failure": "widen"}, "numacpu", "on-failure"),
+    ({"numamem": "0", "on-failure": "widen"}, "numamem", "on-failure"),
+    ({"smt": "full-core", "cpus": "shared"}, "smt", "cpus"),
+    ({"smt": "isolate", "cpus": "shared"}, "smt", "cpus"),
+]
+
+
+@pytest.mark.parametrize(("keys", "first", "second"), CONTRADICTIONS)
+def test_contradicting_keys_of_one_level_are_refused(
+    keys: dict[str, str], first: str, second: str
+) -> None:
+    for suffix in ("", ".main"):
+        bad = asked({f"{PREFIX}/{key}{suffix}": value for key, value in keys.items()})
+        assert isinstance(bad, Refusal), keys
+        assert {bad.key, *(k for k in (first, second) if f"no {k} " in bad.message)} == set(keys)
+        for part in (
+            "shop/web",
+            "container main",
+            *(quoted(value) for value in keys.values()),
+            *(f"{PREFIX}/{key}{suffix}" for key in keys),
+            "next to it, because",
+        ):
+            assert part in bad.message
+    assert len(check_level(keys)) == 1
+
+
+@pytest.mark.parametrize(("keys", "first", "second"), CONTRADICTIONS)
+def test_between_levels_the_stronger_one_wins_and_the_weaker_key_is_not_heard(
+    keys: dict[str, str], first: str, second: str
+) -> None:
+    for strong, weak in ((first, second), (second, first)):
+        requested = good({f"{PREFIX}/{strong}.main": keys[strong], f"{PREFIX}/{weak}": keys[weak]})
+        assert requested.given == {strong}
+        requested = good(ours(**{strong: keys[strong]}), Settings(defaults={weak: keys[weak]}))
+        assert set(requested.sources) == {strong}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"numacpu": "0-3", "numamem": "1"},
+        {"numacpu": "0-3", "bind": "cpu"},
+        {"numacpu": "0-3", "policy": "none"},
+        {"numacpu": "0-3", "cpus": "exclusive"},
+        {"numacpu": "0-3", "cpus": "shared"},
+        {"numacpu": "0-3", "smt": "spread"},
+        {"numacpu": "0-3", "load": "high"},
+        {"numacpu": "0-3", "on-failure": "unpinned"},
+        {"numamem": "2", "policy": "restricted"},
+        {"bind": "none", "policy": "none"},
+        {"bind": "none", "cpus": "shared"},
+        {"bind": "cpu", "policy": "restricted"},
+        {"cpus": "exclusive", "policy": "none"},
+        {"cpus": "shared", "policy": "restricted"},
+        {"cpus": "shared", "smt": "pair"},
+        {"smt": "pair"},
+        {"scope": "pod"},
+        {"load": "low"},
+    ],
+)
+def test_what_looks_odd_but_makes_sense_is_let_through(keys: dict[str, str]) -> None:
+    requested = good({f"{PREFIX}/{key}": value for key, value in keys.items()})
+    assert requested.given == set(keys)
+    assert check_level(keys) == []
+
+
+def test_a_silenced_value_gives_way_to_the_next_weaker_one() -> None:
+    settings = Settings(defaults={"bind": "cpu"})
+    annotations = {f"{PREFIX}/policy.main": "restricted", f"{PREFIX}/bind": "none"}
+    requested = good(annotations, settings)
+    assert (requested.policy, requested.bind) == (Policy.RESTRICTED, Bind.CPU)
+    assert requested.sources["bind"] == "default"
+
+
+def test_a_contradiction_that_a_stronger_level_resolves_is_none() -> None:
+    annotations = ours(numacpu="0-3", policy="restricted") | {f"{PREFIX}/policy.main": "none"}
+    requested = good(annotations)
+    assert (requested.numacpu, requested.policy) == ("0-3", Policy.NONE)
+    assert isinstance(asked(annotations, container="other"), Refusal)
+
+
+def test_the_problems_of_a_level_are_all_listed() -> None:
+    problems = check_level({"policy": "x", "smt": "spread", "bind": "y", "nope": "z"})
+    assert [problem.split(":")[0] for problem in problems] == ["policy", "bind", "nope"]
+
+
+def test_a_resolver_tells_requests_apart_however_many_it_has_seen() -> None:
+    rules = (
+        Rule(namespaces=("shop",), values={"policy": "restricted"}),
+        Rule(labels={"app": "db"}, values={"smt": "isolate"}),
+    )
+    settings = Settings(rules=rules)
+    resolver = Resolver(settings)
+    for n in range(600):
+        pod = PodSandbox(
+            id="p",
+            uid="u",
+            namespace="shop" if n % 2 else "bank",
+            name=f"web-{n}",
+            labels={"app": "db"} if n % 3 else {},
+            annotations={f"{PREFIX}/numacpu": str(n % 300)} if n % 5 else {},
+        )
+        asking = Container(id="c", pod_id="p", name="main" if n % 7 else "side")
+        assert resolver(pod, asking) == resolve(settings, pod, asking)
+
+
+def test_a_resolver_does_not_hoard_long_values() -> None:
+    resolver = Resolver(Settings())
+    text = ",".join(map(str, range(300)))
+    pod = PodSandbox(
+        id="p", uid="u", namespace="n", name="w", annotations={f"{PREFIX}/numacpu": text}
+    )
+    asking = Container(id="c", pod_id="p", name="main")
+    found = resolver(pod, asking)
+    assert isinstance(found, Requested)
+    assert found.numacpu == text
+    assert resolver(pod, asking) is not found

@@ -1,0 +1,244 @@
+"""Corrections: what counts as drift, what is written, and that any interruption is harmless."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.drift import plan_corrections
+from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.machine.observed import Observed
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import World, container, pod, resources
+
+TOPOLOGY = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)  # 0-3, 4-7
+
+
+def seen(cpus: str = "", mems: str = "", effective: str = "", effective_mems: str = "") -> Observed:
+    """A cgroup of version 2 unless the effective sets are given: everything where empty."""
+    return Observed(
+        cpus=CPUSet.parse(cpus),
+        mems=NUMASet.parse(mems),
+        effective_cpus=CPUSet.parse(effective or cpus or "0-7"),
+        effective_mems=NUMASet.parse(effective_mems or mems or "0-1"),
+    )
+
+
+def node(*, owner: bool = True) -> World:
+    """An unbound, a listed and a sharing container, and one that owns two CPUs."""
+    world = World(TOPOLOGY)
+    world.synchronize()
+    world.place(pod("free", qos=QoSClass.BEST_EFFORT))
+    world.place(pod("listed", {"numacpu": "1", "numamem": "0"}))
+    shared = pod("shared", {"policy": "best-effort", "cpus": "shared"}, qos=QoSClass.BURSTABLE)
+    world.place(shared, container(shared, wants=resources(0.5, 1)))
+    if owner:
+        own = pod("owner", {"policy": "single-numa-node"})
+        world.place(own, container(own, wants=resources(2, 1)))
+    return world
+
+
+def as_meant(world: World) -> dict[str, Observed]:
+    """What the cgroups say when nobody touched them."""
+    return {i: seen(*world.has(i)) for i in world.live}
+
+
+def plan(world: World, observed: dict[str, Observed]) -> tuple[tuple[str, str, str, bool], ...]:
+    corrections = plan_corrections(
+        world.agent.machine, world.agent.state, observed, world.agent.narrowed_at
+    )
+    return tuple((c.container_id, str(c.cpus), str(c.mems), c.blocked) for c in corrections)
+
+
+def test_what_is_as_meant_needs_nothing() -> None:
+    world = node()
+    assert plan(world, as_meant(world)) == ()
+
+
+def test_a_rewritten_cpuset_is_written_back_and_only_the_file_that_differs() -> None:
+    world = node()
+    observed = {**as_meant(world), "listed-app": seen("0-7", "0")}
+    assert plan(world, observed) == (("listed-app", "1", "", False),)
+    observed["listed-app"] = seen("1", "1")
+    assert plan(world, observed) == (("listed-app", "", "0", False),)
+    observed["listed-app"] = seen("", "")
+    (correction,) = plan_corrections(world.agent.machine, world.agent.state, observed)
+    assert correction.found == "cpuset.cpus is empty, meant 1; cpuset.mems is empty, meant 0"
+    assert correction.name == "default/listed/app"
+    assert (str(correction.meant_cpus), str(correction.meant_mems)) == ("1", "0")
+    update = correction.update
+    assert (update.container_id, update.cpus, update.mems) == ("listed-app", "1", "0")
+    assert update.ignore_failure, "a container that exits meanwhile fails nobody else's repair"
+
+
+def test_whoever_runs_on_owned_cpus_comes_first_then_owners_then_by_id() -> None:
+    world = node()
+    owned = world.cpus("owner-app")
+    assert len(owned) == 2
+    observed = {
+        "listed-app": seen("2", "0"),
+        "owner-app": seen("0", "0"),
+        "shared-app": seen("0-7"),
+        "free-app": seen("0-7"),
+    }
+    order = [c[0] for c in plan(world, observed)]
+    assert order[:2] == ["free-app", "shared-app"]
+    assert order[2] == "owner-app"
+    assert order[3] == "listed-app"
+
+
+def test_an_owner_is_not_disturbed_by_its_own_cpus_and_idle_siblings() -> None:
+    smt = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=2)
+    world = World(smt)
+    own = pod("owner", {"cpus": "exclusive", "smt": "isolate"})
+    world.place(own, container(own, wants=resources(2)))
+    allocation = world.agent.state.allocations["owner-app"]
+    everything = str(allocation.cpus | allocation.idle)
+    (correction,) = plan_corrections(
+        world.agent.machine, world.agent.state, {"owner-app": seen(everything)}
+    )
+    assert correction.rank == 1
+    assert correction.cpus == allocation.cpus
+
+
+def test_a_cgroup_above_that_takes_cpus_or_memory_is_reported_and_not_fought() -> None:
+    world = node()
+    listed = seen("1", "0", effective="3", effective_mems="1")
+    (correction,) = plan_corrections(world.agent.machine, world.agent.state, {"listed-app": listed})
+    assert correction.blocked
+    assert correction.update.empty
+    assert correction.found == (
+        "cpuset.cpus is 1 as meant, but a cgroup above leaves 3 of it; "
+        "cpuset.mems is 0 as meant, but a cgroup above leaves 1 of it"
+    )
+
+
+def test_the_cgroup_above_is_named_where_it_is_known() -> None:
+    world = node()
+    listed = replace(seen("1", "0", effective="3"), above="kubepods.slice has 3")
+    (correction,) = plan_corrections(world.agent.machine, world.agent.state, {"listed-app": listed})
+    assert correction.found == (
+        "cpuset.cpus is 1 as meant, but a cgroup above leaves 3 of it (kubepods.slice has 3)"
+    )
+
+
+def test_what_can_be_repaired_is_repaired_beside_what_cannot() -> None:
+    world = node()
+    observed = {"listed-app": seen("1", "1", effective="3")}
+    assert plan(world, observed) == (("listed-app", "", "0", False),)
+
+
+def test_cpus_that_are_offline_in_a_list_are_no_drift() -> None:
+    """The kernel keeps them in cpuset.cpus of version 2, and out of the effective set."""
+    world = World(TOPOLOGY)
+    world.place(pod("listed", {"numacpu": "1,5"}))
+    smaller = synthetic(
+        sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, offline=CPUSet.parse("5")
+    )
+    world.agent.retopology(Machine(topology=smaller, settings=world.settings))
+    assert plan(world, {"listed-app": seen("1,5", effective="1")}) == ()
+
+
+def test_an_unbound_container_is_left_alone_unless_we_narrowed_it() -> None:
+    world = node(owner=False)
+    assert plan(world, {"free-app": seen("2-3")}) == (), "nobody asked us anything"
+    assert plan(world, {"free-app": seen("")}) == ()
+    own = pod("owner", {"cpus": "exclusive"})
+    world.place(own, container(own, wants=resources(2)))
+    narrow = world.has("free-app")[0]
+    world.stop("owner-app")
+    # The update that widened it again may have been lost.
+    assert plan(world, {"free-app": seen(narrow)}) == (("free-app", "0-7", "", False),)
+    assert plan(world, {"free-app": seen("")}) == ()
+    late = pod("late", qos=QoSClass.BEST_EFFORT)
+    world.place(late)
+    machine, state = world.agent.machine, world.agent.state
+    since = state.allocations["late-app"].since
+    corrections = plan_corrections(machine, state, {"late-app": seen("2-3")}, since - 1)
+    assert corrections == (), "it never knew the narrow pool"
+
+
+def test_an_unbound_container_on_owned_cpus_is_moved_off_them() -> None:
+    world = node()
+    pool = world.has("free-app")[0]
+    assert plan(world, {"free-app": seen("")}) == (("free-app", pool, "", False),)
+
+
+def test_strangers_and_foreign_containers_are_nobodys_business() -> None:
+    world = node()
+    foreign = pod("foreign")
+    world.place(foreign, container(foreign, wants=Resources(cpus="0-1")))
+    assert plan(world, {"foreign-app": seen("5"), "unknown": seen("5")}) == ()
+
+
+def test_a_memory_node_that_went_away_is_no_drift() -> None:
+    world = World(TOPOLOGY)
+    world.place(pod("listed", {"numacpu": "1", "numamem": "1"}))
+    one = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
+    world.agent.retopology(Machine(topology=one, settings=world.settings))
+    assert plan(world, {"listed-app": seen("1", "0")}) == ()
+
+
+lists = st.sampled_from(["", "0-7", "0", "1", "4-7", "2-3", "7"])
+mems = st.sampled_from(["", "0", "1", "0-1"])
+
+
+@given(st.lists(st.tuples(lists, mems), min_size=4, max_size=4), st.data())
+def test_a_plan_cut_off_anywhere_converges(
+    drift: list[tuple[str, str]], data: st.DataObject
+) -> None:
+    """Apply any part of a plan, look again, plan again: each look needs less, until nothing."""
+    world = node()
+    owned = {i: a.cpus for i, a in world.agent.state.allocations.items() if a.owned}
+    real = {
+        i: seen(cpus, memory) for i, (cpus, memory) in zip(sorted(world.live), drift, strict=True)
+    }
+
+    def intruders() -> set[tuple[str, str]]:
+        return {
+            (i, other)
+            for i, observed in real.items()
+            for other, cpus in owned.items()
+            if i != other and observed.effective_cpus & cpus
+        }
+
+    rounds = 0
+    left = len(real) + 1
+    while True:
+        corrections = plan_corrections(world.agent.machine, world.agent.state, real)
+        if not corrections:
+            break
+        assert len(corrections) < left or rounds == 0
+        left = len(corrections)
+        rounds += 1
+        cut = data.draw(st.integers(1, len(corrections)))
+        for correction in corrections[:cut]:
+            disturbed = intruders()
+            was = real[correction.container_id]
+            real[correction.container_id] = seen(
+                str(correction.cpus) or str(was.cpus), str(correction.mems) or str(was.mems)
+            )
+            assert intruders() <= disturbed, "a correction put somebody onto owned CPUs"
+    assert rounds <= 4
+    assert not intruders()
+    for container_id, observed in real.items():
+        cpus, memory = world.has(container_id)
+        assert observed.effective_cpus == CPUSet.parse(cpus or "0-7")
+        if memory:
+            assert observed.effective_mems == NUMASet.parse(memory)
+
+
+def test_only_a_quota_that_was_lifted_is_lifted_again() -> None:
+    world = node()
+    meant = as_meant(world)
+    limited = {i: replace(one, quota=200_000) for i, one in meant.items()}
+    (correction,) = plan_corrections(world.agent.machine, world.agent.state, limited)
+    assert (correction.container_id, correction.update.cpu_quota) == ("owner-app", -1)
+    assert (correction.cpus, correction.mems, correction.blocked) == (NO_CPUS, NO_NUMA_NODES, False)
+    for none in (None, -1, 0):
+        free = {i: replace(one, quota=none) for i, one in meant.items()}
+        assert plan_corrections(world.agent.machine, world.agent.state, free) == ()

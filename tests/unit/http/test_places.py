@@ -1,0 +1,75 @@
+"""Who may stay connected, and who makes room: places as plain values, on a clock of the test's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nri_numa.http.places import GRACE, ConnectionPlace, ConnectionPlaces
+
+
+@dataclass
+class Door:
+    """ConnectionPlaces for four and a reserve of two; remembers whose connection was closed."""
+
+    now: float = 100.0
+    closed: list[str] = field(default_factory=list)
+    places: ConnectionPlaces = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = ConnectionPlaces(4, 2, lambda: self.now)
+
+    def come(self, name: str, client: str = "a") -> ConnectionPlace:
+        place = self.places.take(client)
+        place.close = lambda: self.closed.append(name)
+        return place
+
+
+def test_everybody_gets_a_place_while_there_is_one() -> None:
+    door = Door()
+    made = [door.come(str(n)) for n in range(4)]
+    assert not any(place.reserve for place in made)
+    assert door.places.pause() == 0
+    made[1].idle_since = None
+    door.places.leave(made[1])
+    door.places.leave(made[1])  # once more does no harm
+    assert not door.come("again").reserve
+    assert (len(door.places), door.closed) == (4, [])
+
+
+def test_who_waits_longest_between_two_requests_makes_room() -> None:
+    door = Door()
+    made = [door.come(str(n)) for n in range(4)]
+    made[1].idle_since, made[3].idle_since = 7.0, 5.0
+    assert not door.come("new").reserve
+    assert door.closed == ["3"]
+
+
+def test_a_client_with_more_than_its_share_makes_room_for_another() -> None:
+    """And nobody does for a client that has as many already."""
+    door = Door()
+    for n in range(3):
+        door.come(f"greedy-{n}", "a")
+    door.come("other-0", "b")
+    assert not door.come("other-1", "b").reserve
+    assert door.closed == ["greedy-0"]
+    assert door.come("other-2", "b").reserve
+    assert door.come("greedy-3", "a").reserve
+    assert door.closed == ["greedy-0"]
+
+
+def test_the_reserve_hears_the_latest_and_each_for_a_moment_at_least() -> None:
+    door = Door()
+    for n in range(4):
+        door.come(str(n))
+    first = door.come("r0")
+    assert first.reserve
+    assert door.places.pause() == 0
+    door.now += GRACE / 4
+    door.come("r1")
+    assert 0 < door.places.pause() < GRACE
+    door.now += GRACE
+    assert door.places.pause() == 0
+    assert door.come("r2").reserve
+    assert door.closed == ["r0"]
+    door.places.close()
+    assert (len(door.places), door.closed[1:]) == (0, ["0", "1", "2", "3", "r1", "r2"])

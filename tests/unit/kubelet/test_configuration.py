@@ -1,0 +1,321 @@
+"""The kubelet's configuration: file, drop-ins, flags; found, merged, and put beside ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_numa import config as configuration
+from nri_numa.config import AgentConfig
+from nri_numa.config.layers import Gathered, build
+from nri_numa.engine.cpus.index import index
+from nri_numa.engine.values.settings import Settings
+from nri_numa.kubelet.adoption import Adopted, adopt
+from nri_numa.kubelet.configuration import Flags, KubeletFacts, command_line, facts, merged
+from nri_numa.kubelet.configuration_files import Found, read
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import Topology
+from tests.machines import named as machines
+
+HEAD = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+GIB = 1 << 30
+
+
+def document(**keys: Any) -> dict[str, Any]:
+    return {**HEAD, **keys}
+
+
+# --- merging and reading --------------------------------------------------------------------------
+
+
+def test_drop_ins_are_merge_patches() -> None:
+    """Lists are replaced, maps are merged, null removes."""
+    base = document(
+        systemReserved={"cpu": "1", "memory": "1Gi"},
+        reservedMemory=[{"numaNode": 0, "limits": {"memory": "1Gi"}}],
+        reservedSystemCPUs="0",
+        cpuManagerPolicyOptions={"full-pcpus-only": "true"},
+    )
+    drop_in = document(
+        systemReserved={"cpu": "2"},
+        reservedMemory=[{"numaNode": 1, "limits": {"memory": "2Gi"}}],
+        reservedSystemCPUs=None,
+        cpuManagerPolicyOptions={"align-by-socket": "true"},
+    )
+    whole, problems = merged([("a", base), ("b", drop_in)])
+    assert problems == ()
+    assert whole["systemReserved"] == {"cpu": "2", "memory": "1Gi"}
+    assert whole["reservedMemory"] == [{"numaNode": 1, "limits": {"memory": "2Gi"}}]
+    assert "reservedSystemCPUs" not in whole
+    assert set(whole["cpuManagerPolicyOptions"]) == {"full-pcpus-only", "align-by-socket"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "b: is empty, expected a KubeletConfiguration"),
+        ([], "b: is a list"),
+        ({}, "b: apiVersion is missing"),
+        ({**HEAD, "kind": "Pod"}, "b: kind is 'Pod', expected KubeletConfiguration"),
+    ],
+)
+def test_what_is_no_configuration_is_left_out_and_told(content: object, words: str) -> None:
+    whole, (problem,) = merged([("a", document(reservedSystemCPUs="0")), ("b", content)])
+    assert words in problem
+    assert whole["reservedSystemCPUs"] == "0"
+
+
+def test_facts_have_the_kubelets_defaults() -> None:
+    assert facts({}, {}) == KubeletFacts()
+
+
+def test_facts_of_a_whole_document() -> None:
+    found = facts(
+        document(
+            cpuManagerPolicy="static",
+            cpuManagerPolicyOptions={"strict-cpu-reservation": "true"},
+            memoryManagerPolicy="Static",
+            topologyManagerPolicy="single-numa-node",
+            topologyManagerScope="pod",
+            reservedSystemCPUs="0,4",
+            systemReserved={"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "1Gi"},
+            kubeReserved={"cpu": 1, "memory": "512Mi"},
+            reservedMemory=[{"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-2Mi": "4Mi"}}],
+        ),
+        {},
+    )
+    assert (found.cpu_policy, found.memory_policy) == ("static", "Static")
+    assert (found.topology_policy, found.topology_scope) == ("single-numa-node", "pod")
+    assert found.cpu_options == {"strict-cpu-reservation": "true"}
+    assert str(found.reserved_cpus) == "0,4"
+    assert (found.reserved_milli, found.reserved_bytes) == (1500, 3 * GIB // 2)
+    assert found.reserved_memory == {0: {0: GIB, 2 << 20: 4 << 20}}
+    assert found.problems == ()
+
+
+def test_flags_beat_the_file() -> None:
+    words = [
+        "/usr/bin/kubelet", "--config=/etc/k.yaml", "--config-dir", "/etc/k.d", "-v", "--v=2",
+        "--reserved-cpus=1", "--system-reserved=cpu=2,memory=1Gi", "--root-dir", "/data",
+        "--cpu-manager-policy=static", "--cpu-manager-policy-options=full-pcpus-only=true",
+        "--reserved-memory", "0:memory=1Gi,hugepages-2Mi=2Mi;1:memory=2Gi", "stray", "--last",
+    ]  # fmt: skip
+    flags = command_line(words)
+    assert (flags.config, flags.config_dir, flags.root_dir) == ("/etc/k.yaml", "/etc/k.d", "/data")
+    found = facts(document(reservedSystemCPUs="0", systemReserved={"cpu": "1"}), flags.values)
+    assert (str(found.reserved_cpus), found.reserved_milli) == ("1", 2000)
+    assert found.cpu_options == {"full-pcpus-only": "true"}
+    assert found.reserved_memory == {0: {0: GIB, 2 << 20: 2 << 20}, 1: {0: 2 * GIB}}
+    assert command_line([]) == Flags()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"reservedSystemCPUs": "1-"}, "reservedSystemCPUs: '1-'"),
+        ({"systemReserved": "all"}, "systemReserved: is a str, expected names and values"),
+        ({"kubeReserved": {"cpu": "many"}}, "kubeReserved.cpu: is 'many', expected"),
+        ({"kubeReserved": {"memory": -1}}, "kubeReserved.memory: is -1, expected"),
+        ({"reservedMemory": "x"}, "reservedMemory: 'x', expected numaNode and limits"),
+        ({"reservedMemory": [{"numaNode": "y"}]}, "expected numaNode and limits"),
+        ({"reservedMemory": [{"numaNode": "²"}]}, "expected numaNode and limits"),
+        ({"reservedMemory": [{"numaNode": 0, "limits": {"disk": "1"}}]}, "disk is '1', expected"),
+    ],
+)
+def test_garbage_is_told_and_left_out(keys: dict[str, Any], words: str) -> None:
+    found = facts(document(**keys), {})
+    (problem,) = found.problems
+    assert words in problem
+    assert (found.reserved_cpus, found.reserved_milli, found.reserved_bytes) == (None, 0, 0)
+
+
+# --- beside ours ----------------------------------------------------------------------------------
+
+
+def beside(ours: dict[str, Any], theirs: KubeletFacts, topology: Topology | None = None) -> Adopted:
+    topology = topology or machines.dual_smt()
+    config = build(Gathered(document=ours), "test")
+    return adopt(configuration.settings(config), config, theirs, topology, index(topology))
+
+
+def test_reserved_cpus_become_ours_unless_set() -> None:
+    theirs = KubeletFacts(cpu_policy="static", reserved_cpus=CPUSet.parse("0-1"))
+    found = beside({}, theirs)
+    assert str(found.settings.reserved_cpus) == str(found.settings.kubelet_reserved) == "0-1"
+    assert found.adopted == ("reservedCPUs 0-1 (the kubelet's reservedSystemCPUs)",)
+    found = beside({"reservedCPUs": "0"}, theirs)
+    assert str(found.settings.reserved_cpus) == "0"
+    assert str(found.settings.kubelet_reserved) == "0-1"
+    (difference,) = found.differences
+    assert "reservedCPUs is 0, and the kubelet's reservedSystemCPUs reserves 0-1" in difference
+    assert beside({"reservedCPUs": "0,1"}, theirs).differences == ()
+
+
+def test_amounts_reserve_what_the_kubelet_would_take() -> None:
+    """Packed, out of the whole machine: here two threads of the first core."""
+    topology = machines.dual_smt()
+    theirs = KubeletFacts(reserved_milli=1500)
+    found = beside({}, theirs, topology)
+    assert found.settings.reserved_cpus == topology.cores[topology.cpus[0].core].cpus
+    assert "systemReserved and kubeReserved" in found.adopted[0]
+    assert not found.settings.kubelet_reserved
+    every = beside({}, KubeletFacts(reserved_milli=1_000_000), topology)
+    assert every.settings.reserved_cpus == topology.online
+    assert beside({}, KubeletFacts(), topology).settings == Settings()
+
+
+def test_strict_reservation_is_taken_over_as_far_as_anything_is_left() -> None:
+    strict = {"strict-cpu-reservation": "true"}
+    found = beside({}, KubeletFacts(reserved_cpus=CPUSet.parse("0"), cpu_options=strict))
+    assert found.settings.strict_reserved
+    everything = KubeletFacts(reserved_milli=1_000_000, cpu_options=strict)
+    assert not beside({}, everything).settings.strict_reserved
+
+
+def test_reserved_cpus_of_another_machine_are_passed_over() -> None:
+    found = beside({}, KubeletFacts(reserved_cpus=CPUSet.parse("0,500")))
+    assert str(found.settings.reserved_cpus) == "0"
+    assert "CPU 500, which this machine does not have" in found.differences[0]
+
+
+def test_reserved_memory_becomes_ours_unless_set() -> None:
+    theirs = KubeletFacts(reserved_memory={0: {0: GIB, 2 << 20: 4 << 20}, 9: {0: GIB}})
+    found = beside({}, theirs)
+    assert found.settings.reserved_memory == {0: GIB}
+    assert found.settings.reserved_hugepages == {0: {2 << 20: 4 << 20}}
+    assert "reservedMemory names NUMA node 9" in found.differences[0]
+    found = beside({"reservedMemory": {"0": "2Gi"}}, theirs)
+    assert found.settings.reserved_memory == {0: 2 * GIB}
+    assert "reservedMemory is 2147483648 bytes in all" in found.differences[1]
+    pages = beside({}, KubeletFacts(reserved_memory={0: {2 << 20: 4 << 20}}))
+    assert "of huge pages" in pages.adopted[0]
+
+
+def test_reserved_memory_without_numa_nodes_is_spread_by_their_size() -> None:
+    topology = machines.dual_smt()
+    found = beside({}, KubeletFacts(reserved_bytes=2 * GIB), topology)
+    assert found.settings.reserved_memory == {0: GIB, 1: GIB}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ({"staticCPUs": True}, KubeletFacts(cpu_policy="static"), "both give exclusive CPUs"),
+        ({"kubeletMemory": True}, KubeletFacts(memory_policy="Static"), "both place the memory"),
+        ({}, KubeletFacts(topology_policy="restricted"), "before nri-numa is asked"),
+    ],
+)
+def test_two_managers_of_the_same_thing_are_a_difference(
+    ours: dict[str, Any], theirs: KubeletFacts, words: str
+) -> None:
+    assert words in beside(ours, theirs).differences[0]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def write(path: Path, **keys: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document(**keys)), encoding="utf-8")
+
+
+def reserved(found: Found) -> str:
+    assert found.facts is not None
+    return str(found.facts.reserved_cpus)
+
+
+def test_drop_ins_are_read_in_lexical_order(tmp_path: Path) -> None:
+    write(tmp_path / "kubelet.yaml", reservedSystemCPUs="0")
+    write(tmp_path / "d" / "10-a.conf", reservedSystemCPUs="1")
+    write(tmp_path / "d" / "20-b" / "x.conf", reservedSystemCPUs="3")
+    write(tmp_path / "d" / "15-c.conf", reservedSystemCPUs="2")
+    write(tmp_path / "d" / "99-d.yaml", reservedSystemCPUs="4")  # not a .conf file
+    found = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    assert reserved(found) == "3"
+    again = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    assert again.signature == found.signature
+    write(tmp_path / "d" / "30.conf", reservedSystemCPUs="5")
+    changed = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    assert changed.signature != found.signature
+    assert reserved(changed) == "5"
+
+
+def test_off_reads_nothing_and_auto_finds_the_file_of_kubeadm(tmp_path: Path) -> None:
+    nobody = str(tmp_path / "proc")
+    assert read("auto", "", str(tmp_path), nobody) == Found()
+    write(tmp_path / "config.yaml", reservedSystemCPUs="1")
+    assert reserved(read("auto", "", str(tmp_path), nobody)) == "1"
+    assert read("off", "", str(tmp_path), nobody) == Found()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff", "cannot be read"),
+        (b"a: [", "kubelet.yaml: "),
+        (b"a: 1\na: 2\n", "kubelet.yaml: "),
+        (b"x" * (2 << 20), "expected at most"),
+        (b"", "is empty, expected a KubeletConfiguration"),
+    ],
+)
+def test_a_file_that_says_nothing_is_told(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "kubelet.yaml"
+    file.write_bytes(content)
+    found = read(str(file), "", str(tmp_path))
+    assert words in found.problems[0]
+    assert found.facts is None or found.facts.reserved_cpus is None
+
+
+def test_files_that_are_not_there_and_too_many_are_told(tmp_path: Path) -> None:
+    found = read(str(tmp_path / "no"), str(tmp_path / "none"), str(tmp_path))
+    assert len(found.problems) == 2
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no regular file" in read(str(tmp_path / "pipe"), "", str(tmp_path)).problems[0]
+    for number in range(200):
+        write(tmp_path / "d" / f"{number:03}.conf")
+    write(tmp_path / "kubelet.yaml")
+    found = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    assert found.problems == ()
+    write(tmp_path / "d" / "200.conf")
+    found = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    assert "has 201 drop-ins, expected at most 200" in found.problems[0]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Something called kubelet, with flags and a directory."""
+    # Its command line is in /proc a moment after `Popen` is back: it says itself that it runs.
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    words = ["kubelet", "-c", program, f"--config={tmp_path / 'k.yaml'}", "--reserved-cpus=3"]
+    words.append(f"--root-dir={tmp_path}")
+    made = subprocess.Popen(
+        words, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert made.stdout is not None
+    made.stdout.readline()
+    yield made
+    made.communicate()
+
+
+def test_the_command_line_of_the_kubelet_that_uses_our_directory(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """Others on the machine (nested clusters) have another directory."""
+    write(tmp_path / "k.yaml", reservedSystemCPUs="1", cpuManagerPolicy="static")
+    found = read("auto", "", str(tmp_path))
+    assert reserved(found) == "3"
+    assert found.path == str(tmp_path / "k.yaml")
+    (tmp_path / "other").mkdir()
+    assert read("auto", "", str(tmp_path / "other")) == Found()
+    assert read("auto", "", str(tmp_path / "nowhere")) == Found()
+
+
+def test_our_configuration_has_a_section_for_it() -> None:
+    assert AgentConfig().kubelet.config == "auto"

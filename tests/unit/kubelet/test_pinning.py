@@ -1,0 +1,34 @@
+"""The kubelet's own managers: noticed, said once, and shown."""
+
+from __future__ import annotations
+
+import io
+
+from nri_numa.kubelet.pinning import KubeletWatch
+from nri_numa.observe import logs
+from nri_numa.observe.metrics import Metrics
+
+
+def gauge(metrics: Metrics, manager: str) -> float | None:
+    return metrics.registry.get_sample_value("nri_numa_kubelet_static", {"manager": manager})
+
+
+def test_a_static_policy_is_said_once_and_its_end_too() -> None:
+    stream, metrics = io.StringIO(), Metrics("test")
+    logs.setup("info", stream=stream)
+    watch = KubeletWatch(metrics, "/var/lib/kubelet")
+    assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (0, 0)
+    watch.judge({})
+    assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (0, 0)
+    assert stream.getvalue() == ""
+    for _ in range(3):
+        watch.judge({"cpu": "static", "memory": "None"})
+    assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (1, 0)
+    (line,) = stream.getvalue().splitlines()
+    assert "level=warning" in line
+    assert "/var/lib/kubelet/cpu_manager_state" in line
+    assert "cpuManagerPolicy: none" in line
+    watch.judge({"cpu": "none", "memory": "Static"})
+    assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (0, 1)
+    assert "memoryManagerPolicy: None" in stream.getvalue()
+    assert "does not pin" in stream.getvalue()

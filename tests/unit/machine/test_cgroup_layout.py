@@ -1,0 +1,341 @@
+"""Where cpusets are: hierarchies, drivers, OCI runtimes; and which cgroup above is in the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_numa.machine.cgroup_layout import find_hierarchy, refused_because
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
+from nri_numa.machine.cpuset import CPUSet
+
+POD = "kubepods-burstable-pod12.slice"
+SCOPE = f"kubepods.slice/kubepods-burstable.slice/{POD}/crio-abc.scope"
+SYSTEMD = CgroupPlace(f"{POD}:crio:abc")
+CGROUPFS = CgroupPlace("/kubepods/burstable/pod12/abc")
+
+
+def made(directory: Path, **files: str) -> Path:
+    """A cgroup; ``cpus_effective`` is the file ``cpuset.cpus.effective``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / f"cpuset.{name.replace('_', '.')}").write_text(f"{text}\n")
+    return directory
+
+
+def v2(directory: Path, cpus: str, effective: str, **more: str) -> Path:
+    mems = {"mems": "", "mems_effective": "0-1"}
+    return made(directory, cpus=cpus, cpus_effective=effective, **{**mems, **more})
+
+
+# --- hierarchies ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "unified"),
+    [
+        (["cgroup.controllers:cpuset cpu"], ".", True),
+        (["cpuset/cpuset.cpus:0", "unified/cgroup.controllers:"], "cpuset", False),
+        (["cpuset/cpuset.cpus:0", "unified/cgroup.controllers:cpuset"], "cpuset", False),
+        (["cpu/tasks:", "unified/cgroup.controllers:cpu cpuset"], "unified", True),
+        (["cpu,cpuset/cpuset.cpus:0"], "cpu,cpuset", False),
+        (["memory/tasks:", "unified/cgroup.controllers:memory"], "cpuset", False),
+        ([], "cpuset", False),
+    ],
+    ids=["v2", "hybrid", "both", "hybrid with v2 cpusets", "mounted together", "none", "empty"],
+)
+def test_the_hierarchy_with_the_cpusets_is_found(
+    tmp_path: Path, files: list[str], path: str, unified: bool
+) -> None:
+    for one in files:
+        name, _, text = one.partition(":")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    found = find_hierarchy(str(tmp_path))
+    assert (Path(found.path), found.unified) == ((tmp_path / path), unified)
+
+
+def test_nothing_mounted_at_all_is_no_hierarchy(tmp_path: Path) -> None:
+    assert not CgroupReader(str(tmp_path / "nowhere")).available()
+
+
+@pytest.mark.parametrize("place", [SYSTEMD, CGROUPFS], ids=["systemd", "cgroupfs"])
+@pytest.mark.parametrize("layout", ["v1", "together", "v2", "hybrid"])
+def test_both_drivers_are_read_and_repaired_in_every_layout(
+    tmp_path: Path, layout: str, place: CgroupPlace
+) -> None:
+    below = SCOPE if place is SYSTEMD else CGROUPFS.cgroups_path.strip("/")
+    base = {"v1": "cpuset", "together": "cpuset,cpu", "v2": ".", "hybrid": "unified"}[layout]
+    if layout == "v2":
+        (tmp_path / "cgroup.controllers").write_text("cpuset\n")
+    elif layout == "hybrid":
+        made(tmp_path / base)
+        (tmp_path / base / "cgroup.controllers").write_text("cpuset\n")
+    else:
+        made(tmp_path / base)
+    cgroup = v2(tmp_path / base / below, "0-3", "0-3", mems="0")
+    reader = CgroupReader(str(tmp_path))
+    found = reader.observe(place)
+    assert found is not None
+    assert (str(found.cpus), str(found.mems)) == ("0-3", "0")
+    assert CgroupWriter(reader).write(place, "1", "1") == Written(changed=True)
+    assert (cgroup / "cpuset.cpus").read_text() == "1"
+    assert (cgroup / "cpuset.mems").read_text() == "1"
+
+
+def test_version_1_with_an_effective_set_of_its_own(tmp_path: Path) -> None:
+    """Mounted with cpuset_v2_mode, as Android and some containers' hosts do."""
+    cgroup = made(tmp_path / "cpuset/kubepods/burstable/pod12/abc", cpus="0-3", mems="0-1")
+    (cgroup / "cpuset.effective_cpus").write_text("0-1\n")
+    (cgroup / "cpuset.effective_mems").write_text("0\n")
+    mounts = tmp_path / "proc/self/mounts"
+    mounts.parent.mkdir(parents=True)
+    line = f"cgroup {tmp_path}/cpuset cgroup rw,cpuset,cpuset_v2_mode 0 0\n"
+    for text, effective in ((line, "0-1"), (line.replace(",cpuset_v2_mode", ""), "0-3")):
+        mounts.write_text(f"short\nproc /proc proc rw 0 0\n{text}")
+        reader = CgroupReader(str(tmp_path), proc=str(tmp_path / "proc"))
+        found = reader.observe(CGROUPFS)
+        assert found is not None
+        assert (str(found.cpus), str(found.effective_cpus)) == ("0-3", effective)
+
+
+# --- OCI runtimes ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unified(tmp_path: Path) -> Path:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu\n")
+    v2(tmp_path, "0-7", "0-7")
+    return tmp_path
+
+
+def test_of_crun_the_cgroup_with_the_programs_counts(unified: Path) -> None:
+    scope = v2(unified / SCOPE, "2-3", "2-3", mems="1")
+    reader = CgroupReader(str(unified))
+    assert reader.observe(SYSTEMD) is not None
+    child = v2(scope / "container", "", "2-3")
+    found = reader.observe(SYSTEMD)
+    assert found is not None
+    assert (str(found.cpus), str(found.mems)) == ("2-3", "1"), "it has the scope's"
+    v2(child, "3", "3", mems="0", mems_effective="0")  # somebody rewrote it
+    found = reader.observe(SYSTEMD)
+    assert found is not None
+    assert (str(found.cpus), str(found.effective_cpus), str(found.mems)) == ("3", "3", "0")
+    assert CgroupWriter(reader).write(SYSTEMD, "2-3", "1") == Written(changed=True)
+    assert (child / "cpuset.cpus").read_text() == "2-3"
+    assert (child / "cpuset.mems").read_text() == "1"
+    assert (scope / "cpuset.cpus").read_text().strip() == "2-3"
+
+
+def test_of_runc_the_scope_counts_whatever_its_programs_make_below(unified: Path) -> None:
+    scope = v2(unified / SCOPE, "2-3", "2-3")
+    v2(scope / "init.scope", "3", "3")
+    (scope / "container").mkdir()  # without the controller: no cgroup of crun's
+    found = CgroupReader(str(unified)).observe(SYSTEMD)
+    assert found is not None
+    assert str(found.cpus) == "2-3"
+
+
+# --- all of them together -------------------------------------------------------------------------
+
+CRUN_CHILD = "container"
+"""In which crun puts the programs of a scope, where systemd may write to the scope itself."""
+
+
+def kernel_tree(root: Path, layout: str, driver: str, runtime: str) -> tuple[Path, list[Path]]:
+    """What the kernel, the driver and the runtime make of one container.
+
+    Returns:
+        The cgroup that its programs are in, and all that must have the list for them to have it.
+    """
+    below = SCOPE if driver == "systemd" else CGROUPFS.cgroups_path.strip("/")
+    top = root
+    if layout == "v2":
+        (root / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    else:
+        # Version 1 has a tree for each controller, and each has the container's cgroup.
+        top = root / ("unified" if layout == "hybrid with v2 cpusets" else "cpuset")
+        for controller in ("cpu,cpuacct", "memory", "systemd"):
+            (root / controller / below).mkdir(parents=True)
+            (root / controller / below / "tasks").touch()
+        if layout != "v1":
+            (root / "unified" / below).mkdir(parents=True)
+            controllers = "cpuset\n" if top.name == "unified" else "\n"
+            (root / "unified/cgroup.controllers").write_text(controllers)
+    places = [top / below]
+    unified = layout in ("v2", "hybrid with v2 cpusets")
+    if unified and driver == "systemd" and runtime == "crun":
+        places.append(places[0] / CRUN_CHILD)
+    above = [top / one for one in reversed(Path(below).parents)]
+    for directory in (*above, *places):
+        if unified:
+            v2(directory, "0-3" if directory in places else "", "0-3", mems="")
+        else:
+            made(directory, cpus="0-3", mems="0-1")
+            for name in ("effective_cpus", "effective_mems"):
+                (directory / f"cpuset.{name}").write_text("0-3\n" if "cpus" in name else "0-1\n")
+    return places[-1], places
+
+
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+@pytest.mark.parametrize("driver", ["systemd", "cgroupfs"])
+@pytest.mark.parametrize("layout", ["v1", "v2", "hybrid", "hybrid with v2 cpusets"])
+def test_what_somebody_wrote_is_read_and_repaired_where_the_programs_are(
+    tmp_path: Path, layout: str, driver: str, runtime: str
+) -> None:
+    place = SYSTEMD if driver == "systemd" else CGROUPFS
+    programs, must_have = kernel_tree(tmp_path, layout, driver, runtime)
+    (programs / "cpuset.cpus").write_text("3\n")
+    effective = programs / "cpuset.cpus.effective"  # of version 2, which the kernel follows up
+    if effective.exists():
+        effective.write_text("3\n")
+    before = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
+    reader = CgroupReader(str(tmp_path))
+    found = reader.observe(place)
+    assert found is not None
+    assert (str(found.cpus), str(found.effective_cpus)) == ("3", "3")
+    writer = CgroupWriter(reader)
+    assert writer.write(place, "0-1", "0") == Written(changed=True)
+    assert writer.write(place, "0-1", "0") == Written(changed=False)
+    written = {file for file, text in before.items() if file.read_text() != text}
+    assert written == {one / f"cpuset.{name}" for one in must_have for name in ("cpus", "mems")}
+    for one in must_have:
+        assert (one / "cpuset.cpus").read_text().strip() == "0-1"
+        assert (one / "cpuset.mems").read_text().strip() == "0"
+
+
+# --- effective against configured -----------------------------------------------------------------
+
+
+def above(root: Path, place: CgroupPlace = SYSTEMD) -> str:
+    found = CgroupReader(str(root)).observe(place)
+    assert found is not None
+    return found.above
+
+
+def test_a_narrower_cgroup_above_is_named(unified: Path) -> None:
+    v2(unified / "kubepods.slice", "0-3", "0-3")
+    v2(unified / "kubepods.slice/kubepods-burstable.slice", "", "0-3")
+    v2((unified / SCOPE).parent, "", "0-3")
+    v2(unified / SCOPE, "2-5", "2-3")
+    assert above(unified) == "kubepods.slice has 0-3"
+
+
+def test_cpus_that_went_to_a_partition_beside_it_are_told_so(unified: Path) -> None:
+    v2(unified / "kubepods.slice", "0-5", "0-3", cpus_partition="root")
+    v2(unified / "kubepods.slice/kubepods-burstable.slice", "", "0-3")
+    v2((unified / SCOPE).parent, "", "0-3")
+    v2(unified / SCOPE, "2-5", "2-3")
+    assert above(unified) == (
+        "kubepods.slice has 0-3 of its 0-5; the rest belongs to a partition, "
+        "kubepods.slice is a partition: root"
+    )
+
+
+def test_its_own_invalid_partition_is_told(unified: Path) -> None:
+    for parent in reversed((unified / SCOPE).relative_to(unified).parents[:-1]):
+        v2(unified / parent, "", "0-7")
+    v2(unified / SCOPE, "2-5", "2-3", cpus_partition="root invalid (Cpu list not exclusive)")
+    assert above(unified) == "it is a partition: root invalid (Cpu list not exclusive)"
+    (unified / SCOPE / "cpuset.cpus.partition").write_text("member\n")
+    assert above(unified) == ""
+
+
+def test_offline_cpus_are_nobody_s_fault(unified: Path) -> None:
+    v2(unified, "", "0-3")
+    for parent in reversed((unified / SCOPE).relative_to(unified).parents[:-1]):
+        v2(unified / parent, "", "0-3")
+    v2(unified / SCOPE, "2-5", "2-3")
+    assert above(unified) == ""
+
+
+def test_a_cgroup_above_that_cannot_be_read_gives_no_reason(unified: Path) -> None:
+    v2(unified / SCOPE, "2-5", "2-3")
+    assert above(unified) == ""
+
+
+def test_of_cgroups_above_whose_files_are_missing_what_is_known_is_told(unified: Path) -> None:
+    for parent in reversed((unified / SCOPE).relative_to(unified).parents[:-1]):
+        v2(unified / parent, "", "0-3")
+    v2(unified / SCOPE, "2-5", "2-3")
+    (unified / "kubepods.slice/cpuset.cpus").unlink()
+    assert above(unified) == "kubepods.slice has 0-3"
+    (unified / "cpuset.cpus.effective").unlink()
+    assert above(unified) == "kubepods.slice has 0-3"
+
+
+def test_refusals_of_version_1_are_told_with_their_reason(tmp_path: Path) -> None:
+    made(tmp_path, cpus="0-1")
+    inside = str(tmp_path / "inside")
+    assert refused_because(inside, "cpuset.cpus", errno.EBUSY) == "a cgroup below has more"
+    assert refused_because(inside, "cpuset.cpus", errno.EACCES) == "the cgroup above has 0-1"
+    assert refused_because(inside, "cpuset.mems", errno.EACCES) == ""
+    assert refused_because(inside, "cpuset.cpus", errno.ENOSPC) == ""
+
+
+# --- the kernel itself ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real() -> Iterator[Path]:
+    """Two cgroups of version 1 on this machine, one in the other, and none of them afterwards."""
+    root = Path("/sys/fs/cgroup/cpuset")
+    if not (root / "cpuset.cpus").exists():
+        pytest.skip("no cpusets of version 1 here")
+    if os.geteuid() != 0 or not os.access(root, os.W_OK):
+        pytest.skip("only root makes cgroups")
+    outer = root / f"nri-numa-layout-{os.getpid()}"
+    inner = outer / "container"
+    try:
+        for one in (outer, inner):
+            try:
+                one.mkdir()
+            except OSError as error:
+                pytest.skip(f"cgroups cannot be made here: {error}")
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                (one / name).write_text((root / name).read_text())
+        yield inner
+    finally:
+        for one in (inner, outer):
+            if one.is_dir():
+                one.rmdir()
+
+
+def test_the_kernel_s_own_cpusets_are_read_and_repaired(real: Path) -> None:
+    cpus = CPUSet.parse((real / "cpuset.cpus").read_text().strip())
+    if len(cpus) < 2:
+        pytest.skip("one CPU cannot be narrowed")
+    place = CgroupPlace(f"/{real.relative_to('/sys/fs/cgroup/cpuset')}")
+    reader = CgroupReader()
+    last = str(max(cpus))
+    (real / "cpuset.cpus").write_text(last)
+    found = reader.observe(place)
+    assert found is not None
+    assert (str(found.cpus), str(found.effective_cpus)) == (last, last)
+    assert CgroupWriter(reader).write(place, str(cpus)) == Written(changed=True)
+    assert (real / "cpuset.cpus").read_text().strip() == str(cpus)
+
+
+def test_the_kernel_s_refusals_are_told_with_their_reason(real: Path) -> None:
+    cpus = CPUSet.parse((real / "cpuset.cpus").read_text().strip())
+    if len(cpus) < 2:
+        pytest.skip("one CPU cannot be narrowed")
+    first, last = str(min(cpus)), str(max(cpus))
+    reader = CgroupReader()
+    writer = CgroupWriter(reader)
+    outer = CgroupPlace(f"/{real.parent.relative_to('/sys/fs/cgroup/cpuset')}")
+    inner = CgroupPlace(f"{outer.cgroups_path}/container")
+    refused = writer.write(outer, first)
+    assert refused.problem == (
+        f"{real.parent}/cpuset.cpus: Device or resource busy (a cgroup below has more)"
+    )
+    assert not writer.write(inner, first).problem
+    assert not writer.write(outer, first).problem
+    refused = writer.write(inner, last)
+    assert refused.problem == (
+        f"{real}/cpuset.cpus: Permission denied (the cgroup above has {first})"
+    )

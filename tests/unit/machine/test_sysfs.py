@@ -1,0 +1,678 @@
+"""Machines as the kernel shows them, ordinary, odd and broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nri_numa.errors import TopologyError
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.machine.model import CoreKind, MemoryReading, NUMAMemory, Topology
+from nri_numa.machine.synthetic import sysfs_files
+from nri_numa.machine.sysfs import discover, read_memory, read_online
+from tests.machines import named as machines
+from tests.machines.named import GIB, MIB, write_sysfs, write_tree
+
+CPU = "sys/devices/system/cpu"
+NODE = "sys/devices/system/node"
+
+Files = dict[str, str]
+Change = Callable[[Files], None]
+
+# What discovery says about made-up machines that are odd on purpose.
+SAID = {
+    "snc_asymmetric": (
+        "the distance from NUMA node 0 to 2 is 20 and back 21, and 1 more pairs differ",
+    ),
+    "cpu_only": (
+        "NUMA node 0 has CPUs but no memory",
+        "NUMA node 1 has CPUs but no memory",
+    ),
+    "inside_cpuset": ("/proc/self/status allows only CPUs 0-1,4-5,8-9,12-13 of 0-15",),
+}
+
+
+@pytest.mark.parametrize("name", machines.MACHINES)
+def test_what_was_written_is_read_back(name: str, tmp_path: Path) -> None:
+    machine = machines.MACHINES[name]()
+    found = discover(write_sysfs(tmp_path, machine))
+    assert replace(found, warnings=()) == machine
+    assert found.warnings == SAID.get(name, ())
+
+
+def _discover(tmp_path: Path, machine: Topology, change: Change) -> Topology:
+    files = sysfs_files(machine)
+    change(files)
+    return discover(write_tree(tmp_path, files))
+
+
+def _without(*parts: str) -> Change:
+    def change(files: Files) -> None:
+        for name in [n for n in files if any(part in n for part in parts)]:
+            del files[name]
+
+    return change
+
+
+def _with(**texts: str) -> Change:
+    """Replace files; in the names ``__`` stands for a slash below the system directory."""
+
+    def change(files: Files) -> None:
+        for name, text in texts.items():
+            files["sys/devices/system/" + name.replace("__", "/")] = text
+
+    return change
+
+
+# -- NUMA nodes -----------------------------------------------------------------------------------
+
+
+def test_without_numa_everything_belongs_to_node_0(tmp_path: Path) -> None:
+    def change(files: Files) -> None:
+        _without(NODE)(files)
+        files["sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"] = "3\n"
+        files["sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages"] = "0\n"
+
+    machine = _discover(tmp_path, machines.dual_smt(), change)
+    (numa_node,) = machine.numa_nodes.values()
+    assert numa_node.id == 0
+    assert str(numa_node.cpus) == "0-63"
+    assert numa_node.memory_bytes == 128 * GIB
+    assert numa_node.distances == {0: 10}
+    assert numa_node.hugepages == {2 * MIB: 6 * MIB}
+    assert machine.cpus[63].numa_node == 0
+    assert len(machine.sockets) == 2
+    assert machine.warnings == (
+        "the kernel tells no NUMA nodes; everything belongs to NUMA node 0",
+    )
+
+
+def test_without_numa_and_meminfo_the_size_of_memory_is_not_known(tmp_path: Path) -> None:
+    machine = _discover(tmp_path, machines.one_cpu(), _without(NODE, "proc/meminfo"))
+    assert machine.numa_nodes[0].memory_bytes == 0
+    assert "the size of the memory is not known: proc/meminfo tells no MemTotal" in machine.warnings
+
+
+def test_cpus_without_a_numa_node_stay_without(tmp_path: Path) -> None:
+    machine = _discover(tmp_path, machines.dual_adjacent(), _with(node__node1__cpulist="10-15\n"))
+    assert machine.cpus[8].numa_node is None
+    assert machine.cores[8].numa_node is None
+    assert machine.cpus[10].numa_node == 1
+    assert machine.warnings == ("CPUs 8-9 belong to no NUMA node",)
+
+
+def test_the_only_numa_node_takes_cpus_that_belong_to_none(tmp_path: Path) -> None:
+    machine = _discover(tmp_path, machines.single_smt(), _with(node__node0__cpulist="0-5\n"))
+    assert str(machine.numa_nodes[0].cpus) == "0-7"
+    assert machine.warnings == ("CPUs 6-7 belong to no NUMA node; the only one, 0, is assumed",)
+
+
+def test_a_numa_node_without_anything_is_kept_and_said(tmp_path: Path) -> None:
+    def change(files: Files) -> None:
+        files[f"{NODE}/online"] = "0-2\n"
+        files[f"{NODE}/node2/cpulist"] = "\n"
+        files[f"{NODE}/node2/meminfo"] = "Node 2 MemTotal:              0 kB\n"
+        files[f"{NODE}/node2/distance"] = "20 20 10\n"
+        files[f"{NODE}/node0/distance"] = "10 21 20\n"
+        files[f"{NODE}/node1/distance"] = "21 10 20\n"
+
+    machine = _discover(tmp_path, machines.dual_adjacent(), change)
+    assert machine.numa_ids == NUMASet([0, 1, 2])
+    assert machine.memory_nodes == NUMASet([0, 1])
+    assert machine.warnings == ("NUMA node 2 has neither CPUs nor memory",)
+
+
+def test_files_of_a_numa_node_may_be_missing(tmp_path: Path) -> None:
+    machine = _discover(
+        tmp_path, machines.dual_adjacent(), _without("node1/cpulist", "node0/meminfo")
+    )
+    assert machine.numa_nodes[0].memory_bytes == 0
+    assert machine.numa_nodes[1].cpus == NO_CPUS
+    assert machine.warnings == (
+        "NUMA node 0 does not tell the size of its memory; 0 is assumed",
+        "NUMA node 1 does not tell its CPUs",
+        "NUMA node 0 has CPUs but no memory",
+        "CPUs 8-15 belong to no NUMA node",
+    )
+
+
+def test_numa_nodes_that_overlap_give_each_cpu_to_one_owner(tmp_path: Path) -> None:
+    machine = _discover(tmp_path, machines.dual_adjacent(), _with(node__node1__cpulist="4-15\n"))
+    assert str(machine.numa_nodes[0].cpus) == "0-7"  # no links: the lowest
+    assert str(machine.numa_nodes[1].cpus) == "8-15"
+    assert machine.warnings == (
+        "NUMA nodes 0-1 all claim CPUs 4-7; each CPU is counted for the one that its own "
+        "directory links to, else the lowest",
+    )
+
+
+def test_the_kernels_own_link_decides_between_overlapping_numa_nodes(tmp_path: Path) -> None:
+    write_sysfs(tmp_path, machines.dual_adjacent())
+    (tmp_path / NODE / "node1/cpulist").write_text("4-15\n")
+    for i in (4, 5, 6):
+        (tmp_path / CPU / f"cpu{i}/node1").symlink_to("../../node/node1")
+    machine = discover(tmp_path)
+    assert str(machine.numa_nodes[0].cpus) == "0-3,7"
+    assert str(machine.numa_nodes[1].cpus) == "4-6,8-15"
+    assert "the core of CPU 6 has threads on several NUMA nodes" in machine.warnings[-1]
+
+
+def test_numa_nodes_are_listed_from_directories_on_old_kernels(tmp_path: Path) -> None:
+    machine = _discover(tmp_path, machines.sparse_ids(), _without("node/online"))
+    assert machine == machines.sparse_ids()
+
+
+def test_an_online_numa_node_without_directory_is_ignored(tmp_path: Path) -> None:
+    machine = _discover(tmp_path, machines.dual_adjacent(), _with(node__online="0-1,5\n"))
+    assert machine.numa_ids == NUMASet([0, 1])
+    assert machine.warnings == ("NUMA node 5 is online but has no directory; ignored",)
+
+
+def test_an_offline_numa_node_is_not_part_of_the_machine(tmp_path: Path) -> None:
+    def change(files: Files) -> None:
+        files[f"{NODE}/online"] = "0\n"
+        files[f"{NODE}/node0/distance"] = "10\n"
+        files[f"{CPU}/online"] = "0-7\n"
+
+    machine = _discover(tmp_path, machines.dual_adjacent(), change)
+    assert machine.numa_ids == NUMASet([0])
+    assert str(machine.present) == "0-15"
+    assert machine.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (None, "no distances"),
+        ("\n", "no distances"),
+        ("10\n", "the distances '10'"),
+        ("10 21 30\n", "the distances '10 21 30'"),
+        ("10 x\n", "the distances '10 x'"),
+        ("10 -1\n", "the distances '10 -1'"),
+        ("0 0\n", "the distances '0 0'"),
+        ("10 256\n", "the distances '10 256'"),
+        ("10 ٢٠\n", "the distances '10 ٢٠'"),
+        ("10 99999999999\n", "the distances '10 99999999999'"),
+    ],
+)
+def test_unusable_distances_are_replaced_by_the_defaults(
+    text: str | None, found: str, tmp_path: Path
+) -> None:
+    def change(files: Files) -> None:
+        if text is None:
+            del files[f"{NODE}/node0/distance"]
+        else:
+            files[f"{NODE}/node0/distance"] = text
+
+    machine = _discover(tmp_path, machines.dual_adjacent(), change)
+    assert machine.numa_nodes[0].distances == {0: 10, 1: 20}
+    assert machine.numa_nodes[1].distances == {0: 21, 1: 10}
+    assert machine.warnings == (
+        f"NUMA node 0 tells {found}, not 2 numbers from 10 to 255; "
+        "10 to itself and 20 to others are assumed",
+        "the distance from NUMA node 0 to 1 is 20 and back 21",
+    )
+
+
+def test_distances_are_columns_of_online_numa_nodes_in_order(tmp_path: Path) -> None:
+    machine = _discover(tmp_path, machines.sparse_ids(), _with(node__node8__distance="21 10 17\n"))
+    assert machine.numa_nodes[8].distances == {0: 21, 8: 10, 252: 17}
+
+
+def test_distances_that_tell_nothing_are_said(tmp_path: Path) -> None:
+    machine = _discover(
+        tmp_path,
+        machines.dual_adjacent(),
+        _with(node__node0__distance="10 10\n", node__node1__distance="10 10\n"),
+    )
+    assert machine.distance(0, 1) == 10
+    assert machine.warnings == (
+        "some NUMA nodes are told to be no farther away than the local one",
+    )
+
+
+# -- CPUs, cores, caches --------------------------------------------------------------------------
+
+
+def test_masks_serve_where_lists_are_missing(tmp_path: Path) -> None:
+    """Kernels before 2.6.37 have masks only, in words of 32 bits."""
+
+    def change(files: Files) -> None:
+        for name in list(files):
+            old = None
+            if name.endswith("thread_siblings_list"):
+                old = name.removesuffix("_list")
+            elif name.endswith(("shared_cpu_list", "cpulist")):
+                old = name.removesuffix("list") + "map"
+            if old:
+                digits = f"{CPUSet.parse(files.pop(name).strip()).bits:016x}"
+                files[old] = f"{digits[:8]},{digits[8:]}\n\0\0"
+        _without("cpu/online", "cpu/present", "cpu/possible", "cpu/isolated")(files)
+
+    assert _discover(tmp_path, machines.dual_smt(), change) == machines.dual_smt()
+
+
+def test_core_cpus_list_serves_where_thread_siblings_are_missing(tmp_path: Path) -> None:
+    def change(files: Files) -> None:
+        for name in [n for n in files if n.endswith("thread_siblings_list")]:
+            files[name.replace("thread_siblings_list", "core_cpus_list")] = files.pop(name)
+
+    assert _discover(tmp_path, machines.dual_smt(), change) == machines.dual_smt()
+
+
+def test_offline_cpus_are_found_without_a_list(tmp_path: Path) -> None:
+    machine = _discover(tmp_path, machines.offline_cpus(), _without("cpu/online", "cpu/present"))
+    assert machine == machines.offline_cpus()
+
+
+def test_cpus_without_topology_are_cores_of_socket_0(tmp_path: Path) -> None:
+    machine = _discover(tmp_path, machines.dual_adjacent(), _without("/topology/", "/cache/"))
+    assert len(machine.cores) == 16
+    assert list(machine.sockets) == [0]
+    assert machine.l3_groups == {}
+    assert machine.cpus[0].l3 is None
+    assert machine.warnings == (
+        "CPUs 0-15 tell no siblings; each is taken for a core",
+        "CPUs 0-15 tell no socket; socket 0 is assumed",
+    )
+
+
+def test_a_socket_of_minus_one_is_not_known(tmp_path: Path) -> None:
+    machine = _discover(
+        tmp_path,
+        machines.dual_no_smt(),
+        _with(cpu__cpu3__topology__physical_package_id="-1\n"),
+    )
+    assert machine.cpus[3].socket == 0
+    assert machine.warnings == ("CPU 3 tells no socket; socket 0 is assumed",)
+
+
+def test_contradicting_siblings_leave_each_cpu_in_one_core(tmp_path: Path) -> None:
+    machine = _discover(
+        tmp_path,
+        machines.dual_adjacent(),
+        _with(cpu__cpu2__topology__thread_siblings_list="1-3\n"),
+    )
+    assert str(machine.cores[0].cpus) == "0-1"
+    assert str(machine.cores[2].cpus) == "2-3"
+    assert machine.warnings == ("the siblings of CPU 2 contradict those of lower CPUs",)
+
+
+def test_contradicting_caches_leave_each_cpu_in_one_group(tmp_path: Path) -> None:
+    machine = _discover(
+        tmp_path,
+        machines.dual_adjacent(),
+        _with(cpu__cpu8__cache__index3__shared_cpu_list="0-15\n"),
+    )
+    assert {str(g.cpus) for g in machine.l3_groups.values()} == {"0-7", "8-15"}
+    assert machine.warnings == ("the L3 caches of CPU 8 contradict those of lower CPUs",)
+
+
+def test_level_3_may_be_under_any_index(tmp_path: Path) -> None:
+    """Where a level counts as one cache, or there are two of level 1, the numbers differ."""
+
+    def change(files: Files) -> None:
+        for name in [n for n in files if "/cache/index3/" in n]:
+            files[name.replace("index3", "index2")] = files.pop(name)
+            files[name] = {"level": "4\n"}.get(name.rpartition("/")[2], "0-15\n")
+            files[name.replace("index3/", "index0/")] = "1\n"
+
+    assert _discover(tmp_path, machines.dual_adjacent(), change) == machines.dual_adjacent()
+
+
+def test_a_cache_that_does_not_tell_its_cpus_is_left_out(tmp_path: Path) -> None:
+    machine = _discover(tmp_path, machines.one_cpu(), _without("shared_cpu_list"))
+    assert machine.l3_groups == {}
+
+
+@pytest.mark.parametrize("name", ["cpu__present", "cpu__possible", "cpu__isolated", "node__online"])
+def test_a_damaged_list_is_said_and_ignored(name: str, tmp_path: Path) -> None:
+    machine = _discover(tmp_path, machines.dual_adjacent(), _with(**{name: "0-x\n"}))
+    assert replace(machine, warnings=()) == machines.dual_adjacent()
+    path = "sys/devices/system/" + name.replace("__", "/")
+    assert machine.warnings == (f"{path} is ignored: '0-x' is not a number or a range such as 0-3",)
+
+
+def test_a_damaged_mask_is_said_and_ignored(tmp_path: Path) -> None:
+    def change(files: Files) -> None:
+        del files[f"{CPU}/cpu0/topology/thread_siblings_list"]
+        files[f"{CPU}/cpu0/topology/thread_siblings"] = "0xff\n"
+
+    machine = _discover(tmp_path, machines.one_cpu(), change)
+    assert machine.warnings == (
+        f"{CPU}/cpu0/topology/thread_siblings is ignored: it is not a mask of hexadecimal digits",
+        "CPU 0 tells no siblings; each is taken for a core",
+    )
+
+
+def test_isolated_cpus_are_known(tmp_path: Path) -> None:
+    machine = discover(write_sysfs(tmp_path, machines.isolated_cpus()))
+    assert str(machine.isolated) == "2-3,10-11"
+    assert machine.allowed == machine.online
+
+
+# -- hybrid ---------------------------------------------------------------------------------------
+
+
+def _kinds(machine: Topology) -> str:
+    return "".join(core.kind.value[0] for core in machine.cores.values())
+
+
+def test_arm_cores_of_lower_capacity_are_efficient(tmp_path: Path) -> None:
+    capacities = ["1024", "1010", "768", "446"]
+
+    def change(files: Files) -> None:
+        for i, capacity in enumerate(capacities):
+            files[f"{CPU}/cpu{i}/cpu_capacity"] = capacity + "\n"
+
+    machine = _discover(tmp_path, machines.single_no_smt(), change)
+    assert _kinds(machine) == "ppee"
+
+
+def test_equal_capacity_is_a_uniform_machine(tmp_path: Path) -> None:
+    def change(files: Files) -> None:
+        for i in range(4):
+            files[f"{CPU}/cpu{i}/cpu_capacity"] = "1024\n"
+
+    assert _discover(tmp_path, machines.single_no_smt(), change) == machines.single_no_smt()
+
+
+def test_unreadable_capacity_is_no_reason_to_call_a_core_slow(tmp_path: Path) -> None:
+    def change(files: Files) -> None:
+        for i in range(4):
+            files[f"{CPU}/cpu{i}/cpu_capacity"] = "1024\n" if i else "fast\n"
+
+    assert _kinds(_discover(tmp_path, machines.single_no_smt(), change)) == "ssss"
+
+
+@pytest.mark.parametrize("speed", ["acpi_cppc/highest_perf", "cpufreq/cpuinfo_max_freq"])
+def test_slower_cores_with_one_thread_are_efficient(speed: str, tmp_path: Path) -> None:
+    def change(files: Files) -> None:
+        _without("cpu_core", "cpu_atom")(files)
+        for i in range(20):
+            files[f"{CPU}/cpu{i}/{speed}"] = "64\n" if i < 12 else "39\n"
+
+    assert _discover(tmp_path, machines.hybrid(), change) == machines.hybrid()
+
+
+def test_a_core_with_a_thread_offline_is_not_an_efficient_one(tmp_path: Path) -> None:
+    def change(files: Files) -> None:
+        for i in range(16):
+            files[f"{CPU}/cpu{i}/acpi_cppc/highest_perf"] = "64\n"
+
+    machine = _discover(tmp_path, machines.offline_cpus(), change)
+    assert {core.kind for core in machine.cores.values()} == {CoreKind.STANDARD}
+
+
+# -- what containers may have ---------------------------------------------------------------------
+
+
+def _allowed(tmp_path: Path, files: Files, machine: Topology | None = None) -> Topology:
+    def change(all_files: Files) -> None:
+        all_files.update(files)
+
+    return _discover(tmp_path, machine or machines.dual_adjacent(), change)
+
+
+STATUS = "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t0-3\nMems_allowed_list:\t1\n"
+
+
+def test_our_own_status_counts_where_no_cgroup_is_seen(tmp_path: Path) -> None:
+    machine = _allowed(tmp_path, {"proc/self/status": STATUS})
+    assert str(machine.allowed) == "0-3"
+    assert machine.withheld_memory == NUMASet([0])
+    assert machine.memory_nodes == NUMASet([1])
+    assert machine.warnings == (
+        "/proc/self/status allows only CPUs 0-3 of 0-15",
+        "/proc/self/status does not allow memory of NUMA node 0",
+    )
+
+
+def test_isolated_cpus_are_not_lost_to_our_affinity(tmp_path: Path) -> None:
+    status = "Cpus_allowed_list:\t0-1,4-9,12-15\n"
+    machine = _allowed(tmp_path, {"proc/self/status": status}, machines.isolated_cpus())
+    assert machine.allowed == machine.online
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sys/fs/cgroup/kubepods.slice/cpuset.cpus.effective",
+        "sys/fs/cgroup/kubepods/cpuset.cpus.effective",
+        "sys/fs/cgroup/cpuset/kubepods.slice/cpuset.effective_cpus",
+        "sys/fs/cgroup/cpuset/kubepods/cpuset.cpus",
+        "sys/fs/cgroup/kubelet.slice/kubelet-kubepods.slice/cpuset.cpus.effective",
+    ],
+)
+def test_the_pods_cgroup_counts_before_our_own(name: str, tmp_path: Path) -> None:
+    machine = _allowed(
+        tmp_path,
+        {name: "4-15\n", "proc/self/status": STATUS, "proc/self/cpuset": "/x\n"},
+    )
+    assert str(machine.allowed) == "4-15"
+    assert machine.withheld_memory == NUMASet()
+
+
+def test_the_nearest_ancestor_with_a_cpuset_counts(tmp_path: Path) -> None:
+    machine = _allowed(
+        tmp_path,
+        {
+            "proc/self/cpuset": "/system.slice/nri-numa.service\n",
+            "sys/fs/cgroup/system.slice/cpuset.cpus.effective": "0-11\n",
+            "sys/fs/cgroup/system.slice/cpuset.mems.effective": "0\n",
+            "sys/fs/cgroup/cpuset.cpus.effective": "0-15\n",
+            "proc/self/status": STATUS,
+        },
+    )
+    assert str(machine.allowed) == "0-11"
+    assert machine.withheld_memory == NUMASet([1])
+    assert "our cgroup /system.slice/nri-numa.service allows only" in machine.warnings[0]
+
+
+def test_our_affinity_does_not_narrow_what_containers_may_have(tmp_path: Path) -> None:
+    machine = _allowed(
+        tmp_path,
+        {
+            "proc/self/cpuset": "/\n",
+            "sys/fs/cgroup/cpuset.cpus.effective": "0-15\n",
+            "proc/self/status": STATUS,
+        },
+    )
+    assert machine == machines.dual_adjacent()
+
+
+def test_cpusets_are_found_where_they_are_mounted(tmp_path: Path) -> None:
+    machine = _allowed(
+        tmp_path,
+        {
+            "proc/mounts": "short\nx relative cgroup2 rw 0 0\nproc /proc proc rw 0 0\n"
+            "cgroup /cg/memory cgroup rw,memory 0 0\nnone /dev/cpuset cgroup rw,cpuset 0 0\n",
+            "proc/self/cpuset": "/job\n",
+            "dev/cpuset/job/cpus": "2-5\n",
+        },
+    )
+    assert str(machine.allowed) == "2-5"
+
+
+@pytest.mark.parametrize("mounts", ["", "none /sys/fs/cgroup cgroup2 rw 0 0\n"])
+def test_our_own_status_counts_where_the_cgroups_have_no_cpusets(
+    mounts: str, tmp_path: Path
+) -> None:
+    machine = _allowed(
+        tmp_path,
+        {"proc/mounts": mounts, "proc/self/cpuset": "/x\n", "proc/self/status": STATUS},
+    )
+    assert str(machine.allowed) == "0-3"
+
+
+def test_a_cgroup_outside_of_our_view_tells_nothing(tmp_path: Path) -> None:
+    machine = _allowed(
+        tmp_path,
+        {"proc/self/cpuset": "/../other\n", "sys/fs/cgroup/other/cpuset.cpus.effective": "1\n"},
+    )
+    assert machine.allowed == machine.online
+
+
+@pytest.mark.parametrize("text", ["", "\n", "0-x\n", "-\n"])
+def test_a_cpuset_without_cpus_is_not_counted(text: str, tmp_path: Path) -> None:
+    machine = _allowed(tmp_path, {"sys/fs/cgroup/kubepods.slice/cpuset.cpus.effective": text})
+    assert machine == machines.dual_adjacent()
+
+
+def test_limits_without_any_online_cpu_are_ignored_and_said(tmp_path: Path) -> None:
+    machine = _allowed(
+        tmp_path,
+        {"proc/self/status": "Cpus_allowed_list:\t100\nMems_allowed_list:\t9\n"},
+    )
+    assert machine.allowed == machine.online
+    assert machine.withheld_memory == NUMASet()
+    assert machine.warnings == ("/proc/self/status allows CPU 100, none of them online; ignored",)
+
+
+# -- what cannot be read --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("\n", "cpu/online: lists no CPU"),
+        ("0-x\n", "cpu/online: is not a list of CPUs: '0-x' is not"),
+        ("0-99999\n", "cpu/online: is not a list of CPUs: CPU 99999 is above 8191"),
+    ],
+)
+def test_without_online_cpus_there_is_no_machine(text: str, found: str, tmp_path: Path) -> None:
+    write_tree(tmp_path, {f"{CPU}/online": text})
+    with pytest.raises(TopologyError) as caught:
+        discover(tmp_path)
+    assert str(caught.value).startswith(str(tmp_path))
+    assert found in str(caught.value)
+    with pytest.raises(TopologyError):
+        read_online(tmp_path)
+
+
+def test_a_cpu_directory_without_cpus_is_no_machine(tmp_path: Path) -> None:
+    (tmp_path / CPU).mkdir(parents=True)
+    with pytest.raises(TopologyError, match="no CPU is listed in it"):
+        discover(tmp_path)
+
+
+def test_only_the_list_of_online_cpus_is_needed(tmp_path: Path) -> None:
+    machine = discover(write_tree(tmp_path, {f"{CPU}/online": "0-1,4\n"}))
+    assert str(machine.numa_nodes[0].cpus) == "0-1,4"
+    assert str(machine.present) == "0-1,4"
+    assert len(machine.cores) == 3
+    assert len(machine.warnings) == 4
+
+
+def test_names_that_only_look_like_cpus_are_not(tmp_path: Path) -> None:
+    write_tree(
+        tmp_path,
+        {f"{CPU}/{name}/x": "" for name in ("cpu0", "cpufreq", "cpuidle", "cpu99999", "cpu٣")},
+    )
+    assert str(read_online(tmp_path)) == "0"
+
+
+# -- hot-plug and memory --------------------------------------------------------------------------
+
+
+def test_online_cpus_follow_hot_plug(tmp_path: Path) -> None:
+    write_sysfs(tmp_path, machines.single_smt())
+    assert str(read_online(tmp_path)) == "0-7"
+    (tmp_path / CPU / "online").write_text("0-2,4-7\n")
+    assert str(read_online(tmp_path)) == "0-2,4-7"
+
+
+def _reading(tmp_path: Path, memory: MemoryReading | None = None) -> MemoryReading:
+    machine = machines.huge_pages()
+    return read_memory(write_sysfs(tmp_path, machine, memory), machine)
+
+
+def test_memory_of_an_idle_machine_is_free(tmp_path: Path) -> None:
+    reading = _reading(tmp_path)
+    assert reading.numa_nodes[1] == NUMAMemory(
+        total_bytes=16 * GIB,
+        free_bytes=11 * GIB,
+        reclaimable_bytes=0,
+        free_hugepages={2 * MIB: GIB, GIB: 4 * GIB},
+    )
+    assert reading.total_bytes == 32 * GIB
+
+
+def test_page_cache_is_reclaimable_but_for_what_the_kernel_keeps(tmp_path: Path) -> None:
+    used = NUMAMemory(
+        total_bytes=16 * GIB, free_bytes=GIB, reclaimable_bytes=2 * GIB, free_hugepages={}
+    )
+    reading = _reading(tmp_path, MemoryReading(numa_nodes={0: used}))
+    numa_node = reading.numa_nodes[0]
+    assert numa_node.free_bytes == GIB
+    # No vm.min_free_kbytes here: sqrt(32 GiB in KiB x 16) KiB, 5/4 of it, half for each node,
+    # once out of the cache and once to stay free.
+    low = 23170 * 1024 * 5 // 4 // 2
+    assert numa_node.reclaimable_bytes == 2 * GIB - 2 * low
+    assert numa_node.free_hugepages == {}
+
+
+def test_the_kernels_own_reserve_is_used_where_it_is_told(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"proc/sys/vm/min_free_kbytes": "65536\n"})
+    used = NUMAMemory(total_bytes=16 * GIB, free_bytes=GIB, reclaimable_bytes=GIB)
+    reading = _reading(tmp_path, MemoryReading(numa_nodes={0: used, 1: used}))
+    low = 40 * MIB  # 64 MiB x 5/4 for two nodes
+    assert reading.numa_nodes[0].reclaimable_bytes == GIB - 2 * low
+
+
+def test_slab_counts_as_page_cache_does(tmp_path: Path) -> None:
+    machine = machines.one_cpu()
+    write_sysfs(tmp_path, machine)
+    (tmp_path / NODE / "node0/meminfo").write_text(
+        "Node 0 MemTotal: 1048576 kB\nNode 0 MemFree: 4 kB\nNode 0 Active(file): 300000 kB\n"
+        "Node 0 Inactive(file): 200000 kB\nNode 0 SReclaimable: 100 kB\n"
+    )
+    (tmp_path / "proc/sys/vm").mkdir(parents=True)
+    (tmp_path / "proc/sys/vm/min_free_kbytes").write_text("8000\n")
+    reading = read_memory(tmp_path, machine)
+    kib = (500_000 - 10_000) + (100 - 50) - 10_000
+    assert reading.numa_nodes[0].reclaimable_bytes == kib * 1024
+
+
+def test_kernels_without_split_lists_tell_their_file_pages(tmp_path: Path) -> None:
+    machine = machines.one_cpu()
+    write_sysfs(tmp_path, machine)
+    (tmp_path / NODE / "node0/meminfo").write_text(
+        "Node 0 MemTotal: 1048576 kB\nNode 0 FilePages: 900000 kB\nNode 0 Shmem: 300000 kB\n"
+    )
+    (tmp_path / "proc/sys/vm").mkdir(parents=True)
+    (tmp_path / "proc/sys/vm/min_free_kbytes").write_text("garbage\n")
+    low = 4096 * 5 // 4  # sqrt(1 GiB in KiB x 16) KiB
+    assert read_memory(tmp_path, machine).numa_nodes[0].reclaimable_bytes == (
+        (600_000 - 2 * low) * 1024
+    )
+
+
+def test_a_numa_node_that_went_away_has_no_memory(tmp_path: Path) -> None:
+    machine = machines.dual_adjacent()
+    write_tree(tmp_path, {n: t for n, t in sysfs_files(machine).items() if "node1" not in n})
+    reading = read_memory(tmp_path, machine)
+    assert reading.numa_nodes[1] == NUMAMemory(total_bytes=0, free_bytes=0, reclaimable_bytes=0)
+    assert reading.numa_nodes[0].free_bytes == 16 * GIB
+
+
+def test_memory_without_numa_is_the_machines(tmp_path: Path) -> None:
+    files = sysfs_files(machines.single_smt())
+    _without(NODE)(files)
+    files["sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"] = "5\n"
+    machine = discover(write_tree(tmp_path, files))
+    reading = read_memory(tmp_path, machine)
+    assert reading.numa_nodes[0].free_bytes == 16 * GIB
+    assert reading.numa_nodes[0].free_hugepages == {2 * MIB: 10 * MIB}
+
+
+def test_this_machine_can_be_read() -> None:
+    """Whatever runs the tests has CPUs and memory."""
+    machine = discover("/")
+    assert machine.online == read_online("/")
+    assert machine.memory_nodes
+    reading = read_memory("/", machine)
+    assert 0 < reading.available_bytes <= reading.total_bytes

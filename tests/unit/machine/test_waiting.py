@@ -1,0 +1,162 @@
+"""How much a container waits for CPUs: a number, or why there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nri_numa.machine import waiting
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
+from nri_numa.machine.waiting import PRESSURE, SCHEDSTAT, Waits, pressure_in, tasks_waiting, waits
+
+PLACE = CgroupPlace("/pods/a")
+TEXT = (
+    "some avg10=9.99 avg60=12.34 avg300=0.10 total=123456\n"
+    "full avg10=0.00 avg60=0.50 avg300=0.00 total=0\n"
+)
+
+
+class Tree:
+    """A cgroup file system of version 1 or 2 with one container, and a proc with its threads."""
+
+    def __init__(self, root: Path, version: int = 2) -> None:
+        self.root = root / "cgroup"
+        self.proc = root / "proc"
+        self.proc.mkdir(parents=True)
+        self.home = self.root / ("pods/a" if version == 2 else "cpuset/pods/a")
+        self.home.mkdir(parents=True)
+        if version == 2:
+            (self.root / "cgroup.controllers").touch()
+
+    def processes(self, *pids: int) -> None:
+        (self.home / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+
+    def thread(self, pid: int, tid: int, text: str | None) -> Path:
+        task = self.proc / str(pid) / "task" / str(tid)
+        task.mkdir(parents=True)
+        (task / "stat").touch()
+        if text is not None:
+            (task / SCHEDSTAT).write_text(text)
+        return task
+
+    def look(self, limit: float = 10**6) -> Waits:
+        reader = CgroupReader(str(self.root), proc=str(self.proc))
+        ticks = iter(range(10**9))
+        return waits(
+            reader,
+            PLACE,
+            str(self.root),
+            proc=str(self.proc),
+            limit=limit,
+            clock=lambda: float(next(ticks)),
+        )
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_pressure_is_the_part_of_the_last_minute_in_which_something_waited(tree: Tree) -> None:
+    (tree.home / PRESSURE).write_text(TEXT)
+    found = tree.look()
+    assert (found.pressure, found.no_pressure) == (0.1234, "")
+
+
+def test_a_pressure_of_nothing_is_a_zero_that_is_known(tree: Tree) -> None:
+    (tree.home / PRESSURE).write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
+    assert tree.look().pressure == 0
+
+
+@pytest.mark.parametrize("text", ["", "some", "full avg10=1 avg60=1 avg300=1 total=0", "\x00"])
+def test_what_is_no_pressure_tells_none(tree: Tree, text: str) -> None:
+    assert pressure_in(text) is None
+    (tree.home / PRESSURE).write_text(text)
+    assert tree.look().no_pressure == "cpu.pressure tells no pressure of the last minute"
+
+
+def test_version_1_has_none_and_a_hybrid_may_have_it_in_the_unified_hierarchy(
+    tmp_path: Path,
+) -> None:
+    tree = Tree(tmp_path, 1)
+    assert tree.look().no_pressure == "cgroup v1 has no cpu.pressure"
+    (tree.root / "unified/pods/a").mkdir(parents=True)
+    (tree.root / "unified/pods/a" / PRESSURE).write_text(TEXT)
+    assert tree.look().pressure == 0.1234
+
+
+def test_a_kernel_without_pressure_and_one_that_withholds_it_are_told_apart(tree: Tree) -> None:
+    assert "this kernel has no pressure stall information" in tree.look().no_pressure
+    (tree.home / PRESSURE).mkdir()  # cannot be read as a file
+    assert tree.look().no_pressure == "cpu.pressure cannot be read: Is a directory"
+
+
+def test_threads_of_inner_cgroups_are_the_containers_too(tree: Tree) -> None:
+    tree.processes(10)
+    (tree.home / "inner").mkdir()
+    (tree.home / "inner/cgroup.procs").write_text("11\n")
+    tree.thread(10, 10, "5 1500000000 7\n")
+    tree.thread(10, 12, "5 0 7\n")
+    tree.thread(11, 11, "5 2000000000 1\n")
+    assert tree.look().threads == {10: 1.5, 12: 0.0, 11: 2.0}
+
+
+def test_two_readings_tell_how_many_waited() -> None:
+    assert tasks_waiting({1: 1.0, 2: 5.0, 9: 1.0}, {1: 6.0, 2: 5.0, 3: 70.0}, 10) == 0.5
+    assert tasks_waiting({1: 1.0}, {2: 9.0}, 10) is None, "no thread was there at both"
+    assert tasks_waiting({1: 5.0}, {1: 1.0}, 10) is None, "another thread of its number"
+    assert tasks_waiting({1: 5.0}, {1: 5.0}, 0) is None
+
+
+def test_threads_that_end_meanwhile_are_left_out(tree: Tree) -> None:
+    tree.processes(10, 11)
+    tree.thread(10, 10, "5 1000000000 7\n")
+    ended = tree.thread(10, 12, "5 1000000000 7\n")
+    shutil.rmtree(ended)
+    ended.mkdir()  # its directory is still there, and empty
+    assert tree.look().threads == {10: 1.0}
+    tree.processes(11)
+    found = tree.look()
+    assert found.threads is None
+    assert "its processes ended" in found.no_threads
+
+
+def test_each_reason_is_told_and_no_zero(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tree.look().no_threads == "it has no process"
+    tree.processes(0, 10)
+    assert "a PID namespace" in tree.look().no_threads
+    tree.processes(10)
+    task = tree.thread(10, 10, None)
+    assert tree.look().no_threads == "this kernel has no schedstat of threads"
+    (task / SCHEDSTAT).write_text("0 0 0\n")
+    assert tree.look().no_threads == "schedstat of its threads counts nothing"
+    (task / SCHEDSTAT).write_text("words\n")
+    assert tree.look().threads is None
+    (task / SCHEDSTAT).unlink()
+    (task / SCHEDSTAT).mkdir()
+    assert "schedstat of a thread cannot be read: Is a directory" in tree.look().no_threads
+    shutil.rmtree(tree.proc / "10")
+    (tree.proc / "10").mkdir()
+    (tree.proc / "10/task").touch()
+    assert "threads of process 10 cannot be listed: Not a dir" in tree.look().no_threads
+    shutil.rmtree(tree.proc / "10")
+    for tid in range(20, 24):
+        tree.thread(10, tid, "1 1 1\n")
+    assert "took too long" in tree.look(limit=2).no_threads
+    monkeypatch.setattr(waiting, "THREADS", 3)
+    assert tree.look().no_threads == "it has more than the 3 threads that are read"
+    gone = waits(CgroupReader(str(tree.root)), CgroupPlace("/pods/b"), str(tree.root))
+    assert gone.no_threads == gone.no_pressure == "it has no cgroup that can be read"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="this kernel has no schedstat of tasks"
+)
+def test_a_real_process(tree: Tree) -> None:
+    tree.processes(os.getpid())
+    found = waits(CgroupReader(str(tree.root)), PLACE, str(tree.root), limit=60)
+    assert found.threads is not None
+    assert os.getpid() in found.threads

@@ -1,0 +1,116 @@
+"""Loops in real processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from nri_numa.cli import cli
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.measure import rounds, worker
+from nri_numa.measure.plan import Comparison, NotShown, Side, Worker
+from nri_numa.measure.results import Measured
+
+CPU = max(os.sched_getaffinity(0))
+
+
+def comparison(*bad: Worker) -> Comparison:
+    return Comparison(
+        name="n",
+        title="t",
+        unit="u",
+        good=Side(placed="a", workers=(Worker(loop="busy", cpu=CPU),)),
+        bad=Side(placed="b", workers=bad),
+    )
+
+
+@pytest.mark.slow
+def test_a_comparison_gives_a_figure_for_each_round() -> None:
+    found = rounds.run(
+        comparison(Worker(loop="latency", cpu=CPU, size=4096), Worker(loop="busy", cpu=CPU)),
+        rounds=3,
+        seconds=0.01,
+    )
+    assert isinstance(found, Measured)
+    assert found.good == (0, 0, 0), "a busy loop has no figure"
+    assert len(found.bad) == 3
+    assert all(figure > 0 for figure in found.bad)
+
+
+@pytest.mark.slow
+def test_what_a_process_cannot_do_is_said_with_its_reason() -> None:
+    found = rounds.run(
+        comparison(Worker(loop="latency", cpu=CPU, numa_node=1000, size=4096)),
+        rounds=3,
+        seconds=0.01,
+    )
+    assert isinstance(found, NotShown)
+    assert "memory cannot be tied to NUMA node 1000" in found.because
+    missing = rounds.run(comparison(Worker(loop="busy", cpu=8000)), rounds=3, seconds=0.01)
+    assert isinstance(missing, NotShown)
+    assert missing.because
+
+
+@pytest.mark.parametrize("loop", ["bandwidth", "cache", "compute", "latency", "busy"])
+def test_every_loop_runs(loop: str) -> None:
+    figure = worker.LOOPS[loop](1 << 16)(0.0)
+    assert figure > 0 or loop == "busy"
+
+
+def test_memory_elsewhere_than_it_should_be_is_noticed() -> None:
+    if not Path("/proc/self/numa_maps").exists():
+        pytest.skip("this kernel has no numa_maps")
+    with pytest.raises(worker.CannotError, match="came to be on NUMA node 999"):
+        worker.check_place(999, 1 << 20)
+
+
+def test_the_largest_cache_is_found(tmp_path: Path) -> None:
+    assert rounds.l3_bytes(str(tmp_path)) == 0
+    for cpu, level, size in ((0, "3", "512K"), (1, "3", "32M"), (1, "2", "64M"), (2, "3", "odd")):
+        index = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cache/index{level}"
+        index.mkdir(parents=True)
+        (index / "level").write_text(f"{level}\n")
+        (index / "size").write_text(f"{size}\n")
+    assert rounds.l3_bytes(str(tmp_path)) == 32 << 20
+
+
+def test_how_busy_cpus_are_is_a_part() -> None:
+    part = rounds.busy_before(CPUSet((CPU,)), 0.0)
+    assert part is None or 0 <= part <= 1
+    told = rounds.stolen()
+    assert told is None or 0 <= told[0] <= told[1]
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    arguments = ["measure", "--only", "busy-neighbour", "--rounds", "3", "--seconds", "0.05"]
+    done = CliRunner().invoke(cli, [*arguments, "-o", "json", "--plot", str(plot)])
+    assert done.exit_code == 0, done.output
+    document: dict[str, Any] = json.loads(done.stdout)
+    (one,) = document["comparisons"]
+    assert one["name"] == "busy-neighbour"
+    assert len(one["good"]["rounds"]) == len(one["bad"]["rounds"]) == 3
+    assert plot.read_text().startswith("<svg")
+
+
+def test_a_comparison_that_there_is_none_of_is_named() -> None:
+    done = CliRunner().invoke(cli, ["measure", "--only", "speed"])
+    assert done.exit_code == 2
+    assert "there is no comparison 'speed'; expected memory-bandwidth, " in done.output
+
+
+def test_without_numpy_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "numpy" else real(name)
+    )
+    done = CliRunner().invoke(cli, ["measure"])
+    assert done.exit_code == 1
+    assert "numpy, which is not installed here; expected nri-numa[measure]" in done.output

@@ -1,0 +1,85 @@
+"""Updates that no reply could carry wait, and are not lost on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import World, container, pod, resources
+
+
+def node() -> World:
+    """An unbound container beside an owner whose removal has no reply to widen the former."""
+    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1))
+    world.synchronize()
+    world.place(pod("free", qos=QoSClass.BEST_EFFORT))
+    own = pod("owner", {"cpus": "exclusive"})
+    world.place(own, container(own, wants=resources(2)))
+    assert world.has("free-app")[0] == "2-3"
+    del world.live["owner-app"]
+    world.agent.remove_container("owner-app")
+    assert world.agent.is_pending("free-app")
+    return world
+
+
+def test_a_waiting_update_goes_out_when_its_own_container_is_resized() -> None:
+    world = node()
+    world.update("free-app", Resources(cpu_shares=500))
+    assert world.has("free-app")[0] == "0-3"
+    assert not world.agent.has_pending
+
+
+def test_a_waiting_update_does_not_undo_somebody_elses_cpuset() -> None:
+    world = node()
+    world.update("free-app", Resources(cpus="1"))
+    assert world.has("free-app")[0] == "1"
+    assert not world.agent.has_pending
+
+
+def test_nothing_waits_for_a_container_that_is_gone() -> None:
+    world = node()
+    del world.live["free-app"]
+    world.agent.remove_container("free-app")
+    assert world.agent.take_pending() == ()
+
+
+def test_a_container_that_replaced_another_leaves_nothing_of_it_behind() -> None:
+    """The runtime reports the end of the first one only after the second was made."""
+    world = node()
+    again = pod("again", {"numacpu": "1"})
+    world.place(again, container(again, id="first"))
+    made = replace(container(again, id="second"), cgroups_path="/pods/second")
+    world.place(again, made)
+    assert "first" not in world.agent.places, "from then on it is looked at by nobody"
+    world.stop("first")
+    assert "first" not in world.agent.places
+    assert world.agent.places["second"].cgroups_path == "/pods/second"
+    assert world.agent.grounds_of("first") is None
+
+
+def test_a_set_that_a_request_changed_while_it_was_on_its_way_is_said_again() -> None:
+    """The runtime may apply the answer to the request first, and the older set after it."""
+    world = node()
+    sent = world.agent.take_pending()
+    assert [u.cpus for u in sent] == ["0-3"]
+    own = pod("next", {"cpus": "exclusive"})
+    world.place(own, container(own, wants=resources(1)))
+    assert world.has("free-app")[0] == "1-3"
+    world.agent.overtaken(sent)
+    assert [(u.container_id, u.cpus) for u in world.agent.take_pending()] == [("free-app", "1-3")]
+
+
+def test_a_set_that_nobody_changed_is_said_once() -> None:
+    world = node()
+    world.agent.overtaken(world.agent.take_pending())
+    assert not world.agent.has_pending
+
+
+def test_a_container_that_went_meanwhile_does_not_keep_others_from_being_told_again() -> None:
+    world = node()
+    (sent,) = world.agent.take_pending()
+    own = pod("next", {"cpus": "exclusive"})
+    world.place(own, container(own, wants=resources(1)))
+    world.agent.overtaken([sent._replace(container_id="gone"), sent])
+    assert [(u.container_id, u.cpus) for u in world.agent.take_pending()] == [("free-app", "1-3")]

@@ -1,0 +1,168 @@
+"""What each container gets back, without a runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nri_numa.cli import cli
+from nri_numa.config import AgentConfig
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.state import Allocation, Kind, build
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.errors import RuntimeUnavailable
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.node.give_back import AgentRuns, GivenBack, Result, plan, release
+from nri_numa.store.checkpoint import CheckpointStore
+
+MACHINE = Machine(topology=synthetic(sockets=2, numa_per_socket=1, threads=1), settings=Settings())
+PREFIX = "numa.kubernetes.io"
+POD = PodSandbox(
+    id="p1",
+    uid="u1",
+    namespace="shop",
+    name="cart",
+    labels={},
+    annotations={},
+    qos=QoSClass.GUARANTEED,
+)
+
+
+def container(
+    cpus: str = "", mems: str = "", *, quota: int | None = None, marker: str = ""
+) -> Container:
+    """Container c1 of POD with these values."""
+    return Container(
+        id="c1",
+        pod_id="p1",
+        name="web",
+        labels={},
+        annotations={f"{PREFIX}/assigned": marker} if marker else {},
+        resources=Resources(cpus=cpus, mems=mems, cpu_quota=quota),
+    )
+
+
+def remembered(kind: Kind, *, quota: int | None = None, cpus: str = "") -> Allocation:
+    """What the checkpoint has of c1."""
+    return Allocation(
+        container_id="c1",
+        pod_id="p1",
+        pod_uid="u1",
+        namespace="shop",
+        pod="cart",
+        container="web",
+        kind=kind,
+        cpus=CPUSet.parse(cpus),
+        owned=kind is Kind.EXCLUSIVE,
+        numa_nodes=NUMASet([0]),
+        quota=quota,
+    )
+
+
+def planned(one: Container, *allocations: Allocation) -> GivenBack:
+    """The plan for a node with one container."""
+    (entry,) = plan(MACHINE, build(allocations), [POD], [one])
+    return entry
+
+
+def test_an_owner_gets_the_machine_and_its_limit_back() -> None:
+    entry = planned(
+        container("2", "0", quota=-1), remembered(Kind.EXCLUSIVE, quota=100_000, cpus="2")
+    )
+    assert (entry.cpus, entry.mems, entry.quota) == ("0-7", "0-1", 100_000)
+    assert entry.result is Result.PLANNED
+    assert entry.update.ignore_failure
+
+
+def test_a_limit_that_is_there_is_not_written_again() -> None:
+    entry = planned(
+        container("2", quota=50_000), remembered(Kind.EXCLUSIVE, quota=100_000, cpus="2")
+    )
+    assert entry.quota is None
+
+
+def test_memory_that_was_never_bound_stays_unbound() -> None:
+    assert planned(container("2"), remembered(Kind.EXPLICIT, cpus="2")).mems == ""
+
+
+def test_what_has_everything_is_left_as_it_is() -> None:
+    entry = planned(container("0-7", "0-1"), remembered(Kind.SHARED))
+    assert entry.result is Result.FREE
+    assert not entry.changed
+
+
+@pytest.mark.parametrize("text", ["", "0-7", "4", "nonsense"])
+def test_foreign_containers_are_left_alone(text: str) -> None:
+    entry = planned(container(text), remembered(Kind.FOREIGN))
+    assert entry.result is Result.FOREIGN
+    assert not entry.changed
+
+
+def test_a_stranger_with_a_cpuset_of_its_own_is_foreign() -> None:
+    assert planned(container("4")).result is Result.FOREIGN
+
+
+@pytest.mark.parametrize(
+    ("marker", "result"),
+    [
+        (json.dumps({"kind": "exclusive", "cpus": "4"}), Result.PLANNED),
+        (json.dumps({"kind": "foreign"}), Result.FOREIGN),
+        ("{", Result.PLANNED),
+        ("[" * 100_000, Result.PLANNED),
+        ("[1]", Result.PLANNED),
+    ],
+)
+def test_the_annotation_tells_where_the_checkpoint_does_not(marker: str, result: Result) -> None:
+    assert planned(container("4", marker=marker)).result is result
+
+
+def test_a_lifted_limit_that_nobody_knows_is_said() -> None:
+    marker = json.dumps({"kind": "exclusive", "cpus": "4"})
+    entry = planned(container("4", quota=-1, marker=marker))
+    assert entry.quota is None
+    assert "stays lifted" in entry.note
+
+
+def test_containers_of_unknown_pods_are_not_touched() -> None:
+    assert plan(MACHINE, build([]), [], [container("4")]) == ()
+
+
+def config(directory: Path) -> AgentConfig:
+    """A configuration that finds no runtime."""
+    return AgentConfig(state_dir=str(directory), sysfs_root="/")
+
+
+def test_a_running_agent_is_named(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path), identity={}, clock=lambda: 0.0)
+    store.load()
+    try:
+        with pytest.raises(AgentRuns, match=r"process \d+.*stop it first"):
+            asyncio.run(release(config(tmp_path), identity={}))
+    finally:
+        store.close()
+
+
+def test_without_a_runtime_nothing_is_forgotten(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path / "state"), identity={}, clock=lambda: 0.0)
+    store.load()
+    store.record({"c/c1": {"any": "thing"}})
+    store.close()
+    arguments = ["release", f"--state-dir={tmp_path}/state", f"--nri-socket={tmp_path}/none"]
+    for more in ([], ["--dry-run"]):
+        result = CliRunner().invoke(cli, [*arguments, *more])
+        assert result.exit_code == 3
+        assert f"{tmp_path}/none" in result.output
+    assert (tmp_path / "state" / "checkpoint").exists()
+
+
+def test_a_dry_run_makes_no_directory(tmp_path: Path) -> None:
+    wanted = config(tmp_path / "state")
+    with pytest.raises(RuntimeUnavailable):
+        asyncio.run(release(wanted, identity={}, dry_run=True, timeout=1))
+    assert not (tmp_path / "state").exists()

@@ -1,0 +1,631 @@
+"""Drift: found in real files, repaired through the runtime, read back, and not fought for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import Reconcile
+from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.node import reconcile
+from nri_numa.node.reconcile import CHUNK, Reconciler, Round
+from nri_numa.node.sending import Pushed, Sender
+from tests.beds.cgroup_bed import CgroupBed, Result, tree
+from tests.beds.cgroup_tree import CgroupTree
+from tests.beds.world import container, pod, resources
+
+__all__ = ["tree"]  # a fixture
+
+
+@dataclass
+class Bed(CgroupBed):
+    """With whom looks now and then."""
+
+    wall: float = 1_000_000.0
+    active: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reconciler = Reconciler(
+            self.world.agent,
+            self.world.metrics,
+            self.push,
+            reader=CgroupReader(str(self.tree.root)),
+            active=lambda: self.active,
+            now=lambda: self.clock,
+            wall=lambda: self.wall,
+            sleep=self.sleep,
+            alone=self.write,
+        )
+
+    async def write(self, updates: Sequence[ContainerUpdate]) -> Pushed:
+        """The cgroups themselves are written."""
+        writer = CgroupWriter(CgroupReader(str(self.tree.root)))
+        written = await Sender(self.world.agent, writer, self.push, lambda: False).alone(updates)
+        for update in updates:
+            self.tree.settle(f"/pods/{update.container_id}")
+        return written
+
+    def run(self, of: PodSandbox, made: Container | None = None) -> None:
+        made = made or container(of)
+        made = replace(made, cgroups_path=f"/pods/{made.id}")
+        self.world.place(of, made)
+        for container_id in self.world.live:
+            self.settle(container_id)
+        self.reconciler.watch_pool()
+        self.clock += 3600
+
+    def drift(self, container_id: str, cpus: str, mems: str = "") -> None:
+        """Somebody writes into the cgroup."""
+        self.tree.write(f"/pods/{container_id}", cpus, mems)
+
+    def round(self, **options: float) -> Round:
+        return asyncio.run(self.reconciler.round(**options))  # type: ignore[arg-type]
+
+    def count(self, name: str) -> float:
+        return self.world.metrics.registry.get_sample_value(f"nri_numa_{name}_total") or 0.0
+
+    def counts(self) -> tuple[float, float, float]:
+        return (
+            self.count("drift_found"),
+            self.count("drift_repaired"),
+            self.count("drift_fights"),
+        )
+
+    @property
+    def log(self) -> str:
+        """The reconciler's own lines."""
+        lines = self.output.getvalue().splitlines(keepends=True)
+        return "".join(line for line in lines if "component=reconcile" in line)
+
+
+@pytest.fixture
+def bed(tree: CgroupTree) -> Bed:
+    bed = Bed(tree)
+    bed.run(pod("free", qos=QoSClass.BEST_EFFORT))
+    bed.run(pod("listed", {"numacpu": "1", "numamem": "0"}))
+    own = pod("owner", {"policy": "single-numa-node"})
+    bed.run(own, container(own, wants=resources(2, 1)))
+    return bed
+
+
+def test_a_cgroup_that_is_just_being_made_is_no_drift(bed: Bed) -> None:
+    """The OCI runtime makes the cgroup first and writes the cpuset into it later."""
+    bed.drift("listed-app", "0-7", "0-1")
+    assert bed.round(young=10) == Round(seen=3), "decided in this very moment"
+    bed.wall += 9.9
+    assert bed.round(young=10) == Round(seen=3)
+    assert bed.pushes == []
+    assert bed.counts() == (0, 0, 0)
+    bed.wall += 0.2
+    assert bed.round(young=10).repaired == ("listed-app",)
+
+
+def test_a_quota_that_was_lifted_and_is_back_is_drift(bed: Bed) -> None:
+    """Whoever owns CPUs would be throttled on them, and every cpuset looks right."""
+    bed.tree.limit("/pods/owner-app", -1)
+    bed.tree.limit("/pods/listed-app", 50_000)  # its own limit, which nobody lifted
+    assert bed.round() == Round(seen=3)
+    bed.tree.limit("/pods/owner-app", 200_000)
+    done = bed.round()
+    assert done == Round(seen=3, drifted=("owner-app",), repaired=("owner-app",))
+    ((update,),) = bed.pushes
+    assert (update.container_id, update.cpus, update.cpu_quota) == ("owner-app", "", -1)
+    assert "the CFS quota is 200000 µs, meant none" in bed.log
+    assert bed.round() == Round(seen=3)
+    assert bed.counts() == (1, 1, 0)
+
+
+def test_a_clock_set_back_makes_nobody_young(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0-1")
+    bed.wall -= 86_400
+    assert bed.round(young=10).repaired == ("listed-app",)
+
+
+def test_nothing_is_done_where_everything_is_as_meant(bed: Bed) -> None:
+    assert bed.round() == Round(seen=3)
+    assert bed.pushes == []
+    assert bed.counts() == (0, 0, 0)
+    assert bed.log == ""
+
+
+def test_drift_is_found_repaired_read_back_counted_and_said(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0-1")
+    assert bed.round() == Round(seen=3, drifted=("listed-app",), repaired=("listed-app",))
+    assert bed.tree.cpus_of("/pods/listed-app") == "1"
+    assert bed.tree.mems_of("/pods/listed-app") == "0"
+    assert bed.counts() == (1, 1, 0)
+    found, repaired = bed.log.splitlines()
+    assert "level=warning" in found
+    assert "default/listed/app" in found
+    assert "cpuset.cpus is 0-7, meant 1" in found
+    assert "repairable=true" in found
+    assert "drift repaired" in repaired
+    assert bed.round() == Round(seen=3)
+
+
+def test_several_are_repaired_in_one_push_whoever_disturbs_an_owner_first(bed: Bed) -> None:
+    bed.drift("listed-app", "3", "0")
+    bed.drift("owner-app", "0", bed.world.has("owner-app")[1])
+    bed.drift("free-app", "0-7")
+    result = bed.round()
+    assert set(result.repaired) == {"listed-app", "owner-app", "free-app"}
+    assert [[u.container_id for u in push] for push in bed.pushes] == [
+        ["free-app", "owner-app", "listed-app"]
+    ]
+
+
+def test_many_are_pushed_in_pieces(bed: Bed) -> None:
+    names = [f"n{i:02}" for i in range(CHUNK + 5)]
+    for name in names:
+        bed.run(pod(name, {"numacpu": "1"}))
+    for name in names:
+        bed.drift(f"{name}-app", "0")
+    assert len(bed.round().repaired) == len(names)
+    assert [len(push) for push in bed.pushes] == [CHUNK, 5]
+
+
+def test_an_update_on_its_way_is_no_drift(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0")
+    bed.on_sleep = lambda: bed.settle("listed-app")
+    assert bed.round() == Round(seen=3)
+    assert bed.counts() == (0, 0, 0)
+
+
+def test_what_is_meant_to_change_between_the_looks_is_no_drift(bed: Bed) -> None:
+    """A request comes in between: the new owner's answer has not reached the others yet."""
+    bed.drift("free-app", "0-7")
+
+    def grant() -> None:
+        bed.on_sleep = lambda: None
+        own = pod("second", {"cpus": "exclusive"})
+        bed.world.place(own, container(own, wants=resources(1)))
+
+    bed.on_sleep = grant
+    assert bed.round().drifted == ()
+    assert bed.pushes == []
+
+
+def test_while_owners_come_and_go_the_shared_pool_is_not_judged(bed: Bed) -> None:
+    """Two looks may see the same and mean two owners; each of their updates is still on its way."""
+    bed.drift("free-app", "0-7")
+    bed.drift("listed-app", "0-7", "0")
+
+    def next_owner() -> None:
+        bed.on_sleep = lambda: None
+        bed.world.stop("owner-app")
+        own = pod("owner", {"policy": "single-numa-node"})
+        bed.world.place(own, container(own, wants=resources(2, 1)))
+
+    bed.on_sleep = next_owner
+    assert bed.round().drifted == ("listed-app",), "a list does not follow the pool"
+    assert bed.round().repaired == ("free-app",)
+
+
+def test_a_thousand_drifts_are_not_a_thousand_lines(bed: Bed) -> None:
+    names = [f"n{i:02}" for i in range(reconcile.SAID_AT_ONCE + 7)]
+    for name in names:
+        bed.run(pod(name, {"numacpu": "1"}))
+    for name in names:
+        bed.drift(f"{name}-app", "0")
+    assert len(bed.round().repaired) == len(names)
+    assert bed.counts() == (len(names), len(names), 0)
+    assert bed.log.count('msg="drift found"') == reconcile.SAID_AT_ONCE
+    assert bed.log.count("containers=7") == 2, "found and repaired"
+
+
+def test_an_update_that_waits_for_a_reply_is_not_drift(bed: Bed) -> None:
+    bed.world.agent.remove_container("owner-app")  # its reply can carry no updates
+    assert bed.world.agent.is_pending("free-app")
+    assert bed.round().drifted == ()
+
+
+def test_a_push_overtaken_by_a_request_is_set_right_at_once(bed: Bed) -> None:
+    bed.drift("free-app", "0-7")
+
+    def grant() -> None:
+        """While the push is under way an owner comes; the push arrives last at the runtime."""
+        bed.before_push = lambda: None
+        own = pod("second", {"cpus": "exclusive"})
+        bed.world.place(own, container(own, wants=resources(1)))
+
+    bed.before_push = grant
+    assert bed.round().repaired == ("free-app",)
+    assert len(bed.pushes) == 2
+    owned = bed.world.agent.state.owned
+    assert not CPUSet.parse(bed.tree.cpus_of("/pods/free-app")) & owned
+    assert bed.counts() == (1, 1, 0)
+
+
+def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Bed) -> None:
+    def again() -> Round:
+        bed.drift("listed-app", "0-7", "0")
+        return bed.round(max_repairs=3, window=600)
+
+    for _ in range(3):
+        assert again().repaired == ("listed-app",)
+    for _ in range(4):
+        assert again() == Round(seen=3, drifted=("listed-app",), given_up=("listed-app",))
+    assert len(bed.pushes) == 3
+    assert bed.counts() == (4, 3, 1)
+    assert bed.log.count("somebody keeps rewriting") == 1
+    notices = bed.world.agent.notices.after()
+    assert [(n.what, n.reason, n.pod, n.count) for n in notices] == [
+        ("drift", "", "listed", 4),
+        ("drift", "GivenUp", "listed", 1),
+    ]
+    bed.clock += 600
+    assert again().repaired == ("listed-app",), "the window has passed"
+    assert bed.counts() == (4, 4, 1)
+
+
+def test_only_repairs_within_the_window_count(bed: Bed) -> None:
+    def again() -> Round:
+        bed.drift("listed-app", "0-7", "0")
+        return bed.round(max_repairs=2, window=600)
+
+    assert again().repaired == ("listed-app",)
+    bed.clock += 400
+    assert again().repaired == ("listed-app",)
+    bed.clock += 300
+    assert again().repaired == ("listed-app",), "the first is longer ago than a window"
+    assert again().given_up == ("listed-app",)
+
+
+def test_a_moment_of_peace_makes_no_repair_within_the_window_forgotten(bed: Bed) -> None:
+    def again() -> Round:
+        bed.drift("listed-app", "0-7", "0")
+        return bed.round(max_repairs=2, window=600)
+
+    again()
+    bed.clock += 400
+    again()
+    bed.clock += 300
+    assert bed.round(max_repairs=2, window=600).drifted == ()
+    assert again().repaired == ("listed-app",)
+    assert again().given_up == ("listed-app",)
+
+
+def test_of_a_push_that_fails_on_the_way_the_rest_is_told(bed: Bed) -> None:
+    names = [f"n{i:02}" for i in range(CHUNK + 5)]
+    for name in names:
+        bed.run(pod(name, {"numacpu": "1"}))
+    for name in names:
+        bed.drift(f"{name}-app", "0")
+
+    def dies() -> None:
+        bed.failing = "the runtime died"
+
+    bed.before_push = dies
+    assert len(bed.round().repaired) == CHUNK
+    assert "containers=5" in bed.log
+
+
+def test_containers_are_named_with_the_short_id_that_crictl_shows(bed: Bed) -> None:
+    of = pod("long")
+    bed.run(of, container(of, id="0123456789abcdef"))
+    bed.drift("0123456789abcdef", "0")
+    assert bed.round().repaired == ("0123456789abcdef",)
+    assert [line.count("id=0123456789ab ") for line in bed.log.splitlines()] == [1, 1]
+
+
+def test_a_fight_with_one_is_no_reason_to_leave_others_alone(bed: Bed) -> None:
+    for _ in range(2):
+        bed.drift("listed-app", "0-7", "0")
+        bed.round(max_repairs=1)
+    bed.drift("listed-app", "0-7", "0")
+    bed.drift("free-app", "0-7")
+    result = bed.round(max_repairs=1)
+    assert result.given_up == ("listed-app",)
+    assert result.repaired == ("free-app",)
+
+
+def test_a_container_that_was_right_for_a_window_starts_anew(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0")
+    bed.round(max_repairs=1, window=600)
+    bed.clock += 700
+    assert bed.round(max_repairs=1, window=600).drifted == ()
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round(max_repairs=1, window=600).repaired == ("listed-app",)
+
+
+def test_a_runtime_that_takes_the_update_and_does_nothing_is_noticed(bed: Bed) -> None:
+    bed.deaf = True
+    bed.drift("listed-app", "0-7", "0")
+    for _ in range(3):
+        assert bed.round(max_repairs=3).repaired == ()
+    assert bed.round(max_repairs=3).given_up == ("listed-app",)
+    assert bed.counts() == (1, 0, 1)
+
+
+def test_a_push_that_fails_is_said_and_tried_again_and_is_no_fight(bed: Bed) -> None:
+    bed.failing = "the runtime is busy"
+    bed.drift("listed-app", "0-7", "0")
+    for _ in range(5):
+        assert bed.round(max_repairs=1).given_up == ()
+    assert "the runtime is busy" in bed.log
+    assert bed.counts() == (1, 0, 0), "the same drift is counted once"
+    bed.failing = ""
+    assert bed.round(max_repairs=1).repaired == ("listed-app",)
+
+
+def test_without_a_link_drift_is_said_and_waits(bed: Bed) -> None:
+    bed.active = False
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round().repaired == ()
+    assert bed.pushes == []
+    assert bed.counts() == (1, 0, 0)
+
+
+def test_a_container_that_is_gone_is_no_drift(bed: Bed) -> None:
+    bed.tree.remove("/pods/listed-app")
+    assert bed.round() == Round(seen=2)
+    bed.drift("owner-app", "0")
+
+    def dies() -> None:
+        bed.on_sleep = lambda: None
+        bed.world.stop("owner-app")
+        bed.tree.remove("/pods/owner-app")
+
+    bed.on_sleep = dies
+    assert bed.round().drifted == ()
+    assert bed.counts() == (0, 0, 0)
+
+
+def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: Bed) -> None:
+    bed.active = False
+    bed.drift("listed-app", "0-7", "0-1")
+    assert bed.round().repaired == ()
+    done = bed.round(without_runtime=True)
+    assert (done.drifted, done.repaired) == (("listed-app",), ("listed-app",))
+    assert bed.pushes == []
+    assert bed.tree.cpus_of("/pods/listed-app") == "1"
+    assert bed.counts() == (1, 1, 0)
+
+
+def test_a_limit_that_only_the_runtime_can_write_waits_for_it(bed: Bed) -> None:
+    bed.active = False
+    bed.tree.limit("/pods/owner-app", 200_000)
+    assert bed.round(without_runtime=True).repaired == ()
+    assert "no runtime to ask: owner-app" in bed.log
+    bed.active = True
+    assert bed.round(without_runtime=True).repaired == ("owner-app",)
+
+
+def test_what_a_cgroup_above_takes_away_is_reported_once_and_not_fought(
+    bed: Bed, tree: CgroupTree
+) -> None:
+    if tree.version == 1:
+        pytest.skip("on version 1 the kernel shrinks the list itself")
+    tree.write("/pods/listed-app", "1", "0", above="2-3")
+    for _ in range(3):
+        assert bed.round().drifted == ("listed-app",)
+    assert bed.pushes == []
+    assert bed.counts() == (1, 0, 0)
+    assert "a cgroup above leaves 2-3 of it" in bed.log
+    assert "repairable=false" in bed.log
+
+
+def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
+    bed = Bed(tree, observe=True)
+    bed.run(pod("listed", {"numacpu": "1", "numamem": "0"}))
+    for _ in range(2):
+        assert bed.round().drifted == ("listed-app",)
+    assert bed.pushes == []
+    assert bed.counts() == (1, 0, 0)
+    assert "observed=true" in bed.log
+    assert bed.world.agent.notices.after() == []
+
+
+def differing(bed: Bed) -> dict[str, tuple[str, bool, bool]]:
+    """By container: both sides, whether it disturbs an owner, and whether it was given up."""
+    known = bed.world.agent.differences
+    return {i: (one.text, one.intruder, one.given_up) for i, one in known.items()}
+
+
+def test_a_difference_is_shown_until_it_is_repaired(bed: Bed) -> None:
+    shown: list[dict[str, tuple[str, bool, bool]]] = []
+    bed.before_push = lambda: shown.append(differing(bed))
+    bed.drift("free-app", "0-7")
+    bed.drift("listed-app", "1", "0-1")
+    assert bed.round().repaired == ("free-app", "listed-app")
+    pool = str(bed.world.has("free-app")[0])
+    assert shown == [
+        {
+            "free-app": (f"meant {pool}, has 0-7", True, False),
+            "listed-app": ("memory nodes: meant 0, has 0-1", False, False),
+        }
+    ]
+    assert differing(bed) == {}
+    assert bed.count("neighbours_on_owned_cpus_seen") == 1
+
+
+def test_a_given_up_fight_is_shown_as_such_until_somebody_else_ends_it(bed: Bed) -> None:
+    for _ in range(2):
+        bed.drift("listed-app", "0-7", "0")
+        bed.round(max_repairs=1, window=600)
+    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
+    assert bed.world.agent.differences["listed-app"].since == bed.wall
+    bed.drift("listed-app", "1", "0")
+    bed.round(max_repairs=1, window=600)
+    assert differing(bed) == {}
+
+
+def test_what_cannot_be_repaired_is_shown(bed: Bed, tree: CgroupTree) -> None:
+    bed.failing = "the runtime is busy"
+    bed.drift("listed-app", "0-7", "0")
+    bed.round()
+    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, False)}
+    if tree.version == 2:
+        tree.write("/pods/listed-app", "1", "0", above="3")
+        bed.round()
+        assert differing(bed) == {"listed-app": ("meant 1, has 3", False, False)}
+
+
+def test_observing_shows_what_is_not_as_it_would_be(tree: CgroupTree) -> None:
+    bed = Bed(tree, observe=True)
+    bed.run(pod("listed", {"numacpu": "1", "numamem": "0"}))
+    bed.round()
+    assert differing(bed) == {
+        "listed-app": ("meant 1, has 0-7; memory nodes: meant 0, has 0-1", False, False)
+    }
+
+
+def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: Bed) -> None:
+    bed.failing = "the runtime is busy"
+    bed.drift("listed-app", "0-7", "0")
+    bed.round()
+    read = bed.world.agent.differences.known
+    bed.world.stop("listed-app")
+    assert list(read) == ["listed-app"]
+    assert not bed.world.agent.differences.known
+
+
+def test_before_the_runtime_has_told_what_runs_nothing_is_judged(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0")
+    bed.world.agent.synchronized = False
+    assert bed.round() == Round()
+
+
+def test_no_cgroups_at_all_is_said_once_and_so_is_their_return(bed: Bed, tree: CgroupTree) -> None:
+    hidden = tree.root.with_name("hidden")
+    tree.root.rename(hidden)
+    for _ in range(3):
+        assert bed.round() == Round()
+    assert bed.log.count("drift is not looked for") == 1
+    hidden.rename(tree.root)
+    assert bed.round() == Round(seen=3)
+    assert bed.log.count("drift is looked for again") == 1
+
+
+def test_the_wrong_root_is_said_after_a_few_rounds(bed: Bed) -> None:
+    for container_id in bed.world.live:
+        bed.tree.remove(f"/pods/{container_id}")
+    said: list[int] = []
+    for _ in range(5):
+        assert bed.round() == Round(seen=0)
+        said.append(bed.log.count("none of 3 containers has a cgroup below"))
+    assert said == [0, 0, 1, 1, 1]
+
+
+def test_a_node_without_containers_is_quiet(tree: CgroupTree) -> None:
+    bed = Bed(tree)
+    for _ in range(5):
+        assert bed.round() == Round()
+    assert bed.log == ""
+
+
+def test_cpus_the_kernel_took_from_an_unbound_container_come_back(bed: Bed) -> None:
+    """On version 1 an offline CPU leaves every cpuset and does not return by itself."""
+    bed.world.stop("owner-app")
+    for container_id in bed.world.live:
+        bed.settle(container_id)
+    bed.reconciler.watch_pool()
+    bed.clock += 3600
+    bed.drift("free-app", "0-6")  # it lived while the pool was narrow: ours to widen again
+    assert bed.round().repaired == ("free-app",)
+    assert bed.tree.cpus_of("/pods/free-app") == "0-7"
+
+
+def test_a_repair_that_fails_long_after_another_does_not_end_the_search(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round(window=600).repaired == ("listed-app",)
+    bed.clock += 700
+    bed.failing = "the runtime is busy"
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round(window=600).repaired == ()
+    bed.settle("listed-app")
+    assert bed.round(window=600).drifted == ()
+    bed.failing = ""
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round(window=600).repaired == ("listed-app",)
+
+
+@pytest.mark.parametrize("cut", range(5))
+def test_a_plan_interrupted_anywhere_is_finished_by_the_next_round(bed: Bed, cut: int) -> None:
+    """The runtime takes the first few updates of a push and then dies."""
+    for name in ("x", "y"):
+        bed.run(pod(name, {"numacpu": "3"}))
+    drifted = ["free-app", "listed-app", "x-app", "y-app"]
+    for container_id in drifted:
+        bed.drift(container_id, "0-7")
+
+    async def dying(updates: Sequence[ContainerUpdate]) -> Result:
+        await Bed.push(bed, updates[:cut])
+        return Result(False, "the runtime died")
+
+    bed.reconciler._push = dying
+    assert bed.round().repaired == ()
+    bed.reconciler._push = bed.push
+    assert len(bed.round().repaired) == len(drifted) - cut
+    for container_id in drifted:
+        wanted = bed.world.has(container_id)[0]
+        assert bed.tree.cpus_of(f"/pods/{container_id}") == wanted
+    assert bed.round() == Round(seen=5)
+
+
+def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: Bed) -> None:
+    def config(interval: str) -> AgentConfig:
+        return AgentConfig(reconcile=Reconcile(interval=interval))
+
+    now = config("5s")
+    rounds: list[float] = []
+    started = bed.clock
+
+    def tick() -> None:
+        nonlocal now
+        if bed.clock >= started + 30:
+            now = config("0")  # reloaded: off
+        if bed.clock >= started + 100:
+            raise asyncio.CancelledError
+
+    bed.on_sleep = tick
+
+    async def mistaken(**options: float) -> Round:
+        rounds.append(bed.clock - started)
+        raise RuntimeError("a mistake")
+
+    bed.reconciler.round = mistaken  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.reconciler.run(lambda: now))
+    assert rounds == [5, 10, 15, 20, 25]
+    assert bed.count("internal_errors") == len(rounds)
+    assert bed.log.count("a mistake") >= len(rounds)
+
+
+def test_a_second_is_an_interval_too(bed: Bed) -> None:
+    rounds: list[float] = []
+    started = bed.clock
+
+    def tick() -> None:
+        if bed.clock >= started + 4:
+            raise asyncio.CancelledError
+
+    async def counted(**options: float) -> Round:
+        rounds.append(bed.clock - started)
+        return Round()
+
+    bed.on_sleep = tick
+    bed.reconciler.round = counted  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.reconciler.run(lambda: AgentConfig(reconcile=Reconcile(interval="1s"))))
+    assert rounds == [1, 2, 3]
+
+
+def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
+    """Between batches the thread pauses, however many containers there are."""
+    pauses: list[float] = []
+    agent = bed.world.agent
+    places = [(f"{k}{i}", place) for i in range(30) for k, place in agent.places.items()]
+    found = reconcile.look(
+        bed.reconciler._reader, agent.machine, agent.state, places, None, pauses.append
+    )
+    assert found.seen == 90
+    assert len(pauses) == 90 // reconcile.BATCH

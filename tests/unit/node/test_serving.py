@@ -1,0 +1,116 @@
+"""Whatever happens to the HTTP side, it neither ends nor delays anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from nri_numa.config import HTTP
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.values.settings import Settings
+from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.node import serving
+from nri_numa.node.agent import Agent
+from nri_numa.node.beside_kubelet import BesideKubelet
+from nri_numa.node.kubelet_settings import KubeletSettings
+from nri_numa.node.loop import GapWatch
+from nri_numa.node.serving import Serving
+from nri_numa.node.view import LinkFacts
+from nri_numa.observe.metrics import Metrics
+from tests.beds.link_bed import eventually
+from tests.machines import named as machines
+
+
+def make(section: HTTP) -> tuple[Serving, Metrics]:
+    metrics = Metrics("0")
+    machine = Machine(topology=machines.single_smt(), settings=Settings())
+    agent = Agent(machine, metrics=metrics, store=None, now=lambda: 0.0)
+    made = Serving(
+        section,
+        agent,
+        metrics,
+        started=0.0,
+        now=lambda: 0.0,
+        link=lambda: LinkFacts(state="active", detail="", active=True),
+        reading=lambda: None,
+        beside=BesideKubelet(agent, metrics, StateFiles("/nowhere"), now=lambda: 0.0),
+        kubelet=KubeletSettings("/nowhere"),
+        watch=GapWatch(),
+    )
+    return made, metrics
+
+
+def value(metrics: Metrics, name: str) -> float:
+    return metrics.registry.get_sample_value(name) or 0.0
+
+
+def during(made: Serving, condition: Callable[[], bool]) -> None:
+    """Run until the condition holds, then end it."""
+
+    async def test() -> None:
+        task = asyncio.create_task(made.run())
+        try:
+            await eventually(condition)
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(test())
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "RETRY", 0.001)
+    monkeypatch.setattr(serving, "WAIT", 0.001)
+
+
+def test_a_mistake_is_counted_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, tries = serving._import, []
+
+    def broken() -> serving._Parts:
+        tries.append(1)
+        if len(tries) < 4:
+            raise ImportError("no module named h11")
+        return real()
+
+    monkeypatch.setattr(serving, "_import", broken)
+    made, metrics = make(HTTP(address="127.0.0.1:0"))
+    during(made, lambda: value(metrics, "nri_numa_http_up") == 1)
+    assert len(tries) == 4
+    assert value(metrics, "nri_numa_internal_errors_total") == 1
+
+
+def test_a_configuration_that_cannot_be_served_is_no_mistake_of_ours() -> None:
+    made, metrics = make(HTTP(address="127.0.0.1:0", token_file="/nowhere/token"))
+    looks = itertools.count()
+    during(made, lambda: next(looks) > 50)
+    assert value(metrics, "nri_numa_internal_errors_total") == 0
+    assert value(metrics, "nri_numa_http_up") == 0
+
+
+def test_it_waits_for_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "WAIT", 3600.0)
+    made, metrics = make(HTTP(address="127.0.0.1:0"))
+
+    async def test() -> None:
+        task = asyncio.create_task(made.run())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert value(metrics, "nri_numa_http_up") == 0
+        made.link_settled()
+        await eventually(lambda: value(metrics, "nri_numa_http_up") == 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert value(metrics, "nri_numa_http_up") == 0
+
+    asyncio.run(test())
+
+
+def test_a_scrape_shows_the_nodes_of_the_machine() -> None:
+    made, metrics = make(HTTP(address="127.0.0.1:0"))
+    during(made, lambda: 'nri_numa_numa_node_cpus{numa_node="0"' in metrics.text())
+    assert 'nri_numa_numa_node_cpus{numa_node="0",state="shared"} 8' in metrics.text()

@@ -1,0 +1,65 @@
+"""Memory goes back once it was needed for a moment, and not all the time."""
+
+from __future__ import annotations
+
+from nri_numa.node.trim import GROWN, REST, Trim, give_back, resident
+
+MIB = 1 << 20
+
+
+class Process:
+    """Holds some memory, and some that it does not need."""
+
+    def __init__(self, used: int, free: int = 0) -> None:
+        self.used, self.free, self.given = used, free, 0
+        self.trim = Trim(lambda: self.used + self.free, self.give_back)
+
+    def give_back(self) -> None:
+        self.given += 1
+        self.free = 0
+
+    def rounds(self, number: int) -> None:
+        for _ in range(number):
+            self.trim.look()
+
+
+def test_what_a_large_request_left_goes_back_within_seconds() -> None:
+    node = Process(40 * MIB, free=3 * MIB)
+    node.rounds(1)
+    assert (node.given, node.free) == (1, 0)  # what the start left
+    node.free = 15 * MIB
+    node.rounds(REST + 1)
+    assert (node.given, node.free) == (2, 0)
+
+
+def test_a_quiet_process_and_a_little_growth_are_left_alone() -> None:
+    node = Process(40 * MIB)
+    node.rounds(1)
+    node.free = GROWN - 1
+    node.rounds(100)
+    assert node.given == 1
+
+
+def test_it_happens_once_in_some_rounds_however_busy_the_node_is() -> None:
+    node = Process(40 * MIB)
+    for _ in range(10 * (REST + 1)):
+        node.free = 8 * MIB
+        node.rounds(1)
+    assert node.given == 10
+
+
+def test_growth_counts_from_the_least_that_was_seen() -> None:
+    node = Process(40 * MIB, free=3 * MIB)
+    node.rounds(REST + 1)
+    node.used = 30 * MIB  # containers are gone
+    node.rounds(1)
+    node.free = GROWN
+    node.rounds(1)
+    assert node.given == 2
+
+
+def test_the_real_thing_works_on_this_machine() -> None:
+    before = resident()
+    assert before > MIB
+    give_back()
+    assert resident() > MIB

@@ -1,0 +1,318 @@
+"""Right after a reply: what arrived in the cgroups is read back, and what did not is put right."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import pytest
+
+from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
+from nri_numa.node.verify import Verifier
+from tests.beds.cgroup_bed import CgroupBed, tree
+from tests.beds.cgroup_tree import CgroupTree
+from tests.beds.world import container, pod, resources
+
+__all__ = ["tree"]  # a fixture
+
+OWN = {"cpus": "exclusive"}
+
+
+class Writer(CgroupWriter):
+    """Writes as the kernel would: a cgroup of version 2 has an effective set too."""
+
+    def __init__(self, tree: CgroupTree) -> None:
+        super().__init__(CgroupReader(str(tree.root)))
+        self.tree = tree
+        self.problem = ""
+
+    def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
+        if self.problem:
+            return Written(problem=self.problem)
+        written = super().write(place, cpus, mems)
+        if written.changed:
+            path = place.cgroups_path
+            self.tree.write(path, cpus or self.tree.cpus_of(path), mems or self.tree.mems_of(path))
+        return written
+
+
+@dataclass
+class Bed(CgroupBed):
+    """With whom looks right after a reply."""
+
+    handled: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.writer = Writer(self.tree)
+        self.verifier = Verifier(
+            self.world.agent,
+            self.world.metrics,
+            self.push,
+            reader=CgroupReader(str(self.tree.root)),
+            writer=self.writer,
+            handled=lambda: self.handled,
+            now=lambda: self.clock,
+            wall=lambda: 1_000_000.0 + self.clock,
+            sleep=self.sleep,
+        )
+
+    def run(self, of: PodSandbox, made: Container | None = None) -> None:
+        """Create a container and start it; the runtime applies nothing to others."""
+        made = replace(made or container(of), cgroups_path=f"/pods/{of.name}-app")
+        self.world.place(of, made)
+        self.settle(made.id)
+        self.world.agent.start_container(of, made)
+        self.world.agent.post_start_container(of, made)
+
+    def look(self) -> None:
+        asyncio.run(self.verifier.look())
+
+    def count(self, name: str) -> float:
+        value = self.world.metrics.registry.get_sample_value(f"nri_numa_{name}")
+        assert value is not None
+        return value
+
+    def has(self, container_id: str) -> str:
+        return self.tree.cpus_of(f"/pods/{container_id}")
+
+    def lines(self, event: str) -> list[str]:
+        return [line for line in self.output.getvalue().splitlines() if event in line]
+
+
+@pytest.fixture
+def bed(tree: CgroupTree) -> Bed:
+    bed = Bed(tree)
+    bed.run(pod("plain"))
+    bed.look()
+    return bed
+
+
+def own(bed: Bed) -> None:
+    of = pod("own", OWN)
+    bed.run(of, container(of, wants=resources(2, 1)))
+
+
+def test_an_update_that_did_not_arrive_is_written_and_counted_as_late(bed: Bed) -> None:
+    own(bed)
+    assert bed.has("plain-app") in ("", "0-7")
+    bed.clock += 0.1
+    bed.look()
+    assert bed.has("plain-app") == bed.world.has("plain-app")[0] == "2-7"
+    assert bed.count("late_repairs_total") == 1
+    assert bed.count("drift_found_total") == 0
+    assert bed.pushes == []
+    [line] = bed.lines("late container put right")
+    assert "default/plain/app" in line
+    assert "on_owned_cpus=true" in line
+    assert "meant 2-7" in line
+
+
+def test_a_late_container_that_is_pinned_is_noted_for_whoever_looks_at_its_pod(bed: Bed) -> None:
+    bed.run(pod("listed", {"numacpu": "1"}))
+    bed.tree.write("/pods/listed-app", "0-7", "")
+    bed.verifier.concern(["listed-app"])
+    bed.clock += 0.1
+    bed.look()
+    assert bed.has("listed-app") == "1"
+    (notice,) = bed.world.agent.notices.after()
+    assert (notice.what, notice.pod) == ("late", "listed")
+    assert "meant 1; put right" in notice.message
+
+
+def test_a_neighbour_on_owned_cpus_is_counted_with_its_seconds(bed: Bed) -> None:
+    own(bed)
+    bed.clock += 0.25
+    bed.world.agent.differences._now = lambda: 1_000_000.0 + bed.clock
+    bed.look()
+    assert bed.count("neighbours_on_owned_cpus_seen_total") == 1
+    assert bed.count("neighbours_on_owned_cpus_seconds_total") == pytest.approx(0.25)
+    assert bed.count("neighbours_on_owned_cpus") == 0
+
+
+def test_an_update_that_the_runtime_is_still_applying_is_not_late(bed: Bed) -> None:
+    own(bed)
+    bed.look()
+    assert bed.count("late_repairs_total") == 0
+    bed.settle("plain-app")
+    bed.clock += 0.1
+    bed.look()
+    assert bed.count("late_repairs_total") == 0
+    assert bed.count("neighbours_on_owned_cpus_seen_total") == 0
+
+
+def test_a_next_request_tells_that_all_updates_were_applied(bed: Bed) -> None:
+    own(bed)
+    bed.handled += 1
+    bed.look()
+    assert bed.count("late_repairs_total") == 1
+
+
+def test_where_cgroups_cannot_be_written_the_runtime_is_asked(bed: Bed) -> None:
+    bed.writer.problem = "/cgroup: Read-only file system"
+    own(bed)
+    bed.clock += 0.1
+    bed.look()
+    assert [[u.container_id for u in push] for push in bed.pushes] == [["plain-app"]]
+    assert bed.has("plain-app") == "2-7"
+    assert bed.count("late_repairs_total") == 1
+    assert len(bed.world.agent.differences) == 0
+    bed.world.stop("own-app")
+    own(bed)
+    bed.clock += 0.1
+    bed.look()
+    assert len(bed.lines("Read-only file system")) == 1  # said once
+
+
+def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
+    bed.writer.problem, bed.failing = "/cgroup: Read-only file system", "not quiet"
+    own(bed)
+    bed.clock += 0.1
+    bed.look()
+    found = bed.world.agent.differences["plain-app"]
+    assert (found.cpus, found.intruder) == ("0-7", True)
+    assert bed.count("neighbours_on_owned_cpus") == 1
+    assert bed.count("late_repairs_total") == 0
+    assert bed.lines("late containers not put right")
+    bed.world.stop("plain-app")
+    assert bed.count("neighbours_on_owned_cpus") == 0
+
+
+def test_a_push_that_changes_nothing_is_no_repair(bed: Bed, tree: CgroupTree) -> None:
+    bed.writer.problem = "/cgroup: Read-only file system"
+    own(bed)
+    bed.on_sleep = lambda: tree.write("/pods/plain-app", "0-7")
+    bed.clock += 0.1
+    bed.look()
+    assert bed.count("late_repairs_total") == 0
+    assert "plain-app" in bed.world.agent.differences
+
+
+def test_what_is_meant_changed_during_the_look(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner goes while the cgroups are read: nothing of before is written."""
+    own(bed)
+    bed.clock += 0.1
+    looked = bed.verifier._wrong
+
+    async def then(places):  # type: ignore[no-untyped-def]
+        found = await looked(places)
+        bed.world.stop("own-app")
+        return found
+
+    monkeypatch.setattr(bed.verifier, "_wrong", then)
+    bed.look()
+    assert bed.has("plain-app") in ("", "0-7")
+    assert bed.count("late_repairs_total") == 0
+
+
+def test_a_container_that_goes_meanwhile_is_nobodys_business(bed: Bed, tree: CgroupTree) -> None:
+    own(bed)
+    bed.clock += 0.1
+    tree.remove("/pods/plain-app")
+    bed.look()
+    bed.verifier.concern(["gone"])
+    bed.look()
+    assert bed.count("late_repairs_total") == 0
+
+
+def test_containers_being_started_wait_until_they_run(bed: Bed) -> None:
+    of = pod("slow")
+    made = replace(container(of), cgroups_path="/pods/slow-app")
+    bed.world.place(of, made)
+    own(bed)
+    bed.tree.write("/pods/slow-app", "0-7")
+    bed.clock += 0.1
+    bed.look()
+    assert bed.has("slow-app") == "0-7"
+    bed.world.agent.post_start_container(of, made)
+    bed.look()
+    assert bed.has("slow-app") == "2-7"
+
+
+def test_after_a_synchronisation_everybody_is_looked_at(bed: Bed) -> None:
+    own(bed)
+    bed.clock += 0.1
+    bed.look()
+    bed.tree.write("/pods/plain-app", "0-7")
+    bed.world.live["plain-app"] = replace(
+        bed.world.live["plain-app"], cgroups_path="/pods/plain-app"
+    )
+    bed.world.synchronize()
+    bed.clock += 0.1
+    bed.look()
+    assert bed.has("plain-app") == "2-7"
+
+
+def test_observe_tells_and_writes_nothing(tree: CgroupTree) -> None:
+    bed = Bed(tree, observe=True)
+    bed.run(pod("plain"))
+    bed.run(pod("listed", {"numacpu": "1"}))
+    bed.verifier.concern(["listed-app"])
+    bed.look()
+    assert bed.has("listed-app") in ("", "0-7")
+    assert bed.count("late_repairs_total") == 0
+
+
+def test_an_unreadable_file_system_is_no_reason_to_stop(bed: Bed, tree: CgroupTree) -> None:
+    own(bed)
+    bed.clock += 0.1
+    tree.root.rename(tree.root.with_name("away"))
+    bed.look()
+    assert bed.lines("cgroups not read")
+
+
+def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: Bed) -> None:
+    for n in range(30):
+        bed.run(pod(f"p{n}"))
+    bed.look()
+    own(bed)
+    bed.clock += 10
+    bed.look()
+    assert bed.count("late_repairs_total") == 31
+    assert len(bed.lines("late container put right")) == 20
+    assert "containers=11" in bed.lines("more late containers put right")[0]
+
+
+def test_the_task_looks_until_nobody_is_due_and_survives_mistakes(bed: Bed) -> None:
+    own(bed)
+    mistakes = iter([RuntimeError("a mistake")])
+    look = bed.verifier.look
+
+    async def sometimes() -> None:
+        for mistake in mistakes:
+            raise mistake
+        await look()
+
+    bed.verifier.look = sometimes  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        async def sleep(seconds: float) -> None:
+            bed.clock += seconds
+            await asyncio.sleep(0)
+
+        bed.verifier._sleep = sleep
+        task = asyncio.create_task(bed.verifier.run())
+        async with asyncio.timeout(30):
+            while bed.has("plain-app") != "2-7":
+                await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(scenario())
+    assert bed.count("internal_errors_total") == 1
+
+
+def test_an_intruder_that_turns_harmless_is_counted_until_then(bed: Bed) -> None:
+    bed.writer.problem, bed.failing = "/cgroup: Read-only file system", "not quiet"
+    own(bed)
+    bed.clock += 0.1
+    bed.look()
+    bed.tree.write("/pods/plain-app", "3")  # wrong, and on nobody's CPU
+    bed.world.agent.differences._now = lambda: 1_000_000.0 + bed.clock
+    bed.clock += 2
+    bed.verifier.concern(["plain-app"])
+    bed.look()
+    assert not bed.world.agent.differences["plain-app"].intruder
+    assert bed.count("neighbours_on_owned_cpus") == 0
+    assert bed.count("neighbours_on_owned_cpus_seconds_total") > 0
+    assert list(bed.world.agent.differences) == ["plain-app"]

@@ -1,0 +1,455 @@
+"""Protobuf and the engine's types: nothing is lost, nothing is invented."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_numa.engine.values.answers import (
+    NO_ADJUSTMENT,
+    ContainerAdjustment,
+    ContainerUpdate,
+)
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.errors import LocalProtocolError
+from nri_numa.machine.observed import NO_QUOTA
+from nri_numa.nri import conversion
+from nri_numa.nri.conversion import (
+    container_from,
+    create_response,
+    page_size,
+    pod_from,
+    qos_from_cgroup,
+    resources_from,
+    stop_response,
+    update_response,
+    updates,
+    updates_request,
+)
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+
+G, B, BE = QoSClass.GUARANTEED, QoSClass.BURSTABLE, QoSClass.BEST_EFFORT
+UID = "0a1b2c3d-1111-2222-3333-444455556666"
+SLICE_UID = UID.replace("-", "_")
+
+
+# --- pods -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cgroup_parent", "qos"),
+    [
+        (f"/kubepods/burstable/pod{UID}", B),
+        (f"/kubepods/besteffort/pod{UID}", BE),
+        (f"/kubepods/pod{UID}", G),
+        (f"kubepods/pod{UID}", G),
+        (f"/kubelet/kubepods/burstable/pod{UID}", B),
+        (
+            f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE_UID}.slice",
+            B,
+        ),
+        (f"kubepods-burstable-pod{SLICE_UID}.slice", B),
+        (f"kubepods-besteffort-pod{SLICE_UID}.slice", BE),
+        (f"kubepods-pod{SLICE_UID}.slice", G),
+        (f"/kubepods.slice/kubepods-pod{SLICE_UID}.slice", G),
+        # kind: the kubelet's root is below a slice of its own
+        (
+            "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
+            f"kubelet-kubepods-besteffort-pod{SLICE_UID}.slice",
+            BE,
+        ),
+        ("", None),
+        ("/", None),
+        ("/system.slice", None),
+        ("/burstable/pod1", None),
+        ("user-1000.slice", None),
+    ],
+)
+def test_the_qos_class_is_in_the_pods_cgroup(cgroup_parent: str, qos: QoSClass | None) -> None:
+    assert qos_from_cgroup(cgroup_parent) is qos
+    found = pod_from(pb.PodSandbox(linux=pb.LinuxPodSandbox(cgroup_parent=cgroup_parent)))
+    assert found.qos is (qos or BE)
+
+
+def resources(
+    *, shares: int | None = None, quota: int | None = None, limit: int | None = None
+) -> pb.LinuxResources:
+    message = pb.LinuxResources()
+    if shares is not None:
+        message.cpu.shares.value = shares
+    if quota is not None:
+        message.cpu.quota.value = quota
+        message.cpu.period.value = 100_000
+    if limit is not None:
+        message.memory.limit.value = limit
+    return message
+
+
+@pytest.mark.parametrize(
+    ("score", "given", "qos"),
+    [
+        (-997, resources(), G),
+        (1000, resources(shares=4096), BE),
+        (2, resources(), B),
+        (999, resources(), B),
+        # no score of the kubelet's: the resources decide
+        (0, resources(), BE),
+        (-998, resources(), BE),
+        (None, resources(), BE),
+        (None, resources(shares=2), BE),
+        (None, resources(shares=102), B),
+        (None, resources(limit=1 << 30), B),
+        (None, resources(shares=1024, quota=200_000, limit=1 << 30), B),
+        (None, resources(shares=2048, quota=200_000), B),
+        (None, resources(shares=2048, quota=200_000, limit=1 << 30), G),
+        (None, resources(shares=1536, quota=150_000, limit=1 << 30), G),
+        # a limit of 1m becomes the least quota there is
+        (None, resources(shares=2, quota=1_000, limit=1 << 30), G),
+        # where only limits are given, requests are set to them
+        (None, resources(quota=200_000, limit=1 << 30), G),
+    ],
+)
+@pytest.mark.parametrize("where", ["pod", "container"])
+def test_outside_the_kubelets_cgroups_score_and_resources_tell_the_class(
+    score: int | None, given: pb.LinuxResources, qos: QoSClass, where: str
+) -> None:
+    pod = pb.PodSandbox(linux=pb.LinuxPodSandbox(cgroup_parent="/test"))
+    container = pb.Container(linux=pb.LinuxContainer())
+    if score is not None:
+        container.linux.oom_score_adj.value = score
+    if where == "pod":
+        pod.linux.pod_resources.CopyFrom(given)
+    else:
+        container.linux.resources.CopyFrom(given)
+    assert pod_from(pod, container).qos is qos
+
+
+def test_a_whole_pod_is_converted() -> None:
+    message = pb.PodSandbox(
+        id="sandbox",
+        name="web",
+        uid=UID,
+        namespace="shop",
+        labels={"app": "web"},
+        annotations={"numa.kubernetes.io/policy": "restricted"},
+        runtime_handler="kata",
+        pid=7,
+        ips=["10.0.0.1"],
+    )
+    message.linux.cgroup_parent = f"/kubepods/burstable/pod{UID}"
+    message.linux.pod_resources.CopyFrom(resources(shares=512, limit=1 << 30))
+    assert pod_from(pb.PodSandbox.FromString(message.SerializeToString())) == PodSandbox(
+        id="sandbox",
+        uid=UID,
+        namespace="shop",
+        name="web",
+        labels={"app": "web"},
+        annotations={"numa.kubernetes.io/policy": "restricted"},
+        qos=B,
+        runtime_handler="kata",
+        cgroup_parent=f"/kubepods/burstable/pod{UID}",
+        resources=Resources(cpu_shares=512, memory_limit=1 << 30),
+    )
+
+
+def test_names_come_from_labels_where_the_runtime_leaves_them_out() -> None:
+    labels = {
+        "io.kubernetes.pod.name": "web",
+        "io.kubernetes.pod.namespace": "shop",
+        "io.kubernetes.pod.uid": UID,
+        "io.kubernetes.container.name": "main",
+    }
+    pod = pod_from(pb.PodSandbox(id="sandbox", labels=labels))
+    assert (pod.name, pod.namespace, pod.uid) == ("web", "shop", UID)
+    assert container_from(pb.Container(id="c", labels=labels)).name == "main"
+    assert container_from(pb.Container(id="c", name="side", labels=labels)).name == "side"
+
+
+def test_empty_messages_give_empty_values() -> None:
+    assert pod_from(pb.PodSandbox()) == PodSandbox(id="", uid="", namespace="", name="")
+    assert pod_from(pb.PodSandbox(id="x"), pb.Container()).uid == "x"
+    assert container_from(pb.Container()) == Container(id="", pod_id="", name="")
+    assert container_from(pb.Container(linux=pb.LinuxContainer())).oom_score_adj is None
+    assert resources_from(pb.LinuxResources()) == Resources()
+
+
+# --- containers -------------------------------------------------------------------------------
+
+
+def test_a_whole_container_is_converted() -> None:
+    message = pb.Container(
+        id="c" * 64,
+        pod_sandbox_id="sandbox",
+        name="main",
+        labels={"a": "b"},
+        annotations={"x": "y"},
+        args=["sleep"],
+        env=["A=b"],
+        pid=42,
+    )
+    message.linux.cgroups_path = "kubepods.slice:cri-containerd:c"
+    message.linux.oom_score_adj.value = -997
+    given = message.linux.resources
+    given.CopyFrom(resources(shares=2048, quota=200_000, limit=1 << 30))
+    given.cpu.cpus, given.cpu.mems = "2-3", "0"
+    for size, limit in (("64KB", 0), ("2MB", 4 << 20), ("1GB", 1 << 30)):
+        given.hugepage_limits.add(page_size=size, limit=limit)
+    assert container_from(pb.Container.FromString(message.SerializeToString())) == Container(
+        id="c" * 64,
+        pod_id="sandbox",
+        name="main",
+        annotations={"x": "y"},
+        resources=Resources(
+            cpu_shares=2048,
+            cpu_quota=200_000,
+            cpu_period=100_000,
+            memory_limit=1 << 30,
+            hugepages={2 << 20: 4 << 20, 1 << 30: 1 << 30},
+            cpus="2-3",
+            mems="0",
+        ),
+        oom_score_adj=-997,
+        pid=42,
+        cgroups_path="kubepods.slice:cri-containerd:c",
+    )
+
+
+def test_in_brief_named_annotations_stay_and_cost_the_others_nothing() -> None:
+    container = pb.Container(annotations={"a/slots": "slot-0", "io.kubernetes.hash": "x"})
+    assert container_from(container, brief=True).annotations == {}
+    assert container_from(container, brief=True, keep=("", "a/slots")).annotations == {
+        "a/slots": "slot-0"
+    }
+    assert container_from(container, brief=True, keep=("b/slots",)).annotations == {}
+    assert len(container.annotations) == 2
+
+
+def test_a_score_of_zero_is_not_the_same_as_none() -> None:
+    message = pb.Container()
+    message.linux.oom_score_adj.value = 0
+    assert container_from(message).oom_score_adj == 0
+
+
+def test_in_an_update_zero_means_not_given() -> None:
+    message = resources(shares=0, quota=0, limit=0)
+    message.cpu.period.value = 0
+    message.cpu.cpus = "1"
+    assert resources_from(message, update=True) == Resources(cpus="1")
+    assert resources_from(message) == Resources(
+        cpu_shares=0, cpu_quota=0, cpu_period=0, memory_limit=0, cpus="1"
+    )
+
+
+def test_an_update_without_quota_says_so() -> None:
+    assert resources_from(resources(quota=-1), update=True).cpu_quota == -1
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("2MB", 2 << 20),
+        ("1GB", 1 << 30),
+        ("64KB", 64 << 10),
+        ("16GB", 16 << 30),
+        ("2Mi", 2 << 20),
+        ("2048kB", 2 << 20),
+        ("1GiB", 1 << 30),
+        ("1T", 1 << 40),
+        ("2097152", 2 << 20),
+        ("", 0),
+        ("MB", 0),
+        ("two", 0),
+        ("-2MB", 0),
+        ("2 MB", 0),
+        ("2XB", 0),
+        ("٢MB", 0),
+        ("9" * 100, 0),
+    ],
+)
+def test_page_sizes(text: str, size: int) -> None:
+    assert page_size(text) == size
+
+
+def test_a_page_size_nobody_knows_is_kept_under_zero_so_that_it_can_be_said() -> None:
+    message = pb.LinuxResources()
+    message.hugepage_limits.add(page_size="huge", limit=1)
+    assert resources_from(message).hugepages == {0: 1}
+
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+def test_no_change_is_the_empty_message() -> None:
+    empty = ContainerUpdate(container_id="x", ignore_failure=True)
+    assert empty.empty
+    assert create_response(NO_ADJUSTMENT).SerializeToString() == b""
+    assert create_response(NO_ADJUSTMENT, [empty]).SerializeToString() == b""
+    assert update_response(None).SerializeToString() == b""
+    assert stop_response().SerializeToString() == b""
+
+
+def test_an_adjustment_reaches_its_fields() -> None:
+    response = create_response(
+        ContainerAdjustment(
+            cpus="2-3",
+            mems="0",
+            quota=NO_QUOTA,
+            annotations={"numa.kubernetes.io/assigned": "{}"},
+            env={"NUMA_CPUS": "2-3", "NUMA_MEMS": "0"},
+        )
+    )
+    adjust = pb.CreateContainerResponse.FromString(response.SerializeToString()).adjust
+    cpu = adjust.linux.resources.cpu
+    assert (cpu.cpus, cpu.mems, cpu.quota.value) == ("2-3", "0", -1)
+    assert not cpu.HasField("shares")
+    assert not cpu.HasField("period")
+    assert not adjust.linux.resources.HasField("memory")
+    assert dict(adjust.annotations) == {"numa.kubernetes.io/assigned": "{}"}
+    assert [(e.key, e.value) for e in adjust.env] == [("NUMA_CPUS", "2-3"), ("NUMA_MEMS", "0")]
+
+
+@pytest.mark.parametrize(
+    "adjustment",
+    [
+        ContainerAdjustment(cpus="1"),
+        ContainerAdjustment(mems="1"),
+        ContainerAdjustment(quota=-1),
+        ContainerAdjustment(env={"A": ""}),
+        ContainerAdjustment(annotations={"a": ""}),
+    ],
+)
+def test_each_part_of_an_adjustment_goes_alone(adjustment: ContainerAdjustment) -> None:
+    adjust = create_response(adjustment).adjust
+    cpu = adjust.linux.resources.cpu
+    assert (cpu.cpus, cpu.mems) == (adjustment.cpus, adjustment.mems)
+    assert cpu.HasField("quota") is (adjustment.quota is not None)
+    assert len(adjust.env) == len(adjustment.env)
+    assert len(adjust.annotations) == len(adjustment.annotations)
+
+
+def test_an_update_reaches_its_fields() -> None:
+    every = ContainerUpdate(
+        container_id="a",
+        cpus="0-1",
+        mems="0",
+        cpu_quota=0,
+        cpu_period=50_000,
+        cpu_shares=2,
+        memory_limit=1 << 40,
+        ignore_failure=True,
+    )
+    (update,) = pb.UpdateContainersRequest.FromString(
+        updates_request([every]).SerializeToString()
+    ).update
+    given = update.linux.resources
+    assert resources_from(given) == Resources(
+        cpu_shares=2,
+        cpu_quota=0,
+        cpu_period=50_000,
+        memory_limit=1 << 40,
+        cpus="0-1",
+        mems="0",
+    )
+    assert (update.container_id, update.ignore_failure) == ("a", True)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        ContainerUpdate(container_id="a", cpus="1"),
+        ContainerUpdate(container_id="a", mems="1"),
+        ContainerUpdate(container_id="a", cpu_quota=-1),
+        ContainerUpdate(container_id="a", cpu_period=1),
+        ContainerUpdate(container_id="a", cpu_shares=2),
+        ContainerUpdate(container_id="a", memory_limit=1),
+    ],
+)
+def test_only_what_an_update_gives_is_set(update: ContainerUpdate) -> None:
+    assert not update.empty
+    (message,) = updates([update])
+    assert resources_from(message.linux.resources) == Resources(
+        cpus=update.cpus,
+        mems=update.mems,
+        cpu_quota=update.cpu_quota,
+        cpu_period=update.cpu_period,
+        cpu_shares=update.cpu_shares,
+        memory_limit=update.memory_limit,
+    )
+
+
+def test_one_container_gets_one_update_because_two_would_be_a_conflict() -> None:
+    first = [
+        ContainerUpdate(container_id="a", cpus="0-3", mems="0", ignore_failure=True),
+        ContainerUpdate(container_id="b", cpus="0-3"),
+        ContainerUpdate(container_id="a", cpus="0-1", cpu_quota=-1),
+        ContainerUpdate(container_id="a", cpu_shares=4, cpu_period=5, memory_limit=6),
+    ]
+    a, b = updates(first)
+    assert (a.container_id, b.container_id) == ("a", "b")
+    assert resources_from(a.linux.resources) == Resources(
+        cpus="0-1", mems="0", cpu_quota=-1, cpu_shares=4, cpu_period=5, memory_limit=6
+    )
+    assert not a.ignore_failure
+    # The first values stay where a later update does not give them.
+    (c,) = updates(reversed([*first[:1], *first[2:]]))
+    assert resources_from(c.linux.resources).cpu_quota == -1
+
+
+def test_the_same_change_for_many_containers_is_told_to_each() -> None:
+    every = [ContainerUpdate(container_id=f"c{i}", cpus="0-3") for i in range(300)]
+    response = stop_response(every)
+    assert [u.container_id for u in response.update] == [f"c{i}" for i in range(300)]
+    assert {u.linux.resources.cpu.cpus for u in response.update} == {"0-3"}
+
+
+def test_an_update_without_container_is_a_bug_in_us() -> None:
+    with pytest.raises(LocalProtocolError, match="container_id"):
+        updates([ContainerUpdate(container_id="", cpus="1")])
+
+
+def test_the_containers_own_update_comes_first() -> None:
+    own = ContainerUpdate(container_id="me", cpus="1")
+    other = ContainerUpdate(container_id="you", cpus="2")
+    assert [u.container_id for u in update_response(own, [other]).update] == ["me", "you"]
+    assert [u.container_id for u in update_response(None, [other]).update] == ["you"]
+    assert [u.container_id for u in create_response(NO_ADJUSTMENT, [other]).update] == ["you"]
+
+
+@given(
+    st.lists(
+        st.builds(
+            ContainerUpdate,
+            container_id=st.sampled_from(["a", "b", "c" * 64, "d" * 64, "é", "f" * 200]),
+            cpus=st.sampled_from(["", "0-3", "4"]),
+            mems=st.sampled_from(["", "0"]),
+            cpu_quota=st.sampled_from([None, -1]),
+            cpu_period=st.none(),
+            cpu_shares=st.none(),
+            memory_limit=st.sampled_from([None, 1 << 30]),
+            ignore_failure=st.booleans(),
+        ),
+        max_size=8,
+    ),
+    st.sampled_from(["", "0-1"]),
+)
+def test_an_answer_made_as_bytes_is_what_the_message_would_be(
+    others: list[ContainerUpdate], cpus: str
+) -> None:
+    adjustment = ContainerAdjustment(cpus=cpus, annotations={"a/assigned": "x"} if cpus else {})
+    created = conversion.create_answer(adjustment, others)
+    assert (
+        created.SerializeToString()
+        == conversion.create_response(adjustment, others).SerializeToString()
+    )
+    stopped = conversion.stop_answer(others)
+    assert stopped.SerializeToString() == conversion.stop_response(others).SerializeToString()
+    # And each container is named once, with the last word about it.
+    told = pb.StopContainerResponse.FromString(stopped.SerializeToString()).update
+    assert [one.container_id for one in told] == list(
+        dict.fromkeys(
+            u.container_id
+            for u in others
+            if any(not v.empty for v in others if v.container_id == u.container_id)
+        )
+    )

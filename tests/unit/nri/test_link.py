@@ -1,0 +1,35 @@
+"""The parts of the link that need no connection."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from nri_numa.errors import ConfigError
+from nri_numa.nri.link import NRILink, backoff_delays
+from tests.beds.recording_plugin import RecordingPlugin
+
+
+def test_the_pauses_double_up_to_thirty_seconds() -> None:
+    delays = backoff_delays(random.Random(1), jitter=0.0)
+    assert list(itertools.islice(delays, 8)) == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_jitter_adds_up_to_its_share_and_repeats_with_its_seed() -> None:
+    plain = [1, 2, 4, 8, 16, 30, 30]
+    first = list(itertools.islice(backoff_delays(random.Random(7)), 7))
+    again = list(itertools.islice(backoff_delays(random.Random(7)), 7))
+    other = list(itertools.islice(backoff_delays(random.Random(8)), 7))
+    assert first == again != other
+    for got, base in zip(first, plain, strict=True):
+        assert base <= got <= base * 1.1
+
+
+@pytest.mark.parametrize(("name", "index"), [("", "10"), ("a b", "10"), ("x", "1"), ("x", "1x")])
+def test_a_name_no_runtime_takes_is_refused_before_anything_is_dialled(
+    name: str, index: str
+) -> None:
+    with pytest.raises(ConfigError, match="plugin identity"):
+        NRILink(RecordingPlugin(), name=name, index=index)

@@ -1,0 +1,82 @@
+"""What NRI messages say of devices."""
+
+from __future__ import annotations
+
+from nri_numa.engine.values.mentions import MOST_DEVICES, NO_MENTIONS, DeviceNode
+from nri_numa.nri.mentions import MOST_CHARACTERS, mentions_of, network_namespace
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+
+
+def container(count: int = 1, **kwargs: object) -> pb.Container:
+    made = pb.Container(id="c", **kwargs)  # type: ignore[arg-type]  # fields of the message
+    for minor in range(count):
+        made.linux.devices.add(path=f"/dev/x{minor}", type="c", major=240, minor=minor)
+    return made
+
+
+def test_device_files_variables_and_cdi_names_are_read() -> None:
+    made = container(
+        env=[
+            "PATH=/bin",
+            "PCIDEVICE_A=0000:3b:00.0",
+            "PCIDEVICE_A_INFO={}",
+            "NVIDIA_VISIBLE_DEVICES=0",
+        ],
+        annotations={
+            "cdi.k8s.io/x": "example.com/a=1, example.com/a=2",
+            "other": "example.com/a=3",
+        },
+        CDI_devices=[pb.CDIDevice(name="example.com/b=1"), pb.CDIDevice(name="example.com/a=1")],
+    )
+    found = mentions_of(made)
+    assert found.nodes == (DeviceNode("c", 240, 0),)
+    assert found.variables == {"PCIDEVICE_A": "0000:3b:00.0", "NVIDIA_VISIBLE_DEVICES": "0"}
+    assert found.cdi == ("example.com/b=1", "example.com/a=1", "example.com/a=2")
+    assert found.unread == 0
+
+
+def test_a_container_without_any_mentions_nothing() -> None:
+    assert mentions_of(pb.Container(id="c", env=["PATH=/bin", "NVIDIA=1", "="])) is NO_MENTIONS
+
+
+def test_of_a_variable_that_is_there_twice_the_last_counts() -> None:
+    made = container(0, env=["PCIDEVICE_A=one", "PCIDEVICE_A=two"])
+    assert mentions_of(made).variables == {"PCIDEVICE_A": "two"}
+
+
+def test_a_privileged_container_has_the_hosts_devices_and_none_of_its_own() -> None:
+    for type in ("", "a"):
+        made = container(3)
+        made.linux.resources.devices.add(allow=True, type=type, access="rwm")
+        assert mentions_of(made) is NO_MENTIONS
+    made = container(3)
+    made.linux.resources.devices.add(allow=False, access="rwm")
+    made.linux.resources.devices.add(allow=True, type="c", access="m")
+    rule = made.linux.resources.devices.add(allow=True, type="a", access="rwm")
+    rule.major.value = 240
+    assert len(mentions_of(made).nodes) == 3
+    rule.major.value = -1
+    assert mentions_of(made) is NO_MENTIONS
+
+
+def test_what_is_read_is_bounded() -> None:
+    made = container(
+        MOST_DEVICES + 5,
+        env=[f"PCIDEVICE_{i}=x" for i in range(500)] + ["PCIDEVICE_LONG=" + "x" * MOST_CHARACTERS],
+        annotations={
+            "cdi.k8s.io/a": ",".join(f"example.com/a={i}" for i in range(100)),
+            "cdi.k8s.io/b": "x" * (MOST_CHARACTERS + 1),
+        },
+    )
+    found = mentions_of(made)
+    assert len(found.nodes) == len(found.variables) == len(found.cdi) == MOST_DEVICES
+    assert found.unread == 5 + 100 - MOST_DEVICES
+
+
+def test_the_network_namespace_is_the_pods_and_a_pod_of_the_hosts_has_none() -> None:
+    pod = pb.PodSandbox(id="p")
+    assert network_namespace(pod) == ""
+    pod.linux.namespaces.add(type="ipc", path="/proc/1/ns/ipc")
+    assert network_namespace(pod) == ""
+    pod.linux.namespaces.add(type="network", path="/run/netns/cni-1")
+    assert network_namespace(pod) == "/run/netns/cni-1"

@@ -1,0 +1,81 @@
+"""Between a socket and a session, when things go wrong on our side."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from nri_numa.nri.transport import SessionTransport
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire.session import RuntimeSession
+from tests.beds.wire import golden
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_bug_while_handling_an_event_ends_this_connection_and_not_the_loop() -> None:
+    def bug(_event: ev.RuntimeEvent) -> None:
+        raise ZeroDivisionError("a bug")
+
+    ours, theirs = socket.socketpair()
+    connection: SessionTransport[ev.RuntimeEvent] = SessionTransport(RuntimeSession(), bug)
+    await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+    with theirs:
+        theirs.sendall(golden("register-plugin"))
+        ending = await asyncio.wait_for(connection.wait_closed(), 10)
+    assert ending.detail == "internal error: ZeroDivisionError('a bug')"
+    assert isinstance(ending.error, ZeroDivisionError)
+
+
+async def test_the_first_reason_for_closing_is_kept_and_later_data_ignored() -> None:
+    seen: list[ev.RuntimeEvent] = []
+    ours, theirs = socket.socketpair()
+    connection: SessionTransport[ev.RuntimeEvent] = SessionTransport(RuntimeSession(), seen.append)
+    await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+    with theirs:
+        connection.close("because")
+        connection.close("something else")
+        late = golden("register-plugin")
+        connection.get_buffer(-1)[: len(late)] = late
+        connection.buffer_updated(len(late))
+        connection.flush()
+        connection.pause_writing()
+        connection.resume_writing()
+        ending = await asyncio.wait_for(connection.wait_closed(), 10)
+    assert (ending.detail, ending.error, seen) == ("because", None, [])
+
+
+async def test_a_connection_that_never_was_is_closed_at_once() -> None:
+    connection = SessionTransport(RuntimeSession(), lambda _event: None)
+    await asyncio.wait_for(connection.aclose("stopped"), 10)
+    assert connection.is_closing()
+
+
+async def test_a_peer_that_closes_one_half_has_closed() -> None:
+    ours, theirs = socket.socketpair()
+    connection = SessionTransport(RuntimeSession(), lambda _event: None)
+    await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+    with theirs:
+        theirs.shutdown(socket.SHUT_WR)
+        ending = await asyncio.wait_for(connection.wait_closed(), 10)
+    assert ending.detail == "the peer closed the connection"
+
+
+async def test_what_a_peer_never_read_is_given_up_on_closing() -> None:
+    """Otherwise a stuck runtime would keep the plugin from ever reconnecting."""
+    ours, theirs = socket.socketpair()
+    session = RuntimeSession()
+    connection: SessionTransport[ev.RuntimeEvent] = SessionTransport(session, lambda _event: None)
+    await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+    with theirs:
+        session._trunk.write(2, b"x" * (3 << 20))
+        connection.flush()
+        ending = await asyncio.wait_for(_close(connection), 10)
+    assert ending == "enough"
+
+
+async def _close(connection: SessionTransport[ev.RuntimeEvent]) -> str:
+    await connection.aclose("enough")
+    return (await connection.wait_closed()).detail

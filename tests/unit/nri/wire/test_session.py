@@ -1,0 +1,702 @@
+"""The NRI session: captured conversations, both roles joined, and every way to break the rules."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from nri_numa.errors import LocalProtocolError, RemoteProtocolError
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire import mux, ttrpc
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.pb import ttrpc_pb2
+from nri_numa.nri.wire.phases import Phase
+from nri_numa.nri.wire.session import (
+    CONTAINER_EVENTS,
+    PLUGIN_METHODS,
+    POD_EVENTS,
+    PluginSession,
+    RuntimeSession,
+    SessionLimits,
+)
+from nri_numa.nri.wire.versions import Event
+from tests.beds.wire import SessionPair, drain, golden, request_frame
+
+
+def answers_of(session: Any) -> dict[int, ttrpc_pb2.Response]:
+    """Read what a session wants to send as responses, by stream."""
+    trunk, reader, found = mux.Trunk(), ttrpc.MessageReader(), {}
+    trunk.receive_data(session.data_to_send())
+    while (chunk := trunk.next_chunk()) is not None:
+        reader.receive_data(chunk[1])
+        while (message := reader.next_message()) is not None:
+            assert message[1] == ttrpc.MessageType.RESPONSE
+            found[message[0]] = ttrpc_pb2.Response.FromString(message[2])
+    return found
+
+
+# --- captured conversations ---------------------------------------------------------------------
+
+
+def test_a_captured_registration_is_spoken_byte_for_byte() -> None:
+    """With containerd 2.1.9: register, configure, an empty synchronisation."""
+    session = PluginSession()
+    session.register("numapin", "10", nri_version="v0.12.2", timeout=5)
+    assert session.data_to_send() == golden("register-plugin")
+
+    session.receive_data(golden("register-plugin-reply"))
+    assert drain(session) == [ev.Registered()]
+    session.receive_data(golden("configure-containerd-2.1.9"))
+    (configure,) = drain(session)
+    assert configure.info.name == "containerd"
+    assert configure.info.version == "2.1.9+unknown"
+    assert configure.info.nri_version == ""
+    assert configure.info.registration_timeout == 5.0
+    assert configure.info.request_timeout == 2.0
+    assert configure.info.config == ""
+    session.reply(configure.stream, pb.ConfigureResponse(events=0x68F))
+    assert session.data_to_send() == golden("configure-reply")
+
+    session.receive_data(golden("synchronize-empty"))
+    (synchronize,) = drain(session)
+    assert (list(synchronize.pods), list(synchronize.containers)) == ([], [])
+    session.reply(synchronize.stream, pb.SynchronizeResponse())
+    assert session.data_to_send() == golden("synchronize-reply")
+    assert session.phase is Phase.ACTIVE
+
+
+def test_a_captured_nri_0_12_conversation() -> None:
+    """The library of NRI 0.12.2: its version, a running container, an event, an update."""
+    session = PluginSession()
+    session.register("numapin", "10")
+    session.data_to_send()
+    session.receive_data(golden("register-plugin-reply") + golden("configure-nri-0.12.2"))
+    _, configure = drain(session)
+    assert configure.info.nri_version == "v0.12.2"
+    session.reply(configure.stream, pb.ConfigureResponse(events=0x68F))
+
+    session.receive_data(golden("synchronize-one-container"))
+    (synchronize,) = drain(session)
+    assert [(pod.id, pod.name) for pod in synchronize.pods] == [("pod0", "pod0")]
+    (container,) = synchronize.containers
+    assert (container.id, container.pod_sandbox_id, container.state) == (
+        "ctr0",
+        "pod0",
+        pb.CONTAINER_RUNNING,
+    )
+    session.reply(synchronize.stream)
+    session.receive_data(golden("run-pod-sandbox"))
+    (run,) = drain(session)
+    assert (run.event, run.pod.id) == (Event.RUN_POD_SANDBOX, "pod0")
+    session.refuse(run.stream, "method RunPodSandbox", ttrpc.Code.UNIMPLEMENTED)
+    assert session.data_to_send().endswith(golden("run-pod-sandbox-unimplemented"))
+    session.receive_data(golden("state-change-run-pod"))
+    (again,) = drain(session)
+    assert (again.event, again.pod) == (run.event, run.pod)
+
+
+def test_a_captured_update_and_the_answers_that_pin() -> None:
+    session = SessionPair().active().plugin
+    session.receive_data(golden("update-container"))
+    (asked,) = drain(session)
+    assert asked.request.container.id == "ctr0"
+    assert asked.request.linux_resources.cpu.cpus == "0-1"
+    assert asked.request.linux_resources.HasField("memory")  # present and empty
+    update = pb.ContainerUpdate(container_id="ctr0")
+    update.linux.resources.cpu.cpus, update.linux.resources.cpu.mems = "3", "0"
+    session.reply(asked.stream, pb.UpdateContainerResponse(update=[update]))
+    assert session.data_to_send() == golden("update-container-reply")
+
+    other = SessionPair().active().plugin
+    other.receive_data(request_frame(7, "CreateContainer"))
+    (create,) = drain(other)
+    response = pb.CreateContainerResponse()
+    response.adjust.linux.resources.cpu.cpus = "2-3"
+    response.adjust.linux.resources.cpu.mems = "0"
+    other.reply(create.stream, response)
+    assert other.data_to_send() == golden("create-container-reply")
+
+
+def test_a_captured_unsolicited_update() -> None:
+    session = SessionPair().active().plugin
+    update = pb.ContainerUpdate(
+        container_id="f370c00ec9c206e71059b9b75b50e79417541ec8931c1ffcf0183681bf4abdfc",
+        ignore_failure=True,
+    )
+    update.linux.resources.cpu.cpus, update.linux.resources.cpu.mems = "1", "0"
+    assert session.update_containers([update]) == 3
+    assert session.data_to_send() == golden("update-containers")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("register-plugin-reply", "configure-containerd-2.1.9"),
+        ("configure-nri-0.12.2", "register-plugin-reply"),
+    ],
+)
+def test_a_captured_stream_means_the_same_wherever_it_is_cut(names: tuple[str, ...]) -> None:
+    """Configure may overtake the answer to RegisterPlugin, and any packet may end anywhere."""
+    wire = b"".join(golden(name) for name in names)
+    expected: list[ev.PluginEvent] | None = None
+    for cut in range(len(wire) + 1):
+        session = PluginSession()
+        session.register("numapin", "10")
+        session.receive_data(wire[:cut])
+        seen = drain(session)
+        session.receive_data(wire[cut:])
+        seen += drain(session)
+        assert len(seen) == 2
+        assert expected is None or seen == expected
+        expected = seen
+
+
+# --- the handshake -------------------------------------------------------------------------------
+
+
+def test_both_roles_reach_active_together() -> None:
+    pair = SessionPair().active()
+    assert pair.plugin.phase is pair.runtime.phase is Phase.ACTIVE
+
+
+def test_configure_and_synchronize_in_one_packet_are_served_in_turn() -> None:
+    """The runtime may not wait; the answer to the first makes the second legal."""
+    pair = SessionPair()
+    pair.plugin.register("numapin", "10")
+    pair.plugin.receive_data(request_frame(1, "Configure") + request_frame(3, "Synchronize"))
+    configure = pair.plugin.next_event()
+    assert isinstance(configure, ev.ConfigureRequested)
+    pair.plugin.reply(configure.stream, pb.ConfigureResponse(events=1))
+    assert isinstance(pair.plugin.next_event(), ev.SynchronizeRequested)
+
+
+def test_a_refused_registration_is_reported_with_the_runtimes_words() -> None:
+    pair = SessionPair()
+    pair.plugin.register("numapin", "10")
+    (registration,) = pair.to_runtime()
+    assert isinstance(registration, ev.RegisterRequested)
+    assert (registration.name, registration.index) == ("numapin", "10")
+    assert registration.nri_version == "v0.12.2"
+    pair.runtime.refuse(registration.stream, "invalid plugin index: 10")
+    (refused,) = pair.to_plugin()
+    assert isinstance(refused, ev.RegistrationRefused)
+    assert refused.status == ttrpc.CallStatus(code=2, message="invalid plugin index: 10")
+
+
+def test_a_second_registration_is_accepted_and_ignored_by_a_runtime() -> None:
+    pair = SessionPair().active()
+    pair.runtime.receive_data(
+        request_frame(
+            99,
+            "RegisterPlugin",
+            service="nri.pkg.api.v1alpha1.Runtime",
+            connection=mux.RUNTIME_CONNECTION,
+        )
+    )
+    assert drain(pair.runtime) == []
+    assert list(answers_of(pair.runtime)) == [99]
+    assert pair.runtime.phase is Phase.ACTIVE
+
+
+@pytest.mark.parametrize(("name", "index"), [("", "10"), ("a b", "10"), ("x", "1"), ("x", "xx")])
+def test_a_name_no_runtime_takes_is_not_even_sent(name: str, index: str) -> None:
+    session = PluginSession()
+    with pytest.raises(LocalProtocolError, match="plugin"):
+        session.register(name, index)
+    assert session.data_to_send() == b""
+
+
+def test_registering_twice_is_refused_here() -> None:
+    session = PluginSession()
+    session.register("x", "10")
+    with pytest.raises(LocalProtocolError, match="registered already"):
+        session.register("x", "10")
+
+
+# --- Synchronize ---------------------------------------------------------------------------------
+
+
+def test_slices_are_collected_and_each_is_echoed() -> None:
+    """An answer without `more` to a slice with it makes the runtime drop the plugin."""
+    pair = SessionPair().configured()
+    containers = [pb.Container(id=f"c{number}") for number in range(3)]
+    slices = [
+        pb.SynchronizeRequest(containers=containers[:2], more=True),
+        pb.SynchronizeRequest(more=True),
+        pb.SynchronizeRequest(pods=[pb.PodSandbox(id="p")], more=True),
+    ]
+    for number, request in enumerate(slices):
+        assert pair.plugin.collecting is (number > 0)
+        pair.runtime.request("Synchronize", request)
+        assert pair.to_plugin() == []
+        (answered,) = pair.to_runtime()
+        assert isinstance(answered, ev.Answered)
+        assert pb.SynchronizeResponse.FromString(answered.payload).more
+    pair.runtime.request("Synchronize", pb.SynchronizeRequest(containers=containers[2:]))
+    (event,) = pair.to_plugin()
+    assert isinstance(event, ev.SynchronizeRequested)
+    assert not pair.plugin.collecting
+    assert list(event.containers) == containers
+    assert [pod.id for pod in event.pods] == ["p"]
+    assert event.slices == 4
+    assert event.size == sum(r.ByteSize() for r in slices) + 6
+    pair.plugin.reply(event.stream, pb.SynchronizeResponse())
+    assert len(pair.to_runtime()) == 1
+    assert pair.runtime.phase is Phase.ACTIVE
+
+
+def test_thousands_of_empty_slices_cost_nothing_and_end_nothing() -> None:
+    """Runtimes up to NRI 0.12 send them for few pods with big containers."""
+    pair = SessionPair().configured()
+    flood = b"".join(
+        request_frame(3 + 2 * number, "Synchronize", b"\x18\x01") for number in range(5000)
+    )
+    pair.plugin.receive_data(flood)
+    assert drain(pair.plugin) == []
+    assert len(answers_of(pair.plugin)) == 5000
+
+
+def test_a_second_synchronize_replaces_the_picture() -> None:
+    pair = SessionPair().active()
+    pair.runtime.request("Synchronize", pb.SynchronizeRequest(pods=[pb.PodSandbox(id="p")]))
+    (event,) = pair.to_plugin()
+    assert isinstance(event, ev.SynchronizeRequested)
+    assert (len(event.pods), event.slices) == (1, 1)
+    pair.plugin.reply(event.stream)
+    pair.to_runtime()
+    assert pair.plugin.phase is pair.runtime.phase is Phase.ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("limits", "sent"),
+    [(SessionLimits(synchronize_objects=3), 4), (SessionLimits(synchronize_bytes=20), 2)],
+)
+def test_a_picture_without_end_is_cut_off(limits: SessionLimits, sent: int) -> None:
+    pair = SessionPair(limits).configured()
+    slice_ = pb.SynchronizeRequest(pods=[pb.PodSandbox(id="0123456789")], more=True)
+    for _ in range(sent - 1):
+        pair.runtime.request("Synchronize", slice_)
+        pair.to_plugin()
+        pair.to_runtime()
+    pair.runtime.request("Synchronize", slice_)
+    with pytest.raises(RemoteProtocolError, match=f"brought {sent} pods and containers"):
+        pair.to_plugin()
+
+
+# --- events --------------------------------------------------------------------------------------
+
+POD = pb.PodSandbox(id="p1", name="web")
+CONTAINER = pb.Container(id="c1", name="app")
+
+
+@pytest.mark.parametrize(
+    ("method", "number"), [(method, event) for method, event in POD_EVENTS.items()]
+)
+def test_pod_events_are_the_same_in_both_styles(method: str, number: Event) -> None:
+    new, old = SessionPair().active(), SessionPair().active()
+    new.runtime.request(method, PLUGIN_METHODS[method](pod=POD))
+    old.runtime.request("StateChange", pb.StateChangeEvent(event=number.name, pod=POD))
+    assert new.to_plugin() == old.to_plugin() == [ev.PodEvent(5, number, POD)]
+
+
+@pytest.mark.parametrize(
+    ("method", "number"), [(method, event) for method, event in CONTAINER_EVENTS.items()]
+)
+def test_container_events_are_the_same_in_both_styles(method: str, number: Event) -> None:
+    new, old = SessionPair().active(), SessionPair().active()
+    message = PLUGIN_METHODS[method](pod=POD, container=CONTAINER)
+    new.runtime.request(method, message)
+    old.runtime.request(
+        "StateChange", pb.StateChangeEvent(event=number.name, pod=POD, container=CONTAINER)
+    )
+    expected = [ev.ContainerEvent(5, number, POD, CONTAINER)]
+    assert new.to_plugin() == old.to_plugin() == expected
+
+
+def test_together_the_two_styles_and_the_requests_cover_every_method() -> None:
+    others = {"Configure", "Synchronize", "Shutdown", "StateChange"}
+    requests = {
+        "CreateContainer",
+        "UpdateContainer",
+        "StopContainer",
+        "UpdatePodSandbox",
+        "ValidateContainerAdjustment",
+    }
+    assert set(PLUGIN_METHODS) == others | requests | set(POD_EVENTS) | set(CONTAINER_EVENTS)
+    names = {method.name for method in pb.DESCRIPTOR.services_by_name["Plugin"].methods}
+    assert set(PLUGIN_METHODS) == names
+
+
+@pytest.mark.parametrize(
+    ("method", "request_message", "kind"),
+    [
+        ("CreateContainer", pb.CreateContainerRequest(pod=POD), ev.CreateContainerRequested),
+        ("UpdateContainer", pb.UpdateContainerRequest(pod=POD), ev.UpdateContainerRequested),
+        ("StopContainer", pb.StopContainerRequest(pod=POD), ev.StopContainerRequested),
+        ("UpdatePodSandbox", pb.UpdatePodSandboxRequest(pod=POD), ev.UpdatePodSandboxRequested),
+        (
+            "ValidateContainerAdjustment",
+            pb.ValidateContainerAdjustmentRequest(pod=POD),
+            ev.ValidateRequested,
+        ),
+    ],
+)
+def test_requests_reach_the_plugin_whole_and_its_answer_returns(
+    method: str, request_message: Any, kind: type
+) -> None:
+    pair = SessionPair().active()
+
+    def answer(event: Any) -> None:
+        assert isinstance(event, kind)
+        assert event.request == request_message  # type: ignore[attr-defined]
+        pair.plugin.reply(event.stream)  # type: ignore[attr-defined]
+
+    answered = pair.ask(method, request_message, answer)
+    assert (answered.method, answered.payload, answered.status) == (method, b"", None)
+
+
+def test_a_goodbye_is_an_event() -> None:
+    pair = SessionPair().active()
+    pair.runtime.request("Shutdown", pb.Empty())
+    assert pair.to_plugin() == [ev.ShutdownRequested(5)]
+
+
+@pytest.mark.parametrize("number", [0, 4, 15, 99])
+def test_a_state_change_of_the_future_is_answered_and_passed_over(number: int) -> None:
+    pair = SessionPair().active()
+    pair.plugin.receive_data(request_frame(101, "StateChange", bytes([8, number])))
+    assert drain(pair.plugin) == []
+    response = answers_of(pair.plugin)[101]
+    assert not response.HasField("status")
+
+
+def test_fields_of_a_later_release_are_skipped() -> None:
+    pair = SessionPair().active()
+    payload = pb.RunPodSandboxRequest(pod=POD).SerializeToString() + b"\xc2\x3e\x05later"
+    pair.plugin.receive_data(request_frame(101, "RunPodSandbox", payload))
+    (event,) = drain(pair.plugin)
+    assert event.pod == POD
+
+
+def test_frames_of_unknown_connections_are_dropped() -> None:
+    pair = SessionPair().active()
+    for connection in (0, 3, 7, 0xFFFFFFFF):
+        pair.plugin.receive_data(mux.encode_frames(connection, b"\xff" * 100))
+    assert drain(pair.plugin) == []
+    assert pair.plugin.phase is Phase.ACTIVE
+
+
+def test_a_plugins_error_travels_with_exactly_its_words() -> None:
+    pair = SessionPair().active()
+    answered = pair.ask(
+        "CreateContainer",
+        pb.CreateContainerRequest(),
+        lambda event: pair.plugin.refuse(event.stream, "pod web: no CPU left"),
+    )
+    assert answered.status == ttrpc.CallStatus(code=2, message="pod web: no CPU left")
+
+
+# --- what cannot be served -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "text"),
+    [
+        (request_frame(101, "Nope"), 12, "method Nope"),
+        (request_frame(101, "CreateContainer", service="x.y"), 12, "service x.y"),
+        (
+            request_frame(101, "CreateContainer", b"\xff"),
+            13,
+            "ttrpc: error unmarshalling payload: ",
+        ),
+        (
+            request_frame(101, "CreateContainer", b"\x0a\x04\x0a\x02\xff\xfe"),
+            13,
+            "ttrpc: error unmarshalling payload: ",
+        ),
+        (request_frame(2, "CreateContainer"), 3, "StreamID must be odd"),
+        (request_frame(3, "CreateContainer"), 3, "StreamID cannot be re-used"),
+        (request_frame(101, "", message_type=3), 3, "StreamID is no longer active"),
+    ],
+)
+def test_what_cannot_be_served_is_answered_and_harms_nothing(
+    frame: bytes, code: int, text: str
+) -> None:
+    """Code 12 decides whether a runtime falls back to StateChange, so the texts are exact."""
+    pair = SessionPair().active()
+    pair.plugin.receive_data(frame)
+    assert drain(pair.plugin) == []
+    ((_, response),) = answers_of(pair.plugin).items()
+    assert response.status.code == code
+    assert response.status.message.startswith(text)
+    pair.plugin.receive_data(request_frame(103, "CreateContainer"))
+    assert len(drain(pair.plugin)) == 1
+
+
+def test_a_go_servers_error_answer_is_understood() -> None:
+    pair = SessionPair().active()
+    streams = [pair.plugin.update_containers([]) for _ in range(3)]
+    assert streams == [3, 5, 7]
+    pair.plugin.receive_data(golden("unknown-method-reply"))
+    assert drain(pair.plugin) == [
+        ev.UpdateContainersAnswered(7, [], ttrpc.CallStatus(code=12, message="method Nope"))
+    ]
+
+
+def test_a_runtime_answers_unknown_methods_too() -> None:
+    pair = SessionPair().active()
+    pair.runtime.receive_data(
+        request_frame(
+            7,
+            "Nope",
+            service="nri.pkg.api.v1alpha1.Runtime",
+            connection=mux.RUNTIME_CONNECTION,
+        )
+    )
+    assert drain(pair.runtime) == []
+    assert pair.runtime.data_to_send() == golden("unknown-method-reply")
+
+
+# --- UpdateContainers ----------------------------------------------------------------------------
+
+
+def test_an_unsolicited_update_and_its_answer() -> None:
+    pair = SessionPair().active()
+    update = pb.ContainerUpdate(container_id="c1")
+    stream = pair.plugin.update_containers([update], timeout=2.5)
+    (event,) = pair.to_runtime()
+    assert isinstance(event, ev.UpdateContainersRequested)
+    assert list(event.request.update) == [update]
+    pair.runtime.reply(event.stream, pb.UpdateContainersResponse(failed=[update]))
+    (answer,) = pair.to_plugin()
+    assert isinstance(answer, ev.UpdateContainersAnswered)
+    assert (answer.stream, list(answer.failed), answer.status) == (stream, [update], None)
+
+
+def test_a_forgotten_update_makes_no_event() -> None:
+    pair = SessionPair().active()
+    pair.plugin.forget(pair.plugin.update_containers([]))
+    (event,) = pair.to_runtime()
+    assert isinstance(event, ev.UpdateContainersRequested)
+    pair.runtime.reply(event.stream)
+    assert pair.to_plugin() == []
+
+
+def test_an_update_before_the_answer_to_a_request_is_refused_here() -> None:
+    """The runtime holds the lock that the update needs until we have answered."""
+    pair = SessionPair().active()
+    pair.runtime.request("CreateContainer", pb.CreateContainerRequest())
+    (event,) = pair.to_plugin()
+    with pytest.raises(LocalProtocolError, match="before the open request"):
+        pair.plugin.update_containers([])
+    pair.plugin.reply(event.stream)  # type: ignore[union-attr]
+    pair.plugin.update_containers([])
+
+
+def test_an_update_before_configure_is_refused_here() -> None:
+    session = PluginSession()
+    session.register("x", "10")
+    with pytest.raises(LocalProtocolError, match="UpdateContainers is illegal while registering"):
+        session.update_containers([])
+
+
+def test_an_update_may_cross_a_synchronize_on_the_wire() -> None:
+    pair = SessionPair().configured()
+    pair.runtime.request("Synchronize", pb.SynchronizeRequest())
+    pair.plugin.update_containers([])
+    (update,) = pair.to_runtime()
+    assert isinstance(update, ev.UpdateContainersRequested)
+    (synchronize,) = pair.to_plugin()
+    assert isinstance(synchronize, ev.SynchronizeRequested)
+
+
+def test_an_unreadable_answer_to_an_update_ends_the_session() -> None:
+    pair = SessionPair().active()
+    stream = pair.plugin.update_containers([])
+    body = ttrpc_pb2.Response(payload=b"\xff").SerializeToString()
+    message = ttrpc.encode_message(stream, ttrpc.MessageType.RESPONSE, body)
+    pair.plugin.receive_data(mux.encode_frames(mux.RUNTIME_CONNECTION, message))
+    with pytest.raises(RemoteProtocolError, match="UpdateContainersResponse"):
+        pair.plugin.next_event()
+
+
+# --- breaking the rules --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", sorted(set(PLUGIN_METHODS) - {"Configure", "Shutdown"}))
+def test_nothing_is_legal_before_configure(method: str) -> None:
+    session = PluginSession()
+    session.register("x", "10")
+    session.receive_data(request_frame(1, method))
+    with pytest.raises(RemoteProtocolError, match="illegal while registering"):
+        session.next_event()
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"\0\0\0\1\x7f\xff\xff\xff",  # a frame of 2 GiB
+        mux.encode_frames(1, b"\x7f\xff\xff\xff\0\0\0\1\1\0"),  # a message of 2 GiB
+        mux.encode_frames(2, ttrpc.encode_message(1, 3, b"")),  # data instead of a response
+        request_frame(1, "Configure") + request_frame(3, "Configure"),  # unanswered, and again
+    ],
+)
+def test_after_the_peers_mistake_the_session_is_dead_for_good(wire: bytes) -> None:
+    session = PluginSession()
+    session.register("x", "10")
+    session.receive_data(wire)
+    with pytest.raises(RemoteProtocolError):
+        drain(session)
+    assert session.phase is Phase.DEAD
+    session.receive_eof()
+    assert session.phase is Phase.DEAD
+    for attempt in (
+        session.next_event,
+        lambda: session.receive_data(b""),
+        lambda: session.reply(1),
+        lambda: session.refuse(1, "x"),
+        lambda: session.update_containers([]),
+        lambda: session.register("x", "10"),
+    ):
+        with pytest.raises(LocalProtocolError, match="dead"):
+            attempt()
+
+
+def test_events_before_the_mistake_are_still_delivered() -> None:
+    pair = SessionPair().active()
+    pair.plugin.receive_data(request_frame(101, "CreateContainer") + b"\0\0\0\1\xff\xff\xff\xff")
+    assert isinstance(pair.plugin.next_event(), ev.CreateContainerRequested)
+    pair.plugin.reply(101)
+    with pytest.raises(RemoteProtocolError):
+        pair.plugin.next_event()
+    assert pair.plugin.data_to_send() != b""  # the answer can still leave
+
+
+def test_after_the_end_of_the_socket_nothing_is_accepted() -> None:
+    session = PluginSession()
+    session.receive_eof()
+    assert session.phase is Phase.CLOSED
+    with pytest.raises(LocalProtocolError, match="closed"):
+        session.receive_data(b"")
+
+
+def test_answering_what_was_not_asked_is_our_mistake_and_harmless() -> None:
+    pair = SessionPair().active()
+    with pytest.raises(LocalProtocolError, match="not waiting"):
+        pair.plugin.reply(99)
+    with pytest.raises(LocalProtocolError, match="not waiting"):
+        pair.runtime.reply(99)
+    assert pair.plugin.phase is Phase.ACTIVE
+
+
+def test_a_bug_in_the_session_kills_it_too() -> None:
+    """Nothing can be said of its state any more."""
+
+    class Broken(PluginSession):
+        def _serve(self, call: ttrpc.Call) -> ev.PluginEvent | None:
+            raise ZeroDivisionError
+
+    session = Broken()
+    session.register("x", "10")
+    session.receive_data(request_frame(1, "Configure"))
+    with pytest.raises(ZeroDivisionError):
+        session.next_event()
+    assert session.phase is Phase.DEAD
+
+
+def test_a_runtime_cannot_ask_out_of_turn() -> None:
+    runtime = RuntimeSession()
+    with pytest.raises(LocalProtocolError, match="Configure is illegal while connected"):
+        runtime.request("Configure", pb.ConfigureRequest())
+    with pytest.raises(LocalProtocolError, match="no method Nope"):
+        runtime.request("Nope", pb.Empty())
+
+
+def test_a_runtime_forgets_a_call_that_took_too_long() -> None:
+    pair = SessionPair().active()
+    stream = pair.runtime.request("CreateContainer", pb.CreateContainerRequest())
+    pair.runtime.forget(stream)
+    pair.runtime.forget(stream)
+    (event,) = pair.to_plugin()
+    pair.plugin.reply(event.stream)  # type: ignore[union-attr]
+    assert pair.to_runtime() == []
+
+
+@pytest.mark.parametrize("method", ["Configure", "Synchronize"])
+def test_a_refused_handshake_step_does_not_move_the_runtime_on(method: str) -> None:
+    pair = SessionPair()
+    if method == "Configure":
+        pair.plugin.register("x", "10")
+        (registration,) = pair.to_runtime()
+        pair.runtime.reply(registration.stream)
+        pair.to_plugin()
+        pair.runtime.request("Configure", pb.ConfigureRequest())
+    else:
+        pair.configured()
+        pair.runtime.request("Synchronize", pb.SynchronizeRequest())
+    before = pair.runtime.phase
+    (event,) = pair.to_plugin()
+    pair.plugin.refuse(event.stream, "no")  # type: ignore[union-attr]
+    (answered,) = pair.to_runtime()
+    assert isinstance(answered, ev.Answered)
+    assert answered.status is not None
+    assert pair.runtime.phase is before
+
+
+def test_a_request_of_an_unregistered_plugin_ends_the_runtimes_session() -> None:
+    runtime = RuntimeSession()
+    runtime.receive_data(
+        request_frame(
+            1,
+            "UpdateContainers",
+            service="nri.pkg.api.v1alpha1.Runtime",
+            connection=mux.RUNTIME_CONNECTION,
+        )
+    )
+    with pytest.raises(RemoteProtocolError, match="UpdateContainers is illegal while connected"):
+        runtime.next_event()
+
+
+@pytest.mark.parametrize("size", [4095 - 18, 4096, 4097, 100_000, (4 << 20) - 300])
+def test_large_requests_and_answers_arrive_whole(size: int) -> None:
+    pair = SessionPair().active()
+    request = pb.CreateContainerRequest(container=pb.Container(id="x" * size))
+    response = pb.CreateContainerResponse()
+    response.adjust.annotations["k"] = "y" * size
+
+    def answer(event: Any) -> None:
+        assert event.request == request
+        pair.plugin.reply(event.stream, response)
+
+    answered = pair.ask("CreateContainer", request, answer)
+    assert pb.CreateContainerResponse.FromString(answered.payload) == response
+
+
+def test_a_plugin_takes_the_oversized_picture_of_an_old_runtime_and_a_runtime_nothing_like_it() -> (
+    None
+):
+    """Containerd up to 1.7.25 sends a large node in one message above the 4 MiB of ttrpc."""
+    pods = [pb.PodSandbox(id=str(number), name="x" * 100_000) for number in range(60)]
+    body = ttrpc_pb2.Request(
+        service="nri.pkg.api.v1alpha1.Plugin",
+        method="Synchronize",
+        payload=pb.SynchronizeRequest(pods=pods).SerializeToString(),
+    ).SerializeToString()
+    assert len(body) > ttrpc.MAX_BODY
+    message = struct.pack(">IIBB", len(body), 3, 1, 0) + body
+    plugin = SessionPair().configured().plugin
+    wire = mux.encode_frames(mux.PLUGIN_CONNECTION, message)
+    seen: list[Any] = []
+    for start in range(0, len(wire), 1 << 18):
+        plugin.receive_data(wire[start : start + (1 << 18)])
+        seen += drain(plugin)
+    (event,) = seen
+    assert isinstance(event, ev.SynchronizeRequested)
+    assert len(event.pods) == 60
+
+    runtime = SessionPair().active().runtime
+    runtime.receive_data(mux.encode_frames(mux.RUNTIME_CONNECTION, message[:10]))
+    with pytest.raises(RemoteProtocolError, match="at most 4194304 are allowed"):
+        runtime.next_event()

@@ -1,0 +1,267 @@
+"""ttrpc: framing, stream numbers, and the answers to every mistake."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+
+from nri_numa.errors import LocalProtocolError
+from nri_numa.nri.wire import mux, ttrpc
+from nri_numa.nri.wire.pb import ttrpc_pb2
+
+REQUEST = ttrpc.MessageType.REQUEST
+RESPONSE = ttrpc.MessageType.RESPONSE
+
+
+def request(method: str = "M", payload: bytes = b"", timeout_nano: int = 0) -> bytes:
+    return ttrpc_pb2.Request(
+        service="S", method=method, payload=payload, timeout_nano=timeout_nano
+    ).SerializeToString()
+
+
+def server() -> tuple[ttrpc.TTRPCServer, Callable[[], list[tuple[int, ttrpc_pb2.Response]]]]:
+    """Return a server and a function that reads the answers it has sent."""
+    trunk = mux.Trunk()
+    made = ttrpc.TTRPCServer(trunk, 1)
+
+    def answers() -> list[tuple[int, ttrpc_pb2.Response]]:
+        other, reader = mux.Trunk(), ttrpc.MessageReader()
+        other.receive_data(trunk.data_to_send())
+        while (chunk := other.next_chunk()) is not None:
+            reader.receive_data(chunk[1])
+        found = []
+        while (message := reader.next_message()) is not None:
+            assert message[1] == RESPONSE
+            found.append((message[0], ttrpc_pb2.Response.FromString(message[2])))
+        return found
+
+    return made, answers
+
+
+def test_messages_are_cut_the_same_way_wherever_the_bytes_are_split() -> None:
+    wire = (
+        ttrpc.encode_message(1, REQUEST, b"first")
+        + ttrpc.encode_message(3, RESPONSE, b"")
+        + ttrpc.encode_message(5, 9, b"third, longer than the others")
+        + b"\0\0"
+    )
+    expected = [(1, 1, b"first"), (3, 2, b""), (5, 9, b"third, longer than the others")]
+    for step in (1, 2, 3, 7, 11, len(wire)):
+        reader, seen = ttrpc.MessageReader(), []
+        for start in range(0, len(wire), step):
+            reader.receive_data(wire[start : start + step])
+            while (message := reader.next_message()) is not None:
+                seen.append(message)
+        assert seen == expected
+
+
+def test_the_longest_body_travels_and_a_longer_one_is_refused_on_both_sides() -> None:
+    longest = b"x" * ttrpc.MAX_BODY
+    reader = ttrpc.MessageReader()
+    reader.receive_data(ttrpc.encode_message(1, REQUEST, longest))
+    assert reader.next_message() == (1, 1, longest)
+    with pytest.raises(LocalProtocolError, match="4194305 bytes"):
+        ttrpc.encode_message(1, REQUEST, longest + b"x")
+    reader.receive_data(struct.pack(">IIBB", ttrpc.MAX_BODY + 1, 1, 1, 0))
+    with pytest.raises(LocalProtocolError, match="4194305 bytes"):
+        reader.next_message()
+
+
+@pytest.mark.parametrize("timeout_nano", [0, 5_000_000_000, -212036])
+def test_a_call_is_handed_on_with_its_time_left_even_when_negative(timeout_nano: int) -> None:
+    made, _ = server()
+    made.receive_data(
+        ttrpc.encode_message(1, REQUEST, request("Configure", b"payload", timeout_nano))
+    )
+    assert made.next_call() == ttrpc.Call(
+        stream=1, service="S", method="Configure", payload=b"payload", timeout_nano=timeout_nano
+    )
+    assert made.next_call() is None
+
+
+@pytest.mark.parametrize(
+    ("stream", "message_type", "body", "code", "text"),
+    [
+        (2, REQUEST, request(), 3, "StreamID must be odd for client initiated streams"),
+        (0, REQUEST, request(), 3, "StreamID must be odd for client initiated streams"),
+        (5, REQUEST, request(), 3, "StreamID cannot be re-used and must increment"),
+        (3, REQUEST, request(), 3, "StreamID cannot be re-used and must increment"),
+        (7, ttrpc.MessageType.DATA, b"", 3, "StreamID is no longer active"),
+        (7, REQUEST, b"\xff\xff", 3, "unmarshal request error: "),
+    ],
+)
+def test_a_mistake_is_answered_with_the_go_servers_code_and_text(
+    stream: int, message_type: int, body: bytes, code: int, text: str
+) -> None:
+    made, answers = server()
+    made.receive_data(ttrpc.encode_message(5, REQUEST, request()))
+    assert made.next_call() is not None
+    made.receive_data(ttrpc.encode_message(stream, message_type, body))
+    assert made.next_call() is None
+    ((answered, response),) = answers()
+    assert answered == stream
+    assert response.status.code == code
+    assert response.status.message.startswith(text)
+    # The connection goes on: gaps between numbers are allowed.
+    made.receive_data(ttrpc.encode_message(101, REQUEST, request()))
+    assert made.next_call() is not None
+
+
+@pytest.mark.parametrize("message_type", [RESPONSE, 9, 255])
+def test_a_server_ignores_message_types_it_does_not_know(message_type: int) -> None:
+    made, answers = server()
+    made.receive_data(ttrpc.encode_message(1, message_type, b"whatever"))
+    made.receive_data(ttrpc.encode_message(1, REQUEST, request()))
+    assert made.next_call() is not None
+    assert answers() == []
+
+
+def test_each_call_is_answered_once_and_in_any_order() -> None:
+    made, answers = server()
+    for stream in (1, 3):
+        made.receive_data(ttrpc.encode_message(stream, REQUEST, request()))
+        assert made.next_call() is not None
+    assert made.unanswered == 2
+    made.refuse(3, 2, "no")
+    made.reply(1, b"yes")
+    assert made.unanswered == 0
+    (refused, kept) = answers()
+    assert (refused[0], refused[1].status.code, refused[1].status.message) == (3, 2, "no")
+    assert (kept[0], kept[1].payload, kept[1].HasField("status")) == (1, b"yes", False)
+    with pytest.raises(LocalProtocolError, match="not waiting"):
+        made.reply(1, b"")
+    with pytest.raises(LocalProtocolError, match="not waiting"):
+        made.refuse(9, 2, "never asked")
+
+
+def test_an_empty_success_is_an_empty_body() -> None:
+    trunk = mux.Trunk()
+    made = ttrpc.TTRPCServer(trunk, 2)
+    made.receive_data(ttrpc.encode_message(1, REQUEST, request()))
+    assert made.next_call() is not None
+    made.reply(1, b"")
+    assert trunk.data_to_send().hex() == "000000020000000a00000000000000010200"
+
+
+def test_a_refusal_needs_an_error_code_and_survives_any_text() -> None:
+    made, answers = server()
+    made.receive_data(ttrpc.encode_message(1, REQUEST, request()))
+    assert made.next_call() is not None
+    with pytest.raises(LocalProtocolError, match="other than 0"):
+        made.refuse(1, 0, "fine?")
+    made.refuse(1, 2, "half a character \ud800 and far too long " + "x" * 100_000)
+    ((_, response),) = answers()
+    assert response.status.message.startswith("half a character ? and")
+    assert len(response.status.message) == ttrpc.MAX_STATUS_TEXT
+
+
+def test_an_answer_that_is_too_large_leaves_the_call_open() -> None:
+    made, answers = server()
+    made.receive_data(ttrpc.encode_message(1, REQUEST, request()))
+    assert made.next_call() is not None
+    with pytest.raises(LocalProtocolError, match="at most"):
+        made.reply(1, b"x" * ttrpc.MAX_BODY)
+    made.reply(1, b"smaller")
+    assert len(answers()) == 1
+
+
+def test_a_flood_of_calls_without_waiting_for_answers_is_refused() -> None:
+    made, _ = server()
+    for number in range(ttrpc.MAX_UNANSWERED + 1):
+        made.receive_data(ttrpc.encode_message(2 * number + 1, REQUEST, request()))
+        if number < ttrpc.MAX_UNANSWERED:
+            assert made.next_call() is not None
+    with pytest.raises(LocalProtocolError, match="unanswered"):
+        made.next_call()
+
+
+def test_a_client_numbers_its_calls_with_odd_numbers_and_sorts_its_metadata() -> None:
+    trunk = mux.Trunk()
+    client = ttrpc.TTRPCClient(trunk, 1)
+    assert [client.call("S", "M", b"") for _ in range(3)] == [1, 3, 5]
+    trunk.data_to_send()
+    client.call("S", "M", b"p", timeout_nano=-5, metadata={"b": "2", "a": "1"})
+    body = trunk.data_to_send()[18:]
+    sent = ttrpc_pb2.Request.FromString(body)
+    assert [(pair.key, pair.value) for pair in sent.metadata] == [("a", "1"), ("b", "2")]
+    assert sent.timeout_nano == -5
+
+
+def test_a_client_matches_answers_in_any_order_and_ignores_strange_ones() -> None:
+    client = ttrpc.TTRPCClient(mux.Trunk(), 1)
+    first, second, forgotten = (client.call("S", "M", b"") for _ in range(3))
+    client.forget(forgotten)
+    good = ttrpc_pb2.Response(payload=b"x").SerializeToString()
+    bad = ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=99, message="?")).SerializeToString()
+    fine = ttrpc_pb2.Response(status=ttrpc_pb2.Status(), payload=b"y").SerializeToString()
+    for stream, message_type, body in (
+        (forgotten, RESPONSE, good),
+        (777, RESPONSE, good),
+        (777, 3, b"data nobody asked for"),
+        (second, RESPONSE, bad),
+        (first, RESPONSE, fine),
+        (first, RESPONSE, good),
+    ):
+        client.receive_data(ttrpc.encode_message(stream, message_type, body))
+    assert client.next_reply() == ttrpc.Reply(
+        stream=second, payload=b"", status=ttrpc.CallStatus(code=99, message="?")
+    )
+    assert client.next_reply() == ttrpc.Reply(stream=first, payload=b"y", status=None)
+    assert client.next_reply() is None
+
+
+@pytest.mark.parametrize(
+    ("message_type", "body", "text"),
+    [(1, b"", "type 1"), (3, b"", "type 3"), (2, b"\xff", "cannot be read")],
+)
+def test_an_open_call_answered_by_no_response_is_an_error(
+    message_type: int, body: bytes, text: str
+) -> None:
+    client = ttrpc.TTRPCClient(mux.Trunk(), 1)
+    stream = client.call("S", "M", b"")
+    client.receive_data(ttrpc.encode_message(stream, message_type, body))
+    with pytest.raises(LocalProtocolError, match=text):
+        client.next_reply()
+
+
+def test_a_client_has_limits_of_its_own() -> None:
+    client = ttrpc.TTRPCClient(mux.Trunk(), 1)
+    for _ in range(ttrpc.MAX_UNANSWERED):
+        client.call("S", "M", b"")
+    with pytest.raises(LocalProtocolError, match="open already"):
+        client.call("S", "M", b"")
+    worn = ttrpc.TTRPCClient(mux.Trunk(), 1)
+    worn._next_stream = ttrpc.LAST_STREAM
+    assert worn.call("S", "M", b"") == ttrpc.LAST_STREAM
+    with pytest.raises(LocalProtocolError, match="no stream id left"):
+        worn.call("S", "M", b"")
+
+
+def test_a_status_reads_well_in_a_log() -> None:
+    assert str(ttrpc.CallStatus(code=2, message="not enough CPUs")) == "not enough CPUs (code 2)"
+
+
+def test_a_large_message_is_not_kept_once_it_was_read() -> None:
+    """A Synchronize has megabytes, and the next request may be long in coming."""
+    body = bytes(2 << 20)
+    framed = mux.encode_frames(mux.PLUGIN_CONNECTION, ttrpc.encode_message(1, 1, body))
+    trunk, reader = mux.Trunk(), ttrpc.MessageReader()
+    lengths = []
+    tracemalloc.start()
+    try:
+        for start in range(0, len(framed), 1 << 18):
+            trunk.receive_data(framed[start : start + (1 << 18)])
+            while (chunk := trunk.next_chunk()) is not None:
+                reader.receive_data(chunk[1])
+                while (message := reader.next_message()) is not None:
+                    lengths.append(len(message[2]))
+                    message = None
+            chunk = None
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert lengths == [len(body)]
+    assert kept < 1 << 16

@@ -1,0 +1,211 @@
+"""Metrics: names, labels, and what a scrape costs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from nri_numa.observe.metrics import (
+    DEPRECATED,
+    ContainerSample,
+    Metrics,
+    NUMANodeSample,
+    Snapshot,
+)
+
+HOSTILE = 'a"b\\c\n<script>\x1b\ud800'
+
+
+def sample(numa_node: int) -> NUMANodeSample:
+    return NUMANodeSample(
+        numa_node=numa_node,
+        exclusive_cpus=2,
+        idle_cpus=0,
+        shared_cpus=5,
+        reserved_cpus=1,
+        capacity_cpus=8,
+        allocated_cpus=4.75,
+        available_cpus=3.25,
+        memory=67257405440,
+        memory_allocated=1 << 30,
+        memory_available=1 << 34,
+        capacity_factor=0.5,
+        hugepages={2 << 20: (4 << 20, 2 << 20)},
+    )
+
+
+def container(n: int, name: str = "server") -> ContainerSample:
+    return ContainerSample(
+        namespace="shop",
+        pod=f"pod-{n}",
+        container=name,
+        kind="shared",
+        policy="none",
+        numa_nodes="0",
+    )
+
+
+def full() -> Metrics:
+    metrics = Metrics("0.1.0")
+    metrics.connected("containerd", "v2.1.9")
+    metrics.request("CreateContainer", 0.0004)
+    metrics.decision("refused", "NotEnoughCPUs", "restricted")
+    metrics.loop_lag(0.002)
+    metrics.http_request("/metrics", 200)
+    metrics.snapshot = lambda: Snapshot(
+        numa_nodes=[sample(1), sample(0)],
+        node_name="worker-7",
+        container_kinds={("shared", True): 2, ("exclusive", False): 1},
+        containers=(container(n) for n in range(2)),
+        shared_pool_cpus=10,
+        offline_cpus=1,
+        checkpoint_written=1_700_000_000.25,
+        checkpoint_age=1.5,
+    )
+    return metrics
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    """Sample with its labels to value, as a scraper reads them."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(metrics.text()):
+        for one in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(one.labels.items()))
+            found[f"{one.name}{{{labels}}}" if labels else one.name] = one.value
+    return found
+
+
+def test_what_is_counted_is_told() -> None:
+    metrics = full()
+    metrics.request("CreateContainer", 3.0)
+    metrics.decision("refused", "NotEnoughCPUs", "restricted")
+    told = values(metrics)
+    assert told["nri_numa_requests_total{event=CreateContainer}"] == 2
+    assert told["nri_numa_request_duration_seconds_bucket{event=CreateContainer,le=0.0005}"] == 1
+    assert told["nri_numa_request_duration_seconds_bucket{event=CreateContainer,le=2.0}"] == 1
+    assert (
+        told["nri_numa_decisions_total{outcome=refused,policy=restricted,reason=NotEnoughCPUs}"]
+        == 2
+    )
+    assert told["nri_numa_link_up"] == 1
+    assert told["nri_numa_runtime_info{name=containerd,version=v2.1.9}"] == 1
+
+
+def test_the_node_is_told_per_numa_node() -> None:
+    told = values(full())
+    assert told["nri_numa_numa_node_cpus{numa_node=0,state=exclusive}"] == 2
+    assert told["nri_numa_numa_node_cpus{numa_node=1,state=reserved}"] == 1
+    assert told["nri_numa_numa_node_capacity_cpus{numa_node=0}"] == 8
+    assert told["nri_numa_numa_node_allocated_cpus{numa_node=0}"] == 4.75
+    assert told["nri_numa_numa_node_available_cpus{numa_node=0}"] == 3.25
+    assert told["nri_numa_numa_node_memory_bytes{numa_node=0}"] == 67257405440
+    assert told["nri_numa_numa_node_capacity_factor{numa_node=1}"] == 0.5
+    assert told["nri_numa_numa_node_hugepages_bytes{numa_node=0,page_size=2097152}"] == 4 << 20
+    assert told["nri_numa_containers{kind=shared,preferred=true}"] == 2
+    assert told["nri_numa_containers{kind=exclusive,preferred=false}"] == 1
+    assert told["nri_numa_node_info{node_name=worker-7}"] == 1
+    assert told["nri_numa_checkpoint_written_timestamp_seconds"] == 1_700_000_000.25
+
+
+def test_former_names_stay_for_a_release() -> None:
+    told = values(full())
+    assert told["nri_numa_numa_node_allocatable_cpus{numa_node=0}"] == 3.25
+    assert told["nri_numa_checkpoint_age_seconds"] == 1.5
+    names = {name.partition("{")[0] for name in told}
+    assert DEPRECATED.keys() <= names
+    assert set(DEPRECATED.values()) <= names
+
+
+def test_a_configuration_that_cannot_be_used_keeps_the_time_of_the_last_one() -> None:
+    metrics = Metrics("0")
+    metrics.config_read(at=1000.5)
+    assert values(metrics)["nri_numa_config_last_reload_successful"] == 1
+    metrics.config_read(at=None)
+    told = values(metrics)
+    assert told["nri_numa_config_last_reload_successful"] == 0
+    assert told["nri_numa_config_last_reload_success_timestamp_seconds"] == 1000.5
+
+
+def test_a_containers_labels_are_not_those_that_a_scrape_of_pods_adds() -> None:
+    """Prometheus renames labels of ours that it adds itself to exported_*."""
+    metrics = full()
+    (family,) = (
+        f
+        for f in text_string_to_metric_families(metrics.text())
+        if f.name == "nri_numa_container_info"
+    )
+    labels = family.samples[0].labels
+    assert labels["pod_namespace"] == labels["namespace"] == "shop"
+    assert labels["pod_name"] == labels["pod"] == "pod-0"
+    assert labels["container_name"] == labels["container"] == "server"
+    assert labels["preferred"] == "true"
+
+
+def test_a_runtime_that_was_replaced_is_not_told_any_more() -> None:
+    metrics = full()
+    metrics.connected("cri-o", "1.34")
+    told = [name for name in values(metrics) if "runtime_info" in name]
+    assert told == ["nri_numa_runtime_info{name=cri-o,version=1.34}"]
+
+
+def test_without_a_checkpoint_there_is_no_age() -> None:
+    """Zero would look like a fresh one."""
+    told = values(Metrics("0"))
+    assert "nri_numa_checkpoint_age_seconds" not in told
+    assert "nri_numa_checkpoint_written_timestamp_seconds" not in told
+
+
+def test_the_longest_gap_is_kept() -> None:
+    metrics = Metrics("0")
+    metrics.loop_lag(0.5)
+    metrics.loop_lag(0.1)
+    told = values(metrics)
+    assert told["nri_numa_loop_lag_seconds"] == 0.1
+    assert told["nri_numa_loop_lag_longest_seconds"] == 0.5
+
+
+def test_hostile_names_do_not_break_the_format() -> None:
+    metrics = Metrics("0")
+    metrics.snapshot = lambda: Snapshot(containers=[container(1, HOSTILE)])
+    families = {f.name: f for f in text_string_to_metric_families(metrics.text())}
+    labels = families["nri_numa_container_info"].samples[0].labels
+    assert labels["container"] == HOSTILE.replace("\ud800", "\\ud800")
+
+
+def test_names_follow_the_conventions() -> None:
+    """Ours begin with nri_numa_, counters end in _total, nothing else does."""
+    for family in text_string_to_metric_families(full().text()):
+        if family.name.startswith("process_"):
+            continue
+        assert re.fullmatch(r"nri_numa_[a-z_0-9]+", family.name)
+        assert family.documentation.endswith((".", "1"))
+        for one in family.samples:
+            assert one.name.endswith("_total") == (family.type == "counter"), one.name
+            # Pods are named in one place only, and CPU lists nowhere.
+            assert not {"cpus", "mems"} & set(one.labels)
+            if one.name != "nri_numa_container_info":
+                assert not {"pod", "container", "namespace"} & set(one.labels)
+
+
+def test_a_large_node_is_told_in_short_pieces() -> None:
+    """The loop gets its turn: no piece holds more rows than it can make in a millisecond or so."""
+    metrics = full()
+    metrics.snapshot = lambda: Snapshot(
+        numa_nodes=[sample(n) for n in range(64)],
+        containers=(container(n) for n in range(1000)),
+    )
+    pieces = list(metrics.chunks())
+    assert max(piece.count(b"\n") for piece in pieces) <= 300
+    assert b"".join(pieces).count(b"nri_numa_container_info{") == 1000
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
+def test_promtool_finds_nothing_to_complain_about() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=full().text(), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,82 @@
+"""sd_notify: what systemd is told, over a real datagram socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_numa.observe.notify import Notifier
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, socket.socket]]:
+    """A service manager's socket and the value of NOTIFY_SOCKET."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(1)
+        if request.param == "path":
+            name = str(tmp_path / "notify")
+            sock.bind(name)
+            yield name, sock
+        else:
+            name = f"nri-numa-test-{os.getpid()}-{id(sock)}"
+            sock.bind(f"\0{name}")
+            yield f"@{name}", sock
+
+
+def test_every_state_is_told(manager: tuple[str, socket.socket]) -> None:
+    address, sock = manager
+    notifier = Notifier({"NOTIFY_SOCKET": address})
+    assert notifier.enabled
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    notifier.ready("link active")
+    notifier.ready()
+    notifier.reloading()
+    notifier.status("two\nlines")
+    notifier.watchdog()
+    notifier.stopping()
+    told = [sock.recv(4096).decode() for _ in range(6)]
+    assert told[0] == "READY=1\nSTATUS=link active"
+    assert told[1] == "READY=1"
+    state, stamp = told[2].split("\n")
+    assert state == "RELOADING=1"
+    name, _, value = stamp.partition("=")
+    assert name == "MONOTONIC_USEC"
+    assert before <= int(value) <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    assert told[3:] == ["STATUS=two lines", "WATCHDOG=1", "STOPPING=1"]
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1"}, {"WATCHDOG_USEC": "1"}]
+)
+def test_without_a_manager_nothing_happens(environ: dict[str, str]) -> None:
+    notifier = Notifier(environ)
+    assert not notifier.enabled
+    assert notifier.watchdog_seconds is None
+    notifier.ready("x")
+    notifier.stopping()
+
+
+def test_a_manager_that_went_away_is_no_reason_to_fail(tmp_path: Path) -> None:
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
+
+
+@pytest.mark.parametrize(
+    ("environ", "seconds"),
+    [
+        ({"WATCHDOG_USEC": "30000000"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_the_watchdog_is_served_twice_as_often_as_asked(
+    environ: dict[str, str], seconds: float | None
+) -> None:
+    assert Notifier({"NOTIFY_SOCKET": "/x", **environ}).watchdog_seconds == seconds

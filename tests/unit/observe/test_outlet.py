@@ -1,0 +1,219 @@
+"""Lines for somebody who stopped reading: they wait, they are dropped, nobody is held up."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from nri_numa.observe import logs, outlet
+from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.outlet import Outlet
+
+LINE = "x" * 99 + "\n"
+_F_SETPIPE_SZ = 1031  # fcntl(2); named in the standard library from 3.10 on Linux only
+
+
+class Pipe:
+    """A pipe of one page, written to by its stream."""
+
+    def __init__(self) -> None:
+        self.reading, writing = os.pipe()
+        fcntl.fcntl(writing, _F_SETPIPE_SZ, 4096)
+        os.set_blocking(self.reading, False)
+        self.stream = os.fdopen(writing, "w")
+
+    def read(self) -> str:
+        """What is there."""
+        found = b""
+        while select.select([self.reading], [], [], 0)[0] and (
+            data := os.read(self.reading, 1 << 20)
+        ):
+            found += data
+        return found.decode()
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self.reading)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    made = Pipe()
+    yield made
+    made.close()
+
+
+def impatient(stream: io.TextIOBase) -> Outlet:
+    made = Outlet(stream)  # type: ignore[arg-type]
+    made.patient = False
+    return made
+
+
+def test_a_stalled_reader_gets_what_waited_in_order_when_it_is_back(pipe: Pipe) -> None:
+    out = impatient(pipe.stream)
+    lines = [f"{n} {LINE}" for n in range(200)]
+    for line in lines:
+        out.put(line)
+    assert out.blocked
+    text = ""
+    while out.blocked:
+        text += pipe.read()
+        out.drain()
+    assert text + pipe.read() == "".join(lines)
+    assert out.dropped == 0
+    out.close()
+
+
+def test_beyond_the_limit_lines_are_dropped_whole(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "LIMIT", 1000)
+    out = impatient(pipe.stream)
+    for _ in range(100):
+        out.put(LINE)
+    assert out.dropped > 0
+    text = ""
+    while out.blocked:
+        text += pipe.read()
+        out.drain()
+    text += pipe.read()
+    assert text == LINE * (100 - out.dropped)
+    out.close()
+
+
+def test_others_with_the_same_pipe_are_left_alone(pipe: Pipe) -> None:
+    """O_NONBLOCK belongs to the open file, which the runtime that launched us may share."""
+    out = impatient(pipe.stream)
+    out.put(LINE)
+    assert os.get_blocking(pipe.stream.fileno())
+    out.close()
+
+
+def test_a_long_line_may_go_in_parts(pipe: Pipe) -> None:
+    out = impatient(pipe.stream)
+    long = "y" * 10_000 + "\n"
+    out.put(long)
+    out.put(LINE)
+    text = ""
+    while out.blocked:
+        text += pipe.read()
+        out.drain()
+    assert text + pipe.read() == long + LINE
+    out.close()
+
+
+def test_a_socket_that_nobody_reads_does_not_block_either() -> None:
+    """The journal that systemd gives a service is one."""
+    ours, journal = socket.socketpair()
+    with ours, journal, ours.makefile("w") as stream:
+        out = impatient(stream)
+        while not out.blocked:
+            out.put(LINE)
+        assert ours.getblocking()
+        while out.blocked:
+            journal.recv(1 << 20)
+            out.drain()
+        out.close()
+
+
+def test_without_a_name_in_proc_it_asks_before_it_writes(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "open", refused)
+    out = impatient(pipe.stream)
+    for n in range(200):
+        out.put(f"{n} {LINE}")
+    assert out.blocked
+    text = ""
+    while out.blocked:
+        text += pipe.read()
+        out.drain()
+    assert text + pipe.read() == "".join(f"{n} {LINE}" for n in range(200))
+    out.close()
+
+
+def test_a_reader_that_is_gone_is_an_error_and_what_waited_is_lost(pipe: Pipe) -> None:
+    out = impatient(pipe.stream)
+    while not out.blocked:
+        out.put(LINE)
+    os.close(pipe.reading)
+    with pytest.raises(BrokenPipeError):
+        out.put(LINE)
+    assert (out.blocked, out.dropped > 0) == (False, True)
+    out.close()
+    pipe.reading = os.open(os.devnull, os.O_RDONLY)
+
+
+def test_a_command_waits_for_its_reader_but_not_for_ever(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "PATIENCE", 0.01)
+    out = Outlet(pipe.stream)
+    while out.patient:
+        out.put(LINE)
+    assert out.blocked
+    out.close()
+
+
+class Loop:
+    """Keeps what is to be called later."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], object]] = []
+        self.later: list[Callable[[], object]] = []
+
+    def call_soon(self, callback: Callable[[], object], /) -> object:
+        self.soon.append(callback)
+        return None
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> object:
+        self.later.append(callback)
+        return None
+
+    def round(self, which: list[Callable[[], object]]) -> None:
+        waiting, which[:] = which[:], []
+        for callback in waiting:
+            callback()
+
+
+def test_what_was_dropped_is_counted_and_said_when_the_reader_is_back(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "LIMIT", 10_000)
+    logs.setup(stream=pipe.stream)
+    before = logs.dropped()
+    loop = Loop()
+    logs.defer(loop)
+    try:
+        log = logs.get_logger("agent")
+        for n in range(500):
+            log.info("container placed", number=n)
+        loop.round(loop.soon)
+        lost = logs.dropped() - before
+        assert lost > 0
+        assert f"nri_numa_log_lines_dropped_total {float(before + lost)}" in Metrics("0").text()
+        text = ""
+        for _ in range(50):
+            text += pipe.read()
+            loop.round(loop.later)
+            loop.round(loop.soon)
+        text += pipe.read()
+    finally:
+        logs.defer(None)
+        logs.setup(stream=io.StringIO())
+    *kept, said = text.splitlines()
+    assert [f"number={n}" in line for n, line in enumerate(kept)] == [True] * (500 - lost)
+    assert "level=warning" in said
+    assert f'msg="log lines dropped: nobody read them" component=logs count={lost}' in said
+    assert not loop.later

@@ -1,0 +1,254 @@
+"""What is kept of a decision explains as much as the decision itself, in little memory."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nri_numa.engine import admit
+from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand
+from nri_numa.engine.align.policies import align
+from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Trace
+from nri_numa.engine.explain import explanation
+from nri_numa.engine.explain.explanation import Grounds, grounds
+from nri_numa.engine.state import NodeState
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import DeviceRequest, Policy, QoSClass, Resources
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.node.agent import Agent
+from nri_numa.observe import logs
+from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.traces import LONGEST, KeptTrace, TraceKeeper, unpack
+from tests.beds.world import GIB, container, pod, resources
+from tests.machines import named as machines
+
+MACHINE = Machine(topology=machines.snc_smt(), settings=Settings(defaults={"smt": "spread"}))
+
+
+def again(trace: Trace, keeper: TraceKeeper | None = None) -> Grounds:
+    """Through the small form and back."""
+    return unpack(
+        (keeper or TraceKeeper()).keep(trace),
+        namespace=trace.pod.namespace,
+        pod=trace.pod.name,
+        container=trace.container.name,
+        distance=MACHINE.topology.distance,
+    )
+
+
+ASKED: list[tuple[dict[str, str], Resources | None]] = [
+    ({}, None),
+    ({"numacpu": "1,9", "numamem": "0"}, resources(1, 1)),
+    ({"numacpu": "3-1"}, None),
+    ({"numacpu": "999"}, None),
+    ({"policy": "single-numa-node"}, resources(4, 8)),
+    ({"policy": "single-numa-node"}, resources(40, 8)),
+    ({"policy": "single-numa-node", "on-failure": "widen"}, resources(9, 2)),
+    ({"policy": "restricted", "on-failure": "unpinned", "scope": "pod"}, resources(40)),
+    ({"policy": "best-effort", "cpus": "shared", "bind": "cpu"}, resources(0.5, 1)),
+    ({"policy": "restricted", "smt": "pair", "load": "09:00-18:00,22:00-06:00"}, resources(2, 1)),
+    ({"policy": "best-effort"}, resources(1.5, 1, hugepages={2 << 20: 4 << 20})),
+    ({"policy": "best-effort"}, replace(resources(1), memory_limit=-5)),
+]
+
+
+@pytest.mark.parametrize("settings", [{}, {"kubelet_ties": True, "align_by_socket": True}])
+@pytest.mark.parametrize(("annotations", "wants"), ASKED)
+def test_what_is_kept_explains_the_same(
+    annotations: dict[str, str], wants: Resources | None, settings: dict[str, Any]
+) -> None:
+    machine = replace(MACHINE, settings=replace(MACHINE.settings, **settings))
+    of = pod("web", annotations)
+    decision = admit.admit(machine, NodeState(), of, container(of, wants=wants))
+    trace = again(decision.trace)
+    if isinstance(decision, Admitted):
+        assert explanation.of_allocation(
+            decision.allocation, trace, "0"
+        ) == explanation.of_allocation(decision.allocation, grounds(decision.trace), "0")
+    else:
+        assert isinstance(decision, Refused)
+        assert explanation.of_refusal(trace, "Any", "text") == explanation.of_refusal(
+            grounds(decision.trace), "Any", "text"
+        )
+
+
+def test_pools_that_grew_and_shrank_are_kept() -> None:
+    of = pod("web")
+    trace = Trace(
+        pod=of,
+        container=container(of),
+        pool_before=CPUSet.parse("0-3,8"),
+        pool_after=CPUSet.parse("2-5"),
+    )
+    kept = again(trace)
+    assert (kept.basis.pool_before, kept.basis.pool_after) == ("0-3,8", "2-5")
+    assert kept.basis.asked is None
+
+
+def test_demands_without_a_small_form_are_kept_as_they_are() -> None:
+    gpus = DeviceDemand(request=DeviceRequest(resource="gpu", count=0, devices=()))
+    cpu = ResourceDemand(resource="cpu", need=1, capacity={0: 4, 1: 4}, available={0: 1})
+    alignment = align(
+        [gpus, cpu],
+        numa_ids=NUMASet([0, 1]),
+        policy=Policy.RESTRICTED,
+        distance=MACHINE.topology.distance,
+    )
+    of = pod("web")
+    kept = again(Trace(pod=of, container=container(of), alignment=alignment))
+    assert kept.alignment is not None
+    assert kept.alignment.resources == alignment.resources
+    assert kept.alignment.candidates == alignment.candidates
+
+
+def test_large_machines_are_packed_harder() -> None:
+    machine = Machine(topology=machines.sixty_four_nodes(), settings=Settings())
+    reading = Reading(memory={i: GIB + 4096 * i for i in machine.numa_ids})
+    of = pod("web", {"policy": "restricted"})
+    decision = admit.admit(
+        machine, NodeState(), of, container(of, wants=resources(2, 0.5)), reading
+    )
+    keeper = TraceKeeper()
+    kept = keeper.keep(decision.trace)
+    assert len(kept.data) < 700
+    assert again(decision.trace, keeper).basis.memory_left == decision.trace.memory_left
+
+
+def test_what_containers_have_in_common_is_kept_once() -> None:
+    keeper = TraceKeeper()
+    kept: list[KeptTrace] = []
+    for name in "ab":
+        of = pod(name, {"policy": "restricted"})
+        decision = admit.admit(MACHINE, NodeState(), of, container(of, wants=resources(2, 1)))
+        kept.append(keeper.keep(decision.trace))
+    assert kept[0].shape is kept[1].shape
+
+
+def test_shapes_do_not_pile_up() -> None:
+    """Capacities change with every reload; what nobody uses must not stay."""
+    keeper = TraceKeeper()
+    of = pod("web")
+    for n in range(2000):
+        cpu = ResourceDemand(resource="cpu", need=1, capacity={0: n}, available={0: 1})
+        alignment = align(
+            [cpu],
+            numa_ids=NUMASet([0]),
+            policy=Policy.RESTRICTED,
+            distance=MACHINE.topology.distance,
+        )
+        kept = keeper.keep(Trace(pod=of, container=container(of), alignment=alignment))
+        assert kept.shape[1] == ((0, n),)
+    assert len(keeper._shapes) <= 512
+
+
+def test_texts_from_pods_are_cut() -> None:
+    hours = ",".join(f"{h:02}:{m:02}-{h:02}:{m + 1:02}" for h in range(24) for m in (0, 10, 20, 30))
+    of = pod("web", {"numacpu": "1," * 500 + "1", "load": hours})
+    decision = admit.admit(MACHINE, NodeState(), of, container(of))
+    keeper = TraceKeeper()
+    assert len(keeper.keep(decision.trace).data) < 1500
+    asked = again(decision.trace, keeper).basis.asked
+    assert asked is not None
+    assert len(asked["numacpu"][0]) == LONGEST + 1
+    assert asked["load"][0].startswith("00:00-00:01,00:10-00:11,")
+    assert len(asked["load"][0]) == LONGEST + 1
+
+
+# --- in the agent ---------------------------------------------------------------------------------
+
+
+def agent(
+    machine: Machine = MACHINE, later: Callable[[Callable[[], object]], object] | None = None
+) -> Agent:
+    made = Agent(machine, metrics=Metrics("0"), store=None, now=lambda: 7.0, later=later)
+    made.synchronize((), ())
+    return made
+
+
+def test_a_trace_is_packed_after_the_reply_and_can_be_read_before() -> None:
+    waiting: list[Callable[[], object]] = []
+    made = agent(later=waiting.append)
+    for n in range(60):
+        of = pod(f"a{n}", {"policy": "best-effort"}, qos=QoSClass.BURSTABLE)
+        made.create_container(of, container(of, wants=resources(0.1)))
+    assert len(waiting) == 1
+    assert made.kept_trace("a0-app") is None
+    assert made.grounds_of("a0-app") is not None
+    made.stop_container("a1-app")
+    rounds = 0
+    while waiting:
+        waiting.pop()()
+        rounds += 1
+    assert rounds > 1  # not all in one go
+    assert made.kept_trace("a0-app") is not None
+    assert made.grounds_of("a0-app") is not None
+    assert made.grounds_of("a1-app") is None
+
+
+def test_traces_end_with_their_containers() -> None:
+    """Stopped, replaced by a second try, gone with the pod, or gone while we were away."""
+    made = agent()
+    for n in range(4):
+        of = pod(f"a{n}", {"policy": "best-effort"})
+        made.create_container(of, container(of, wants=resources(1)))
+    of = pod("a0", {"policy": "best-effort"})
+    made.create_container(of, container(of, wants=resources(1), id="second"))
+    made.stop_container("a1-app")
+    made.remove_pod("uid-a2")
+    assert set(made._traces) == {"second", "a3-app"}
+    made.synchronize((), ())
+    assert not made._traces
+
+
+def test_refusals_are_bounded_and_explain_themselves() -> None:
+    made = Agent(MACHINE, metrics=Metrics("0"), store=None, now=lambda: 7.0, history=3)
+    for n in range(5):
+        of = pod(f"a{n}", {"policy": "single-numa-node"})
+        made.create_container(of, container(of, wants=resources(40)))
+    assert [r.pod for r in made.refusals] == ["a2", "a3", "a4"]
+    known = made.grounds_of_refusal(made.refusals[0])
+    assert (known.pod, known.basis.rule) == (
+        "a2",
+        "policy single-numa-node admits one NUMA node only",
+    )
+
+
+@pytest.mark.parametrize(("annotations", "budget"), [({"policy": "best-effort"}, 4096), ({}, 2048)])
+def test_a_resident_container_costs_at_most_four_kilobytes(
+    annotations: dict[str, str], budget: int
+) -> None:
+    """State and explanation together; names and ids as long as real ones."""
+    topology = synthetic(sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=64 << 10)
+    made = agent(Machine(topology=topology, settings=Settings(oversale=1000.0)))
+
+    def create(n: int) -> None:
+        of = replace(
+            pod(f"deployment-5d89c7b6f-{n:05}", annotations, qos=QoSClass.BURSTABLE),
+            id=f"{n:064x}",
+            uid=f"{n:08x}-1111-2222-3333-444444444444",
+            labels={"app": f"label-{n}"},
+        )
+        wants = resources(0.5 + n / 1000, 0.1 + n / 1e5)
+        made.create_container(of, container(of, "server", wants, id=f"{n + (1 << 60):064x}"))
+
+    for n in range(20):
+        create(n)
+    logs.set_level("error")  # pytest would keep every line, and count as ours
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for n in range(1000, 1200):
+            create(n)
+        gc.collect()
+        each = (tracemalloc.get_traced_memory()[0] - before) / 200
+    finally:
+        tracemalloc.stop()
+        logs.set_level("info")
+    assert each < budget

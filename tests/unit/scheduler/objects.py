@@ -1,0 +1,95 @@
+"""NodeResourceTopology objects and pods for tests of the extender."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nri_numa.charged import CHARGED, marks
+from nri_numa.scheduler.published import Table, read
+
+PREFIX = "numa.kubernetes.io"
+GIB = 1 << 30
+
+
+def topology(
+    *free: int,
+    of: int = 16,
+    memory: Sequence[int] = (),
+    name: str = "n1",
+    attributes: Mapping[str, str] | None = None,
+    zone: Mapping[str, str] | None = None,
+    charged: Sequence[tuple[str, str]] = (),
+) -> dict[str, Any]:
+    """An object whose NUMA nodes have so many free exclusive CPUs, and GiB of memory.
+
+    It names the containers that are ``charged``, each by UID of its pod and name.
+    """
+    named_too = {f"{PREFIX}/{CHARGED}": marks(charged)} if charged else {}
+    left = list(memory) or [32] * len(free)
+    return {
+        "apiVersion": "topology.node.k8s.io/v1alpha2",
+        "metadata": {"name": name},
+        "attributes": named({**(attributes or {}), **named_too}),
+        "zones": [
+            {
+                "name": f"node-{i}",
+                "type": "Node",
+                "costs": [
+                    {"name": f"node-{j}", "value": 10 if i == j else 21} for j in range(len(free))
+                ],
+                "resources": [
+                    {"name": "cpu", "capacity": of, "allocatable": str(of), "available": str(n)},
+                    {"name": "memory", "allocatable": "32Gi", "available": f"{left[i]}Gi"},
+                ],
+                "attributes": named(zone or {}),
+            }
+            for i, n in enumerate(free)
+        ],
+    }
+
+
+def named(values: Mapping[str, str]) -> list[dict[str, str]]:
+    """A list of attributes."""
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def table(*free: int, **keys: Any) -> Table:
+    """The same, read."""
+    found = read(topology(*free, **keys), PREFIX)
+    assert isinstance(found, Table), found
+    return found
+
+
+def container(name: str = "main", cpu: str = "", memory: str = "", **more: Any) -> dict[str, Any]:
+    """A container whose limits are its requests."""
+    amounts = {key: text for key, text in (("cpu", cpu), ("memory", memory)) if text}
+    return {"name": name, "resources": {"requests": amounts, "limits": amounts}, **more}
+
+
+def pod(
+    *containers: dict[str, Any],
+    name: str = "p",
+    init: Sequence[dict[str, Any]] = (),
+    node: str = "",
+    phase: str = "Pending",
+    **asks: str,
+) -> dict[str, Any]:
+    """A pod as the API server has it; keywords are annotations of ours."""
+    annotations = {f"{PREFIX}/{key.replace('_', '-')}": text for key, text in asks.items()}
+    return {
+        "metadata": {
+            "name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": annotations,
+        },
+        "spec": {
+            "containers": list(containers), "initContainers": list(init),
+            **({"nodeName": node} if node else {}),
+        },
+        "status": {"phase": phase},
+    }  # fmt: skip
+
+
+def single(cpus: int, *, name: str = "p", memory: str = "1Gi", **more: Any) -> dict[str, Any]:
+    """A pod for exclusive CPUs of one NUMA node."""
+    keys = {"policy": "single-numa-node", "cpus": "exclusive", **more}
+    return pod(container(cpu=str(cpus), memory=memory), name=name, **keys)

@@ -1,0 +1,500 @@
+"""What is asked of the API server: bindings, the Lease, lists and watches, the touch of a Node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from nri_numa.config import AgentConfig
+from nri_numa.config.scheduling import Scheduling
+from nri_numa.scheduler.follow import Follower
+from nri_numa.scheduler.kinds import Topology
+from nri_numa.scheduler.lean import LeanConnection
+from nri_numa.scheduler.protocol import Binding
+from nri_numa.scheduler.service import Extender
+from nri_numa.scheduler.unseen import Unseen
+from nri_numa.scheduler.waker import Waker
+from nri_numa.scheduler.world import World, name_of
+from tests.beds.fake_api_server import Asked, Said, fake, status
+from tests.unit.scheduler.objects import container, pod, single, topology
+
+DONE = Said(201, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
+
+
+def run(directory: Path, talk: Callable[[Extender], Awaitable[None]], **section: Any) -> Extender:
+    """Talk to an extender with one node of twice four CPUs."""
+
+    async def all_of_it() -> Extender:
+        # Not the 4 s of a real one: what is shown here is not how busy the machine is.
+        patient = {"bind_timeout": "60s", **section}
+        scheduling = Scheduling(credentials=str(directory), **patient)
+        made = Extender(AgentConfig(scheduler=scheduling))
+        made._nodes.synced.set()
+        made._pods.synced.set()
+        made.world.node(topology(4, 4))
+        try:
+            await talk(made)
+        finally:
+            await made._connection.close()
+            await made._lease_api.close()
+        return made
+
+    return asyncio.run(all_of_it())
+
+
+def binding(name: str = "p", node: str = "n1") -> Binding:
+    return Binding("default", name, f"uid-{name}", node)
+
+
+def test_node_and_annotation_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(made: Extender) -> None:
+        made.reader.wish(single(3))
+        assert await made.binder.bind(binding()) == ""
+        assert list(made.fleet.holds) == ["uid-p"]
+
+    with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
+        run(tmp_path, talk)
+    (asked,) = server.asked
+    assert asked.method == "POST"
+    assert asked.path.startswith("/api/v1/namespaces/default/pods/p/binding")
+    assert asked.body["target"]["name"] == "n1"
+    assert asked.body["metadata"] == {
+        "name": "p", "uid": "uid-p", "annotations": {"numa.kubernetes.io/placed": '{"main":"0"}'},
+    }  # fmt: skip
+
+
+def test_an_ordinary_pod_is_bound_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was not filtered here: another replica was asked."""
+    ordinary = pod(container(cpu="250m", memory="1Gi"))
+
+    def answer(asked: Asked) -> Said:
+        return Said(200, ordinary) if asked.method == "GET" else DONE
+
+    async def talk(made: Extender) -> None:
+        assert await made.binder.bind(binding()) == ""
+        assert not made.fleet.holds
+
+    with fake(tmp_path, monkeypatch, answer) as server:
+        run(tmp_path, talk)
+    assert [asked.method for asked in server.asked] == ["GET", "POST"]
+    assert "annotations" not in server.asked[1].body["metadata"]
+
+
+def test_a_second_call_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(made: Extender) -> None:
+        made.reader.wish(single(3))
+        made.world.node(topology(4, 4, name="n2"))
+        found = await asyncio.gather(
+            made.binder.bind(binding()),
+            made.binder.bind(binding()),
+            made.binder.bind(binding(node="n2")),
+        )
+        assert found == ["", "", "is on n1 already"]
+        assert [hold.node for hold in made.fleet.holds.values()] == ["n1"]
+
+    with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
+        run(tmp_path, talk)
+    assert len(server.asked) == 1
+
+
+def test_what_is_held_is_looked_at_again_when_a_pod_is_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def talk(made: Extender) -> None:
+        for name in ("a", "b", "c"):
+            made.reader.wish(single(3, name=name))
+        assert await made.binder.bind(binding("a")) == ""
+        assert await made.binder.bind(binding("b")) == ""
+        why = await made.binder.bind(binding("c"))
+        assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 1"
+        assert len(made.fleet.holds) == 2
+
+    with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
+        run(tmp_path, talk)
+    assert len(server.asked) == 2
+
+
+def test_a_binding_that_fails_for_sure_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def talk(made: Extender) -> None:
+        made.reader.wish(single(3))
+        assert "403: not allowed" in await made.binder.bind(binding())
+        assert not made.fleet.holds
+
+    with fake(tmp_path, monkeypatch, lambda asked: status(403, "not allowed")):
+        run(tmp_path, talk)
+
+
+@pytest.mark.parametrize(
+    ("node", "uid", "held", "bound"),
+    [
+        ("n1", "uid-p", True, True),  # it was written after all
+        ("n2", "uid-p", False, False),  # somebody else was first
+        ("", "uid-p", False, False),
+        ("n1", "another", False, False),
+    ],
+)
+def test_after_a_conflict_the_pod_is_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    node: str,
+    uid: str,
+    held: bool,
+    bound: bool,
+) -> None:
+    found = single(3, node=node)
+    found["metadata"]["uid"] = uid
+
+    def answer(asked: Asked) -> Said:
+        return Said(200, found) if asked.method == "GET" else status(409, "is already assigned")
+
+    async def talk(made: Extender) -> None:
+        made.reader.wish(single(3))
+        problem = await made.binder.bind(binding())
+        assert (problem == "") == bound
+        assert bool(made.fleet.holds) == held
+
+    with fake(tmp_path, monkeypatch, answer):
+        run(tmp_path, talk)
+
+
+@pytest.mark.parametrize(("code", "held"), [(409, "n1"), (403, "n1"), (404, "")])
+def test_a_pod_that_has_its_node_keeps_what_is_held_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, held: str
+) -> None:
+    """kube-scheduler calls bind again where the first call took too long, also for another node."""
+    bindings: list[str] = []
+
+    def answer(asked: Asked) -> Said:
+        if asked.method == "GET":
+            return Said(200, single(3, node="n1"))
+        bindings.append(asked.body["target"]["name"])
+        return DONE if len(bindings) == 1 else status(code, "is assigned to node n1")
+
+    async def talk(made: Extender) -> None:
+        made.world.node(topology(4, 4, name="n2"))
+        made.reader.wish(single(3))
+        assert await made.binder.bind(binding()) == ""
+        assert f"{code}" in await made.binder.bind(binding(node="n2"))
+        assert [hold.node for hold in made.fleet.holds.values()] == ([held] if held else [])
+
+    with fake(tmp_path, monkeypatch, answer):
+        run(tmp_path, talk)
+    assert bindings == ["n1", "n2"]
+
+
+def running(name: str, **keys: Any) -> dict[str, Any]:
+    """A pod of three exclusive CPUs on NUMA node 0 of n1, whose container runs."""
+    return single(3, name=name, node="n1", phase="Running", placed='{"main":"0"}', **keys)
+
+
+def test_who_started_before_anybody_watched_is_not_overlooked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet says that it runs, the node's object is older than that: neither list has it."""
+    chosen = "fieldSelector=spec.nodeName=n1,status.phase=Running"
+
+    def answer(asked: Asked) -> Said:
+        if asked.method == "POST":
+            return DONE
+        there = [running("early")] if chosen in unquote(asked.path) else []
+        watched = "watch=true" in asked.path
+        return Said(200, "" if watched else {"metadata": {"resourceVersion": "1"}, "items": there})
+
+    async def talk(made: Extender) -> None:
+        made.world.node(topology(4))
+        made._pods.synced.clear()
+        task = asyncio.create_task(made._pods.run())
+        await asyncio.wait_for(made._pods.synced.wait(), 60)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not made.fleet.holds
+        for name in ("a", "b"):
+            made.reader.wish(single(3, name=name))
+            why = await made.binder.bind(binding(name))
+            assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 1"
+        assert list(made.fleet.holds) == ["uid-early"]
+        # The agent counts it, and then it is gone.
+        made.world.node(topology(1, charged=[("uid-early", "main")]))
+        assert not made.fleet.holds
+        made.world.node(topology(4))
+        assert await made.binder.bind(binding("a")) == ""
+
+    with fake(tmp_path, monkeypatch, answer) as server:
+        run(tmp_path, talk)
+    assert sum(chosen in unquote(asked.path) for asked in server.asked) == 1, "once for each node"
+
+
+def test_where_it_cannot_be_told_who_runs_nothing_is_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But ordinary pods are, and the next try asks again."""
+    said: list[Said] = [
+        status(403, 'User "u" cannot list pods'), Said(200, "{"), Said(200, {"items": 3}),
+        Said(200, {"items": []}),
+    ]  # fmt: skip
+
+    def answer(asked: Asked) -> Said:
+        return DONE if asked.method == "POST" else said.pop(0)
+
+    async def talk(made: Extender) -> None:
+        made.pods_listed(frozenset())
+        made.reader.wish(pod(container(cpu="250m", memory="1Gi"), name="ordinary"))
+        assert await made.binder.bind(binding("ordinary")) == ""
+        made.reader.wish(single(3))
+        assert "cannot list pods" in await made.binder.bind(binding())
+        assert await made.binder.bind(binding()) != ""
+        assert await made.binder.bind(binding()) != ""
+        assert not made.fleet.holds
+        assert await made.binder.bind(binding()) == ""
+
+    with fake(tmp_path, monkeypatch, answer):
+        run(tmp_path, talk)
+    assert said == []
+
+
+def test_after_a_while_and_until_the_next_list_nobody_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    async def look() -> None:
+        nonlocal now
+        connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
+        told = Unseen(connection, World.__new__(World), seconds=60, clock=lambda: now)
+        await told.look("n1")
+        assert not server.asked, "nothing was listed yet"
+        told.listed()
+        for at, node, asked in ((0.0, "n1", 1), (1.0, "n1", 1), (59.0, "n2", 2), (60.0, "n3", 2)):
+            now = at
+            await told.look(node)
+            assert len(server.asked) == asked
+        told.listed()
+        await told.look("n1")
+        assert len(server.asked) == 3
+        await connection.close()
+
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, {"items": []})) as server:
+        asyncio.run(look())
+
+
+def test_without_an_api_server_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    async def talk(made: Extender) -> None:
+        made.reader.wish(single(3))
+        assert "no credentials" in await made.binder.bind(binding())
+
+    run(tmp_path, talk)
+
+
+def test_who_does_not_lead_binds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
+
+    async def talk(made: Extender) -> None:
+        assert (
+            "another replica leads"
+            in json.loads(await made.bind(json.dumps(body).encode()))["Error"]
+        )
+        assert "another replica leads" in made.not_ready()
+
+    with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
+        run(tmp_path, talk, lease="nri-numa-scheduler")
+    assert not server.asked
+
+
+# --- the Lease --------------------------------------------------------------------------------
+
+
+def test_a_lease_that_may_not_be_read_is_why_nothing_is_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence names the rule that is missing."""
+
+    async def talk(made: Extender) -> None:
+        assert made.election is not None
+        await made.election.step()
+        why = made.not_ready()
+        assert "the Lease cannot be used" in why
+        assert "lacks apiGroups ['coordination.k8s.io'], resources [leases], verbs [get]" in why
+
+    with fake(tmp_path, monkeypatch, lambda asked: status(403, "leases is forbidden")):
+        run(tmp_path, talk, lease="nri-numa-scheduler")
+
+
+# --- lists and watches ------------------------------------------------------------------------
+
+
+def event(kind: str, document: dict[str, Any], version: str) -> str:
+    document = {**document, "metadata": {**document["metadata"], "resourceVersion": version}}
+    return json.dumps({"type": kind, "object": document}) + "\n"
+
+
+def test_pages_changes_and_a_second_list_after_410(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+    watched: list[str] = []
+
+    def answer(asked: Asked) -> Said:
+        if "watch=true" in asked.path:
+            watched.append(asked.path)
+            if len(watched) == 1:
+                return Said(200, event("ADDED", topology(1, name="c"), "11")
+                            + event("DELETED", topology(1, name="a"), "12"))  # fmt: skip
+            return Said(200, json.dumps(gone) + "\n")
+        if "continue=" in asked.path:
+            return Said(200, {"metadata": {"resourceVersion": "10"},
+                              "items": [topology(1, name="b")]})  # fmt: skip
+        if watched:
+            return Said(200, {"metadata": {"resourceVersion": "20"}, "items": []})
+        return Said(200, {"metadata": {"resourceVersion": "10", "continue": "more"},
+                          "items": [topology(1, name="a")]})  # fmt: skip
+
+    async def follow() -> None:
+        connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
+        told: list[tuple[str, Any]] = []
+        twice = asyncio.Event()
+
+        def listed(names: frozenset[str]) -> None:
+            told.append(("all", sorted(names)))
+            if not names:
+                twice.set()
+
+        follower = Follower(
+            connection, Topology, key=name_of, listed=listed,
+            put=lambda one: told.append(("put", name_of(one))),
+            remove=lambda one: told.append(("gone", name_of(one))),
+        )  # fmt: skip
+        task = asyncio.create_task(follower.run())
+        await asyncio.wait_for(twice.wait(), 60)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await connection.close()
+        assert told[:6] == [
+            ("put", "a"), ("put", "b"), ("all", ["a", "b"]), ("put", "c"), ("gone", "a"),
+            ("all", []),
+        ]  # fmt: skip
+        assert "resourceVersion=10" in watched[0]
+        assert "resourceVersion=12" in watched[1]
+
+    with fake(tmp_path, monkeypatch, answer):
+        asyncio.run(follow())
+
+
+def test_a_kind_that_is_not_installed_has_no_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ordinary pods are not kept waiting for it."""
+
+    async def follow() -> None:
+        connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
+        follower = Follower(connection, Topology, key=name_of, listed=lambda names: None,
+                            put=lambda one: None, remove=lambda one: None)  # fmt: skip
+        task = asyncio.create_task(follower.run())
+        await asyncio.wait_for(follower.synced.wait(), 60)
+        assert "404" in follower.problem
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await connection.close()
+
+    with fake(tmp_path, monkeypatch, lambda asked: status(404, "could not find the resource")):
+        asyncio.run(follow())
+
+
+def test_rights_that_are_missing_are_named_and_questions_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ordinary pods do not: nothing has to be known for them."""
+    text = 'noderesourcetopologies.topology.node.k8s.io is forbidden: User "u" cannot list'
+
+    async def talk(made: Extender) -> None:
+        made._nodes.synced.clear()
+        task = asyncio.create_task(made._nodes.run())
+        async with asyncio.timeout(60):
+            while not made._nodes.problem:
+                await asyncio.sleep(0.01)
+        asked = {"Pod": single(2), "NodeNames": ["n1"]}
+        assert text in json.loads(await made.filter(json.dumps(asked).encode()))["Error"]
+        assert "noderesourcetopologies: 403" in made.not_ready()
+        asked["Pod"] = pod(container(cpu="250m", memory="1Gi"))
+        assert json.loads(await made.filter(json.dumps(asked).encode()))["NodeNames"] == ["n1"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with fake(tmp_path, monkeypatch, lambda asked: status(403, text)):
+        run(tmp_path, talk)
+
+
+# --- waking -----------------------------------------------------------------------------------
+
+
+def test_room_wakes_who_was_refused_and_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wake() -> None:
+        connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
+        now = [0.0]
+        woken = asyncio.Event()
+        waker = Waker(connection, prefix="numa.kubernetes.io", interval=0.01,
+                      clock=lambda: now[0], wall=lambda: 1.5, woken=woken.set)  # fmt: skip
+        waker.grown("n0")  # nobody waits
+        waker.refused("a")
+        waker.settled("a")
+        waker.grown("n0")
+        waker.refused("b")
+        now[0] = 601.0
+        waker.grown("n0")  # it was asked about again since, or is gone
+        assert not waker._wake.is_set()
+        waker.refused("c")
+        waker.grown("n1")
+        task = asyncio.create_task(waker.run(lambda: True))
+        await asyncio.wait_for(woken.wait(), 60)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await connection.close()
+
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, asked.body)) as server:
+        asyncio.run(wake())
+    (asked,) = server.asked
+    assert asked.path.startswith("/api/v1/nodes/n1")
+    assert asked.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}
+
+
+def test_who_takes_over_wakes_the_pods_that_were_refused_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the scheduler's queue, and whoever refused them is gone."""
+    monkeypatch.setattr("nri_numa.scheduler.service.TICK", 0.01)
+
+    async def talk(made: Extender) -> None:
+        woken = asyncio.Event()
+        made.waker._woken = woken.set
+        tasks = [
+            asyncio.create_task(made._tick()),
+            asyncio.create_task(made.waker.run(made._leads)),
+        ]
+        await asyncio.wait_for(woken.wait(), 60)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, asked.body)) as server:
+        run(tmp_path, talk)
+    assert [asked.path.partition("?")[0] for asked in server.asked] == ["/api/v1/nodes/n1"]
+
+
+def test_nobody_is_woken_where_that_is_switched_off(tmp_path: Path) -> None:
+    connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
+    for interval, node in ((0.0, "n1"), (1.0, "")):
+        waker = Waker(connection, prefix="numa.kubernetes.io", interval=interval,
+                      clock=lambda: 0.0, wall=lambda: 0.0)  # fmt: skip
+        waker.anew(node)
+        assert not waker._wake.is_set()

@@ -1,0 +1,50 @@
+"""Objects that nobody renews any more are not believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nri_numa.cluster import node_topology
+from nri_numa.scheduler import freshness
+from nri_numa.scheduler.freshness import Freshness
+
+PREFIX = "numa.kubernetes.io"
+
+
+def said(renewed: object = "12:00", valid: object = "900") -> dict[str, Any]:
+    annotations = {f"{PREFIX}/renewed": renewed, f"{PREFIX}/valid-seconds": valid}
+    return {"metadata": {"name": "n", "annotations": annotations}}
+
+
+def test_writer_and_reader_mean_the_same_annotations() -> None:
+    """Their rooms do not know each other."""
+    assert (freshness.RENEWED, freshness.VALID) == (node_topology.RENEWED, node_topology.VALID)
+
+
+def test_it_holds_while_it_is_renewed() -> None:
+    fresh = Freshness(PREFIX)
+    assert fresh.seen("n", said(), 0.0)
+    assert fresh.seen("n", said("12:05"), 300.0)
+    assert fresh.stale(1199.0) == []
+    assert fresh.stale(1200.0) == ["n"]
+    assert not fresh.seen("n", said("12:05"), 1300.0), "somebody else changed it"
+    assert fresh.seen("n", said("12:30"), 1400.0)
+    fresh.gone("n")
+    assert fresh.stale(1e9) == []
+
+
+@pytest.mark.parametrize("valid", [None, "", "0", "-1", "NaN", "1e3", "9" * 7, 900, []])
+def test_without_a_validity_it_holds_for_ever(valid: object) -> None:
+    fresh = Freshness(PREFIX)
+    fresh.seen("n", said(), 0.0)
+    assert fresh.seen("n", said(valid=valid), 1.0)
+    assert fresh.stale(1e9) == []
+
+
+@pytest.mark.parametrize("document", [{}, {"metadata": None}, {"metadata": {"annotations": "x"}}])
+def test_nonsense_holds(document: dict[str, Any]) -> None:
+    fresh = Freshness(PREFIX)
+    assert fresh.seen("n", document, 0.0)
+    assert fresh.stale(1e9) == []

@@ -1,0 +1,220 @@
+"""Does a pod fit, where, and if not, why not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nri_numa.engine.align.hints import ResourceDemand
+from nri_numa.engine.align.policies import align
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Policy, Strategy
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.scheduler.judge import judge, surely
+from nri_numa.scheduler.pods import Reader
+from nri_numa.scheduler.published import Table
+from nri_numa.scheduler.room import charge_of, without
+from nri_numa.scheduler.verdict import Fits, Short
+from nri_numa.scheduler.wish import Wish
+from tests.unit.scheduler.objects import GIB, PREFIX, container, pod, single, table
+
+SPREAD, PACK = Strategy.SPREAD, Strategy.PACK
+
+
+def wish(document: dict[str, Any]) -> Wish:
+    return Reader(Settings()).wish(document)
+
+
+def places(found: Fits | Short) -> dict[str, str]:
+    assert isinstance(found, Fits), found
+    return {name: str(numa_nodes) for name, numa_nodes in found.places}
+
+
+def text(found: Fits | Short) -> str:
+    assert isinstance(found, Short), found
+    return found.text(found.most)
+
+
+def test_the_only_numa_node_with_room() -> None:
+    found = judge(table(4, 8), wish(single(6)), SPREAD)
+    assert places(found) == {"main": "1"}
+    assert isinstance(found, Fits)
+    assert (found.width, found.wider) == (1, False)
+    assert found.charge is not None
+    assert found.charge.exclusive == (0, 6)
+
+
+def test_strategies_choose_as_on_the_node() -> None:
+    assert places(judge(table(4, 8), wish(single(2)), SPREAD)) == {"main": "1"}
+    assert places(judge(table(4, 8), wish(single(2)), PACK)) == {"main": "0"}
+
+
+@pytest.mark.parametrize(
+    ("document", "room", "expected"),
+    [
+        (single(12), table(8, 4), "needs 12 exclusive CPUs on one NUMA node; most free: 8"),
+        (single(20), table(8, 4), "needs 20 exclusive CPUs on one NUMA node; most there is: 16"),
+        (single(2, memory="20Gi"), table(8, 4, memory=(10, 12)),
+         "needs 20 GiB of memory on one NUMA node; most free: 12 GiB"),
+        (single(6, memory="20Gi"), table(8, 4, memory=(10, 30)),
+         "needs 6 exclusive CPUs and 20 GiB of memory on one NUMA node; each is free, but not "
+         "together"),
+        (single(20, policy="restricted"), table(12, 12),
+         "needs 20 exclusive CPUs and 1 GiB of memory on equally many NUMA nodes (policy "
+         "restricted)"),
+        (single(20, policy="restricted", bind="cpu"), table(8, 8),
+         "needs 20 exclusive CPUs; most free: 16"),
+        (single(4, policy="restricted"), table(3, 3),
+         "needs 4 exclusive CPUs on one NUMA node; most free: 3"),
+        (pod(container(cpu="2500m", memory="1Gi"), policy="single-numa-node"), table(2, 1),
+         "needs 2.5 CPUs on one NUMA node; most free: 2"),
+        (single(3, smt="full-core"), table(8, zone={f"{PREFIX}/threads-per-core": "2"}),
+         "needs 3 exclusive CPUs in whole cores of 2 threads"),
+        (single(5, smt="isolate"), table(8, zone={f"{PREFIX}/threads-per-core": "2"}),
+         "needs 5 exclusive CPUs with idle siblings (10 CPUs) on one NUMA node; most free: 8"),
+        (single(20, policy="best-effort"), table(8, 4), "needs 20 exclusive CPUs; most free: 12"),
+    ],
+)  # fmt: skip
+def test_reasons(document: dict[str, Any], room: Table, expected: str) -> None:
+    found = judge(room, wish(document), SPREAD)
+    assert text(found) == expected
+    assert isinstance(found, Short)
+    assert found.never == any(w in expected for w in ("there is", "whole cores", "equally"))
+
+
+def test_the_ladder_of_the_node() -> None:
+    wide = judge(table(4, 4), wish(single(6, on_failure="widen")), SPREAD)
+    assert places(wide) == {"main": "0-1"}
+    assert isinstance(wide, Fits)
+    assert wide.wider
+    unpinned = judge(table(4, 4), wish(single(12, on_failure="unpinned")), SPREAD)
+    assert isinstance(unpinned, Fits)
+    assert (unpinned.places, unpinned.width, unpinned.wider) == ((), 0, True)
+
+
+def test_containers_take_from_each_other_and_init_containers_give_back() -> None:
+    both = pod(container("a", "3", "1Gi"), container("b", "3", "1Gi"),
+               policy="single-numa-node", cpus="exclusive")  # fmt: skip
+    assert places(judge(table(4, 4), wish(both), SPREAD)) == {"a": "0", "b": "1"}
+    assert text(judge(table(4, 2), wish(both), SPREAD)).endswith("most free: 2")
+    first = pod(container("a", "3", "1Gi"), init=[container("first", "4", "1Gi")],
+                policy="single-numa-node", cpus="exclusive")  # fmt: skip
+    found = judge(table(4, 0), wish(first), SPREAD)
+    assert isinstance(found, Fits)
+    assert found.charge is not None
+    assert found.charge.exclusive == (3, 0)
+
+
+def test_a_pod_as_a_whole() -> None:
+    document = pod(container("a", "3", "1Gi"), container("b", "3", "1Gi"),
+                   policy="single-numa-node", cpus="exclusive", scope="pod")  # fmt: skip
+    assert places(judge(table(4, 8), wish(document), SPREAD)) == {"a": "1", "b": "1"}
+    assert "needs 6 exclusive CPUs on one" in text(judge(table(4, 4), wish(document), SPREAD))
+
+
+def test_the_kubelets_policy_counts_where_it_has_one() -> None:
+    """An ordinary Guaranteed pod, which asks us for nothing."""
+    document = wish(pod(container(cpu="6", memory="1Gi")))
+    plain = judge(table(4, 4), document, SPREAD)
+    assert isinstance(plain, Fits)
+    assert plain.charge is None
+    strict = {"topologyManagerPolicy": "single-numa-node"}
+    found = judge(table(4, 4, attributes=strict), document, SPREAD)
+    assert text(found) == "needs 6 exclusive CPUs on one NUMA node; most free: 4"
+    fits = judge(table(4, 6, attributes=strict), document, SPREAD)
+    assert isinstance(fits, Fits)
+    assert fits.places == ()  # the kubelet chooses
+    assert fits.charge is not None
+    shared = {**strict, "cpuManagerPolicy": "none"}
+    assert isinstance(judge(table(4, 4, attributes=shared), document, SPREAD), Fits)
+    memory = {**shared, "memoryManagerPolicy": "Static"}
+    wide = wish(pod(container(cpu="6", memory="30Gi")))
+    assert "30 GiB of memory" in text(
+        judge(table(4, 4, memory=(8, 8), attributes=memory), wide, SPREAD)
+    )
+    two = wish(pod(container("a", "3", "1Gi"), container("b", "3", "1Gi")))
+    whole = {**strict, "topologyManagerScope": "pod"}
+    assert isinstance(judge(table(4, 4, attributes=strict), two, SPREAD), Fits)
+    assert isinstance(judge(table(4, 4, attributes=whole), two, SPREAD), Short)
+
+
+def test_both_policies_must_agree() -> None:
+    strict = {"topologyManagerPolicy": "single-numa-node"}
+    document = wish(single(6, policy="best-effort"))
+    assert isinstance(judge(table(4, 4), document, SPREAD), Fits)
+    assert isinstance(judge(table(4, 4, attributes=strict), document, SPREAD), Short)
+
+
+def test_promises_are_taken_away_and_never_below_nothing() -> None:
+    room = table(4, 8)
+    found = judge(room, wish(single(6)), SPREAD)
+    assert isinstance(found, Fits)
+    assert found.charge is not None
+    left = without(room, [found.charge])
+    assert left.exclusive.left == (4, 2)
+    assert left.others[0].left == (32 * GIB, 31 * GIB)
+    assert without(room, [found.charge] * 3).exclusive.left == (4, 0)
+    assert without(room, []) is room
+    # The machine is another one by now.
+    assert without(table(4), [found.charge]).exclusive.left == (4,)
+
+
+def test_what_was_promised_before_is_worked_out_again() -> None:
+    document = wish(single(6))
+    found = judge(table(4, 8), document, SPREAD)
+    assert isinstance(found, Fits)
+    assert charge_of(table(4, 8), document, dict(found.places)) == found.charge
+    # Also where the room is gone by now: nothing is forgotten.
+    again = charge_of(table(4, 0), document, dict(found.places))
+    assert again is not None
+    assert again.exclusive[1] == 6
+
+
+def unlike(room: Table) -> Table:
+    """The same, as if its NUMA nodes were not equally far from themselves: no way is short."""
+    made = replace(room)
+    object.__setattr__(made, "alike", False)
+    return made
+
+
+_FREE = st.lists(st.integers(0, 16), min_size=1, max_size=4)
+
+
+@settings(max_examples=200)
+@given(
+    free=_FREE,
+    cpus=st.integers(1, 20),
+    memory=st.lists(st.integers(0, 32), min_size=4, max_size=4),
+    policy=st.sampled_from(["single-numa-node", "restricted", "best-effort"]),
+    strategy=st.sampled_from(Strategy),
+)
+def test_the_short_way_says_what_the_engine_says(
+    free: list[int], cpus: int, memory: list[int], policy: str, strategy: Strategy
+) -> None:
+    room = table(*free, memory=memory)
+    document = wish(single(cpus, policy=policy, memory="4Gi"))
+    quick = judge(room, document, strategy)
+    assert judge(unlike(room), document, strategy) == quick
+    cheap = surely(room, document)
+    assert cheap is None or isinstance(quick, Short)
+
+
+@settings(max_examples=200)
+@given(free=_FREE, cpus=st.integers(1, 20), strict=st.booleans())
+def test_a_verdict_is_the_topology_managers(free: list[int], cpus: int, strict: bool) -> None:
+    """Asked directly, with the same numbers."""
+    room = table(*free)
+    policy = Policy.SINGLE_NUMA_NODE if strict else Policy.RESTRICTED
+    found = judge(room, wish(single(cpus, policy=policy.value, bind="cpu")), SPREAD)
+    demand = ResourceDemand(
+        resource="cpu", need=cpus, capacity=dict.fromkeys(room.ids, 16),
+        available=dict(zip(room.ids, free, strict=True)), unit="cpus",
+    )  # fmt: skip
+    verdict = align(
+        [demand], numa_ids=NUMASet(room.ids), policy=policy, distance=room.distance, rank=None
+    )
+    assert isinstance(found, Fits) == verdict.admitted

@@ -1,0 +1,192 @@
+"""The verbs filter and prioritize."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Strategy
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.scheduler.fleet import Fleet, Hold
+from nri_numa.scheduler.panel import Panel
+from nri_numa.scheduler.pods import Reader
+from nri_numa.scheduler.published import Unreadable
+from nri_numa.scheduler.scoring import score
+from nri_numa.scheduler.verdict import Fits
+from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
+
+READER = Reader(Settings())
+
+
+def panel(*, unknown_fits: bool = False, strategy: Strategy = Strategy.SPREAD) -> Panel:
+    """Nodes a, b and c with more and more room, one that cannot be read, and one without object."""
+    fleet = Fleet()
+    fleet.put("a", table(2, 2))
+    fleet.put("b", table(4, 6))
+    fleet.put("c", table(8, 8))
+    fleet.put("odd", Unreadable("zones is 3"))
+    return Panel(fleet, strategy, unknown_fits=unknown_fits)
+
+
+NAMES = ["a", "b", "c", "odd", "none"]
+
+
+def test_a_class_of_reasons_has_one_text_with_the_best_number() -> None:
+    found = panel().filter(READER.wish(single(7)), NAMES)
+    assert found.fits == ["c"]
+    text = "needs 7 exclusive CPUs on one NUMA node; most free: 6"
+    assert found.failed == {"a": text, "b": text}
+    assert found.hopeless == {
+        "odd": "its NodeResourceTopology cannot be read",
+        "none": "no NodeResourceTopology says what its NUMA nodes have",
+    }
+
+
+def test_a_node_whose_agent_is_away_waits_with_ours() -> None:
+    fleet = Fleet()
+    fleet.put("away", table(8, 8, attributes={f"{PREFIX}/agent": "not-ready"}))
+    fleet.put("there", table(8, 8, attributes={f"{PREFIX}/agent": "ready"}))
+    judges = Panel(fleet, Strategy.SPREAD)
+    found = judges.filter(READER.wish(single(4)), ["away", "there"])
+    assert (found.fits, found.failed) == (
+        ["there"], {"away": "its agent does not place containers now"},
+    )  # fmt: skip
+    ordinary = READER.wish(pod(container(cpu="2", memory="1Gi"), name="o"))
+    assert judges.filter(ordinary, ["away", "there"]).fits == ["away", "there"]
+
+
+def test_where_no_waiting_helps() -> None:
+    found = panel().filter(READER.wish(single(17)), ["a", "b"])
+    assert not found.failed
+    assert set(found.hopeless.values()) == {
+        "needs 17 exclusive CPUs on one NUMA node; most there is: 16"
+    }
+
+
+def test_ordinary_pods_pass() -> None:
+    judges = panel()
+    ordinary = READER.wish(pod(container(cpu="250m", memory="1Gi")))
+    assert judges.filter(ordinary, NAMES).fits == NAMES
+    assert judges.prioritize(ordinary, NAMES) == []
+    assert judges.judged == 0
+    guaranteed = READER.wish(pod(container(cpu="2", memory="1Gi"), name="g"))
+    assert judges.filter(guaranteed, NAMES).fits == NAMES
+
+
+def test_unknown_nodes_may_be_allowed() -> None:
+    judges = panel(unknown_fits=True)
+    wish = READER.wish(single(7))
+    assert judges.filter(wish, NAMES).fits == ["c", "odd", "none"]
+    assert dict(judges.prioritize(wish, ["c", "odd"]))["odd"] == 0
+    assert judges.why("odd") == "zones is 3"
+    assert judges.why("a") == ""
+
+
+def test_a_pod_that_is_wrong_fits_nowhere() -> None:
+    found = panel().filter(READER.wish(pod(container(cpu="2"), name="w", policy="x")), ["a", "b"])
+    assert not found.fits
+    assert not found.failed
+    (text,) = set(found.hopeless.values())
+    assert "policy is 'x'" in text
+
+
+def test_verdicts_are_remembered_by_what_nodes_have() -> None:
+    judges = panel()
+    for name in "abcd":
+        judges.filter(READER.wish(single(3, name=name)), ["b", "c"])
+    assert judges.judged == 2
+    hold = Hold(wish=READER.wish(single(6)), node="c", places={"main": NUMASet([0])},
+                since=0, until=9)  # fmt: skip
+    judges._fleet.hold(hold)
+    assert judges.filter(READER.wish(single(3)), ["c"]).fits == ["c"]
+    assert judges.judged == 3
+
+
+def test_fewer_numa_nodes_score_best_then_what_is_left() -> None:
+    wish = READER.wish(single(4, policy="best-effort"))
+    scores = dict(panel().prioritize(wish, ["a", "b", "c"]))
+    assert scores["c"] > scores["b"] > scores["a"]
+    packed = dict(panel(strategy=Strategy.PACK).prioritize(wish, ["a", "b", "c"]))
+    assert packed["b"] > packed["c"] > packed["a"]
+    half = Fits(width=1, left=500, factor=500)
+    assert score(half, Strategy.SPREAD) == 8
+    assert score(Fits(width=1), Strategy.SPREAD) == 10
+    assert score(Fits(width=9, wider=True, left=0, factor=0), Strategy.SPREAD) == 0
+
+
+def test_a_full_memory_begins_again() -> None:
+    judges = panel()
+    for count in range(1, 60):
+        found = judges.filter(READER.wish(single(count, name=f"p{count}")), ["c"])
+        assert (found.fits == ["c"]) == (count <= 8)
+
+
+def test_capacity_that_is_lent_away_scores_less() -> None:
+    fleet = Fleet()
+    fleet.put("whole", table(8, 8))
+    fleet.put("half", table(8, 8, zone={f"{PREFIX}/capacity-factor": "0.25"}))
+    scores = dict(
+        Panel(fleet, Strategy.SPREAD).prioritize(READER.wish(single(4)), ["whole", "half"])
+    )
+    assert scores["whole"] > scores["half"]
+
+
+def test_several_containers_find_no_more_than_the_whole_node_has() -> None:
+    """Each of them has room where it goes, and the last CPU stays with those that share."""
+    fleet = Fleet()
+    panel = Panel(fleet, Strategy.SPREAD)
+    asks = {"policy": "single-numa-node", "cpus": "exclusive"}
+    two = Reader(Settings()).wish(
+        pod(container("a", "4", "1Gi"), container("b", "4", "1Gi"), **asks)
+    )
+    for most, fits in (("8", ["n1"]), ("7", [])):
+        fleet.put("n1", table(4, 4, attributes={f"{PREFIX}/free-exclusive-cpus": most}))
+        found = panel.filter(two, ["n1"])
+        assert found.fits == fits
+    assert found.failed == {"n1": "needs 8 exclusive CPUs; most free: 7"}
+
+
+def test_what_is_remembered_of_a_node_ends_when_its_room_changes() -> None:
+    """Whatever changed it: a pod that is held or given back, an object, or that it is gone."""
+    judges, wish = panel(), READER.wish(single(7))
+    fleet = judges._fleet
+
+    def fits() -> list[str]:
+        found = judges.filter(wish, NAMES).fits
+        assert found == Panel(fleet, Strategy.SPREAD).filter(wish, NAMES).fits
+        scores = dict(judges.prioritize(wish, NAMES))
+        assert scores == dict(Panel(fleet, Strategy.SPREAD).prioritize(wish, NAMES))
+        return found
+
+    assert fits() == ["c"]
+    other = READER.wish(single(6, name="other"))
+    for place in (0, 1):
+        fleet.hold(
+            Hold(wish=replace(other, uid=f"u{place}"), node="c", places={"main": NUMASet([place])},
+                 since=0, until=9)
+        )  # fmt: skip
+    assert fits() == []
+    fleet.release("u1")
+    assert fits() == ["c"]
+    fleet.put("none", table(8))
+    assert fits() == ["c", "none"]
+    fleet.put("odd", table(8))
+    fleet.put("c", table(6, 6))
+    assert fits() == ["odd", "none"]
+    fleet.remove("odd")
+    assert fits() == ["none"]
+
+
+def test_who_did_not_ask_for_long_forgets_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nri_numa.scheduler.fleet._JOURNAL", 8)
+    judges, wish = panel(), READER.wish(single(7))
+    assert judges.filter(wish, NAMES).fits == ["c"]
+    judges._fleet.put("c", table(6, 6))
+    for count in range(1, 20):
+        judges._fleet.put("a", table(count % 8, 2))
+    assert judges._fleet.changed(1)[1] is None
+    assert judges.filter(wish, NAMES).fits == []
+    judges._fleet.put("c", table(8, 8))
+    assert judges.filter(wish, NAMES).fits == ["c"]

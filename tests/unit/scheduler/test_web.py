@@ -1,0 +1,211 @@
+"""The HTTP side on real sockets: what a scheduler sends, and what it never would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import ssl
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
+from msgspec.structs import replace
+
+from nri_numa.config import AgentConfig
+from nri_numa.config.scheduling import Scheduling, scheduling_problems
+from nri_numa.scheduler.service import Extender
+from nri_numa.scheduler.web import LARGEST, application, tls
+from tests.unit.scheduler.objects import container, pod, single, topology
+
+Ask = Callable[[str, bytes], Awaitable[tuple[int, Any]]]
+
+
+def extender(*, synced: bool = True) -> Extender:
+    """One that no API server was asked for."""
+    made = Extender(AgentConfig())
+    if synced:
+        made._nodes.synced.set()
+        made._pods.synced.set()
+    made.world.node(topology(4, 4, name="a"))
+    made.world.node(topology(8, 8, name="b"))
+    return made
+
+
+def serve(made: Extender, talk: Callable[[Ask], Awaitable[None]]) -> None:
+    """Serve it on loopback while somebody talks."""
+
+    async def run() -> None:
+        app = application(
+            {"filter": made.filter, "prioritize": made.prioritize, "bind": made.bind},
+            made.metrics, made.not_ready, refresh=made.refresh,
+        )  # fmt: skip
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        async with ClientSession(timeout=ClientTimeout(60)) as session:
+
+            async def ask(path: str, body: bytes) -> tuple[int, Any]:
+                method = "POST" if body else "GET"
+                url = f"http://127.0.0.1:{port}{path}"
+                async with session.request(
+                    method, url, data=io.BytesIO(body) if body else None
+                ) as answer:
+                    text = await answer.read()
+                    assert answer.headers["Content-Length"] == str(len(text))
+                    plain = "json" not in answer.headers["Content-Type"]
+                    return answer.status, text.decode() if plain else json.loads(text)
+
+            try:
+                await talk(ask)
+            finally:
+                await runner.cleanup()
+
+    asyncio.run(run())
+
+
+def question(document: object, *names: str) -> bytes:
+    return json.dumps({"Pod": document, "Nodes": None, "NodeNames": list(names)}).encode()
+
+
+def test_a_scheduler_is_answered() -> None:
+    async def talk(ask: Ask) -> None:
+        status, found = await ask("/filter", question(single(6), "a", "b", "nobody"))
+        assert status == 200
+        assert found["NodeNames"] == ["b"]
+        assert found["FailedNodes"] == {
+            "a": "needs 6 exclusive CPUs on one NUMA node; most free: 4"
+        }
+        assert list(found["FailedAndUnresolvableNodes"]) == ["nobody"]
+        status, scores = await ask("/prioritize", question(single(2), "a", "b"))
+        assert [one["Host"] for one in scores] == ["a", "b"]
+        assert scores[1]["Score"] > scores[0]["Score"]
+        status, text = await ask("/metrics", b"")
+        assert 'nri_numa_scheduler_calls_total{result="answered",verb="filter"} 1.0' in text
+        assert "nri_numa_scheduler_nodes 2.0" in text
+        assert (await ask("/healthz", b"")) == (200, "ok\n")
+        assert (await ask("/readyz", b"")) == (200, "ok\n")
+
+    serve(extender(), talk)
+
+
+def test_before_nodes_are_known_ordinary_pods_pass_and_ours_wait() -> None:
+    async def talk(ask: Ask) -> None:
+        ordinary = pod(container(cpu="250m", memory="1Gi"))
+        assert (await ask("/filter", question(ordinary, "a")))[1]["NodeNames"] == ["a"]
+        assert "still being read" in (await ask("/filter", question(single(2), "a")))[1]["Error"]
+        assert (await ask("/readyz", b""))[0] == 503
+        binding = {"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "a"}
+        found = await ask("/bind", json.dumps(binding).encode())
+        assert "still being read" in found[1]["Error"]
+
+    serve(extender(synced=False), talk)
+
+
+def test_what_is_no_question_is_an_answer_too() -> None:
+    async def talk(ask: Ask) -> None:
+        for body, expected in (
+            (b"{", 400),
+            (b"null", 400),
+            (b'{"Pod":{},"Nodes":{"items":[]}}', 400),
+        ):
+            for verb in ("/filter", "/prioritize", "/bind"):
+                status, found = await ask(verb, body)
+                assert (status, bool(found["Error"])) == (expected, True)
+        with contextlib.suppress(ClientError):  # it need not hear all of it
+            assert (await ask("/filter", b"x" * (10 << 20)))[0] == 413
+        # Pods of nonsense are nobody's, and what asks is told what is wrong.
+        for document in ({}, {"spec": {"containers": 3}}, {"metadata": {"annotations": 3}}):
+            assert (await ask("/filter", question(document, "a")))[1]["NodeNames"] == ["a"]
+        wrong = question(single(6, policy="near"), "a")
+        (why,) = (await ask("/filter", wrong))[1]["FailedAndUnresolvableNodes"].values()
+        assert "policy is 'near'" in why
+        large = single(2)
+        large["metadata"]["annotations"]["example.com/note"] = "x" * (LARGEST - 100_000)
+        assert (await ask("/filter", question(large, "a")))[1]["NodeNames"] == ["a"]
+        assert (await ask("/nothing", b"{}"))[0] == 404
+        # And it still answers.
+        assert (await ask("/filter", question(single(2), "a")))[1]["NodeNames"] == ["a"]
+
+    serve(extender(), talk)
+
+
+def test_a_mistake_of_ours_is_an_answer() -> None:
+    made = extender()
+
+    async def broken(body: bytes) -> bytes:
+        raise RuntimeError("boom")
+
+    made.filter = broken  # type: ignore[method-assign]
+
+    async def talk(ask: Ask) -> None:
+        status, found = await ask("/filter", b"{}")
+        assert status == 500
+        assert "boom" not in found["Error"]
+
+    serve(made, talk)
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        (Scheduling(address="0.0.0.0:9894"), "scheduler.clientCA, or scheduler.allowAnonymous"),
+        (Scheduling(address="off"), "nobody could ask"),
+        (Scheduling(address="here"), "expected host:port"),
+        (Scheduling(tls_cert="a"), "scheduler.tlsKey: is not set"),
+        (Scheduling(client_ca="a"), "needs scheduler.tlsCert"),
+        (Scheduling(bind_timeout="5s"), "scheduler.bindTimeout: 5s, expected 0.1s to 4s"),
+        (Scheduling(settle="x"), "scheduler.settle: 'x' is no duration"),
+        (Scheduling(hold_limit=0), "expected 1s to 86400s"),
+    ],
+)
+def test_mistakes_of_the_configuration(section: Scheduling, text: str) -> None:
+    assert any(text in problem for problem in scheduling_problems(section))
+
+
+def test_the_defaults_are_no_mistakes() -> None:
+    assert not list(scheduling_problems(Scheduling()))
+    anonymous = Scheduling(address=":9894", allow_anonymous=True)
+    assert not list(scheduling_problems(anonymous))
+    assert tls("", "", "") is None
+    assert replace(AgentConfig(), scheduler=anonymous).scheduler.address == ":9894"
+
+
+def test_with_an_authority_only_who_has_a_certificate_may_ask(tmp_path: Path) -> None:
+    """Probes and scrapers have none."""
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
+         "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    made = extender()
+
+    async def run() -> list[int]:
+        app = application({"filter": made.filter}, made.metrics, made.not_ready, certified=True)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls(cert, key, cert))
+        await site.start()
+        base = f"https://127.0.0.1:{runner.addresses[0][1]}"
+        found = []
+        for known in (True, False):
+            context = ssl.create_default_context(cafile=cert)
+            if known:
+                context.load_cert_chain(cert, key)
+            async with ClientSession() as session:
+                body = question(single(2), "a")
+                async with session.post(f"{base}/filter", data=body, ssl=context) as answer:
+                    found.append(answer.status)
+                async with session.get(f"{base}/readyz", ssl=context) as answer:
+                    found.append(answer.status)
+        await runner.cleanup()
+        return found
+
+    assert asyncio.run(run()) == [200, 200, 403, 200]

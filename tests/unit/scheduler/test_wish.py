@@ -1,0 +1,208 @@
+"""What pods ask for, before any node has seen them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.workload import OnFailure, Policy
+from nri_numa.scheduler.pods import Reader
+from tests.unit.scheduler.objects import GIB, container, pod, single
+
+READER = Reader(Settings())
+
+
+def test_nothing_is_asked() -> None:
+    assert READER.wish(pod(container(cpu="250m", memory="1Gi"))).nothing
+    assert READER.wish(pod(container())).nothing
+    assert READER.wish(pod(container(cpu="2", memory="1Gi"), numacpu="0-1")).needs == ()
+
+
+def test_whole_cpus_concern_the_kubelet_alone() -> None:
+    wish = READER.wish(pod(container(cpu="2", memory="1Gi")))
+    assert not wish.ours
+    assert [need.exclusive for need in wish.kubelets] == [2]
+
+
+def test_one_numa_node() -> None:
+    wish = READER.wish(single(6))
+    (need,) = wish.needs
+    assert (need.exclusive, need.policy, need.on_failure) == (
+        6, Policy.SINGLE_NUMA_NODE, OnFailure.REJECT,
+    )  # fmt: skip
+    assert need.amounts == (("memory", GIB),)
+
+
+def test_the_extended_resource_makes_cpus_exclusive() -> None:
+    """As the device plugin does on the node."""
+    reader = Reader(Settings(), "example.com/cpu")
+    one = container(cpu="4", memory="1Gi")
+    one["resources"]["limits"] = {**one["resources"]["limits"], "example.com/cpu": "4"}
+    (need,) = reader.wish(pod(one, policy="single-numa-node")).needs
+    assert (need.exclusive, need.policy) == (4, Policy.SINGLE_NUMA_NODE)
+    one["resources"]["limits"]["example.com/cpu"] = "3"
+    assert "holds 3 slots" in reader.wish(pod(one, name="other")).wrong
+
+
+def test_a_rule_of_the_operator_counts_too() -> None:
+    settings = Settings(rules=(Rule(values={"policy": "restricted"}),))
+    wish = Reader(settings).wish(pod(container(cpu="2", memory="1Gi")))
+    assert [need.policy for need in wish.needs] == [Policy.RESTRICTED]
+
+
+def test_a_request_is_known_exactly_here() -> None:
+    """The node reads it from a score, to a thousandth of the machine."""
+    one = {"name": "main", "resources": {"requests": {"cpu": "500m", "memory": "700Mi"}}}
+    (need,) = READER.wish(pod(one, policy="restricted")).needs
+    assert need.amounts == need.paid == (("memory", 700 << 20),)
+    assert (need.milli, need.paid_milli) == (500, 500)
+
+
+def test_best_effort_widens_by_itself() -> None:
+    (need,) = READER.wish(pod(container(cpu="2", memory="1Gi"), policy="best-effort")).needs
+    assert need.on_failure is OnFailure.WIDEN
+
+
+def test_a_pod_as_a_whole_needs_its_peak() -> None:
+    wish = READER.wish(
+        pod(
+            container("a", "2", "1Gi"), container("b", "3", "2Gi"),
+            init=[container("first", "8", "1Gi")], policy="single-numa-node", scope="pod",
+        )
+    )  # fmt: skip
+    assert wish.together is not None
+    assert wish.together.exclusive == 8
+    assert wish.together.amounts == (("memory", 3 * GIB),)
+    assert [need.ends for need in wish.needs] == [True, False, False]
+
+
+def test_what_is_wrong_is_said_without_the_pods_name() -> None:
+    """So that replicas have one text."""
+    wish = READER.wish(pod(container(cpu="2"), name="web-1", policy="nearby"))
+    assert "policy is 'nearby'" in wish.wrong
+    assert "web-1" not in wish.wrong
+    assert "expected a whole number" in READER.wish(
+        pod(container(cpu="1500m", memory="1Gi"), cpus="exclusive")
+    ).wrong.replace("a whole number of CPUs", "a whole number")
+
+
+def test_a_memory_policy_without_memory_nodes_is_refused_everywhere() -> None:
+    one = container(cpu="500m", memory="1Gi")
+    wrong = READER.wish(pod(one, mempolicy="bind")).wrong
+    assert wrong.startswith("mempolicy is 'bind' (annotation numa.kubernetes.io/mempolicy), but")
+    for more in ({"numamem": "0"}, {"policy": "restricted"}, {"on-failure": "unpinned"}):
+        assert not READER.wish(pod(one, mempolicy="bind", **more)).wrong
+    assert not READER.wish(pod(one, mempolicy="local")).wrong
+    ruled = Reader(Settings(rules=(Rule(values={"mempolicy": "bind"}),)))
+    assert not ruled.wish(pod(one)).wrong
+
+
+def test_replicas_have_equal_keys() -> None:
+    assert READER.wish(single(6, name="a")).key == READER.wish(single(6, name="b")).key
+    assert READER.wish(single(6)).key != Reader(Settings()).wish(single(7)).key
+
+
+def test_a_pod_that_cannot_be_read_is_wrong_only_if_it_asks() -> None:
+    broken = pod({"name": "main", "resources": {"limits": {"cpu": "many"}}}, policy="restricted")
+    assert "cannot be read" in READER.wish(broken).wrong
+    broken["metadata"]["annotations"] = {}
+    broken["metadata"]["uid"] = "another"
+    assert READER.wish(broken).nothing
+    for garbage in ({}, {"metadata": 3}, {"spec": []}, {"metadata": {"annotations": [1]}}):
+        assert Reader(Settings()).wish(garbage).nothing
+
+
+def test_what_was_read_is_remembered_by_its_version() -> None:
+    reader = Reader(Settings())
+    document = single(6)
+    document["metadata"]["resourceVersion"] = "1"
+    first = reader.wish(document)
+    assert reader.wish(document) is first
+    assert reader.remembered("uid-p") is first
+    document["metadata"]["resourceVersion"] = "2"
+    assert reader.wish(document) is not first
+    reader.forget("uid-p")
+    assert reader.remembered("uid-p") is None
+
+
+def test_pod_level_resources_are_no_containers() -> None:
+    """Who asks for exclusive CPUs is told what the node would say: the container names none."""
+    document = pod(container(), policy="single-numa-node", cpus="exclusive")
+    amounts = {"cpu": "4", "memory": "1Gi"}
+    document["spec"]["resources"] = {"requests": amounts, "limits": amounts}
+    assert (
+        "cpu is not set, expected a CPU limit or request" in Reader(Settings()).wish(document).wrong
+    )
+
+
+def test_pods_of_one_kind_are_told_apart_by_what_they_ask_and_by_nothing_else() -> None:
+    """A reader that has read others says of each what one says that has read none."""
+    documents: list[dict[str, Any]] = []
+    for number, (cpus, mounts, asks, labels) in enumerate(
+        itertools.product(
+            ("2", "3"),
+            ("token-1", "token-2"),
+            ({"policy": "single-numa-node"}, {"policy": "restricted"}, {"policy": "x"}, {}),
+            ({}, {"app": "db"}),
+        )
+    ):
+        one = container(cpu=cpus, memory="1Gi")
+        one["volumeMounts"] = [{"name": mounts, "mountPath": "/token"}]
+        document = pod(one, name=f"p{number}", **asks)
+        document["metadata"]["labels"] = labels
+        document["metadata"]["annotations"]["example.com/other"] = str(number)
+        documents.append(document)
+    settings = Settings(rules=(Rule(labels={"app": "db"}, values={"cpus": "exclusive"}),))
+    reader = Reader(settings)
+    found = [reader.wish(document) for document in documents]
+    assert found == [Reader(settings).wish(document) for document in documents]
+    assert [wish.name for wish in found] == [f"p{number}" for number in range(len(found))]
+    # Those whose annotation is wrong are read each time: the sentence may name the pod.
+    assert len(reader._kinds) == 2 * 3 * 2
+
+
+def test_what_is_no_pod_is_remembered_as_no_kind() -> None:
+    reader = Reader(Settings())
+    good = single(6)
+    odd: list[dict[str, Any]] = [
+        {**good, "spec": 3},
+        {**good, "spec": {"containers": [3]}},
+        {**good, "spec": {"containers": 3}},
+        {**good, "metadata": {**good["metadata"], "annotations": {"numa.kubernetes.io/policy": 3}}},
+        {**good, "metadata": {**good["metadata"], "annotations": 3}},
+        {**good, "spec": {**good["spec"], "x": "x" * 20_000}},
+        {**good, "spec": {**good["spec"], "x": {1, 2}, "y": 1 << 99}},
+    ]
+    for number, document in enumerate(odd):
+        document = {**document, "metadata": {**document["metadata"], "uid": f"odd-{number}"}}
+        assert reader.wish(document) == Reader(Settings()).wish(document)
+    assert reader._kinds == {}
+    assert reader.wish(good).needs
+
+
+def test_a_full_memory_of_kinds_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nri_numa.scheduler.pods._TEMPLATES", 2)
+    reader = Reader(Settings())
+    for count in range(1, 8):
+        (need,) = reader.wish(single(count, name=f"p{count}")).needs
+        assert need.exclusive == count
+        assert len(reader._kinds) <= 2
+
+
+def test_what_a_claim_gives_is_left_to_who_allocates_it() -> None:
+    """Else its CPUs are counted twice, and another NUMA node is held than it has."""
+    claiming = container(cpu="4", memory="1Gi")
+    claiming["resources"]["claims"] = [{"name": "numa", "request": "web"}]
+    other = {**container(cpu="2", memory="1Gi"), "name": "other"}
+    both = pod(claiming, other, policy="single-numa-node")
+    both["spec"]["resourceClaims"] = [{"name": "numa", "resourceClaimTemplateName": "four"}]
+    # Without our driver the claim is of somebody else's device, and says nothing of CPUs.
+    assert [need.exclusive for need in READER.wish(both).needs] == [4, 2]
+    driver = Reader(Settings(), claims=True)
+    assert [need.exclusive for need in driver.wish(both).needs] == [2]
+    alone = pod(claiming, name="alone", policy="single-numa-node")
+    alone["spec"]["resourceClaims"] = both["spec"]["resourceClaims"]
+    assert driver.wish(alone).nothing

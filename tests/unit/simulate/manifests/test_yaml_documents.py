@@ -1,0 +1,176 @@
+"""YAML is read as Kubernetes reads it, and never to the harm of the reader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_numa.safe_yaml import MAX_DEPTH, problem_of
+from nri_numa.simulate.manifests.yaml_documents import (
+    MAX_DOCUMENTS,
+    Spot,
+    parse_all,
+    shown,
+)
+
+
+def only(text: str) -> Any:
+    (document,) = parse_all(text)
+    return document
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("-1", -1),
+        ("0", 0),
+        ("1.5", 1.5),
+        ("yes", True),
+        ("off", False),
+        ("y", "y"),
+        ("true", True),
+        ("null", None),
+        ("~", None),
+        ("1e3", "1e3"),
+        ("0-3,8", "0-3,8"),
+        ("1,9", "1,9"),
+        ("10:30", "10:30"),  # not 630
+        ("2024-01-31", "2024-01-31"),  # not a date
+        ("010", "010"),
+        ("0x10", "0x10"),
+        ("1_000", "1_000"),
+        (".inf", ".inf"),
+        ('"1"', "1"),
+        ("'yes'", "yes"),
+    ],
+)
+def test_a_scalar_is_what_kubernetes_takes_it_for(text: str, value: object) -> None:
+    document = only(text)
+    assert (document, type(document)) == (value, type(value))
+
+
+def test_several_documents_come_in_order() -> None:
+    assert list(parse_all("a: 1\n---\n---\nb: 2\n")) == [{"a": 1}, None, {"b": 2}]
+
+
+def test_json_is_yaml() -> None:
+    assert only('{"kind": "Pod", "n": [1, 2.5, true, null]}') == {
+        "kind": "Pod",
+        "n": [1, 2.5, True, None],
+    }
+
+
+def test_merged_keys_give_way_to_written_ones() -> None:
+    assert only("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}")["b"] == {"x": 1, "y": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\na: 2", "line 2, column 1: the key 'a' stands here a second time"),
+        ("a: {b: 1, b: 2}", "the key 'b' stands here a second time"),
+        ("? [1]\n: 2", "a key must be a word"),
+        ("a: [1", "line 2, column 1"),
+        ("a: *nobody", "undefined alias"),
+        ("a: !!python/object:os.system x", "could not determine a constructor"),
+        ("a: !!int x", "invalid literal"),
+        ("a: !!float x", "could not convert"),
+        ("a: &a [*a]", "recursive"),
+        ("a: \t- b", ""),
+        ("a: \x00", ""),
+    ],
+)
+def test_what_is_no_manifest_is_told_in_one_line(text: str, words: str) -> None:
+    with pytest.raises(yaml.YAMLError) as caught:
+        list(parse_all(text))
+    problem = problem_of(caught.value)
+    assert words in problem
+    assert "\n" not in problem
+
+
+def test_depth_and_number_of_documents_are_bounded() -> None:
+    with pytest.raises(yaml.YAMLError, match="levels deep"):
+        list(parse_all("[" * (MAX_DEPTH + 1)))
+    with pytest.raises(yaml.YAMLError, match="documents"):
+        list(parse_all("--- a\n" * (MAX_DOCUMENTS + 1)))
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_documents_or_a_yaml_error(text: str) -> None:
+    problem = ""
+    try:
+        list(parse_all(text))
+    except yaml.YAMLError as error:
+        problem = problem_of(error)
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "not set"),
+        (True, "true"),
+        (False, "false"),
+        (3, "3"),
+        ("x", "'x'"),
+        ({}, "a mapping"),
+        ([], "a list"),
+        ("x" * 100, "'" + "x" * 49 + "… (102 characters)"),
+    ],
+)
+def test_a_value_is_shown_short(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+class TestSpot:
+    """Places in documents, and complaints about them."""
+
+    def spot(self, value: object) -> tuple[Spot, list[str]]:
+        problems: list[str] = []
+        return Spot("f.yaml, document 1", "", value, problems), problems
+
+    def test_a_place_below_is_named_by_its_path(self) -> None:
+        top, problems = self.spot({"a": {"b": [{"c": 3}], "x/y": 1}})
+        (item,) = top["a"]["b"].items("one")
+        assert item["c"].path == "a.b[0].c"
+        assert top["a"]["x/y"].path == "a[x/y]"
+        item["c"].expected("4")
+        assert problems == ["f.yaml, document 1: a.b[0].c is 3, expected 4"]
+
+    def test_what_is_not_there_is_not_a_mistake(self) -> None:
+        top, problems = self.spot({})
+        assert top["a"]["b"].text("d") == "d"
+        assert top["a"].mapping() == {}
+        assert top["a"].items("one") == []
+        assert top["a"].number(7, 9) == 7
+        assert problems == []
+
+    @pytest.mark.parametrize("value", [3, "x", [1], True])
+    def test_something_else_than_a_mapping_is_told(self, value: object) -> None:
+        top, problems = self.spot({"a": value})
+        assert top["a"].mapping() == {}
+        assert "expected a mapping" in problems[0]
+
+    def test_keys_must_be_text(self) -> None:
+        top, problems = self.spot({"a": {1: 2, "b": 3}})
+        assert list(top["a"].mapping()) == ["b"]
+        assert problems == ["f.yaml, document 1: a has the key 1, expected text: quote it"]
+
+    @pytest.mark.parametrize("value", [3, "x", {}])
+    def test_something_else_than_a_list_is_told(self, value: object) -> None:
+        top, problems = self.spot({"a": value})
+        assert top["a"].items("one thing") == []
+        assert "expected a list" in problems[0]
+        assert top["a"].items("one thing", required=True) == []
+        assert "at least one thing" in problems[1]
+
+    @pytest.mark.parametrize("value", ["3", 1.5, True, -1, 10])
+    def test_a_number_within_bounds(self, value: object) -> None:
+        top, problems = self.spot({"a": value})
+        assert top["a"].number(1, 9) == 1
+        assert len(problems) == 1

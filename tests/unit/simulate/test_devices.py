@@ -1,0 +1,185 @@
+"""Pods that ask for devices of an inventory, and where that puts them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Device
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.simulate.inventory import Inventory
+from nri_numa.simulate.manifests import ManifestError, read_text
+from nri_numa.simulate.simulator import Simulation, Verdict, plan, simulate
+from tests.machines.pods import container, document, outcomes, pod, replicated, the
+
+GPU, NIC = "nvidia.com/gpu", "example.com/nic"
+SINGLE = {"policy": "single-numa-node"}
+
+
+def devices(**at: tuple[int, ...]) -> tuple[Device, ...]:
+    return tuple(Device(id=id, numa_nodes=frozenset(nodes)) for id, nodes in at.items())
+
+
+FOUR: Inventory = {GPU: devices(g0=(1,), g1=(1,), g2=(0,), g3=(0,)), NIC: devices(n0=(0,))}
+
+
+def needs(name: str = "app", **amounts: Any) -> dict[str, Any]:
+    """A container that asks for a CPU, and for devices by the last word of their resource."""
+    names = {"gpu": GPU, "nic": NIC}
+    limits = {"cpu": 1, "memory": "64Mi"} | {names.get(k, k): v for k, v in amounts.items()}
+    return container(name, {"limits": limits})
+
+
+def wants(
+    name: str, *containers: Mapping[str, Any], wishes: Mapping[str, str] | None = None, **more: Any
+) -> str:
+    return document("Pod", name, {"containers": list(containers), **more}, wishes or SINGLE)
+
+
+def run(*documents: str, inventory: Inventory = FOUR, keep_going: bool = False) -> Simulation:
+    topology = synthetic(
+        sockets=2,
+        numa_per_socket=1,
+        cores_per_numa=4,
+        threads=1,
+        memory_gib=4,
+        memory_only_gib=(2,),
+    )
+    manifests = read_text("\n---\n".join(documents), "pods.yaml", "", inventory)
+    machine = Machine(topology=topology, settings=Settings())
+    planned = plan(manifests.workloads)
+    return simulate(machine, planned, inventory=inventory, keep_going=keep_going)
+
+
+def had(result: Simulation, name: str) -> list[str]:
+    return [one.id for given in outcomes(result)[name].devices.values() for one in given]
+
+
+def test_a_container_is_placed_beside_the_devices_it_is_given() -> None:
+    result = run(wants("a", needs(gpu=2)), wants("b", needs(gpu=1)), wants("c", needs()))
+    found = outcomes(result)
+    assert (found["a/app"].mems, found["b/app"].mems) == ("1", "0")
+    assert had(result, "a/app") == ["g0", "g1"]
+    assert had(result, "b/app") == ["g2"]
+    assert had(result, "c/app") == []
+    assert any("because its nvidia.com/gpu g0, g1 are there" in s for s in _steps(result, "a/app"))
+
+
+def _steps(result: Simulation, name: str) -> tuple[str, ...]:
+    return outcomes(result)[name].trace.steps
+
+
+def test_another_order_of_the_inventory_is_another_choice() -> None:
+    turned = {GPU: tuple(reversed(FOUR[GPU]))}
+    assert the(run(wants("a", needs(gpu=1)), inventory=turned)).mems == "0"
+
+
+def test_devices_of_two_numa_nodes_have_no_single_one() -> None:
+    result = run(wants("a", needs(gpu=1, nic=1)))
+    assert the(result).verdict is Verdict.REFUSED
+    assert the(result).reason == "TopologyAffinityError"
+    assert had(result, "a/app") == ["n0", "g0"]
+    # Of a refused pod nothing stays given away.
+    again = run(wants("a", needs(gpu=1, nic=1)), wants("b", needs(nic=1)), keep_going=True)
+    assert had(again, "b/app") == ["n0"]
+
+
+def test_devices_ignore_and_no_policy_place_as_if_there_were_none() -> None:
+    ignored = the(run(wants("a", needs(gpu=1), wishes={**SINGLE, "devices": "ignore"})))
+    assert ignored.mems == "0"
+    assert any("devices: ignore" in step for step in ignored.trace.steps)
+    assert the(run(wants("a", needs(gpu=1), wishes={"bind": "none"}))).mems == ""
+
+
+def test_a_pod_as_a_whole_goes_where_the_devices_of_all_its_containers_are() -> None:
+    result = run(
+        wants("a", needs("one"), needs("two", gpu=1), wishes={**SINGLE, "scope": "pod"}),
+    )
+    assert {o.mems for o in outcomes(result).values()} == {"1"}
+
+
+def test_too_few_refuse_the_pod_before_anything_of_it_is_placed() -> None:
+    result = run(wants("a", needs("one"), needs("two", gpu=5)), wants("b", needs(gpu=4)))
+    (outcome,) = result.events[0].outcomes
+    assert (outcome.container, outcome.reason) == ("two", "UnexpectedAdmissionError")
+    assert "5 nvidia.com/gpu needed, 4 of the inventory's 4 are free" in outcome.message
+    assert result.standing == ()
+    assert result.untried == 1
+
+
+def test_pods_that_are_gone_give_their_devices_back() -> None:
+    spec = {"containers": [needs(gpu=4)]}
+    result = run(
+        replicated("StatefulSet", "s", 1, spec, {"policy": "best-effort"}),
+        replicated("StatefulSet", "s", 0, spec, {"policy": "best-effort"}),
+        wants("b", needs(gpu=2)),
+    )
+    assert result.first_refused is None
+    assert had(result, "b/app") == ["g0", "g1"]
+
+
+def test_what_an_init_container_had_is_for_those_after_it() -> None:
+    init = [needs("i", gpu=2), {**needs("s", gpu=1), "restartPolicy": "Always"}]
+    result = run(wants("a", needs(gpu=3), initContainers=init, wishes={"policy": "best-effort"}))
+    assert had(result, "a/i") == ["g0", "g1"]
+    assert had(result, "a/s") == ["g0"]
+    assert had(result, "a/app") == ["g1", "g2", "g3"]
+
+
+def test_devices_that_are_nowhere_give_no_hint_and_that_is_said() -> None:
+    inventory = {GPU: devices(m=(2,), n=())}
+    result = run(wants("a", needs(gpu=2)), inventory=inventory)
+    assert the(result).mems == "0"
+    assert (
+        "its nvidia.com/gpu m is on NUMA node 2, where no CPUs are: no hint"
+        in the(result).trace.steps
+    )
+    assert "its nvidia.com/gpu n tells no NUMA node: no hint" in the(result).trace.steps
+
+
+def test_more_devices_than_anybody_can_be_beside_give_no_hint() -> None:
+    inventory = {GPU: devices(**{f"g{n}": (1,) for n in range(65)})}
+    result = run(wants("a", needs(gpu=65)), inventory=inventory)
+    assert the(result).mems == "0"
+    assert "it has more than 64 devices: no hint" in the(result).trace.steps
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"nvidia.com/gpus": 1}, "is not in the inventory of devices, expected it there (did you"),
+        ({"else.where/x": 1}, "is not in the inventory of devices, expected it there"),
+        ({GPU: "500m"}, "expected a whole number of devices"),
+        ({GPU: -1}, "expected"),
+        ({GPU: "x"}, "expected"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_a_mistake(limits: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(ManifestError) as raised:
+        run(wants("a", container("app", {"limits": limits})))
+    assert words in str(raised.value)
+    assert "spec.containers[0].resources.limits" in str(raised.value)
+
+
+def test_devices_are_asked_for_as_limits_by_containers_and_never_changed() -> None:
+    more = container("app", {"limits": {GPU: 1}, "requests": {GPU: 2}})
+    with pytest.raises(ManifestError, match="cannot be overcommitted"):
+        run(wants("a", more))
+    whole = json.loads(pod("a", 1, "64Mi"))
+    whole["spec"]["resources"] = {"limits": {"cpu": 1, GPU: 1}}
+    with pytest.raises(ManifestError, match="by the pod as a whole, expected in a container"):
+        run(json.dumps(whole))
+    with pytest.raises(ManifestError, match="the number of devices cannot be changed"):
+        run(wants("a", needs(gpu=1)), wants("a", needs(gpu=2)))
+
+
+def test_without_an_inventory_they_are_passed_over_as_before() -> None:
+    manifests = read_text(wants("a", needs(gpu=1)), "pods.yaml")
+    (note,) = manifests.notes
+    assert "is placed without nvidia.com/gpu" in note
+    assert manifests.workloads[0].pods[0].containers[0].devices == {}

@@ -1,0 +1,322 @@
+"""What-if: the engine's answers, one pod after another, and changes of pods that are there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.settings import Settings
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.simulate.manifests import ManifestError, Role, read_text
+from nri_numa.simulate.simulator import Action, Simulation, Verdict, plan
+from tests.machines.named import snc_smt
+from tests.machines.pods import container, document, outcomes, pod, replicated, run, the
+
+SINGLE = {"policy": "single-numa-node"}
+BEST_EFFORT = {"policy": "best-effort"}
+
+
+def problems(*documents: str) -> tuple[str, ...]:
+    with pytest.raises(ManifestError) as caught:
+        plan(read_text("\n---\n".join(documents), "f.yaml").workloads)
+    return caught.value.problems
+
+
+def fresh(result: Simulation) -> None:
+    """Nothing is booked at the end."""
+    assert result.after == result.before
+    assert result.standing == ()
+
+
+# --- creating -------------------------------------------------------------------------------------
+
+
+def test_a_guaranteed_pod_gets_cpus_of_its_own_and_memory_beside_them() -> None:
+    result = run(snc_smt(), pod("db", 4, "2Gi", SINGLE))
+    outcome = the(result)
+    assert (outcome.verdict, outcome.cpus, outcome.mems) == (Verdict.PLACED, "0-3", "0")
+    room = result.after[0]
+    assert (room.owned, room.cpu_bound, room.cpu_left) == (4, 4000, 4000)
+    assert room.memory_bound == 2 << 30
+    assert result.before[0].cpu_bound == 0
+    assert result.first_refused is None
+
+
+def test_those_who_share_make_room_and_are_named() -> None:
+    result = run(snc_smt(), pod("a"), pod("db", 4, "2Gi", SINGLE))
+    assert result.events[1].moved == {"default/a/app": "4-31"}
+    (first, _) = result.standing
+    assert (first.pod, first.cpus) == ("a", "4-31")
+
+
+def test_the_first_refusal_ends_it_and_counts_what_was_not_tried() -> None:
+    big, small = pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE)
+    result = run(snc_smt(), big, small, small.replace("small", "tiny"))
+    assert len(result.events) == 1
+    assert result.untried == 2
+    refused = result.first_refused
+    assert refused is not None
+    assert refused.refused is not None
+    assert refused.refused.reason == "TopologyAffinityError"
+    assert "default/big" in refused.refused.message
+    fresh(result)
+
+
+def test_going_on_after_a_refusal_places_the_rest() -> None:
+    big, small = pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE)
+    result = run(snc_smt(), big, small, keep_going=True)
+    assert [e.pod.name for e in result.events if e.refused is None] == ["small"]
+    assert result.counts[Verdict.REFUSED] == 1
+    assert result.counts[Verdict.PLACED] == 1
+
+
+def test_a_refused_container_takes_its_pod_along() -> None:
+    spec = {
+        "containers": [
+            container("fits", {"limits": {"cpu": 2, "memory": "1Gi"}}),
+            container("does-not", {"limits": {"cpu": 9, "memory": "1Gi"}}),
+            container("never-tried", {"limits": {"cpu": 1, "memory": "1Gi"}}),
+        ]
+    }
+    result = run(snc_smt(), document("Pod", "p", spec, SINGLE))
+    assert [o.verdict for o in result.events[0].outcomes] == [Verdict.PLACED, Verdict.REFUSED]
+    fresh(result)
+
+
+def test_a_bad_annotation_is_a_refusal_as_in_life() -> None:
+    outcome = the(run(snc_smt(), pod("p", wishes={"numacpu": "3-1"})))
+    assert (outcome.verdict, outcome.reason) == (Verdict.REFUSED, "InvalidAnnotation")
+
+
+@pytest.mark.parametrize(
+    ("wishes", "verdict"),
+    [
+        ({}, Verdict.UNTOUCHED),
+        ({"bind": "none"}, Verdict.UNTOUCHED),
+        ({**SINGLE, "on-failure": "unpinned"}, Verdict.UNPINNED),
+        ({**SINGLE, "on-failure": "widen"}, Verdict.WIDENED),
+        (SINGLE, Verdict.REFUSED),
+        (BEST_EFFORT, Verdict.WIDENED),  # nine CPUs need two NUMA nodes, 1 GiB needs one
+        ({"numacpu": "1"}, Verdict.PLACED),
+    ],
+)
+def test_each_way_to_fare_has_its_word(wishes: dict[str, str], verdict: Verdict) -> None:
+    assert the(run(snc_smt(), pod("p", 9, "1Gi", wishes))).verdict is verdict
+
+
+def test_replicas_spread_over_the_numa_nodes_until_nothing_is_left() -> None:
+    spec = {"containers": [container("app", {"limits": {"cpu": 8, "memory": "1Gi"}})]}
+    result = run(snc_smt(), replicated("StatefulSet", "db", 4, spec, SINGLE))
+    placed = {o.mems for o in outcomes(result).values() if o.verdict is Verdict.PLACED}
+    assert placed == {"0", "1", "2"} or placed == {"0", "1", "3"}
+    assert result.events[-1].pod.name == "db-3"
+    assert the(result).verdict is Verdict.REFUSED  # the shared pool is never empty
+
+
+# --- the order inside a pod -----------------------------------------------------------------------
+
+
+def in_order(wishes: dict[str, str]) -> str:
+    return document(
+        "Pod",
+        "p",
+        {
+            "initContainers": [
+                container("prepare", {"limits": {"cpu": 2, "memory": "1Gi"}}),
+                container(
+                    "proxy", {"limits": {"cpu": "500m", "memory": "1Gi"}}, restartPolicy="Always"
+                ),
+            ],
+            "containers": [container("app", {"limits": {"cpu": 2, "memory": "1Gi"}})],
+        },
+        wishes,
+    )
+
+
+def test_init_containers_end_and_their_cpus_go_to_the_app() -> None:
+    result = run(snc_smt(), in_order({**SINGLE, "scope": "pod"}))
+    prepare, proxy, app = result.events[0].outcomes
+    assert (prepare.role, proxy.role, app.role) == (Role.INIT, Role.SIDECAR, Role.APP)
+    assert prepare.cpus == app.cpus
+    assert {prepare.mems, proxy.mems, app.mems} == {app.mems}
+    assert [s.container for s in result.standing] == ["proxy", "app"]
+    # The sidecar made room for the app that started after it.
+    assert set(result.events[0].moved) == {"default/p/proxy"}
+    assert not CPUSet.parse(result.standing[0].cpus) & CPUSet.parse(app.cpus)
+
+
+# --- changes --------------------------------------------------------------------------------------
+
+
+def test_other_resources_are_a_resize_in_place() -> None:
+    result = run(snc_smt(), pod("db", 2, "1Gi", SINGLE), pod("db", 4, "2Gi", SINGLE))
+    event = result.events[1]
+    assert event.action is Action.RESIZE
+    (outcome,) = event.outcomes
+    assert outcome.before == "0-1"
+    assert outcome.cpus == "0-3"
+    assert result.after[0].memory_bound == 2 << 30
+
+
+def test_a_resize_down_keeps_some_of_the_cpus() -> None:
+    result = run(snc_smt(), pod("db", 4, "2Gi", SINGLE), pod("db", 2, "2Gi", SINGLE))
+    outcome = the(result)
+    assert CPUSet.parse(outcome.cpus) < CPUSet.parse(outcome.before)
+    assert len(CPUSet.parse(outcome.cpus)) == 2
+
+
+def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    result = run(
+        snc_smt(), pod("db", 2, "1Gi", SINGLE), pod("db", 9, "1Gi", SINGLE), keep_going=True
+    )
+    assert the(result).verdict is Verdict.REFUSED
+    assert "resize refused" in the(result).message
+    assert [s.cpus for s in result.standing] == ["0-1"]
+
+
+def test_a_second_resize_starts_from_what_the_container_has() -> None:
+    steps = [pod("db", n, "1Gi", SINGLE) for n in (2, 9, 3)]
+    result = run(snc_smt(), *steps, keep_going=True)
+    assert the(result).before == "0-1"
+    assert the(result).cpus == "0-2"
+
+
+def test_a_refused_pod_has_nothing_to_resize() -> None:
+    result = run(
+        snc_smt(), pod("db", 9, "1Gi", SINGLE), pod("db", 2, "1Gi", SINGLE), keep_going=True
+    )
+    assert result.events[1].outcomes == ()
+    fresh(result)
+
+
+def test_the_same_document_twice_is_no_change() -> None:
+    assert len(run(snc_smt(), pod("db", 2, "1Gi"), pod("db", 2, "1Gi")).events) == 1
+
+
+def scaled(*counts: int) -> list[str]:
+    spec = {"containers": [container("app", {"limits": {"cpu": 2, "memory": "1Gi"}})]}
+    return [replicated("StatefulSet", "db", count, spec, SINGLE) for count in counts]
+
+
+def test_replicas_come_and_go() -> None:
+    result = run(snc_smt(), *scaled(1, 3, 0))
+    actions = [(e.action, e.pod.name) for e in result.events]
+    assert actions == [
+        (Action.CREATE, "db-0"),
+        (Action.CREATE, "db-1"),
+        (Action.CREATE, "db-2"),
+        (Action.REMOVE, "db-2"),
+        (Action.REMOVE, "db-1"),
+        (Action.REMOVE, "db-0"),
+    ]
+    fresh(result)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (pod("p", 2, "1Gi"), pod("p", 2, "1Gi", SINGLE), "annotations are read at creation only"),
+        (pod("p", 2, "1Gi"), pod("p", 2, "1Gi", guaranteed=False), "QoS class cannot change"),
+        (pod("p", 2, "1Gi"), pod("p", 2), "memory limits cannot be taken away"),
+        (
+            pod("p", 2, "1Gi", hugepages="2Mi"),
+            pod("p", 2, "1Gi", hugepages="4Mi"),
+            "huge pages cannot be resized",
+        ),
+        (in_order({}), in_order({}).replace('"prepare"', '"other"'), "containers cannot be added"),
+        (in_order({}), in_order({}).replace("1Gi", "2Gi", 1), "init container cannot be resized"),
+    ],
+)
+def test_what_kubernetes_would_not_change_in_place_is_a_mistake(
+    before: str, after: str, words: str
+) -> None:
+    found = problems(before, after)
+    assert any(words in problem for problem in found), found
+    assert all("document 2 (Pod p): is a change of f.yaml, document 1" in p for p in found)
+
+
+def test_another_runtime_class_is_a_mistake() -> None:
+    before = json.loads(pod("p"))
+    after: dict[str, Any] = json.loads(pod("p"))
+    after["spec"]["runtimeClassName"] = "kata"
+    (problem,) = problems(json.dumps(before), json.dumps(after))
+    assert "runtime class cannot be changed" in problem
+
+
+def test_two_workloads_cannot_make_the_same_pod() -> None:
+    (problem,) = problems(*scaled(1), pod("db-0"))
+    assert problem.endswith(
+        "pod default/db-0 is made by f.yaml, document 1 (StatefulSet db) already"
+    )
+
+
+# --- what the engine does with it -----------------------------------------------------------------
+
+
+def test_opposite_hours_meet_on_one_core_wherever_it_is() -> None:
+    """Spread alone would put the second one on another NUMA node."""
+    day = {**BEST_EFFORT, "smt": "pair", "load": "08:00-20:00"}
+    night = {**BEST_EFFORT, "smt": "pair", "load": "22:00-06:00"}
+    result = run(snc_smt(), pod("day", 2, "1Gi", day), pod("night", 2, "1Gi", night))
+    first, second = (CPUSet.parse(o.cpus) for o in outcomes(result).values())
+    assert second == snc_smt().siblings_of(first) - first
+    # And those of the same hours keep away from each other.
+    result = run(snc_smt(), pod("day", 2, "1Gi", day), pod("late", 2, "1Gi", day))
+    first, second = (CPUSet.parse(o.cpus) for o in outcomes(result).values())
+    assert not second & snc_smt().siblings_of(first)
+
+
+def test_without_memory_too_opposite_hours_meet() -> None:
+    day = {**BEST_EFFORT, "smt": "pair", "load": "high", "bind": "cpu"}
+    night = {**BEST_EFFORT, "smt": "pair", "load": "low", "bind": "cpu"}
+    result = run(snc_smt(), pod("busy", 2, "1Gi", day), pod("idle", 2, "1Gi", night))
+    first, second = (CPUSet.parse(o.cpus) for o in outcomes(result).values())
+    assert second == snc_smt().siblings_of(first) - first
+
+
+def test_a_pod_needs_what_its_unlimited_containers_request_too() -> None:
+    """The sum of limits knows nothing of a container without one; the sum of requests does."""
+    spec = {
+        "containers": [
+            container("limited", {"limits": {"cpu": 1}}),
+            container("unlimited", {"requests": {"cpu": 7.5}}),
+        ]
+    }
+    wishes = {**SINGLE, "scope": "pod", "bind": "cpu"}
+    outcome = the_first(run(snc_smt(), document("Pod", "p", spec, wishes)))
+    assert outcome.verdict is Verdict.REFUSED  # 8.5 CPUs on NUMA nodes of 8
+
+
+def the_first(result: Simulation) -> Any:
+    return result.events[0].outcomes[0]
+
+
+def test_memory_that_our_own_cpuset_withholds_is_no_memory() -> None:
+    machine = replace(snc_smt(), withheld_memory=NUMASet.parse("0-2"))
+    outcome = the(run(machine, pod("p", 2, "1Gi", SINGLE)))
+    assert (outcome.verdict, outcome.mems) == (Verdict.PLACED, "3")
+    assert the(run(machine, pod("p", 2, "17Gi", BEST_EFFORT))).mems == "3"
+    refused = the(run(machine, pod("p", wishes={"numamem": "1"})))
+    assert refused.reason == "NUMANodeNotAllowed"
+    assert "NUMA nodes among 3" in refused.message
+
+
+def test_huge_pages_of_withheld_memory_are_not_there_either() -> None:
+    machine = synthetic(hugepages={2 << 20: 1 << 30})
+    wish = pod("p", 1, "1Gi", SINGLE, hugepages="512Mi")
+    assert the(run(machine, wish)).verdict is Verdict.PLACED
+    withheld = replace(machine, withheld_memory=NUMASet.parse("0-2"))
+    assert the(run(withheld, wish)).mems == "3"
+
+
+def test_the_settings_count() -> None:
+    reserved = Settings(reserved_cpus=CPUSet.parse("0-3,16-19"))
+    outcome = the(run(snc_smt(), pod("p", 4, "1Gi", SINGLE), settings=reserved))
+    assert outcome.mems != "0"
+    assert outcome.allocation is not None
+    assert outcome.allocation.kind is Kind.EXCLUSIVE

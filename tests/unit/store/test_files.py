@@ -1,0 +1,312 @@
+"""What lies in the state directory and is not ours: refused in a sentence, never waited for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_numa.errors import CheckpointError
+from nri_numa.node import preflight
+from nri_numa.store.checkpoint import CheckpointStore, Loaded, read
+from nri_numa.store.files import directory_problem, file_problem
+from nri_numa.store.signing import KEY, known_key, signing_key
+
+IDENTITY = {"version": "1", "machine": "m", "boot": "b"}
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    path = tmp_path / "state"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def start(state: Path) -> Iterator[Callable[[], tuple[CheckpointStore, Loaded]]]:
+    opened: list[CheckpointStore] = []
+
+    def one() -> tuple[CheckpointStore, Loaded]:
+        while opened:
+            opened.pop().close()
+        store = CheckpointStore(str(state), identity=IDENTITY, clock=lambda: 1.0)
+        opened.append(store)
+        return store, store.load()
+
+    yield one
+    for store in opened:
+        store.close()
+
+
+Start = Callable[[], tuple[CheckpointStore, Loaded]]
+
+SORTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "fifo": (lambda path: os.mkfifo(path, 0o600), "is a FIFO, expected a regular file"),
+    "directory": (lambda path: path.mkdir(), "is a directory, expected a regular file"),
+    "link": (lambda path: path.symlink_to("/etc/passwd"), "symbolic link"),
+    "device": (
+        lambda path: os.mknod(path, 0o20600, os.makedev(1, 5)),
+        "is a character device, expected a regular file",
+    ),
+}
+
+
+def planted(sort: str, path: Path) -> str:
+    make, said = SORTS[sort]
+    try:
+        make(path)
+    except PermissionError:
+        pytest.skip("no device can be made here")
+    return said
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_what_is_no_file_in_place_of_the_checkpoint(state: Path, start: Start, sort: str) -> None:
+    """It is named and put aside, nobody waits for it, and the state is durable again."""
+    said = planted(sort, state / "checkpoint")
+    with pytest.raises(CheckpointError, match=said):
+        read(str(state / "checkpoint"))
+    store, loaded = start()
+    assert said in loaded.problems[0]
+    assert str(state / "checkpoint") in loaded.problems[0]
+    assert os.path.lexists(state / "checkpoint.corrupt-1")
+    store.record({"a": {"n": 1}})
+    assert start()[1].entries == {"a": {"n": 1}}
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_what_is_no_file_in_place_of_the_lock(state: Path, start: Start, sort: str) -> None:
+    """Without a lock nothing is written; as soon as it is gone, all of it is."""
+    said = planted(sort, state / "lock")
+    store, loaded = start()
+    assert "in memory only" in loaded.problems[0]
+    if sort != "directory":
+        assert said in loaded.problems[0]
+    assert not store.locked
+    with pytest.raises(CheckpointError):
+        store.record({"a": {"n": 1}})
+    if sort == "directory":
+        (state / "lock").rmdir()
+    else:
+        (state / "lock").unlink()
+    store.record({"b": {"n": 2}})
+    assert store.locked
+    assert start()[1].entries == {"a": {"n": 1}, "b": {"n": 2}}
+    assert Path("/etc/passwd").stat().st_size
+
+
+@pytest.mark.parametrize("sort", ["fifo", "link", "device"])
+def test_what_is_no_file_in_place_of_the_temporary_one(
+    state: Path, start: Start, sort: str
+) -> None:
+    """A new file is made, through which nothing else is written."""
+    planted(sort, state / "checkpoint.tmp")
+    store, loaded = start()
+    assert loaded.problems == []
+    assert store.healthy
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_directory_that_others_may_write_is_not_used(
+    state: Path, start: Start, mode: int
+) -> None:
+    """Nothing in it is believed and nothing is written, until only its owner may write there."""
+    store, _ = start()
+    store.record({"a": {"n": 1}})
+    state.chmod(mode)
+    store, loaded = start()
+    assert loaded.entries == {}
+    (problem,) = loaded.problems
+    assert problem.startswith(f"{state}: has mode {mode:04o}, expected one that only its owner")
+    assert "chmod" in problem
+    assert not store.trusted
+    with pytest.raises(CheckpointError, match="has mode"):
+        store.record({"b": {"n": 2}})
+    state.chmod(0o755)
+    store.record({"c": {"n": 3}})
+    assert store.healthy
+    assert start()[1].entries == {"b": {"n": 2}, "c": {"n": 3}}
+    assert (state / "checkpoint.corrupt-1").exists()
+
+
+@ROOT
+def test_a_directory_of_somebody_else_is_not_used(state: Path, start: Start) -> None:
+    os.chown(state, 1234, 0)
+    _, loaded = start()
+    assert f"{state}: belongs to user 1234, expected root" in loaded.problems[0]
+
+
+@ROOT
+def test_a_checkpoint_of_somebody_else_is_not_used(state: Path, start: Start) -> None:
+    """Another user's file in a directory of ours, as after a careless copy."""
+    store, _ = start()
+    store.record({"a": {"n": 1}})
+    os.chown(state / "checkpoint", 1234, 0)
+    assert read(str(state / "checkpoint")).entries  # a command only shows it
+    _, loaded = start()
+    assert "belongs to user 1234, expected root" in loaded.problems[0]
+    assert loaded.entries == {}
+
+
+def test_a_checkpoint_that_others_may_write_is_not_used(state: Path, start: Start) -> None:
+    store, _ = start()
+    store.record({"a": {"n": 1}})
+    (state / "checkpoint").chmod(0o666)
+    _, loaded = start()
+    assert "has mode 0666, expected one that only its owner may write" in loaded.problems[0]
+    assert loaded.entries == {}
+
+
+def test_other_users_expect_themselves_or_root(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = os.stat_result((0o100600, 0, 0, 1, 77, 0, 0, 0, 0, 0))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert file_problem(status) == "belongs to user 77, expected user 1000 or root"
+    assert file_problem(status, ours=False) == ""
+    assert directory_problem(status) == "is a regular file, expected a directory"
+
+
+MEASURE = """
+import resource, sys
+from nri_numa.store.checkpoint import CheckpointStore
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+store = CheckpointStore(sys.argv[1], identity={"version": "1"}, clock=lambda: 1.0)
+problems = store.load().problems
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) // 1024, len(" ".join(problems)), problems[0])
+"""
+
+
+@pytest.mark.parametrize("beginning", [b"", b"1 1 40 "])
+@pytest.mark.parametrize("headed", [False, True])
+def test_twenty_megabytes_of_line_ends(
+    state: Path, start: Start, beginning: bytes, headed: bool
+) -> None:
+    """Less memory than a few copies of the file, and a sentence that can be read."""
+    first = b""
+    if headed:
+        start()[0].close()
+        first = (state / "checkpoint").read_bytes()
+    (state / "checkpoint").write_bytes(first + beginning + b"\n" * 20_000_000)
+    command = [sys.executable, "-c", MEASURE, str(state)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    mebibytes, length, said = done.stdout.split(" ", 2)
+    assert int(mebibytes) < 64
+    assert int(length) < 1000
+    assert "checkpoint" in said
+
+
+def test_much_damage_ends_the_reading(state: Path, start: Start) -> None:
+    store, _ = start()
+    store.record({"a": {"n": 1}})
+    store.close()
+    file = state / "checkpoint"
+    file.write_bytes(file.read_bytes() + b"x\n" * 5000)
+    loaded = read(str(file))
+    assert loaded.entries == {"a": {"n": 1}}
+    assert len(loaded.problems) == 1001
+    assert loaded.problems[-1] == "everything from line 1003 on is not read"
+
+
+# --- the key ------------------------------------------------------------------------------------
+
+
+def key_of(state: Path, *, trusted: bool = True, writable: bool = True) -> tuple[bytes, list[str]]:
+    return signing_key(str(state), trusted=trusted, writable=writable)
+
+
+def test_the_key_is_made_once_and_for_the_owner_only(state: Path) -> None:
+    assert known_key(str(state)) == b""
+    key, problems = key_of(state)
+    assert (len(key), problems) == (32, [])
+    assert (state / KEY).stat().st_mode & 0o777 == 0o600
+    assert key_of(state) == (key, [])
+    assert key_of(state, writable=False) == (key, [])
+    assert known_key(str(state)) == key
+
+
+@pytest.mark.parametrize(("trusted", "writable"), [(False, False), (False, True), (True, False)])
+def test_without_a_directory_of_ours_the_key_is_for_this_process(
+    state: Path, trusted: bool, writable: bool
+) -> None:
+    first, problems = key_of(state, trusted=trusted, writable=writable)
+    assert problems == []
+    assert not list(state.iterdir())
+    assert key_of(state, trusted=trusted, writable=writable)[0] != first
+
+
+def test_a_key_that_lies_in_an_untrusted_directory_is_not_used(state: Path) -> None:
+    key, _ = key_of(state)
+    assert key_of(state, trusted=False)[0] != key
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "said"),
+    [
+        (b"", 0o600, "is no key, expected 64 hexadecimal digits"),
+        (b"zz" * 32, 0o600, "is no key"),
+        (b"\xff" * 64, 0o600, "is no key"),
+        (b"ab" * 400_000, 0o600, "is no key"),
+        (b"ab" * 32, 0o644, "has mode 0644, expected one that is for its owner only"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_replaced(
+    state: Path, content: bytes, mode: int, said: str
+) -> None:
+    (state / KEY).write_bytes(content)
+    (state / KEY).chmod(mode)
+    key, (problem,) = key_of(state)
+    assert problem.startswith(f"{state / KEY}: {said}")
+    assert key.hex().encode() != content
+    assert key_of(state) == (key, [])
+
+
+@pytest.mark.parametrize("sort", ["fifo", "link", "device"])
+def test_what_is_no_file_in_place_of_the_key_is_replaced(state: Path, sort: str) -> None:
+    said = planted(sort, state / KEY)
+    os.symlink("/etc/passwd", state / "key.tmp")
+    key, (problem,) = key_of(state)
+    assert said in problem or "symbolic links" in problem
+    assert key_of(state) == (key, [])
+    assert Path("/etc/passwd").is_file()
+
+
+def test_a_key_that_cannot_be_written_is_said(state: Path) -> None:
+    (state / KEY).mkdir()
+    key, problems = key_of(state)
+    assert len(key) == 32
+    assert "is a directory" in problems[0]
+    assert "the key is lost when this process ends" in problems[1]
+
+
+# --- check --------------------------------------------------------------------------------------
+
+
+def test_check_names_a_state_directory_that_others_may_write(state: Path) -> None:
+    state.chmod(0o777)
+    (found,) = preflight.state_directory(state)
+    assert found.level is preflight.Level.FAIL
+    assert "has mode 0777" in found.message
+
+
+@ROOT
+def test_what_root_left_is_read_by_an_agent_without_root(tmp_path: Path) -> None:
+    """And root's alone: to a user, a third one's files are as strange as to root."""
+    for name, owner in (("roots", 0), ("mine", 65534), ("others", 65533)):
+        path = tmp_path / name
+        path.touch(0o600)
+        os.chown(path, owner, owner)
+    status = {path.name: path.stat() for path in tmp_path.iterdir()}
+    os.seteuid(65534)
+    try:
+        problems = {name: file_problem(each) for name, each in status.items()}
+    finally:
+        os.seteuid(0)
+    assert problems.pop("others") == "belongs to user 65533, expected user 65534 or root"
+    assert problems == {"roots": "", "mine": ""}

@@ -1,0 +1,207 @@
+"""Notices over a restart: ids and numbers go on, whatever became of the file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from nri_numa.observe.notices import Notices
+from nri_numa.store import notices as module
+from nri_numa.store.notices import MAX_BYTES, NoticeFile
+from tests.unit.observe.test_notices import Clock, add
+from tests.unit.store.test_checkpoint import BrokenOS
+
+IDENTITY = {"version": "1", "boot": "b", "machine": "/"}
+
+
+def opened(
+    directory: Path, identity: dict[str, str] = IDENTITY, *, limit: int = 256
+) -> tuple[Notices, NoticeFile, str]:
+    notices = Notices(Clock(), limit)
+    file = NoticeFile(str(directory), identity=identity, notices=notices, trouble=print)
+    return notices, file, file.open()
+
+
+def test_a_killed_agent_goes_on_with_the_same_sequence(tmp_path: Path) -> None:
+    """Nothing is closed: every line is in the file already."""
+    notices, _, _ = opened(tmp_path)
+    first = add(notices, 1)
+    add(notices, 2)
+    again, _, problem = opened(tmp_path, {**IDENTITY, "version": "2"})
+    assert problem == ""
+    assert (again.instance, again.number) == (notices.instance, 2)
+    assert again.after() == notices.after()
+    assert add(again, 1).id == first.id
+    assert add(again, 3).id not in {one.id for one in notices.after()}
+
+
+def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path) -> None:
+    """A reader that asked for what comes after 5 must not miss a new 1."""
+    notices, file, _ = opened(tmp_path, limit=1)
+    for n in range(5):
+        add(notices, n)
+    file.close()
+    again, _, _ = opened(tmp_path, limit=1)
+    assert again.number == 5
+    assert len(again.after()) == 1
+
+
+def test_a_file_that_is_no_text_does_not_keep_the_agent_from_starting(tmp_path: Path) -> None:
+    """A line of it costs itself and what follows, the head the whole sequence."""
+    notices, _, _ = opened(tmp_path)
+    add(notices, 1)
+    path = tmp_path / "notices"
+    good = path.read_bytes()
+    path.write_bytes(good + b'{"id":"\xed\xa0"}\n')
+    again, _, problem = opened(tmp_path)
+    assert problem == ""
+    assert [one.pod for one in again.after()] == ["pod-1"]
+    path.write_bytes(good.replace(b'"instance":"', b'"instance":"\xff'))
+    fresh, _, problem = opened(tmp_path)
+    assert "is damaged" in problem
+    assert fresh.after() == []
+
+
+def test_a_torn_line_costs_no_more_than_itself(tmp_path: Path) -> None:
+    notices, _, _ = opened(tmp_path)
+    add(notices, 1)
+    add(notices, 2)
+    path = tmp_path / "notices"
+    path.write_bytes(path.read_bytes()[:-20])
+    again, _, problem = opened(tmp_path)
+    assert problem == ""
+    assert again.instance == notices.instance
+    assert [one.pod for one in again.after()] == ["pod-1"]
+
+
+def test_after_a_reboot_a_new_sequence_begins(tmp_path: Path) -> None:
+    notices, _, _ = opened(tmp_path)
+    add(notices)
+    again, _, problem = opened(tmp_path, {**IDENTITY, "boot": "another"})
+    assert problem == ""
+    assert again.instance != notices.instance
+    assert again.after() == []
+
+
+@pytest.mark.parametrize("data", [b"", b"rubbish\n", b"{}\n", b"\xff" * 100, b"x" * (5 << 20)])
+def test_a_damaged_file_begins_a_new_sequence(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "notices").write_bytes(data)
+    notices, _, problem = opened(tmp_path)
+    assert "notices" in problem
+    assert len(notices.instance) == 8
+    add(notices)
+    again, _, problem = opened(tmp_path)
+    assert (again.instance, problem) == (notices.instance, "")
+
+
+def test_a_fifo_or_a_link_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "notices")
+    assert "expected a regular file" in opened(tmp_path)[2]
+    (tmp_path / "notices").unlink()
+    (tmp_path / "notices").symlink_to("/etc/passwd")
+    assert "cannot be read" in opened(tmp_path)[2]
+
+
+def test_the_file_stays_small(tmp_path: Path) -> None:
+    notices, _, _ = opened(tmp_path, limit=4)
+    for n in range(5000):
+        add(notices, n % 4)
+    assert (tmp_path / "notices").stat().st_size < 1 << 20
+    again, _, _ = opened(tmp_path, limit=4)
+    assert [one.count for one in again.after()] == [1250] * 4
+
+
+def test_a_directory_that_is_not_ours_alone_is_not_written(tmp_path: Path) -> None:
+    notices = Notices(Clock())
+    file = NoticeFile(str(tmp_path), identity=IDENTITY, notices=notices, trouble=print)
+    assert file.open(writable=False) == ""
+    assert len(notices.instance) == 8
+    add(notices)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    notices = Notices(Clock())
+    missing = tmp_path / "missing"
+    file = NoticeFile(str(missing), identity=IDENTITY, notices=notices, trouble=told.append)
+    file.open()
+    add(notices, 1)
+    add(notices, 2)
+    assert len(told) == 1
+    assert "cannot be written" in told[0]
+    missing.mkdir()
+    add(notices, 3)
+    assert len(opened(missing)[0].after()) == 3
+    file.close()
+
+
+def test_a_notice_is_a_line_more_of_the_same_file(tmp_path: Path) -> None:
+    notices, _, _ = opened(tmp_path)
+    path = tmp_path / "notices"
+    before, first = path.stat(), path.read_bytes()
+    assert stat.S_IMODE(before.st_mode) == 0o600
+    add(notices)
+    assert path.stat().st_ino == before.st_ino
+    assert path.read_bytes().startswith(first)
+
+
+def test_a_file_larger_than_any_of_ours_is_not_used_however_good_it_begins(tmp_path: Path) -> None:
+    notices, _, _ = opened(tmp_path)
+    path = tmp_path / "notices"
+    good = path.read_bytes()
+    path.write_bytes(good.ljust(MAX_BYTES + 1, b"\n"))
+    fresh, _, problem = opened(tmp_path)
+    assert f"is larger than {MAX_BYTES} bytes" in problem
+    assert fresh.instance != notices.instance
+    path.write_bytes(good.ljust(MAX_BYTES, b"\n"))
+    again, _, problem = opened(tmp_path)
+    assert (again.instance, problem) == (notices.instance, "")
+
+
+def test_a_link_where_the_new_file_is_made_is_not_followed(tmp_path: Path) -> None:
+    told: list[str] = []
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    (tmp_path / "notices.tmp").symlink_to(theirs)
+    notices = Notices(Clock())
+    NoticeFile(str(tmp_path), identity=IDENTITY, notices=notices, trouble=told.append).open()
+    assert len(told) == 1
+    assert theirs.read_text() == "precious"
+
+
+def test_a_disk_that_fills_is_said_with_the_first_notice_that_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    notices = Notices(Clock())
+    file = NoticeFile(str(tmp_path), identity=IDENTITY, notices=notices, trouble=told.append)
+    file.open()
+    broken = BrokenOS()
+    monkeypatch.setattr(module, "os", broken)
+    before = len(os.listdir("/proc/self/fd"))
+    for n in range(50):
+        broken.failing = {"write": errno.ENOSPC}
+        add(notices, 2 * n)
+        assert len(told) == n + 1
+        assert "No space left on device" in told[-1]
+        add(notices, 2 * n + 1)
+        assert len(told) == n + 1
+        broken.failing = {}
+        add(notices, 2 * n)
+    file.close()
+    # Others of this process may open some meanwhile.
+    assert len(os.listdir("/proc/self/fd")) < before + 25
+    assert len(opened(tmp_path)[0].after()) == 100
+
+
+def test_a_file_that_was_closed_closes_nobody_elses(tmp_path: Path) -> None:
+    _, file, _ = opened(tmp_path)
+    output = os.fstat(1)
+    file.close()
+    file.close()
+    assert os.path.samestat(os.fstat(1), output)

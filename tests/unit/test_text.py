@@ -1,0 +1,148 @@
+"""Quantities mean what they mean to Kubernetes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_numa.text import (
+    BadQuantity,
+    milli_cpus,
+    page_size,
+    quantity,
+    whole_bytes,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "amount"),
+    [
+        ("0", 0),
+        ("2", 2),
+        (2, 2),
+        (1.5, Fraction(3, 2)),
+        (0.1, Fraction(1, 10)),
+        ("1.5", Fraction(3, 2)),
+        (".5", Fraction(1, 2)),
+        ("5.", 5),
+        ("+3", 3),
+        ("500m", Fraction(1, 2)),
+        ("250u", Fraction(1, 4000)),
+        ("7n", Fraction(7, 10**9)),
+        ("3k", 3000),
+        ("100M", 100_000_000),
+        ("2Gi", 2 << 30),
+        ("0.5Gi", 1 << 29),
+        ("1Ki", 1024),
+        ("1Ti", 1 << 40),
+        ("1Pi", 1 << 50),
+        ("1Ei", 1 << 60),
+        ("1E", 10**18),
+        ("1e3", 1000),
+        ("1E3", 1000),
+        ("12e-1", Fraction(6, 5)),
+        (1e22, 10**22),
+    ],
+)
+def test_a_quantity_has_its_exact_value(value: object, amount: Fraction) -> None:
+    assert quantity(value) == amount
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        " 1",
+        "1 ",
+        "1 Gi",
+        "abc",
+        "1GiB",
+        "1gb",
+        "1K",
+        "--1",
+        "1,5",
+        "1_000",
+        "0x10",
+        "1e",
+        "1e999",
+        "²",
+        "٣",
+        "1\n",
+        ".",
+        "m",
+        float("inf"),
+        float("nan"),
+        True,
+        None,
+        [],
+        {},
+        b"1",
+        "9" * 41,
+    ],
+)
+def test_what_is_no_quantity_is_refused_with_an_example(value: object) -> None:
+    with pytest.raises(BadQuantity, match="such as"):
+        quantity(value)
+
+
+@pytest.mark.parametrize("value", ["-1", -1, "-500m", -0.5])
+def test_less_than_nothing_cannot_be_asked_for(value: object) -> None:
+    with pytest.raises(BadQuantity, match="0 or more"):
+        quantity(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "milli"), [("500m", 500), (2, 2000), ("0.25", 250), ("1e-1", 100), (0, 0)]
+)
+def test_cpus_are_counted_in_thousandths(value: object, milli: int) -> None:
+    assert milli_cpus(value) == milli
+
+
+@pytest.mark.parametrize("value", ["0.5m", "100u", "1.0001"])
+def test_cpus_finer_than_a_thousandth_are_refused(value: str) -> None:
+    with pytest.raises(BadQuantity, match="steps of 1m"):
+        milli_cpus(value)
+
+
+@pytest.mark.parametrize("value", ["400m", "0.5", "1.5"])
+def test_a_part_of_a_byte_is_a_slip(value: str) -> None:
+    with pytest.raises(BadQuantity, match="400Mi"):
+        whole_bytes(value)
+
+
+@pytest.mark.parametrize("read", [milli_cpus, whole_bytes])
+def test_more_than_any_machine_has_is_refused(read: type) -> None:
+    with pytest.raises(BadQuantity, match="some machine"):
+        read("1e30")
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("hugepages-2Mi", 2 << 20), ("hugepages-1Gi", 1 << 30), ("hugepages-64Ki", 65536)],
+)
+def test_a_huge_page_resource_names_its_size(name: str, size: int) -> None:
+    assert page_size(name) == size
+
+
+@pytest.mark.parametrize("name", ["hugepages-", "hugepages-3Mi", "hugepages-2M", "hugepages-big"])
+def test_a_page_is_a_power_of_two(name: str) -> None:
+    with pytest.raises(BadQuantity, match="hugepages-2Mi"):
+        page_size(name)
+
+
+@given(st.integers(0, 10**9))
+def test_numbers_and_their_texts_are_equal(number: int) -> None:
+    assert quantity(number) == quantity(str(number)) == number
+    assert quantity(f"{number}m") * 1000 == number
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_quantity_or_refused(text: str) -> None:
+    try:
+        amount = quantity(text)
+    except BadQuantity:
+        return
+    assert amount >= 0

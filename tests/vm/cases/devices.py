@@ -1,0 +1,219 @@
+"""Containers beside the devices they have: disks by VFIO, network cards moved into pods.
+
+Disks have no driver of the kernel's here: interrupts of what is behind a second host bridge do not
+arrive (`tests.machines.vm_machine` boots without MSI), and the driver of NVMe waits for them. So
+they are given by VFIO, as to programs that drive their disk themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+from tests.beds.cri import Container, CRIError, Pod, guaranteed, poll
+from tests.machines.vm_machine import Machine
+from tests.vm import pod_cards, words
+from tests.vm.guest import Guest
+from tests.vm.registry import case
+
+_PCI = Path("/sys/bus/pci")
+_CARD, _DISK = "0x020000", "0x010802"
+"""Classes of PCI devices."""
+_SOURCES = {"devices": {"enabled": True, "podResources": False}}
+_SINGLE = {"policy": "single-numa-node", "cpus": "shared"}
+_BEST_EFFORT = {"policy": "best-effort", "cpus": "shared"}
+_MIB = 1024 * 1024
+
+
+def _disks(machine: Machine) -> bool:
+    return machine.has_on_each_node("nvme")
+
+
+def _run(*command: str) -> None:
+    path = "/usr/sbin:/usr/bin:/sbin:/bin"
+    subprocess.run(command, check=True, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def _sources(guest: Guest) -> Iterator[None]:
+    """The plugin with `devices.enabled`, which takes a start; the next case has it without."""
+    guest.plugin.terminate(60)
+    guest.plugin.write_config(_SOURCES)
+    try:
+        guest.plugin.start()
+        yield
+    finally:
+        guest.reset()
+        if guest.plugin.running:
+            guest.plugin.terminate(60)
+        guest.plugin.write_config({})
+
+
+def _address(numa_node: int, class_: str) -> str:
+    """PCI address of the device of a class on a NUMA node."""
+    (found,) = (
+        address for address, what in words.pci_devices().items() if what == (numa_node, class_)
+    )
+    return found
+
+
+def _disk(numa_node: int) -> str:
+    """Device file of VFIO for the disk on a NUMA node."""
+    address = _address(numa_node, _DISK)
+    device = _PCI / "devices" / address
+    if not (device / "driver").exists():
+        _run("modprobe", "vfio-pci")
+        (device / "driver_override").write_text("vfio-pci", encoding="ascii")
+        (_PCI / "drivers_probe").write_text(address, encoding="ascii")
+    group = os.path.basename(os.path.realpath(device / "iommu_group"))
+    file = Path(f"/dev/vfio/{group}")
+    poll(lambda: file.exists() or None, f"{file} for {address}", timeout_s=60)
+    return str(file)
+
+
+def _interface(numa_node: int) -> str:
+    """Name of the network card on a NUMA node, while it is not in a pod."""
+    _run("modprobe", "e1000e")
+    directory = _PCI / "devices" / _address(numa_node, _CARD) / "net"
+
+    def look() -> str | None:
+        with contextlib.suppress(FileNotFoundError):
+            return next(iter(os.listdir(directory)), None)
+        return None
+
+    return poll(look, f"an interface in {directory}", timeout_s=60)
+
+
+def _sandbox(guest: Guest, name: str, asks: Mapping[str, str]) -> Pod:
+    return guest.containerd.cri.run_pod(
+        name,
+        annotations={f"numa.kubernetes.io/{key}": value for key, value in asks.items()},
+        own_network=True,
+    )
+
+
+def _run_in(guest: Guest, pod: Pod, devices: Sequence[str] = ()) -> Container:
+    cri = guest.containerd.cri
+    container = cri.create(pod, "main", resources=guaranteed(1, 64 * _MIB), devices=devices)
+    cri.start(container)
+    return container
+
+
+def _beside(guest: Guest, container: Container, numa_node: int) -> None:
+    guest.pinned(container, cpus=guest.cpus_of(numa_node), mems=frozenset({numa_node}))
+
+
+@case(applies=_disks)
+def disks_decide(guest: Guest) -> None:
+    """A container is on the NUMA node of the disk it is given, unless it says `devices: ignore`."""
+    numa_nodes = range(len(guest.machine.numa))
+    disks = [_disk(i) for i in numa_nodes]
+    with _sources(guest):
+        for asks in (_SINGLE, _BEST_EFFORT):
+            for numa_node in numa_nodes:
+                pod = guest.sandbox(f"{asks['policy']}-{numa_node}", asks)
+                _beside(guest, _run_in(guest, pod, [disks[numa_node]]), numa_node)
+            guest.reset()
+        # Where nothing is a hint, an empty node has one place for the first pod.
+        without = guest.pinned(_run_in(guest, guest.sandbox("without", _SINGLE)))
+        guest.reset()
+        (usual,) = without.mems
+        other = next(i for i in numa_nodes if i != usual)
+        ignoring = guest.sandbox("ignoring", _SINGLE | {"devices": "ignore"})
+        _beside(guest, _run_in(guest, ignoring, [disks[other]]), usual)
+
+
+@case(applies=pod_cards.moves_cards)
+def moved_cards_decide(guest: Guest) -> None:
+    """A pod is on the NUMA node of the network card in it; pods created at one time too."""
+    with _sources(guest):
+        both = _with_cards(guest, {0: _SINGLE, 1: _SINGLE})
+        for numa_node, container in both.items():
+            _beside(guest, container, numa_node)
+        told = _why(guest, both[1].pod.name)
+        assert f"because its NIC {_address(1, _CARD)} is there" in told, told
+        guest.reset()
+        # The plugin that moved the card in has moved it out, so it can be had again.
+        again = _with_cards(guest, {1: _BEST_EFFORT})
+        _beside(guest, again[1], 1)
+
+
+@case(applies=lambda machine: _disks(machine) and pod_cards.moves_cards(machine))
+def card_and_disk_apart(guest: Guest) -> None:
+    """With a card here and a disk there `single-numa-node` refuses and names both."""
+    disk = _disk(1)
+    with _sources(guest):
+        _give(guest, "refused", 0)
+        pod = _sandbox(guest, "refused", _SINGLE)
+        _looked_at(guest, pod)
+        try:
+            _run_in(guest, pod, [disk])
+        except CRIError as error:
+            guest.notes.append(f"refused: {error.message}")
+            places = "1 NIC on NUMA node 0", "1 NVMe disk on NUMA node 1"
+            guest.mentions(error.message, "default/refused", *places)
+        else:
+            raise AssertionError("no NUMA node has both, but the container was created")
+        guest.reset()
+        _give(guest, "placed", 0)
+        pod = _sandbox(guest, "placed", _BEST_EFFORT)
+        _looked_at(guest, pod)
+        guest.pinned(_run_in(guest, pod, [disk]))
+        guest.notes.append(_why(guest, "placed"))
+
+
+def _give(guest: Guest, pod: str, numa_node: int) -> None:
+    address = f"10.250.{numa_node}.2/24"
+    pod_cards.give(guest.containerd.directory, pod, _interface(numa_node), address)
+
+
+def _with_cards(guest: Guest, asks: Mapping[int, Mapping[str, str]]) -> dict[int, Container]:
+    """Pods with the network card of a NUMA node each; their containers at one time."""
+    together = Barrier(len(asks))
+
+    def create(numa_node: int) -> Container:
+        pod = _sandbox(guest, f"card-{numa_node}", asks[numa_node])
+        _looked_at(guest, pod)
+        together.wait(300)
+        return _run_in(guest, pod)
+
+    for numa_node in asks:
+        _give(guest, f"card-{numa_node}", numa_node)
+    with ThreadPoolExecutor(len(asks)) as pool:
+        return dict(zip(asks, pool.map(create, asks), strict=True))
+
+
+def _why(guest: Guest, pod: str, container: str = "main") -> str:
+    """What `nri-numa explain` would say of a container, as one text."""
+
+    def ask() -> str | None:
+        # The server listens a little after the link is in use, and everything is slow here.
+        with contextlib.suppress(OSError):
+            status, text = guest.plugin.get(f"/v1/explain/default/{pod}/{container}")
+            return text if status == 200 else None
+        return None
+
+    return poll(ask, f"explanation of {pod}/{container}", timeout_s=120, every_s=0.2)
+
+
+def _looked_at(guest: Guest, pod: Pod) -> None:
+    """Wait until the pod's network interfaces are known, as a container would find out.
+
+    A pod's first container comes seconds after its sandbox on a node that pulls images; here it
+    may come before a thread of an emulated machine has had its turn.
+    """
+    cri = guest.containerd.cri
+
+    def look() -> bool | None:
+        name = f"look-{len(os.listdir(pod.log_directory))}"
+        container = cri.create(pod, name)
+        text = _why(guest, pod.name, name)
+        cri.remove(container, stop=False)
+        return "were not looked at yet" not in text or None
+
+    poll(look, f"the network interfaces of {pod.name} looked at", timeout_s=120, every_s=0.2)

@@ -1,0 +1,405 @@
+"""Pods that come and go while plugin and runtime are killed, in a guest with CPUs enough.
+
+Workers (`tests.vm.churn_pods`) create, replace and remove pods of all kinds from several threads;
+one more thread kills the plugin and restarts containerd; `tests.vm.churn_watch` reads all the time
+what every container may use, and `tests.checks.churn_figures` makes figures of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from tests.beds.containerd import Binaries
+from tests.beds.cri import CRI, poll
+from tests.checks.churn_figures import (
+    KINDS,
+    LIST,
+    UNOWNED,
+    Away,
+    Fact,
+    Ground,
+    Interval,
+    Span,
+    episodes,
+    figure,
+    owners_together,
+)
+from tests.vm import words
+from tests.vm.churn_pods import Workers
+from tests.vm.churn_report import Options, Report, read_spans, told, write_episodes
+from tests.vm.churn_signs import LinkLog, cpu_seconds, unanswered
+from tests.vm.churn_watch import serial_of
+from tests.vm.nursery import NurseryPlugin
+
+_KUBEPODS = Path("/sys/fs/cgroup/kubepods")
+# Under emulation a call takes seconds; one that takes this long does not come back any more.
+_CALL_LIMIT_S = 120.0
+_START_LIMIT_S = 240.0
+_SWEEP_S = 0.1
+# A registration that hangs is said after a minute at most: nothing is killed before.
+_BACK_LIMIT_S = 120.0
+_SAY_EVERY_S = 15.0
+# Seconds of a guest that counts instructions are minutes outside.
+_REPORT_EVERY_S = 30.0
+# The plugin is asked whether the runtime answers it; each time costs it some milliseconds.
+_ASK_EVERY_S = 1.0
+
+
+class Churn:
+    """One run.
+
+    Args:
+        options: how much.
+        machine: its name, for the report.
+        binaries: of containerd, with the OCI runtime to use.
+        shared: directory of the artifacts.
+        directory: on a tmpfs.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        machine: str,
+        binaries: Binaries,
+        shared: Path,
+        directory: Path,
+    ) -> None:
+        from tests.vm.guest import GuestContainerd
+
+        self.options = options
+        self._machine = machine
+        self._shared = shared
+        self._directory = directory
+        self.containerd = GuestContainerd(
+            binaries, directory, nri_request_timeout="30s", log_level="info"
+        )
+        self.containerd.log_file = shared / "churn-containerd.log"
+        self.containerd.end_limit_s = _START_LIMIT_S
+        self.plugin = NurseryPlugin(
+            directory / "plugin", self.containerd.nri_socket, shared / "churn-plugin.log"
+        )
+        self.ground = Ground(
+            siblings={cpu: words.siblings(cpu) for cpu in words.online_cpus()},
+            numa_node={cpu: node for node in words.numa_nodes() for cpu in words.numa_cpus(node)},
+            memory_nodes=frozenset(
+                node for node in words.numa_nodes() if words.numa_memory(node) > 0
+            ),
+        )
+        self._spans = directory / "spans.jsonl"
+        self._link = LinkLog(self.plugin.log_file)
+        self.workers = Workers(
+            options.seed,
+            options.rounds,
+            options.keep,
+            _CALL_LIMIT_S * 0.9,
+            self.ground,
+            self._client,
+            self._over,
+        )
+        self._kills = self._restarts = self._hangs = 0
+        self._moments: list[tuple[float, bool]] = []
+        self._begin = self._end = 0.0
+        self._broken: list[BaseException] = []
+        self._used_before: dict[str, float] = {}
+        self._used: dict[str, float] = {}
+        self._asked = 0.0
+
+    # -- all of it -------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        """Do it and take stock."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self.containerd.start(timeout_s=_START_LIMIT_S)
+        self.plugin.directory.mkdir(parents=True, exist_ok=True)
+        self.plugin.write_config(
+            {
+                "log": {"format": "json", "level": "info"},
+                "runtime": {"hungAfter": f"{self.options.hung_after_s}s"},
+            }
+        )
+        self.plugin.start()
+        self._moments.append((time.time(), True))
+        _KUBEPODS.mkdir(exist_ok=True)
+        watch = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.vm.churn_watch",
+                str(_KUBEPODS),
+                str(self._spans),
+                str(_SWEEP_S),
+            ]
+        )
+        try:
+            self._begin = time.time()
+            self._used_before = cpu_seconds()
+            self._churn()
+            self._end = time.time()
+            self._used = self._use()
+            unsettled = self._settle()
+        finally:
+            watch.send_signal(signal.SIGTERM)
+            watch.wait(60)
+        return self._report(unsettled)
+
+    def close(self) -> None:
+        """End everything."""
+        self.plugin.close()
+        self.containerd.close()
+
+    def _over(self) -> bool:
+        late = self.options.minutes and time.time() > self._begin + self.options.minutes * 60
+        return bool(late or self.workers.pods >= self.options.pods or self._broken)
+
+    def _done(self) -> float:
+        """The part that is done, by pods or by time."""
+        pods = self.workers.pods / self.options.pods
+        minutes = self.options.minutes
+        return max(pods, (time.time() - self._begin) / (minutes * 60) if minutes else 0.0)
+
+    def _churn(self) -> None:
+        threads = [
+            threading.Thread(target=self._guard, args=(number,), daemon=True)
+            for number in range(self.options.workers)
+        ]
+        for thread in threads:
+            thread.start()
+        self._trouble()
+        for thread in threads:
+            thread.join(_CALL_LIMIT_S * 4)
+        if self._broken:
+            raise self._broken[0]
+
+    def _client(self) -> CRI:
+        return CRI(self.containerd.socket, self.containerd.log_root, timeout_s=_CALL_LIMIT_S)
+
+    def _guard(self, number: int) -> None:
+        try:
+            self.workers.work(number)
+        except BaseException as error:
+            self._broken.append(error)
+
+    # -- trouble ---------------------------------------------------------------------------
+
+    def _trouble(self) -> None:
+        """Kill and restart in step with the pods, until these are done."""
+        rng = random.Random(self.options.seed)
+        said = reported = time.time()
+        while not self._over():
+            done = self._done()
+            if self._hangs_now():
+                self._unhang()
+            elif self._restarts < int(done * (self.options.restarts + 1)):
+                self._restart_containerd()
+            elif self._kills < int(done * (self.options.kills + 1)):
+                self._kill_plugin(rng)
+            time.sleep(rng.random() * 0.5)
+            if time.time() > said + _SAY_EVERY_S:
+                said = time.time()
+                self._say()
+            if time.time() > reported + _REPORT_EVERY_S:
+                # Whoever ends a long run before its time has figures all the same.
+                self._end, self._used = time.time(), self._use()
+                self._report([], ended=False)
+                reported = time.time()
+        self._wait_active(self._moments[-1][0], _START_LIMIT_S)
+
+    def _use(self) -> dict[str, float]:
+        before = self._used_before
+        used = {name: n - before.get(name, 0.0) for name, n in cpu_seconds().items()}
+        # What ended since is in the figure of its parent.
+        return {name: round(n, 2) for name, n in used.items() if n > 0}
+
+    def _hangs_now(self) -> bool:
+        """Whether calls do not come back, or the plugin says that the runtime does not answer."""
+        if not self.workers.hung.is_set() and time.time() > self._asked + _ASK_EVERY_S:
+            self._asked = time.time()
+            if self.plugin.running and (text := unanswered(self.plugin.address)):
+                print(f"{time.monotonic():8.1f} {text}", flush=True)
+                self.workers.hung.set()
+        return self.workers.hung.is_set()
+
+    def _say(self) -> None:
+        workers = self.workers
+        print(
+            f"{time.monotonic():8.1f} {workers.pods} pods, {workers.containers} containers, "
+            f"{self._kills} kills, {self._restarts} restarts, {workers.refused} refused, "
+            f"{self._hangs} hangs, {sum(workers.failed.values())} calls failed",
+            flush=True,
+        )
+
+    def _kill_plugin(self, rng: random.Random) -> None:
+        when = time.time()
+        self._moments.append((when, False))
+        self.plugin.kill()
+        # Sometimes it is away for a while, so that pods start and end without it.
+        time.sleep(rng.choice((0, 0, 0, rng.random() * 3)))
+        self.plugin.start(wait=False)
+        self._kills += 1
+        if rng.random() < 0.15 and self._kills < self.options.kills:
+            # Once more: inside its start, inside Synchronize, or a moment after it got into use.
+            time.sleep(rng.random() * 2)
+            when = time.time()
+            self._moments.append((when, False))
+            self.plugin.kill()
+            self.plugin.start(wait=False)
+            self._kills += 1
+        self._wait_active(when, _BACK_LIMIT_S)
+
+    def _restart_containerd(self) -> None:
+        when = time.time()
+        self._moments.append((when, False))
+        if self._restarts % 2:
+            self.containerd.kill()
+        else:
+            with contextlib.suppress(RuntimeError):  # it did not end in time, and was killed
+                self.containerd.stop()
+        self.containerd.start(timeout_s=_START_LIMIT_S, keep_configuration=True)
+        self._restarts += 1
+        self._wait_active(when, _BACK_LIMIT_S)
+
+    def _wait_active(self, since: float, limit_s: float) -> None:
+        deadline = time.time() + limit_s
+        while not self._link.active_since(since) and time.time() < deadline:
+            if not self.plugin.running:
+                raise RuntimeError(f"the plugin ended by itself:\n{self.plugin.log()[-3000:]}")
+            if self._hangs_now():
+                return
+            time.sleep(0.1)
+
+    def _unhang(self) -> None:
+        """A call did not come back: keep the daemon's stacks, and go on with a new one."""
+        self._hangs += 1
+        self._moments.append((time.time(), False))
+        with contextlib.suppress(ProcessLookupError):
+            # It writes the stacks of all its goroutines to its log.
+            subprocess.run(["kill", "-USR1", str(self.containerd.pid)], check=False)
+        time.sleep(1)
+        self.containerd.kill()
+        self.containerd.start(timeout_s=_START_LIMIT_S, keep_configuration=True)
+        self._restarts += 1
+        self._asked = time.time()
+        self.workers.hung.clear()
+        self._wait_active(self._moments[-1][0], _BACK_LIMIT_S)
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def _settle(self) -> list[str]:
+        """Leave the plugin alone; who lives then must be right. Returns who is not."""
+        self._wait_active(max(when for when, up in self._moments), _START_LIMIT_S)
+        wrong: list[str] = ["nobody looked"]
+
+        def right() -> bool | None:
+            nonlocal wrong
+            wrong = self._wrong_now()
+            return None if wrong else True
+
+        with contextlib.suppress(TimeoutError):
+            poll(right, "everybody right", timeout_s=90, every_s=1)
+        return wrong
+
+    def _wrong_now(self) -> list[str]:
+        now = time.time()
+        spans = []
+        for directory in (each for each in _KUBEPODS.rglob("*") if len(each.name) == 64):
+            with contextlib.suppress(OSError, ValueError):
+                pid = int((directory / "cgroup.procs").read_text().split()[0])
+                serial = serial_of(Path(f"/proc/{pid}/cmdline").read_bytes())
+                seen, group = words.allowed(pid), words.cgroup_allowed(pid)
+                spans.append(
+                    Span(
+                        serial=serial,
+                        cpus=seen.cpus,
+                        mems=seen.mems,
+                        group=group.cpus,
+                        before=now,
+                        start=now,
+                        end=now,
+                        after=now,
+                        samples=1,
+                    )
+                )
+        facts = self._facts()
+        return [
+            told(each, facts, self._begin)
+            for each in episodes(self.ground, facts, spans)
+            # Whoever started while nobody was there to refuse it stays, even where its CPUs or its
+            # list cannot be had.
+            if each.kind not in (UNOWNED, LIST)
+        ]
+
+    def _facts(self) -> dict[int, Fact]:
+        self._link.read()
+        unpinned = self._link.unpinned(time.time())
+        return {
+            serial: msgspec.structs.replace(fact, unpinned=tuple(unpinned.get(fact.pod, ())))
+            for serial, fact in dict(self.workers.facts).items()
+        }
+
+    def _away(self, end: float) -> list[Interval]:
+        away = Away()
+        moments = list(self._moments)
+        for when, state in self._link.read():
+            if state == "active":
+                moments.append((when, True))
+            elif state in ("disconnected", "stopped"):
+                moments.append((when, False))
+        for when, up in sorted(moments):
+            if up:
+                away.back(when)
+            else:
+                away.lost(when)
+        return away.until(end)
+
+    def _report(self, unsettled: list[str], *, ended: bool = True) -> Report:
+        facts = self._facts()
+        spans, summary = read_spans(self._spans)
+        found = episodes(self.ground, facts, spans)
+        away = self._away(self._end)
+        together, most = owners_together(facts, spans)
+        write_episodes(self._shared / "churn-episodes.jsonl", found, facts, away, self._begin)
+        up = [
+            each for each in found if not any(a <= each.at[0] and each.at[1] <= b for a, b in away)
+        ]
+        worst = sorted(up, key=lambda e: (e.at[0] - e.at[1], e.at))[:12]
+        workers = self.workers
+        report = Report(
+            options=self.options,
+            runtime=f"{self.containerd.cri.version()} with {self.options.runtime}",
+            machine=self._machine,
+            seconds=round(self._end - self._begin, 1),
+            pods=workers.pods,
+            containers=workers.containers,
+            kills=self._kills,
+            restarts=self._restarts,
+            refused=workers.refused,
+            hangs=self._hangs,
+            pods_per_minute=round(workers.pods * 60 / (self._end - self._begin), 2),
+            away_seconds=round(sum(b - a for a, b in away), 1),
+            watched=summary,
+            cpu_seconds=self._used,
+            container_seconds=round(sum(span.end - span.start for span in spans), 1),
+            owners_seconds=round(together, 1),
+            owners_most=most,
+            figures=[figure(kind, found, away) for kind in KINDS],
+            kinds=dict(workers.kinds),
+            ways=dict(workers.ways),
+            calls_failed=dict(workers.failed),
+            refusals=[f"{kind}: {text}" for kind, text in sorted(workers.refusals.items())],
+            worst=[told(each, facts, self._begin) for each in worst],
+            unsettled=unsettled,
+            ended=ended,
+        )
+        (self._shared / "churn.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+        )
+        return report

@@ -1,0 +1,181 @@
+"""One node of a Kubernetes inside a virtual machine: ``python -m tests.vm.kube_guest SHARED``.
+
+Started by `tests.beds.kube.virtual_node` as root. ``/mnt`` is a disk that outlives the machine; on
+it are the programs, ``/var/lib`` and ``/var/log``, what containerd keeps, and the state directory
+of nri-numa, which is on a tmpfs by default: here it finds what was before the reboot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tests.beds.containerd import find_binaries
+from tests.beds.cri import CRIError
+from tests.beds.kube.daemon import Daemon
+from tests.beds.kube.node import NETWORK, kubelet_configuration
+from tests.beds.kube.virtual_node import GUEST_ADDRESS, PROGRAMS, Answer, Ask, Look, Wanted
+from tests.machines.vm_machine import format_list
+from tests.vm import words
+from tests.vm.guest import GuestContainerd
+from tests.vm.plugin import GuestPlugin
+
+_DISK = Path("/mnt")
+_BED = Path("/run/bed")
+_START_LIMIT_S = 300.0
+
+
+def _say(text: str) -> None:
+    print(f"{time.monotonic():8.1f} {text}", flush=True)
+
+
+def _run(*command: str) -> None:
+    path = "/usr/sbin:/usr/bin:/sbin:/bin"
+    subprocess.run(command, check=True, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL)
+
+
+def _set_up() -> None:
+    _run("modprobe", "-a", "virtio_net", "virtio_blk", "ext4", "overlay", "veth")
+    _run("mount", "/dev/vda", str(_DISK))
+    for hidden in (Path("/var/lib"), Path("/var/log")):
+        own = _DISK / hidden.relative_to("/")
+        own.mkdir(parents=True, exist_ok=True)
+        _run("mount", "--bind", str(own), str(hidden))
+    _BED.mkdir(parents=True, exist_ok=True)
+    (device,) = [each.name for each in Path("/sys/class/net").iterdir() if each.name != "lo"]
+    _run("ip", "link", "set", "lo", "up")
+    _run("ip", "link", "set", device, "up")
+    _run("ip", "address", "add", f"{GUEST_ADDRESS}/24", "dev", device)
+    _run("ip", "route", "add", "default", "via", "10.0.2.2")
+    root = Path("/sys/fs/cgroup")
+    for controller in (root / "cgroup.controllers").read_text(encoding="ascii").split():
+        with contextlib.suppress(OSError):
+            (root / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
+
+
+class _Node:
+    """The three programs of the node."""
+
+    def __init__(self, shared: Path, wanted: Wanted) -> None:
+        programs = _DISK / PROGRAMS
+        there = find_binaries("2")
+        binaries = dataclasses.replace(
+            there,
+            directory=programs,
+            runc=programs / there.runc.name,
+            busybox=programs / there.busybox.name,
+        )
+        self.containerd = GuestContainerd(
+            binaries,
+            _BED,
+            root=_DISK / "containerd",
+            nri_request_timeout="30s",
+            cni=(NETWORK, programs / "cni"),
+        )
+        self.containerd.log_file = shared / "containerd.log"
+        self.plugin = GuestPlugin(
+            _DISK / "plugin", self.containerd.nri_socket, shared / "plugin.log"
+        )
+        configuration = kubelet_configuration(
+            self.containerd.socket, _BED, cgroup_root="/", address=GUEST_ADDRESS
+        )
+        (_BED / "static").mkdir(exist_ok=True)
+        file = _BED / "kubelet.json"
+        file.write_text(json.dumps({**configuration, **wanted.kubelet}), encoding="utf-8")
+        self.kubelet = Daemon(
+            "kubelet",
+            [
+                str(programs / "kubelet"),
+                f"--config={file}",
+                f"--kubeconfig={shared / 'kubeconfig'}",
+                f"--hostname-override={wanted.name}",
+                f"--node-ip={GUEST_ADDRESS}",
+            ],
+            shared,
+            # The Go scheduler spins on idle processors, which emulated ones have to pay for.
+            {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/run", "GOMAXPROCS": "2"},
+        )
+
+    def start(self) -> None:
+        """Start them one after the other, so that no container comes before nri-numa."""
+        self.containerd.start(timeout_s=_START_LIMIT_S)
+        _say("containerd serves")
+        self.plugin.start(timeout_s=_START_LIMIT_S)
+        _say("nri-numa is ready")
+        self.kubelet.start()
+
+    def answer(self, ask: Ask) -> Answer:
+        """Do what the host asks for."""
+        if ask.what == "look":
+            return Answer(looks=self._look())
+        self.kubelet.end(timeout_s=60)
+        self.plugin.terminate(60)
+        self.containerd.stop()
+        os.sync()
+        return Answer()
+
+    def _look(self) -> dict[str, Look]:
+        found = {}
+        for container in self.containerd.cri.containers(running=True):
+            with contextlib.suppress(CRIError, OSError):  # it may have ended meanwhile
+                pid = self.containerd.cri.pid(container.id)
+                now, group = words.allowed(pid), words.cgroup_allowed(pid)
+                found[container.id] = Look(
+                    cpus=format_list(now.cpus),
+                    mems=format_list(now.mems),
+                    cgroup_cpus=format_list(group.cpus),
+                    cgroup_mems=format_list(group.mems),
+                )
+        return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be a node until the host says that it is enough."""
+    shared = Path(arguments[0])
+    _say("the program started")
+    try:
+        _set_up()
+        _say("the machine is set up")
+        wanted = msgspec.json.decode((shared / "node.json").read_bytes(), type=Wanted)
+        node = _Node(shared, wanted)
+        node.start()
+        _say("the kubelet starts")
+        return _serve(shared, node)
+    except Exception:
+        (shared / "failed").write_text(traceback.format_exc(), encoding="utf-8")
+        return 1
+
+
+def _serve(shared: Path, node: _Node) -> int:
+    while True:
+        node.kubelet.check()
+        for file in sorted(shared.glob("ask-*.json")):
+            target = file.with_name(file.name.replace("ask-", "answer-"))
+            if target.exists():
+                continue
+            ask = msgspec.json.decode(file.read_bytes(), type=Ask)
+            _say(ask.what)
+            try:
+                answer = node.answer(ask)
+            except Exception:
+                answer = Answer(error=traceback.format_exc())
+            scratch = shared / "answer.tmp"
+            scratch.write_bytes(msgspec.json.encode(answer))
+            scratch.replace(target)
+            if ask.what == "end":
+                return 0
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

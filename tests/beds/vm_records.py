@@ -39,13 +39,17 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 
 
 class Result(msgspec.Struct, frozen=True, tag="result"):
-    """A case ended; `detail` is the traceback or the reason to skip, `notes` what was measured."""
+    """A case ended; `detail` is the traceback or the reason to skip, `notes` what was measured.
+
+    `final`: it has failed, whatever the machine did meanwhile.
+    """
 
     case: str
     outcome: Outcome
     seconds: float
     detail: str = ""
     notes: list[str] = []
+    final: bool = False
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):

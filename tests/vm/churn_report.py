@@ -77,6 +77,11 @@ class Report(msgspec.Struct, kw_only=True):
     ended: bool = True
 
     @property
+    def owned_twice(self) -> bool:
+        """Whether a CPU was allocated to two containers."""
+        return any(each.kind == TWICE and each.episodes for each in self.figures)
+
+    @property
     def problems(self) -> list[str]:
         """What must not be, whatever was killed.
 

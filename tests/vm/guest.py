@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,7 @@ from tests.machines.vm_machine import Machine, format_list, load_machines, parse
 from tests.vm import pod_cards, words
 from tests.vm.plugin import GuestPlugin
 from tests.vm.registry import CASE_LIMIT_S, Case, SkipCase, all_cases
+from tests.vm.standstill import NeverAgain, Standstill, insist
 
 MACHINES = Path(__file__).parent / "machines"
 _BED = Path("/run/bed")  # a tmpfs, and short enough for socket paths
@@ -112,6 +114,8 @@ class Guest:
             _BED / "plugin", self.containerd.nri_socket, shared / "plugin.log"
         )
         self._asked = 0
+        self._standstill = Standstill()
+        self._standstill.start()
 
     # -- the machine as it is now ------------------------------------------------------------
 
@@ -374,11 +378,24 @@ class Guest:
 
     # -- running ---------------------------------------------------------------------------
 
-    def run(self, case: Case) -> Result:
-        """Run one case and clean up after it."""
+    def run(self, case: Case, begins: Callable[[], object] = lambda: None) -> Result:
+        """Run one case and clean up after it; again if it failed while the machine stood still.
+
+        Args:
+            case: which one.
+            begins: called at the beginning of each try.
+        """
+
+        def attempt() -> Result:
+            begins()
+            return self._try(case)
+
+        return insist(attempt, self._standstill, _say)
+
+    def _try(self, case: Case) -> Result:
         self.notes = []
         start = time.monotonic()
-        outcome, detail = Outcome.PASSED, ""
+        outcome, detail, final = Outcome.PASSED, "", False
         try:
             with _limit(case.limit_s):
                 if case.runtime and not self.containerd.running:
@@ -388,8 +405,9 @@ class Guest:
                 case.run(self)
         except SkipCase as reason:
             outcome, detail = Outcome.SKIPPED, str(reason)
-        except Exception:
+        except Exception as error:
             outcome, detail = Outcome.FAILED, traceback.format_exc()
+            final = isinstance(error, NeverAgain)
         try:
             with _limit(CASE_LIMIT_S):
                 self.reset()
@@ -402,6 +420,7 @@ class Guest:
             seconds=round(time.monotonic() - start, 2),
             detail=detail,
             notes=self.notes,
+            final=final,
         )
 
 
@@ -456,11 +475,9 @@ def main(arguments: Sequence[str]) -> int:
         records.write(Broken(detail=traceback.format_exc()))
         return 1
     for case in cases:
-        records.write(Started(case=case.name))
         _say(case.name)
-        result = guest.run(case)
-        _say(f"{case.name} {result.outcome.value}")
-        records.write(result)
+        # The host's limit is between two records, so each try has one of its own.
+        records.write(guest.run(case, partial(records.write, Started(case=case.name))))
     with contextlib.suppress(Exception):
         guest.plugin.terminate(60)
     records.write(End())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.vm.churn import Churn
 from tests.vm.churn_report import OPTIONS, Options
 from tests.vm.guest import Guest, near
 from tests.vm.registry import case
+from tests.vm.standstill import NeverAgain
 
 _DIRECTORY = Path("/run/churn")
 # What fits into a few minutes of CI; `python -m tests.vm churn` does a hundred times as much.
@@ -66,6 +68,10 @@ def churn(guest: Guest) -> None:
         guest.plugin.terminate(60)
     if guest.containerd.running:
         guest.containerd.stop()
+    # Nothing of an earlier try is counted again; its logs stay to be read.
+    shutil.rmtree(_DIRECTORY, ignore_errors=True)
+    for log in guest.shared.glob("churn-*.log"):
+        log.rename(log.with_suffix(".before"))
     binaries = near(find_binaries(guest.machine.containerd), _DIRECTORY / "bin")
     if options.runtime == "crun":
         binaries = dataclasses.replace(binaries, runc=copy_crun(_DIRECTORY / "bin"))
@@ -76,4 +82,6 @@ def churn(guest: Guest) -> None:
             guest.notes += report.lines()
         finally:
             run.close()
+    if report.owned_twice:
+        raise NeverAgain(report.problems)
     assert not report.problems, report.problems

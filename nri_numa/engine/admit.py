@@ -118,10 +118,11 @@ def admit(
             state, kubelet=state.kubelet.without(pod.uid, container.name, container.id)
         )
     needs: Demand | Refusal = NO_DEMAND
-    if not requested.leave_alone and (side is None or isinstance(side, Ours)):
+    alone = requested.leave_alone
+    if not alone and (side is None or isinstance(side, Ours)):
         needs = demand(pod, container, requested, machine.memory_total)
     known = NO_DEMAND if isinstance(needs, Refusal) else needs
-    if len(held) > known.exclusive_cpus:
+    if held is not NO_CPUS and len(held) > known.exclusive_cpus:
         held = NO_CPUS
     case = Case(
         machine, others, pod, container, requested, known, reading, _policy(requested), held
@@ -130,7 +131,7 @@ def admit(
         return Refused(side, _trace(case, side, pool_before, pool_before))
     if side is not None and isinstance(side, Kubelets):
         placed: Placed | Refusal = _kubelets(side)
-    elif requested.leave_alone:
+    elif alone:
         placed = _unbound(case, pool_before)
     elif isinstance(needs, Refusal):
         placed = needs
@@ -240,9 +241,7 @@ def _trace(case: Case, placed: Placed | Refusal, pool_before: CPUSet, pool_after
     )
 
 
-def _change(
-    record: PodRecord | None, after: NodeState, uid: str, container_id: str
-) -> StateChange:
+def _change(record: PodRecord | None, after: NodeState, uid: str, container_id: str) -> StateChange:
     """The container, and those of its pod, as it was, whose place it takes."""
     if record is None:
         return StateChange((container_id,), (uid,))

@@ -398,10 +398,10 @@ def charged(
     result = dict(sums)
     for numa_node, charge in charges.items():
         total = result.get(numa_node, NOTHING).plus(charge, sign)
-        if total == NOTHING:
-            result.pop(numa_node, None)
-        else:
+        if total.cpu_milli or total.memory or total.hugepages:
             result[numa_node] = total
+        else:
+            result.pop(numa_node, None)
     return result
 
 

@@ -26,7 +26,7 @@ from nri_numa.engine.decision import (
 )
 from nri_numa.engine.growing import Growing
 from nri_numa.engine.others.foreign import covers, judged, pinned_to
-from nri_numa.engine.resize import resized_meanwhile
+from nri_numa.engine.resize import other_size, resized_meanwhile
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -37,6 +37,7 @@ from nri_numa.engine.state import (
     identity,
 )
 from nri_numa.engine.values.answers import ContainerUpdate, StateChange
+from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.observed import NO_QUOTA
@@ -48,7 +49,7 @@ _NO_TIME = "no time was left yet"
 def resync(
     machine: Machine,
     prior: NodeState,
-    pods: Iterable[PodSandbox],
+    pods: Pods | Iterable[PodSandbox],
     containers: Iterable[Container],
     reading: Reading | None = None,
     now: float = 0.0,
@@ -72,12 +73,12 @@ def resync(
         now: Unix time in seconds.
         in_time: asked before each stranger; once it says no, the others are left undecided.
     """
-    by_pod = {pod.id: pod for pod in pods}
+    by_pod = pods if isinstance(pods, Pods) else Pods.of(pods)
     live = {c.id: c for c in containers if c.pod_id in by_pod}
     problems: list[str] = []
     disbelieved: list[str] = []
     kept, strangers = _keep(machine, prior, by_pod, live, problems, disbelieved)
-    uids = {pod.uid: pod.id for pod in by_pod.values()}
+    uids = {uid: pod_id for pod_id, uid in by_pod.uids.items()}
     records = [
         record if record.pod_id == uids[uid] else replace(record, pod_id=uids[uid])
         for uid, record in prior.pods.items()
@@ -91,10 +92,14 @@ def resync(
         container = live[allocation.container_id]
         if container.id not in prior.allocations:
             continue
-        found = resized_meanwhile(machine, state, by_pod[container.pod_id], container, reading, now)
+        size = other_size(allocation, container.resources)
+        if size is None:
+            continue
+        pod = by_pod[container.pod_id]
+        found = resized_meanwhile(machine, state, pod, container, size, reading, now)
         if isinstance(found, Refused):
             problems.append(f"resized while we were away and keeps what it has: {found.message}")
-        elif found is not None:
+        else:
             state = state.without(container.id).with_allocation(found[0])
             resized.append(found)
     pool = state.pool(machine.topology, machine.settings)
@@ -302,7 +307,7 @@ def _undecided(
 def _keep(
     machine: Machine,
     prior: NodeState,
-    by_pod: Mapping[str, PodSandbox],
+    by_pod: Pods,
     live: Mapping[str, Container],
     problems: list[str],
     disbelieved: list[str],
@@ -312,13 +317,12 @@ def _keep(
     candidates: list[tuple[int, bool, str, Allocation]] = []
     strangers: list[Container] = []
     for container_id, container in live.items():
-        pod = by_pod[container.pod_id]
         allocation = prior.allocations.get(container_id)
         if allocation is not None and _NO_TIME in allocation.reason:
             allocation = None
         doubt = 0
         if allocation is None and marker in container.annotations:
-            text = container.annotations[marker]
+            text, pod = container.annotations[marker], by_pod[container.pod_id]
             # Two lists and a sentence: what is longer is not of our writing.
             found = (
                 adopt(machine, text, pod, container)

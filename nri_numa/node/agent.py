@@ -22,6 +22,7 @@ from nri_numa.engine.resync import decide_late, resync, take_in, without_answer
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
 from nri_numa.engine.values.answers import NO_CHANGE, ContainerUpdate, StateChange
 from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.machine.cpuset import CPUSet
@@ -274,7 +275,7 @@ class Agent:
         self._remember(released.updates)
 
     def synchronize(
-        self, pods: Sequence[PodSandbox], containers: Sequence[Container]
+        self, pods: Pods | Iterable[PodSandbox], containers: Sequence[Container]
     ) -> tuple[ContainerUpdate, ...]:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock() + self._synchronize_seconds

@@ -74,11 +74,12 @@ def resync(
         in_time: asked before each stranger; once it says no, the others are left undecided.
     """
     by_pod = pods if isinstance(pods, Pods) else Pods.of(pods)
-    live = {c.id: c for c in containers if c.pod_id in by_pod}
+    uids_of = by_pod.uids
+    live = {c.id: c for c in containers if c.pod_id in uids_of}
     problems: list[str] = []
     disbelieved: list[str] = []
     kept, strangers = _keep(machine, prior, by_pod, live, problems, disbelieved)
-    uids = {uid: pod_id for pod_id, uid in by_pod.uids.items()}
+    uids = {uid: pod_id for pod_id, uid in uids_of.items()}
     records = [
         record if record.pod_id == uids[uid] else replace(record, pod_id=uids[uid])
         for uid, record in prior.pods.items()
@@ -107,7 +108,7 @@ def resync(
     unexplained: list[str] = []
     decisions: list[Decision] = []
     # A second container of that name in the pod would take the first one's place.
-    names = Counter((c.pod_id, c.name) for c in live.values())
+    names = Counter([(c.pod_id, c.name) for c in live.values()] if strangers else ())
     calm: list[Allocation] = []
     base, growing = state, Growing()
     strangers.sort(key=lambda c: (by_pod[c.pod_id].full_name, c.name, c.id))
@@ -341,12 +342,15 @@ def _keep(
         candidates.append((doubt, not allocation.owned, container_id, allocation))
     # What the prior state knows, then what we signed, then what anybody may have written; owners
     # first, then by id.
-    candidates.sort(key=lambda c: c[:3])
+    candidates.sort()  # no two have one id, so allocations are not compared
     taken = listed = 0
     usable = NodeState(kubelet=prior.kubelet).pool(machine.topology, machine.settings).bits
     kept: list[Allocation] = []
     for _, _, container_id, allocation in candidates:
         wants = allocation.cpus.bits | allocation.idle.bits
+        if not wants and not allocation.owned:
+            kept.append(allocation)  # whoever shares is in nobody's way
+            continue
         clash = wants & taken
         if allocation.owned:
             clash |= wants & listed
@@ -369,15 +373,15 @@ def _keep(
             listed |= wants
         kept.append(allocation)
     pool = CPUSet.from_bits(usable & ~taken)
-    return [_judged(prior, a, live[a.container_id], pool) for a in kept], strangers
+    return [
+        _judged(prior, a, live[a.container_id], pool) if a.kind is Kind.FOREIGN else a for a in kept
+    ], strangers
 
 
 def _judged(
     prior: NodeState, allocation: Allocation, container: Container, pool: CPUSet
 ) -> Allocation:
     """Somebody else's pin by the cpuset of now; a container with a grant stays the kubelet's."""
-    if allocation.kind is not Kind.FOREIGN:
-        return allocation
     grants = prior.kubelet
     if grants.cpus_of(allocation.pod_uid, allocation.container, allocation.container_id):
         pinned = pinned_to(container.resources.cpus)

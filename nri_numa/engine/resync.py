@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 
 from nri_numa.engine.admit import admit, left_alone, pool_updates
 from nri_numa.engine.adopt.assigned import ASSIGNED, is_signed
@@ -111,18 +112,19 @@ def resync(
     names = Counter([(c.pod_id, c.name) for c in live.values()] if strangers else ())
     calm: list[Allocation] = []
     base, growing = state, Growing()
-    strangers.sort(key=lambda c: (by_pod[c.pod_id].full_name, c.name, c.id))
+    ordered = _ordered(by_pod, strangers)
     undecided: list[tuple[PodSandbox, Container]] = []
-    for number, container in enumerate(strangers):
-        pod = by_pod[container.pod_id]
+    for number, (pod, container) in enumerate(ordered):
         if not in_time():
-            undecided = [(by_pod[c.pod_id], c) for c in strangers[number:]]
+            undecided = ordered[number:]
             problems.append(
                 f"{len(undecided)} containers that started while we were away are decided after "
                 "the answer, since no time was left"
             )
             break
-        container, held = _as_it_runs(machine, state, pool, container)
+        held = NO_CPUS
+        if container.resources.cpus:
+            container, held = _as_it_runs(machine, state, pool, container)
         asked = machine.resolve(pod, container)
         if names[container.pod_id, container.name] == 1:
             alone = left_alone(machine, state.kubelet, pod, container, now, asked)
@@ -261,6 +263,16 @@ def decide_late(
         return decision, ()
     own = difference(machine, decision.allocation, decision.trace.pool_after, container)
     return decision, decision.updates if own is None else (own, *decision.updates)
+
+
+def _ordered(pods: Pods, strangers: Iterable[Container]) -> list[tuple[PodSandbox, Container]]:
+    """Strangers with their pods, by namespace, pod, container and id."""
+    found = []
+    for container in strangers:
+        pod = pods[container.pod_id]
+        found.append((pod.full_name, container.name, container.id, pod, container))
+    found.sort(key=itemgetter(0, 1, 2))
+    return [each[3:] for each in found]
 
 
 def _in(state: NodeState, decision: Admitted) -> Admitted:

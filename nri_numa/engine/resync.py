@@ -485,6 +485,8 @@ def difference(
 def _same(kind: type[CPUSet] | type[NUMASet], text: str, wanted: CPUSet | NUMASet) -> bool:
     if text == str(wanted):  # as we write it ourselves: mostly so, and quicker than reading it
         return True
+    if not text:
+        return False
     try:
         return kind.parse(text) == wanted
     except ListFormatError:

@@ -456,9 +456,9 @@ class Agent:
 
     def _swap(self, after: NodeState, change: StateChange) -> None:
         before = self.state
-        self._tell.broken(
-            step_violations(before, after, self.machine.topology, self.machine.settings)
-        )
+        broken = step_violations(before, after, self.machine.topology, self.machine.settings)
+        if broken:
+            self._tell.broken(broken)
         self.durable.write(before, after, change)
         self.state = after
         withheld = before.withheld_bits
@@ -542,10 +542,13 @@ class Agent:
         self._traces.hold(decision.allocation, decision.trace)
         if decision.trace.ignored:
             self._soon.do(partial(self._tell.ignored, decision.trace))
-        self._soon.do(partial(self._tell.admitted, decision, self.machine.topology, gap))
+        tell = partial(self._tell.admitted, decision, self.machine.topology, gap)
         if gap or not decision.allocation.preferred:
             allocation, observed = decision.allocation, self.observe
-            self._soon.do(partial(self._tell.notice_placed, allocation, gap=gap, observed=observed))
+            notice = partial(self._tell.notice_placed, allocation, gap=gap, observed=observed)
+            self._soon.do(tell, notice)
+        else:
+            self._soon.do(tell)
 
     def _refused(self, decision: Refused) -> None:
         self.refused += 1

@@ -195,8 +195,8 @@ def test_a_request_stays_within_its_number_of_calls() -> None:
     assert calls(lambda: adapter.stop_container(stop)) <= STOP_CALLS
 
 
-CREATE_CALLS = 463
-STOP_CALLS = 76
+CREATE_CALLS = 449
+STOP_CALLS = 74
 
 
 class Loop:
@@ -392,7 +392,7 @@ def test_a_synchronized_container_costs_a_fixed_number_of_calls() -> None:
     assert (known[1] - known[0]) / 1000 <= KNOWN_CALLS
 
 
-STRANGER_CALLS = 70
+STRANGER_CALLS = 64
 KNOWN_CALLS = 26
 
 
@@ -417,7 +417,7 @@ def test_a_synchronized_container_with_a_policy_costs_a_fixed_number_of_calls() 
     assert (known[1] - known[0]) / 500 <= REMEMBERED_CALLS
 
 
-DECIDED_CALLS = 389
+DECIDED_CALLS = 363
 REMEMBERED_CALLS = 34
 
 

@@ -381,8 +381,8 @@ def _keep(
             continue
         if allocation.owned:
             taken |= wants
-        elif allocation.kind is Kind.EXPLICIT:
-            listed |= wants
+        else:
+            listed |= wants if allocation.kind is Kind.EXPLICIT else 0
         kept.append(allocation)
     pool = CPUSet.from_bits(usable & ~taken)
     return [

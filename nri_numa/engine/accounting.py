@@ -34,7 +34,8 @@ def cpu_left(machine: Machine, state: NodeState) -> dict[int, int]:
     left = dict(machine.cpu_total)
     for i, charge in state.charges.items():
         if i in left:
-            left[i] = max(0, left[i] - charge.cpu_milli)
+            rest = left[i] - charge.cpu_milli
+            left[i] = rest if rest > 0 else 0
     withdrawn = state.withheld_bits
     if withdrawn:
         pool = state.pool(machine.topology, machine.settings).bits

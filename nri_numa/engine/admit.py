@@ -7,6 +7,7 @@ doors, built from the same parts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -37,6 +38,7 @@ from nri_numa.engine.state import (
     Allocation,
     Kind,
     NodeState,
+    PodRecord,
     effective_cpus,
     group_cpus,
     identity,
@@ -70,6 +72,8 @@ def admit(
     held: CPUSet = NO_CPUS,
     *,
     running: bool = False,
+    asked: Requested | Refusal | None = None,
+    add: Callable[[NodeState, Allocation], NodeState] = NodeState.with_allocation,
 ) -> Decision:
     """Decide about one container that is being created.
 
@@ -86,14 +90,16 @@ def admit(
         held: CPUs that a running stranger has; it keeps those of them it can own.
         running: it runs already: what is set at the creation alone cannot be set, and no annotation
             of ours can be written on it any more, so none is made.
+        asked: what ``machine.resolve`` says of it, where that was asked already.
+        add: makes the state with its allocation; see `nri_numa.engine.growing`.
 
     Returns:
         `Admitted` with the new state, or `Refused` with the reason. Raises only for bugs.
     """
-    before = state
+    before, record = state, state.pods.get(pod.uid)
     pool_before = before.pool(machine.topology, machine.settings)
     state = _drop_leftovers(state, pod, container)
-    requested = machine.resolve(pod, container)
+    requested = machine.resolve(pod, container) if asked is None else asked
     if container.annotations:
         requested = with_slots(machine.settings, pod, container, requested)
         requested = in_use(state, pod, container, requested)
@@ -112,10 +118,11 @@ def admit(
             state, kubelet=state.kubelet.without(pod.uid, container.name, container.id)
         )
     needs: Demand | Refusal = NO_DEMAND
-    if not requested.leave_alone and (side is None or isinstance(side, Ours)):
+    alone = requested.leave_alone
+    if not alone and (side is None or isinstance(side, Ours)):
         needs = demand(pod, container, requested, machine.memory_total)
     known = NO_DEMAND if isinstance(needs, Refusal) else needs
-    if len(held) > known.exclusive_cpus:
+    if held is not NO_CPUS and len(held) > known.exclusive_cpus:
         held = NO_CPUS
     case = Case(
         machine, others, pod, container, requested, known, reading, _policy(requested), held
@@ -124,7 +131,7 @@ def admit(
         return Refused(side, _trace(case, side, pool_before, pool_before))
     if side is not None and isinstance(side, Kubelets):
         placed: Placed | Refusal = _kubelets(side)
-    elif requested.leave_alone:
+    elif alone:
         placed = _unbound(case, pool_before)
     elif isinstance(needs, Refusal):
         placed = needs
@@ -149,17 +156,17 @@ def admit(
             steps=(*side.warnings, *placed.steps),
         )
     allocation = new_allocation(case, placed, now)
-    after = state.with_allocation(allocation)
+    after = add(state, allocation)
     if placed.pod_affinity is not None:
-        record = after.pods[pod.uid]
-        if record.affinity is None:
+        grown = after.pods[pod.uid]
+        if grown.affinity is None:
             after = after.with_pod(
-                replace(record, affinity=placed.pod_affinity, affinity_preferred=placed.preferred)
+                replace(grown, affinity=placed.pod_affinity, affinity_preferred=placed.preferred)
             )
     pool = after.pool(machine.topology, machine.settings)
     return Admitted(
         state=after,
-        change=_change(before, after, pod.uid, container.id),
+        change=_change(record, after, pod.uid, container.id),
         allocation=allocation,
         adjustment=adjustment(machine, allocation, pool, placed.memory_policy, marked=not running),
         updates=pool_updates(machine, before, after, skip=container.id),
@@ -173,16 +180,29 @@ _NOBODY: Final = NodeState()
 
 
 def left_alone(
-    machine: Machine, grants: KubeletGrants, pod: PodSandbox, container: Container, now: float
+    machine: Machine,
+    grants: KubeletGrants,
+    pod: PodSandbox,
+    container: Container,
+    now: float,
+    asked: Requested | Refusal,
 ) -> Allocation | None:
     """What `admit` gives a container that nothing pins or asks to pin; None for any other.
 
     Such a container has nothing and is allocated nothing, so it makes no difference to others, and
     a node full of them can be taken in without deciding about one after the other.
+
+    Args:
+        machine: topology and settings.
+        grants: what the kubelet granted.
+        pod: the pod.
+        container: the container.
+        now: Unix time in seconds, recorded with the allocation.
+        asked: what ``machine.resolve`` says of it.
     """
     if container.resources.cpus:
         return None
-    requested = machine.resolve(pod, container)
+    requested = asked
     if container.annotations:
         requested = with_slots(machine.settings, pod, container, requested)
     requested = with_static_cpus(machine.settings, pod, container, requested)
@@ -221,9 +241,8 @@ def _trace(case: Case, placed: Placed | Refusal, pool_before: CPUSet, pool_after
     )
 
 
-def _change(before: NodeState, after: NodeState, uid: str, container_id: str) -> StateChange:
-    """The container, and those of its pod whose place it takes."""
-    record = before.pods.get(uid)
+def _change(record: PodRecord | None, after: NodeState, uid: str, container_id: str) -> StateChange:
+    """The container, and those of its pod, as it was, whose place it takes."""
     if record is None:
         return StateChange((container_id,), (uid,))
     gone = record.containers - after.pods[uid].containers

@@ -211,7 +211,8 @@ class Machine:
         left = dict(self.memory_capacity)
         for i, charge in state.charges.items():
             if i in left:
-                left[i] = max(0, left[i] - charge.memory)
+                rest = left[i] - charge.memory
+                left[i] = rest if rest > 0 else 0
         for i, granted in state.kubelet.memory.items():
             if i in left:
                 left[i] = max(0, left[i] - granted)

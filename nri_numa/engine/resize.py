@@ -84,9 +84,10 @@ def resized_meanwhile(
     state: NodeState,
     pod: PodSandbox,
     container: Container,
+    resources: Resources,
     reading: Reading | None,
     now: float,
-) -> tuple[Allocation, Trace] | Refused | None:
+) -> tuple[Allocation, Trace] | Refused:
     """Catch up with a resize that nobody told us of.
 
     Only the resources count: a rule that reads differently by now moves no running container.
@@ -96,16 +97,27 @@ def resized_meanwhile(
         state: as it is, with the container.
         pod: the pod.
         container: as the runtime has it.
+        resources: what it was resized to, by `other_size`.
         reading: what the kernel has left, when known.
         now: Unix time in seconds.
 
     Returns:
-        None when its size is as remembered, else as `resize` would have decided.
+        As `resize` would have decided.
     """
     allocation = state.allocations[container.id]
+    container = replace(container, resources=resources)
+    return _resized(machine, state, pod, container, allocation, reading, now)
+
+
+def other_size(allocation: Allocation, resources: Resources) -> Resources | None:
+    """What a container is resized to, by what the runtime has; None when that is as remembered.
+
+    Args:
+        allocation: as it is.
+        resources: as the runtime has them.
+    """
     if allocation.kind is Kind.FOREIGN or (allocation.kind is Kind.UNBOUND and not allocation.mems):
         return None
-    resources = container.resources
     if (resources.cpu_quota or 0) <= 0 and allocation.quota:
         # The quota was lifted, so the one it was created with still counts.
         resources = replace(resources, cpu_quota=allocation.quota)
@@ -118,8 +130,7 @@ def resized_meanwhile(
         memory <= 0 or not allocation.mems or memory == allocation.memory_bytes
     ):
         return None
-    container = replace(container, resources=resources)
-    return _resized(machine, state, pod, container, allocation, reading, now)
+    return resources
 
 
 def _changes_size(asked: Resources) -> bool:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 
 from nri_numa.engine.admit import admit, left_alone, pool_updates
 from nri_numa.engine.adopt.assigned import ASSIGNED, is_signed
 from nri_numa.engine.adopt.carried import adopt
 from nri_numa.engine.decision import (
+    Admitted,
     Decision,
     Machine,
     Met,
@@ -23,8 +25,9 @@ from nri_numa.engine.decision import (
     Resynced,
     Trace,
 )
+from nri_numa.engine.growing import Growing
 from nri_numa.engine.others.foreign import covers, judged, pinned_to
-from nri_numa.engine.resize import resized_meanwhile
+from nri_numa.engine.resize import other_size, resized_meanwhile
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -35,6 +38,7 @@ from nri_numa.engine.state import (
     identity,
 )
 from nri_numa.engine.values.answers import ContainerUpdate, StateChange
+from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.observed import NO_QUOTA
@@ -46,7 +50,7 @@ _NO_TIME = "no time was left yet"
 def resync(
     machine: Machine,
     prior: NodeState,
-    pods: Iterable[PodSandbox],
+    pods: Pods | Iterable[PodSandbox],
     containers: Iterable[Container],
     reading: Reading | None = None,
     now: float = 0.0,
@@ -70,12 +74,13 @@ def resync(
         now: Unix time in seconds.
         in_time: asked before each stranger; once it says no, the others are left undecided.
     """
-    by_pod = {pod.id: pod for pod in pods}
-    live = {c.id: c for c in containers if c.pod_id in by_pod}
+    by_pod = pods if isinstance(pods, Pods) else Pods.of(pods)
+    uids_of = by_pod.uids
+    live = {c.id: c for c in containers if c.pod_id in uids_of}
     problems: list[str] = []
     disbelieved: list[str] = []
     kept, strangers = _keep(machine, prior, by_pod, live, problems, disbelieved)
-    uids = {pod.uid: pod.id for pod in by_pod.values()}
+    uids = {uid: pod_id for pod_id, uid in uids_of.items()}
     records = [
         record if record.pod_id == uids[uid] else replace(record, pod_id=uids[uid])
         for uid, record in prior.pods.items()
@@ -89,10 +94,14 @@ def resync(
         container = live[allocation.container_id]
         if container.id not in prior.allocations:
             continue
-        found = resized_meanwhile(machine, state, by_pod[container.pod_id], container, reading, now)
+        size = other_size(allocation, container.resources)
+        if size is None:
+            continue
+        pod = by_pod[container.pod_id]
+        found = resized_meanwhile(machine, state, pod, container, size, reading, now)
         if isinstance(found, Refused):
             problems.append(f"resized while we were away and keeps what it has: {found.message}")
-        elif found is not None:
+        else:
             state = state.without(container.id).with_allocation(found[0])
             resized.append(found)
     pool = state.pool(machine.topology, machine.settings)
@@ -100,36 +109,45 @@ def resync(
     unexplained: list[str] = []
     decisions: list[Decision] = []
     # A second container of that name in the pod would take the first one's place.
-    names = Counter((c.pod_id, c.name) for c in live.values())
+    names = Counter([(c.pod_id, c.name) for c in live.values()] if strangers else ())
     calm: list[Allocation] = []
-    base = state
-    strangers.sort(key=lambda c: (by_pod[c.pod_id].full_name, c.name, c.id))
+    base, growing = state, Growing()
+    ordered = _ordered(by_pod, strangers)
     undecided: list[tuple[PodSandbox, Container]] = []
-    for number, container in enumerate(strangers):
-        pod = by_pod[container.pod_id]
+    for number, (pod, container) in enumerate(ordered):
         if not in_time():
-            undecided = [(by_pod[c.pod_id], c) for c in strangers[number:]]
+            undecided = ordered[number:]
             problems.append(
                 f"{len(undecided)} containers that started while we were away are decided after "
                 "the answer, since no time was left"
             )
             break
-        container, held = _as_it_runs(machine, state, pool, container)
+        held = NO_CPUS
+        if container.resources.cpus:
+            container, held = _as_it_runs(machine, state, pool, container)
+        asked = machine.resolve(pod, container)
         if names[container.pod_id, container.name] == 1:
-            alone = left_alone(machine, state.kubelet, pod, container, now)
+            alone = left_alone(machine, state.kubelet, pod, container, now, asked)
             if alone is not None:
                 calm.append(alone)
                 continue
-        decision = admit(machine, state, pod, container, reading, now, held, running=True)
+        decision = admit(
+            machine, state, pod, container, reading, now, held,
+            running=True, asked=asked, add=growing.add,
+        )  # fmt: skip
         if isinstance(decision, Refused):
             decisions.append(decision)
             problems.append(f"started while we were away and stays unpinned: {decision.message}")
-            state = state.with_allocation(_unpinned(pod, container, decision.reason, now))
+            state = growing.add(state, _unpinned(pod, container, decision.reason, now))
             gap.append(container.id)
             continue
         state = decision.state
-        # A thousand states at once would take more memory than the rest of the agent.
-        decisions.append(decision if decision.updates else replace(decision, state=base))
+        if decision.updates:
+            growing.keep()
+            decisions.append(decision)
+        else:
+            # A thousand states at once would take more memory than the rest of the agent.
+            decisions.append(_in(base, decision))
         if decision.allocation.kind is Kind.FOREIGN:
             unexplained.append(decision.allocation.full_name)
         elif decision.allocation.kind is not Kind.UNBOUND:
@@ -247,6 +265,29 @@ def decide_late(
     return decision, decision.updates if own is None else (own, *decision.updates)
 
 
+def _ordered(pods: Pods, strangers: Iterable[Container]) -> list[tuple[PodSandbox, Container]]:
+    """Strangers with their pods, by namespace, pod, container and id."""
+    found = []
+    for container in strangers:
+        pod = pods[container.pod_id]
+        found.append((pod.full_name, container.name, container.id, pod, container))
+    found.sort(key=itemgetter(0, 1, 2))
+    return [each[3:] for each in found]
+
+
+def _in(state: NodeState, decision: Admitted) -> Admitted:
+    """A decision with another state: `dataclasses.replace` takes three times as long."""
+    return Admitted(
+        state=state,
+        change=decision.change,
+        allocation=decision.allocation,
+        adjustment=decision.adjustment,
+        updates=decision.updates,
+        warnings=decision.warnings,
+        trace=decision.trace,
+    )
+
+
 def _as_it_runs(
     machine: Machine, state: NodeState, pool: CPUSet, container: Container
 ) -> tuple[Container, CPUSet]:
@@ -279,7 +320,7 @@ def _undecided(
 def _keep(
     machine: Machine,
     prior: NodeState,
-    by_pod: Mapping[str, PodSandbox],
+    by_pod: Pods,
     live: Mapping[str, Container],
     problems: list[str],
     disbelieved: list[str],
@@ -289,13 +330,12 @@ def _keep(
     candidates: list[tuple[int, bool, str, Allocation]] = []
     strangers: list[Container] = []
     for container_id, container in live.items():
-        pod = by_pod[container.pod_id]
         allocation = prior.allocations.get(container_id)
         if allocation is not None and _NO_TIME in allocation.reason:
             allocation = None
         doubt = 0
         if allocation is None and marker in container.annotations:
-            text = container.annotations[marker]
+            text, pod = container.annotations[marker], by_pod[container.pod_id]
             # Two lists and a sentence: what is longer is not of our writing.
             found = (
                 adopt(machine, text, pod, container)
@@ -314,12 +354,15 @@ def _keep(
         candidates.append((doubt, not allocation.owned, container_id, allocation))
     # What the prior state knows, then what we signed, then what anybody may have written; owners
     # first, then by id.
-    candidates.sort(key=lambda c: c[:3])
+    candidates.sort()  # no two have one id, so allocations are not compared
     taken = listed = 0
     usable = NodeState(kubelet=prior.kubelet).pool(machine.topology, machine.settings).bits
     kept: list[Allocation] = []
     for _, _, container_id, allocation in candidates:
         wants = allocation.cpus.bits | allocation.idle.bits
+        if not wants and not allocation.owned:
+            kept.append(allocation)  # whoever shares is in nobody's way
+            continue
         clash = wants & taken
         if allocation.owned:
             clash |= wants & listed
@@ -338,19 +381,19 @@ def _keep(
             continue
         if allocation.owned:
             taken |= wants
-        elif allocation.kind is Kind.EXPLICIT:
-            listed |= wants
+        else:
+            listed |= wants if allocation.kind is Kind.EXPLICIT else 0
         kept.append(allocation)
     pool = CPUSet.from_bits(usable & ~taken)
-    return [_judged(prior, a, live[a.container_id], pool) for a in kept], strangers
+    return [
+        _judged(prior, a, live[a.container_id], pool) if a.kind is Kind.FOREIGN else a for a in kept
+    ], strangers
 
 
 def _judged(
     prior: NodeState, allocation: Allocation, container: Container, pool: CPUSet
 ) -> Allocation:
     """Somebody else's pin by the cpuset of now; a container with a grant stays the kubelet's."""
-    if allocation.kind is not Kind.FOREIGN:
-        return allocation
     grants = prior.kubelet
     if grants.cpus_of(allocation.pod_uid, allocation.container, allocation.container_id):
         pinned = pinned_to(container.resources.cpus)
@@ -442,6 +485,8 @@ def difference(
 def _same(kind: type[CPUSet] | type[NUMASet], text: str, wanted: CPUSet | NUMASet) -> bool:
     if text == str(wanted):  # as we write it ourselves: mostly so, and quicker than reading it
         return True
+    if not text:
+        return False
     try:
         return kind.parse(text) == wanted
     except ListFormatError:

@@ -398,10 +398,10 @@ def charged(
     result = dict(sums)
     for numa_node, charge in charges.items():
         total = result.get(numa_node, NOTHING).plus(charge, sign)
-        if total == NOTHING:
-            result.pop(numa_node, None)
-        else:
+        if total.cpu_milli or total.memory or total.hugepages:
             result[numa_node] = total
+        else:
+            result.pop(numa_node, None)
     return result
 
 
@@ -485,7 +485,9 @@ def build(
     records = {p.uid: p for p in pods}
     owned = idle = 0
     listed: dict[str, CPUSet] = {}
-    charges: dict[int, Charge] = {}
+    milli: dict[int, int] = {}
+    memory: dict[int, int] = {}
+    pages: dict[int, Charge] = {}
     foreign: Mapping[int, int] = {}
     groups: dict[int, dict[str, None]] = {}
     for a in allocations:
@@ -498,9 +500,14 @@ def build(
         elif a.kind is Kind.EXPLICIT:
             listed[a.container_id] = a.cpus
         idle |= a.idle.bits
-        foreign = counted(foreign, a, 1)
+        if a.pinned:
+            foreign = counted(foreign, a, 1)
+        # Added up as numbers: a thousand sums of charges would be a thousand values.
         for numa_node, charge in a.charges.items():
-            charges[numa_node] = charges.get(numa_node, NOTHING).plus(charge)
+            milli[numa_node] = milli.get(numa_node, 0) + charge.cpu_milli
+            memory[numa_node] = memory.get(numa_node, 0) + charge.memory
+            if charge.hugepages:
+                pages[numa_node] = pages.get(numa_node, NOTHING).plus(charge)
         key = group_of(a)
         if key is not None:
             groups.setdefault(key, {})[a.container_id] = None
@@ -518,7 +525,7 @@ def build(
         listed=listed,
         listed_cpus=union(listed.values()),
         foreign=foreign,
-        charges=charges,
+        charges={i: Charge(milli[i], memory[i], pages.get(i, NOTHING).hugepages) for i in milli},
         groups=groups,
         kubelet=kubelet,
     )

@@ -222,9 +222,15 @@ class Topology:
 
     def distance(self, a: int, b: int) -> int:
         """SLIT distance from ``a`` to ``b``; where none is told, 10 to itself and 20 to others."""
-        numa_node = self.numa_nodes.get(a)
-        known = None if numa_node is None else numa_node.distances.get(b)
-        return known if known is not None else (10 if a == b else 20)
+        try:
+            return self._distances[a][b]
+        except KeyError:
+            return 10 if a == b else 20
+
+    @cached_property
+    def _distances(self) -> dict[int, Mapping[int, int]]:
+        """As the NUMA nodes tell them: every decision asks for some."""
+        return {i: n.distances for i, n in self.numa_nodes.items()}
 
     @cached_property
     def id(self) -> str:

@@ -22,6 +22,7 @@ from nri_numa.engine.resync import decide_late, resync, take_in, without_answer
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
 from nri_numa.engine.values.answers import NO_CHANGE, ContainerUpdate, StateChange
 from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.machine.cpuset import CPUSet
@@ -274,7 +275,7 @@ class Agent:
         self._remember(released.updates)
 
     def synchronize(
-        self, pods: Sequence[PodSandbox], containers: Sequence[Container]
+        self, pods: Pods | Iterable[PodSandbox], containers: Sequence[Container]
     ) -> tuple[ContainerUpdate, ...]:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock() + self._synchronize_seconds
@@ -455,9 +456,9 @@ class Agent:
 
     def _swap(self, after: NodeState, change: StateChange) -> None:
         before = self.state
-        self._tell.broken(
-            step_violations(before, after, self.machine.topology, self.machine.settings)
-        )
+        broken = step_violations(before, after, self.machine.topology, self.machine.settings)
+        if broken:
+            self._tell.broken(broken)
         self.durable.write(before, after, change)
         self.state = after
         withheld = before.withheld_bits
@@ -541,10 +542,13 @@ class Agent:
         self._traces.hold(decision.allocation, decision.trace)
         if decision.trace.ignored:
             self._soon.do(partial(self._tell.ignored, decision.trace))
-        self._soon.do(partial(self._tell.admitted, decision, self.machine.topology, gap))
+        tell = partial(self._tell.admitted, decision, self.machine.topology, gap)
         if gap or not decision.allocation.preferred:
             allocation, observed = decision.allocation, self.observe
-            self._soon.do(partial(self._tell.notice_placed, allocation, gap=gap, observed=observed))
+            notice = partial(self._tell.notice_placed, allocation, gap=gap, observed=observed)
+            self._soon.do(tell, notice)
+        else:
+            self._soon.do(tell)
 
     def _refused(self, decision: Refused) -> None:
         self.refused += 1

@@ -17,6 +17,7 @@ from nri_numa.engine.ahead import Names
 from nri_numa.engine.decision import Admitted, Refused, Resized
 from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerUpdate
 from nri_numa.engine.values.mentions import Mentions
+from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.nri import conversion
@@ -73,7 +74,7 @@ class AgentLike(Protocol):
         ...
 
     def synchronize(
-        self, pods: Sequence[PodSandbox], containers: Sequence[Container]
+        self, pods: Pods, containers: Sequence[Container]
     ) -> tuple[ContainerUpdate, ...]:
         """Compare notes."""
         ...
@@ -201,11 +202,8 @@ class Adapter:
     ) -> Sequence[pb.ContainerUpdate]:
         """Convert the whole picture and let the agent compare notes."""
         with operation():
-            first: dict[str, pb.Container] = {}
-            for container in containers:
-                first.setdefault(container.pod_sandbox_id, container)
-            known = [conversion.pod_from(pod, first.get(pod.id)) for pod in pods]
-            self._pod_uids = {pod.id: pod.uid for pod in known}
+            known = conversion.pods_from(pods, containers)
+            self._pod_uids = dict(known.uids)
             self._stopped.clear()
             self._failed.clear()
             # One without an id could never be told anything, and would spoil the whole answer.
@@ -217,9 +215,9 @@ class Adapter:
                 if one.id
             ]
             if self._watch is not None:
-                by_id = {pod.id: pod for pod in known}
-                self._watch.kept([pod.uid for pod in known])
-                self._watch.saw((by_id[c.pod_id], c.name) for c in told if c.pod_id in by_id)
+                self._watch.kept(known.uids.values())
+                every = known  # what claims say of a pod is no annotation of it
+                self._watch.saw((every[c.pod_id], c.name) for c in told if c.pod_id in every)
             if self._devices is not None:
                 told = self._with_devices(self._devices, pods, known, told, containers)
             if self._claims is not None:
@@ -376,17 +374,16 @@ class Adapter:
         self,
         devices: DeviceWatch,
         pods: Sequence[pb.PodSandbox],
-        known: Sequence[PodSandbox],
+        known: Pods,
         told: Sequence[Container],
         containers: Sequence[pb.Container],
     ) -> list[Container]:
         """The containers of a Synchronize with what their messages say of devices."""
-        devices.kept(zip(known, map(network_namespace, pods), strict=True))
-        by_id = {pod.id: pod for pod in known}
+        devices.kept([(known[pod.id], network_namespace(pod)) for pod in pods])
         found: list[Container] = []
         for container, message in zip(told, (c for c in containers if c.id), strict=True):
-            pod = by_id.get(container.pod_id)
-            if pod is not None:
+            if container.pod_id in known:
+                pod = known[container.pod_id]
                 container = devices.seen(pod, container, mentions_of(message))
             found.append(container)
         return found
@@ -449,19 +446,19 @@ class Adapter:
 
 def _with_claims(
     claims: ClaimWatch,
-    known: Sequence[PodSandbox],
+    known: Pods,
     told: Sequence[Container],
     containers: Sequence[pb.Container],
-) -> tuple[list[PodSandbox], list[Container]]:
+) -> tuple[Pods, list[Container]]:
     """Pods and containers of a Synchronize with what their claims say."""
-    by_id = {pod.id: pod for pod in known}
+    by_id = {pod_id: known[pod_id] for pod_id in known.uids}
     found: list[Container] = []
     for container, message in zip(told, (c for c in containers if c.id), strict=True):
         pod = by_id.get(container.pod_id)
         if pod is not None:
             by_id[pod.id], container = claims.seen(pod, container, message.env)
         found.append(container)
-    return [by_id[pod.id] for pod in known], found
+    return Pods.of(by_id.values()), found
 
 
 def _refusal(refused: Refused) -> RequestRefused:

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from nri_numa.engine.request.demand import limit_milli, request_milli
 from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate
 from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.errors import LocalProtocolError
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -40,6 +41,31 @@ _STOP_UPDATE: Final = pb.StopContainerResponse.DESCRIPTOR.fields_by_name["update
 
 
 # --- from the runtime -------------------------------------------------------------------------
+
+
+def pods_from(pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container]) -> Pods:
+    """All pods of a node; each is converted when it is asked for, which most are not.
+
+    Args:
+        pods: as the runtime sent them.
+        containers: all containers, the first of a pod before its others; see `pod_from`.
+    """
+    messages = {pod.id: pod for pod in pods}
+    first: dict[str, pb.Container] = {}
+
+    def make(pod_id: str) -> PodSandbox:
+        if not first:
+            for container in containers:
+                first.setdefault(container.pod_sandbox_id, container)
+        return pod_from(messages[pod_id], first.get(pod_id))
+
+    return Pods(
+        {
+            pod_id: pod.uid or pod.labels.get(POD_UID, "") or pod_id
+            for pod_id, pod in messages.items()
+        },
+        make,
+    )
 
 
 def pod_from(pod: pb.PodSandbox, container: pb.Container | None = None) -> PodSandbox:
@@ -122,6 +148,24 @@ def resources_from(resources: pb.LinuxResources, *, update: bool = False) -> Res
         update: they are those of an UpdateContainer request, whose wrappers are always there and
             where 0 means *not part of this update*.
     """
+    if not update:
+        # Replicas have the same bytes: comparing them is quicker than looking at each field.
+        data = resources.SerializeToString()
+        if len(data) <= _SHORT:
+            return _known_resources(data)
+    return _resources_in(resources, update=update)
+
+
+_SHORT: Final = 512
+"""Bytes of resources that are worth remembering; far longer ones can be sent as well."""
+
+
+@lru_cache(maxsize=256)
+def _known_resources(data: bytes) -> Resources:
+    return _resources_in(pb.LinuxResources.FromString(data), update=False)
+
+
+def _resources_in(resources: pb.LinuxResources, *, update: bool) -> Resources:
     shares = quota = period = limit = None
     cpus = mems = ""
     if resources.HasField("cpu"):
@@ -340,12 +384,10 @@ def answering(
     def answer(
         pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
     ) -> list[pb.ContainerUpdate]:
-        first: dict[str, pb.Container] = {}
-        for container in containers:
-            first.setdefault(container.pod_sandbox_id, container)
+        every = pods_from(pods, containers)
         return updates(
             plan(
-                [pod_from(pod, first.get(pod.id)) for pod in pods],
+                [every[pod.id] for pod in pods],
                 [container_from(container) for container in containers],
             )
         )

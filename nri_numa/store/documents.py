@@ -36,15 +36,15 @@ def allocation_document(a: Allocation) -> Document:
         "since": a.since,
         "reason": a.reason,
     }
-    if a.cpus:
+    if a.cpus.bits:
         document["cpus"] = str(a.cpus)
-    if a.idle:
+    if a.idle.bits:
         document["idle"] = str(a.idle)
     if a.owned:
         document["owned"] = True
-    if a.numa_nodes:
+    if a.numa_nodes.bits:
         document["numa"] = str(a.numa_nodes)
-    if a.mems:
+    if a.mems.bits:
         document["mems"] = str(a.mems)
     if a.charges:
         document["charges"] = {
@@ -65,7 +65,7 @@ def allocation_document(a: Allocation) -> Document:
         document["load"] = a.load.busy
     if not a.preferred:
         document["preferred"] = False
-    if a.pinned:
+    if a.pinned.bits:
         document["pinned"] = str(a.pinned)
     if a.quota is not None:
         document["quota"] = a.quota

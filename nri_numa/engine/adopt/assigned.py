@@ -39,8 +39,8 @@ def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
     document: dict[str, object] = {
         "cpus": cpus,
         "mems": str(allocation.mems),
-        "policy": allocation.policy.value,
-        "kind": allocation.kind.value,
+        "policy": allocation.policy,
+        "kind": allocation.kind,
         "numa": str(allocation.numa_nodes),
         "preferred": allocation.preferred,
         "reason": allocation.reason,

@@ -84,11 +84,13 @@ def one_numa_node(
             shared.append(d)
         capacity, available = together(d.near, d.capacity), together(d.near, d.available)
         required = d.required.bits
-        among: Iterable[int] = available if fitting is None else fitting
+        among: Iterable[tuple[int, int]] = (
+            available.items() if fitting is None else [(i, available.get(i, 0)) for i in fitting]
+        )
         fitting = [
             i
-            for i in among
-            if available.get(i, 0) >= need
+            for i, free in among
+            if free >= need
             and i in capacity
             and i >= 0
             and machine >> i & 1
@@ -113,10 +115,8 @@ def one_numa_node(
     if rank is None:
         return 1 << min(fitting, key=lambda i: (0 if distance is None else distance(i, i), i))
     last = max(rank.values(), default=0) + 1
-    return 1 << min(
-        fitting,
-        key=lambda i: (0 if distance is None else distance(i, i), rank.get(i, last), i),
-    )
+    best = min([(0 if distance is None else distance(i, i), rank.get(i, last), i) for i in fitting])
+    return 1 << best[-1]
 
 
 def preferred_mask(

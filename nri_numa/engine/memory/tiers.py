@@ -34,6 +34,8 @@ class Tiers:
 
     def serving(self, numa_nodes: NUMASet) -> NUMASet:
         """The NUMA nodes without CPUs that serve any of these."""
+        if not self.near:
+            return NO_NUMA_NODES
         return NUMASet(i for i, homes in self.near.items() if homes & numa_nodes)
 
 

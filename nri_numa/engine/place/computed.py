@@ -131,7 +131,7 @@ def place_computed(case: Case) -> Placed | Refusal:
         # As under the kubelet: all shared CPUs, and no CPU time allocated anywhere.
         return _finish(case, table, found, _CPUs(Kind.UNBOUND))
     numa_nodes = found.affinity if found.affinity is not None else machine.places
-    if not machine.topology.cpus_of(numa_nodes) & machine.topology.allowed:
+    if not machine.topology.bits_of(numa_nodes.bits) & machine.topology.allowed.bits:
         numa_nodes = machine.topology.cpu_nodes
     numa_nodes = numa_nodes & machine.topology.cpu_nodes
     if not numa_nodes:

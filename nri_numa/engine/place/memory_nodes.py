@@ -92,12 +92,14 @@ def choose_memory(case: Case, table: ResourceTable, numa_nodes: NUMASet) -> Memo
 
 
 def _holds(needs: list[tuple[int, Amounts]], mems: NUMASet) -> bool:
-    return all(sum([left.get(i, 0) for i in mems]) >= amount for amount, left in needs)
+    short = [amount for amount, left in needs if sum([left.get(i, 0) for i in mems]) < amount]
+    return not short
 
 
 def _served(machine: Machine, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:
     """Say it when memory comes from NUMA nodes without CPUs."""
-    alone = mems & NUMASet(machine.tiers.near)
+    near = machine.tiers.near
+    alone = mems & NUMASet(near) if near else NO_NUMA_NODES
     if not alone:
         return ()
     verb = "serves" if len(alone) == 1 else "serve"

@@ -54,7 +54,8 @@ def resource_table(case: Case) -> ResourceTable:
     """Look up what is free, once for the whole decision."""
     machine, state, demand, requested = case.machine, case.state, case.demand, case.requested
     pool = state.pool(machine.topology, machine.settings)
-    free = pool - machine.settings.reserved_cpus - state.listed_cpus
+    withheld = machine.settings.reserved_cpus.bits | state.listed_cpus.bits
+    free = CPUSet.from_bits(pool.bits & ~withheld)
     cpu_left = case.cpu_left
     free_by_node: dict[int, int] = {}
     if demand.exclusive_cpus:

@@ -40,18 +40,21 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     asked = _asked(case, table)
     need, ids = case.demand.exclusive_cpus, machine.place_ids
     static = settings.kubelet_reserved and case.state.kubelet.cpu_policy == "static"
-    quiet = _quiet(case, table) if need and (case.state.foreign or static) else {}
-    beside = _beside_opposite(case, table) if need else {}
+    quiet = (_quiet(case, table) or None) if need and (case.state.foreign or static) else None
+    beside = (_beside_opposite(case, table) or None) if need else None
     placed = case.requested.placed.bits
-    keys = []
-    for i, measure in zip(ids, measures(asked, ids, settings.strategy), strict=True):
-        fits = True
-        for amount, left, _ in asked:
-            fits = fits and left[i] >= amount
-        crowded = bool(quiet) and quiet[i] < need
-        apart = bool(beside) and beside[i] < need
-        elsewhere = placed != 0 and not placed >> i & 1
-        keys.append((not fits, elsewhere, crowded, apart, measure, i))
+    short = {i for amount, left, _ in asked for i in ids if left[i] < amount}
+    keys = [
+        (
+            i in short,
+            placed != 0 and not placed >> i & 1,
+            quiet is not None and quiet[i] < need,
+            beside is not None and beside[i] < need,
+            measure,
+            i,
+        )
+        for i, measure in zip(ids, measures(asked, ids, settings.strategy), strict=True)
+    ]
     keys.sort()
     return {key[-1]: place for place, key in enumerate(keys)}
 

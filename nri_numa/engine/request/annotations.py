@@ -357,9 +357,11 @@ class Resolver:
         """The same as `resolve`."""
         settings, marker = self._settings, self._marker
         own = tuple([item for item in pod.annotations.items() if marker in item[0]])
-        rules = tuple(
-            [n for n, rule in enumerate(settings.rules) if _matches(rule, pod, container)]
-        )
+        rules: tuple[int, ...] = ()
+        if settings.rules:
+            rules = tuple(
+                [n for n, rule in enumerate(settings.rules) if _matches(rule, pod, container)]
+            )
         if not own and not rules and not settings.defaults:
             return NOTHING_REQUESTED
         permission = permission_of(settings.permissions, pod)

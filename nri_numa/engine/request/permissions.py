@@ -18,7 +18,10 @@ _LISTS: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMAS
 
 def permission_of(permissions: Sequence[Permission], pod: PodSandbox) -> Permission:
     """The first permission that matches, else the built-in one."""
-    return next((p for p in permissions if _matches(p, pod)), BUILT_IN)
+    for permission in permissions:
+        if _matches(permission, pod):
+            return permission
+    return BUILT_IN
 
 
 def _matches(permission: Permission, pod: PodSandbox) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from nri_numa.nri.conversion import (
     create_response,
     page_size,
     pod_from,
+    pods_from,
     qos_from_cgroup,
     resources_from,
     stop_response,
@@ -174,6 +177,24 @@ def test_empty_messages_give_empty_values() -> None:
     assert resources_from(pb.LinuxResources()) == Resources()
 
 
+def test_the_pods_of_a_node_are_converted_when_they_are_asked_for() -> None:
+    messages = [
+        pb.PodSandbox(id="a", uid=UID, name="web"),
+        pb.PodSandbox(id="b", labels={"io.kubernetes.pod.uid": "from-a-label"}),
+        pb.PodSandbox(id="c"),
+    ]
+    # Outside the kubelet's cgroups the first of a pod's containers tells the class.
+    live = [pb.Container(id=str(n), pod_sandbox_id="a") for n in range(2)]
+    live[0].linux.oom_score_adj.value, live[1].linux.oom_score_adj.value = -997, 1000
+    every = pods_from(messages, live)
+    assert every.uids == {"a": UID, "b": "from-a-label", "c": "c"}
+    assert ("a" in every, "x" in every) == (True, False)
+    assert every["a"] == pod_from(messages[0], live[0])
+    assert (every["a"].qos, every["b"].qos) == (G, BE)
+    assert every["a"] is every["a"]
+    assert [every[i].uid for i in every.uids] == list(every.uids.values())
+
+
 # --- containers -------------------------------------------------------------------------------
 
 
@@ -229,6 +250,28 @@ def test_a_score_of_zero_is_not_the_same_as_none() -> None:
     message = pb.Container()
     message.linux.oom_score_adj.value = 0
     assert container_from(message).oom_score_adj == 0
+
+
+def test_resources_are_the_same_however_much_else_is_told_with_them() -> None:
+    """Those of replicas are remembered by their bytes, unless they are long."""
+    short = resources(shares=512, quota=50_000, limit=1 << 30)
+    short.hugepage_limits.add(page_size="2MB", limit=4 << 20)
+    long = pb.LinuxResources()
+    long.CopyFrom(short)
+    long.unified["io.max"] = "8:16 rbps=2097152 wiops=120 " * 100
+    other = pb.LinuxResources()
+    other.CopyFrom(short)
+    other.cpu.cpus = "2-3"
+    expected = Resources(
+        cpu_shares=512,
+        cpu_quota=50_000,
+        cpu_period=100_000,
+        memory_limit=1 << 30,
+        hugepages={2 << 20: 4 << 20},
+    )
+    for _ in range(2):
+        assert resources_from(short) == resources_from(long) == expected
+        assert resources_from(other) == replace(expected, cpus="2-3")
 
 
 def test_in_an_update_zero_means_not_given() -> None:

@@ -149,9 +149,16 @@ def test_a_device_that_went_is_not_there_any_more(tree: DeviceTree) -> None:
     assert devices.by_pci(GPU_AT)
     (tree.root / f"sys/bus/pci/devices/{GPU_AT}").unlink()
     shutil.rmtree(gpu)
+    assert devices.by_pci(GPU_AT), "nothing is read for what is known"
+    assert devices.again()
     assert devices.by_pci(GPU_AT) == ()
-    devices.forget()
+    assert not devices.again()
+    # Another card in its place, on another NUMA node.
+    (tree.root / f"sys/bus/pci/devices/{GPU_AT}").unlink(missing_ok=True)
+    tree.pci(GPU_AT, 0)
     assert devices.by_pci(GPU_AT) == ()
+    assert devices.again()
+    assert devices.by_pci(GPU_AT) == (Found("NIC", GPU_AT, frozenset({0})),)
 
 
 def test_a_captured_machine_has_directories_where_the_kernel_has_links(tree: DeviceTree) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -304,3 +304,118 @@ def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
     found = seen(watch, POD, replace(container(POD), pid=7), NO_MENTIONS)
     assert found.devices == ()
     assert found.pid == 7
+
+
+# --- told when all is known that can be before a container comes -------------------------------
+
+
+def test_where_nothing_is_asked_ahead_all_is_known_at_once(bed: Bed) -> None:
+    told: list[str] = []
+    bed.watch().began(POD, NETWORK, lambda: told.append("complete"))
+    assert told == ["complete"]
+
+
+def test_the_loop_is_told_once_when_all_questions_have_answers(bed: Bed) -> None:
+    told: list[str] = []
+    loop: list[Callable[[], object]] = []
+    message = answer(("app", "x.com/fpga", "f1", (1,)))
+    with pod_resources(bed.root, lambda request, context: message, lambda request, context: None):
+        watch = bed.watch(Devices())
+        watch.start(loop.append)
+        watch.began(POD, NETWORK, lambda: told.append("complete"))
+        watch.settle()
+        assert not told, "threads call nothing but what the loop is given"
+        assert len(loop) == 2
+        loop.pop()()
+        assert not told, "one of two"
+        loop.pop()()
+    assert told == ["complete"]
+    found = watch.foreseen(POD.id, "")
+    assert found == watch.known(POD.id, "app", NO_MENTIONS)
+    assert found is not None
+    assert found.devices[0].resource == "x.com/fpga"
+
+
+def test_of_a_pod_that_went_before_the_answer_nothing_is_told(bed: Bed) -> None:
+    told: list[str] = []
+    loop: list[Callable[[], object]] = []
+    watch = bed.watch(ASKED)
+    watch.start(loop.append)
+    watch.began(POD, "", lambda: told.append("complete"))
+    watch.settle()
+    watch.gone(POD.id)
+    loop.pop()()
+    assert not told
+    assert watch.foreseen(POD.id, "") is NO_DEVICES
+
+
+def test_an_answer_after_the_loops_end_hurts_nobody(bed: Bed) -> None:
+    def ended(function: Callable[[], object]) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    watch = bed.watch(ASKED)
+    watch.start(ended)
+    watch.began(POD, "", lambda: None)
+    watch.settle()
+    (note,) = watch.known(POD.id, "app", NO_MENTIONS).notes
+    assert "the kubelet does not say what it gave: " in note
+
+
+def test_which_of_several_containers_comes_first_is_not_foreseen(bed: Bed) -> None:
+    two = answer(("app", "x.com/fpga", "f1", (1,)), ("helper", "x.com/fpga", "f2", (0,)))
+    watch = asked(bed, two)
+    assert watch.foreseen(POD.id, "") is None
+    helper = watch.foreseen(POD.id, "helper")
+    assert helper is not None
+    assert [d.id for d in helper.devices[0].devices] == ["f2"]
+
+
+# --- what is remembered -------------------------------------------------------------------------
+
+
+def test_containers_with_the_same_mentions_have_the_same_value(bed: Bed) -> None:
+    watch = bed.watch()
+    mentions = Mentions(variables={"PCIDEVICE_X": GPU_AT})
+    first = watch.known(POD.id, "app", mentions)
+    assert watch.known("another pod", "main", Mentions(variables={"PCIDEVICE_X": GPU_AT})) is first
+    # The same device told otherwise is the same value as well, and so the same decision.
+    other = watch.known(POD.id, "app", Mentions(variables={"NVIDIA_VISIBLE_DEVICES": "0"}))
+    assert other is not first
+    assert (other, hash(other)) == (first, hash(first))
+    assert first != NO_DEVICES
+    assert first != "a GPU"
+
+
+def test_where_containers_can_be_placed_may_change(bed: Bed) -> None:
+    places = [NUMASet((0, 1))]
+    watch = bed.watch(places=lambda: places[0])
+    mentions = Mentions(variables={"PCIDEVICE_X": GPU_AT})
+    assert watch.known(POD.id, "app", mentions).devices
+    places[0] = NUMASet((0,))
+    assert not watch.known(POD.id, "app", mentions).devices
+
+
+def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: Bed) -> None:
+    watch = bed.watch()
+    mentions = Mentions(variables={"PCIDEVICE_X": GPU_AT, "PCIDEVICE_Y": "0000:d8:00.0"})
+    assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU
+    (bed.root / f"sys/bus/pci/devices/{GPU_AT}").unlink()
+    bed.tree.pci("0000:d8:00.0", 0, GPU_CLASS)
+    assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU
+    watch.began(POD, "")
+    watch.settle()
+    assert has(seen(watch, POD, container(POD), mentions)) == {"GPU": {"0000:d8:00.0": {0}}}
+
+
+def test_made_up_names_fill_no_memory(bed: Bed) -> None:
+    """Whatever anybody writes into pods, the next container finds what it is due."""
+    watch = bed.watch()
+    for number in range(700):
+        made_up = f"{number:04x}:ff:00.0"
+        found = watch.known(POD.id, "app", Mentions(variables={"PCIDEVICE_X": made_up}))
+        assert not found.devices
+    long = Mentions(variables={"PCIDEVICE_X": f"{GPU_AT},{'x' * 4000},{'y' * 4000}"})
+    first, second = (watch.known(POD.id, "app", long) for _ in range(2))
+    assert first == second
+    assert first is not second, "it is not remembered"
+    assert first.devices

@@ -1,10 +1,11 @@
-"""CreateContainer where devices are looked for, and where not: two plugins take turns.
+"""CreateContainer where devices are looked for, and where not: four plugins take turns.
 
-Three containers: one without devices, one whose message has a device file (a GPU's, looked up in
-sysfs by its number), and one to which the kubelet gave a device, of which the plugin asks when the
-pod's sandbox is made. Both plugins are sent the same, and both wait between the sandbox and the
-container, as long as the kubelet has for its answer and more; so what is timed finds its devices
-known. How many containers were beside their device tells that this was so.
+Two of them look for devices and two do not; one of either decides when it is asked, and the other
+ahead as well. Three containers: one without devices, one whose message has a device file (a GPU's,
+looked up in sysfs by its number), and one to which the kubelet gave a device, of which the plugin
+asks when the pod's sandbox is made. All plugins are sent the same, and all wait between the sandbox
+and the container, as long as the kubelet has for its answer and more; so what is timed finds its
+devices known. How many containers were beside their device tells that this was so.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Measured:
     """Seconds of CreateContainer with the sources off and on, and how many were beside."""
 
     case: str
+    ahead: bool
     off: Summary
     on: Summary
     beside: float
@@ -56,6 +58,9 @@ def _with_file(container: pb.Container) -> None:
     major, minor = _NUMBER
     container.linux.devices.add(path="/dev/dri/renderD128", type="c", major=major, minor=minor)
 
+
+KINDS = ((False, False), (False, True), (True, False), (True, True))
+"""Whether a plugin decides ahead, and whether it looks for devices."""
 
 CASES: tuple[tuple[str, str, Callable[[pb.Container], None]], ...] = (
     # Name, how its pods are called, what is done to the container.
@@ -77,13 +82,14 @@ def _get(request: Any, context: Any) -> Any:
     return answer
 
 
-def _config(directory: Path, name: str, *, enabled: bool) -> list[str]:
+def _config(directory: Path, name: str, *, enabled: bool, ahead: bool) -> list[str]:
     file = directory / f"{name}.yaml"
     document = {
         "apiVersion": "nri-numa/v1",
         "kind": "AgentConfig",
         "kubeletRoot": str(directory / "kubelet"),
         "devices": {"enabled": enabled},
+        "decideAhead": ahead,
     }
     file.write_text(json.dumps(document), encoding="utf-8")  # JSON is YAML
     return [f"--config={file}"]
@@ -115,29 +121,34 @@ async def measure(*, rounds: int = 150) -> list[Measured]:
         kubelet = directory / "kubelet"
         stack.enter_context(pod_resources(kubelet, _get, lambda request, context: None))
         beds: list[Bed] = []
-        for name, enabled in (("off", False), ("on", True)):
+        for ahead, enabled in KINDS:
+            name = f"{'ahead' if ahead else 'asked'}-{'on' if enabled else 'off'}"
             tree = DeviceTree(directory / name / "machine")
             card = tree.child(tree.pci(GPU, NUMA_NODE, GPU_CLASS), "drm", "renderD128")
             tree.number("char", ":".join(map(str, _NUMBER)), card)
-            more = _config(directory, name, enabled=enabled)
+            more = _config(directory, name, enabled=enabled, ahead=ahead)
             beds.append(await stack.enter_async_context(bed(directory / name, topology, more=more)))
             await fill(beds[-1], RESIDENTS, SHARED)
         for case, name, change in CASES:
-            times: tuple[list[float], list[float]] = ([], [])
-            count = 0
+            times: list[list[float]] = [[] for _ in KINDS]
+            beside = [0] * len(KINDS)
             gc.collect()
             gc.disable()
             try:
                 for n in range(-10, rounds):
-                    for into, one in zip(times, beds, strict=True):
-                        seconds, beside = await _one(one, f"{name}-{n}", change)
+                    for k, one in enumerate(beds):
+                        seconds, there = await _one(one, f"{name}-{n}", change)
                         if n >= 0:
-                            into.append(seconds)
-                            count += beside and one is beds[1]
+                            times[k].append(seconds)
+                            beside[k] += there
             finally:
                 gc.enable()
-            off, on = map(summary, times)
-            found.append(Measured(case=case, off=off, on=on, beside=count / rounds))
+            for k in range(0, len(KINDS), 2):
+                off, on = summary(times[k]), summary(times[k + 1])
+                share = beside[k + 1] / rounds
+                found.append(
+                    Measured(case=case, ahead=KINDS[k][0], off=off, on=on, beside=share)
+                )  # fmt: skip
     return found
 
 
@@ -145,7 +156,8 @@ def report(found: list[Measured]) -> str:
     """As a table, and what comes of the budget."""
     rows = [
         (
-            m.case,
+            "" if m.ahead else m.case,
+            "ahead" if m.ahead else "when asked",
             *(us(getattr(s, name)) for name in ("least", "p50", "p99") for s in (m.off, m.on)),
             f"{m.more * 1e6:+.0f}",
             f"{m.beside:.0%}",
@@ -157,11 +169,11 @@ def report(found: list[Measured]) -> str:
     return (
         table(
             (
-                "container", "min off µs", "min on", "p50 off", "p50 on", "p99 off", "p99 on",
-                "p50 more µs", "beside",
+                "container", "decided", "min off µs", "min on", "p50 off", "p50 on", "p99 off",
+                "p99 on", "p50 more µs", "beside",
             ),
             rows,
         )
         + f"\n\nBudget of +{us(BUDGET)} µs at p50 {word}: {worst.more * 1e6:+.0f} µs at most "
-        f"({worst.case})."
+        f"({worst.case}, decided {'ahead' if worst.ahead else 'when asked'})."
     )  # fmt: skip

@@ -333,7 +333,7 @@ class AgentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_
             "for the container of a pod whose sandbox runs, while nobody waits, so that such a "
             "container is answered sooner. What is decided is the same; every change costs some "
             "more CPU time afterwards, and every pod one more event. Without effect where "
-            "devices.enabled is on: which devices a container has is found out when it comes."
+            "dra.enabled is on: which claims a container has is found out when it comes."
         ),
     ] = False
     on_internal_error: Annotated[

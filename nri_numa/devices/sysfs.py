@@ -3,9 +3,11 @@
 A device's directory is followed upwards to the first that names a NUMA node: a partition lies below
 its disk, a queue below its card, a card below the port that knows. -1 is *unknown*, so one goes on.
 
-What has been found is remembered by the real path, since buses do not move. Each question reads one
-link at least, so a device that went is noticed; one that is new to us costs a few small files of
-sysfs, which the kernel answers from memory.
+What has been found is remembered, by the question and by the real path, since buses do not move; so
+is what is not there. A question costs a few small files of sysfs once, which the kernel answers
+from memory, and nothing afterwards. Whether all of it is still so is looked at by
+`SysfsDevices.again`, in a thread: until then a device that went leads to a hint that is out of
+date, and never to more than a hint.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ _CONTROLLER: Final = re.compile(r"nvme[0-9]{1,6}", re.ASCII)
 _SUBSYSTEM: Final = re.compile(r"nvme-subsys[0-9]{1,6}", re.ASCII)
 
 _MOST_REMEMBERED: Final = 4096
+_MOST_LINKS: Final = 512
+"""Links that are remembered, and looked at again with every sandbox."""
+_MOST_ABSENT: Final = 256
+"""The same for links that are not there: anybody can make up addresses."""
 _DEEPEST: Final = 32
 """Directories above a device; bridges behind bridges are a dozen at most."""
 _MOST_STACKED: Final = 4
@@ -39,6 +45,9 @@ class SysfsDevices:
         self._sys = os.path.join(os.path.realpath(root), "sys")
         self._top = os.path.join(self._sys, "devices")
         self._known: dict[str, tuple[Found, ...]] = {}
+        self._links: dict[str, tuple[Found, ...]] = {}
+        # Apart, so that what somebody makes up drives out nothing that is there.
+        self._absent: set[str] = set()
 
     def by_number(self, type: str, major: int, minor: int) -> tuple[Found, ...]:
         """The devices behind a device file; empty where it is none, or the kernel's own."""
@@ -66,24 +75,57 @@ class SysfsDevices:
             return ()
         return self._behind(os.path.join(self._sys, "class", "net", name))
 
-    def forget(self) -> None:
-        """Read everything again when it is asked for next."""
-        self._known.clear()
+    def again(self) -> bool:
+        """Look whether everything that is remembered is still so; says whether not. Blocks."""
+        changed = False
+        for link, known in list(self._links.items()):
+            now = self._followed(link)
+            if now == known:
+                continue
+            changed = True
+            if now is None:
+                self._known.clear()  # what comes in its place may be another device
+                self._links.pop(link, None)
+            else:
+                self._links[link] = now
+        for link in list(self._absent):
+            if self._followed(link) is not None:
+                changed = True
+                self._absent.discard(link)
+        return changed
 
     def _behind(self, link: str) -> tuple[Found, ...]:
+        known = self._links.get(link)
+        if known is not None:
+            return known
+        if link in self._absent:
+            return ()
+        found = self._followed(link)
+        if found is None:
+            if len(self._absent) >= _MOST_ABSENT:
+                self._absent.clear()
+            self._absent.add(link)
+            return ()
+        if len(self._links) >= _MOST_LINKS:
+            self._links.clear()
+        self._links[link] = found
+        return found
+
+    def _followed(self, link: str) -> tuple[Found, ...] | None:
+        """The devices behind a link; None where there is nothing."""
         try:
             target = os.readlink(link)
         except OSError:
             # A captured machine has directories where the kernel has links.
-            return self._looked_up(link) if os.path.isdir(link) else ()
+            return self._looked_up(link) if os.path.isdir(link) else None
         return self._looked_up(os.path.normpath(os.path.join(os.path.dirname(link), target)))
 
-    def _looked_up(self, path: str, stacked: int = 0) -> tuple[Found, ...]:
+    def _looked_up(self, path: str, stacked: int = 0) -> tuple[Found, ...] | None:
         known = self._known.get(path)
         if known is not None:
             return known
         if not path.startswith(self._sys + "/") or not os.path.isdir(path):
-            return ()
+            return None
         found = tuple(self._look(path, stacked))
         if path.startswith(f"{self._top}/virtual/block/"):
             return found  # what lies below a volume changes while it is in use
@@ -105,7 +147,8 @@ class SysfsDevices:
             nodes: set[int] = set()
             if stacked < _MOST_STACKED:
                 for name in _listed(below):
-                    for one in self._looked_up(os.path.realpath(f"{below}/{name}"), stacked + 1):
+                    path = os.path.realpath(f"{below}/{name}")
+                    for one in self._looked_up(path, stacked + 1) or ():
                         nodes |= one.numa_nodes
             if nodes:
                 yield Found(DISK, parts[2], frozenset(nodes))

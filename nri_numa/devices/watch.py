@@ -2,30 +2,32 @@
 
 What takes time is done ahead, in threads, while the pod's sandbox is being made: its network
 namespace is looked into, the kubelet is asked what it gave, files of the Container Device Interface
-are read when they changed. A container that comes before that is done is placed without, and its
-explanation says so. When a container is decided about, a few links of sysfs are read, and only for
-devices that its message names.
+are read when they changed, and what is remembered of sysfs is compared with it. A container that
+comes before that is done is placed without, and its explanation says so. When a container is
+decided about, nothing is read but a link of sysfs for each device that nobody had before.
+
+So a device that went since the last sandbox was made may still be a hint. It is a hint only: what a
+container may use is not decided here.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 from nri_numa.devices import interfaces, nvidia
-from nri_numa.devices.cdi import CDIDevice, CDIRegistry
 from nri_numa.devices.found import Found, hints
 from nri_numa.devices.given import DEADLINE, PAUSE, GivenDevice, given_devices
-from nri_numa.devices.sysfs import SysfsDevices
-from nri_numa.devices.variables import named_by
-from nri_numa.engine.values.mentions import DeviceNode, Mentions
-from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.devices.lookup import Lookup, Missed, Sources
+from nri_numa.engine.values.mentions import NO_MENTIONS, Mentions
+from nri_numa.engine.values.workload import NO_DEVICES, KnownDevices, PodSandbox
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.pci import GPU, NIC
+from nri_numa.machine.pci import NIC
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("devices")
@@ -35,45 +37,15 @@ _MOST_WAITING: Final = 4096
 _GPUS_AGAIN: Final = 60.0
 _FILES_AGAIN: Final = 1.0
 """Seconds between two looks because of a name that is not known."""
+_MOST_ANSWERS: Final = 256
+"""Different containers whose devices are remembered; replicas have the same."""
+_MOST_CHARACTERS: Final = 4096
+"""Of what a message mentions; more is not remembered, since anybody can write it."""
 
 
-class Sources(Protocol):
-    """Which sources are asked; `nri_numa.config.device_sources.Devices` is one."""
-
-    @property
-    def nodes(self) -> bool:
-        """Device files."""
-        ...
-
-    @property
-    def variables(self) -> bool:
-        """``PCIDEVICE_*``."""
-        ...
-
-    @property
-    def nvidia(self) -> bool:
-        """NVIDIA's GPUs."""
-        ...
-
-    @property
-    def cdi(self) -> bool:
-        """The Container Device Interface."""
-        ...
-
-    @property
-    def cdi_directories(self) -> tuple[str, ...]:
-        """Where its files are."""
-        ...
-
-    @property
-    def network(self) -> bool:
-        """Network interfaces."""
-        ...
-
-    @property
-    def pod_resources(self) -> bool:
-        """The kubelet."""
-        ...
+_Told = tuple[tuple[Found, ...], tuple[GivenDevice, ...], tuple[GivenDevice, ...], str, str]
+"""Of a pod's book: its cards, what the container was given, what the others, and the notes."""
+_NOTHING_TOLD: Final[_Told] = ((), (), (), "", "")
 
 
 @dataclass(slots=True)
@@ -81,15 +53,21 @@ class _Book:
     """What was found out ahead about one pod; each attribute is replaced as a whole by a thread.
 
     Attributes:
+        pod: its namespace and name.
         cards: the devices of its network interfaces.
         given: what the kubelet gave, by container.
         network_note, kubelet_note: why something is not known.
+        open: how many questions have no answer yet; counted in the loop.
+        complete: called when all have one.
     """
 
+    pod: str
     cards: tuple[Found, ...] = ()
     given: Mapping[str, tuple[GivenDevice, ...]] = field(default_factory=dict)
     network_note: str = ""
     kubelet_note: str = ""
+    open: int = 0
+    complete: Callable[[], object] | None = None
 
 
 class DeviceWatch:
@@ -121,22 +99,30 @@ class DeviceWatch:
         self._root = root
         self._kubelet_root = kubelet_root
         self._places = places
-        self._own_resource = own_resource
         self._clock = clock
         self._deadline = deadline
-        self._sysfs = SysfsDevices(root)
-        self._gpus = nvidia.GPUs()
-        self._cdi = CDIRegistry(sources.cdi_directories)
+        self._lookup = Lookup(sources, root=root, own_resource=own_resource)
+        # What came of mentions and books before. Replaced by another one whenever something that
+        # it depends on is read anew: whoever is about to add to the former adds for nobody.
+        self._answers: dict[tuple[object, ...], KnownDevices] = {}
+        self._later: Callable[[Callable[[], object]], object] = lambda function: None
         self._books: dict[str, _Book] = {}
         self._room = threading.BoundedSemaphore(_MOST_WAITING)
         # One thread each, so that a kubelet that hangs keeps nobody from its network cards.
         self._local = ThreadPoolExecutor(1, thread_name_prefix="devices")
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="pod resources")
         self._gpus_read = self._files_read = float("-inf")
-        self._files_waiting = False
+        self._look_waiting = False
 
-    def start(self) -> None:
-        """Look around, in threads: the driver's GPUs, the files, and libraries that load slowly."""
+    def start(
+        self, later: Callable[[Callable[[], object]], object] = lambda function: None
+    ) -> None:
+        """Look around, in threads: the driver's GPUs, the files, and libraries that load slowly.
+
+        Args:
+            later: calls a function in the loop; is called in threads.
+        """
+        self._later = later
         self._do(self._local, self._look_around)
         if self._sources.pod_resources:
             self._do(self._asking, given_devices, self._kubelet_root, "", "")
@@ -153,26 +139,34 @@ class DeviceWatch:
 
     # --- told by the link -------------------------------------------------------------------------
 
-    def began(self, pod: PodSandbox, network: str) -> None:
+    def began(
+        self, pod: PodSandbox, network: str, complete: Callable[[], object] | None = None
+    ) -> None:
         """A pod is being made: find out ahead what will be asked for its containers.
 
         Args:
             pod: whose.
             network: path of its network namespace; empty on the host's network.
+            complete: called once all that can be found out ahead is known, at once where that is
+                nothing; not at all where something hangs or the pod goes before.
         """
-        book = self._books[pod.id] = _Book()
+        book = self._books[pod.id] = _Book(pod.full_name, complete=complete)
         while len(self._books) > MOST_PODS:
             del self._books[next(iter(self._books))]
+        if not self._look_waiting:
+            self._look_waiting = True
+            if not self._do(self._local, self._look_again):
+                self._look_waiting = False
         if self._sources.network and network:
             book.network_note = "its network interfaces were not looked at yet: no hint of them"
+            book.open += 1
             self._do(self._local, self._look_into, pod, book, network)
-        if self._sources.cdi and not self._files_waiting:
-            self._files_waiting = True
-            if not self._do(self._local, self._look_at_files):
-                self._files_waiting = False
         if self._sources.pod_resources:
             book.kubelet_note = "the kubelet has not said yet what it gave: no hint of that"
+            book.open += 1
             self._do(self._asking, self._ask, pod, book)
+        if not book.open and complete is not None:
+            complete()
 
     def kept(self, pods: Iterable[tuple[PodSandbox, str]]) -> None:
         """There are these pods and no others; those that are new to us are looked at."""
@@ -187,108 +181,87 @@ class DeviceWatch:
         """A pod is removed."""
         self._books.pop(pod_id, None)
 
-    def seen(self, pod: PodSandbox, container: Container, mentions: Mentions) -> Container:
-        """The container with its devices as hints, by what is known at this moment."""
-        notes: list[str] = []
-        found = list(self._mentioned(mentions, notes))
-        book = self._books.get(pod.id)
-        given: list[Found] = []
-        if book is not None:
-            found += book.cards
-            notes += filter(None, (book.network_note, book.kubelet_note))
-            found += self._given(book.given.get(container.name, ()))
-            others = [g for name, all in book.given.items() if name != container.name for g in all]
-            given = list(self._given(others))
-        if not found and not notes and not given:
-            return container
+    def known(self, pod_id: str, name: str, mentions: Mentions) -> KnownDevices:
+        """What is known at this moment of the devices of a container.
+
+        Args:
+            pod_id: its pod's.
+            name: the container's.
+            mentions: what the runtime's message says of them.
+        """
+        answers = self._answers  # before anything is looked at: see `__init__`
         places = self._places()
-        own = hints(found, places, notes)
-        for note in own.notes:
-            log.debug("device without hint", pod=pod.full_name, container=container.name, why=note)
-        together = hints([*found, *given], places).requests if given else ()
-        return replace(
-            container, devices=own.requests, pod_devices=together, device_notes=own.notes
-        )
+        book = self._books.get(pod_id)
+        told = _NOTHING_TOLD
+        if book is not None:
+            own: tuple[GivenDevice, ...] = ()
+            others: tuple[GivenDevice, ...] = ()
+            given = book.given
+            if given:
+                own = given.get(name, ())
+                others = tuple([g for its, all in given.items() if its != name for g in all])
+            told = book.cards, own, others, book.network_note, book.kubelet_note
+        if mentions is NO_MENTIONS:
+            if told == _NOTHING_TOLD:
+                return NO_DEVICES
+            key: tuple[object, ...] = (places.bits, *told)
+        else:
+            variables = tuple(mentions.variables.items())
+            key = (
+                places.bits, *told, mentions.nodes, variables, mentions.cdi, mentions.unread,
+            )  # fmt: skip
+        found = answers.get(key)
+        if found is None:
+            missed = Missed()
+            found = self._looked_up(told, mentions, places, missed)
+            if not missed.gpu and not missed.cdi and _characters(mentions) <= _MOST_CHARACTERS:
+                if len(answers) >= _MOST_ANSWERS:
+                    answers.clear()
+                answers[key] = found
+        for note in found.notes:
+            pod = pod_id if book is None else book.pod
+            log.debug("device without hint", pod=pod, container=name, why=note)
+        return found
 
-    # --- sources that cost nothing ----------------------------------------------------------------
+    def foreseen(self, pod_id: str, name: str) -> KnownDevices | None:
+        """What a container that has not come yet will have, as far as it is known without it.
 
-    def _mentioned(self, mentions: Mentions, notes: list[str]) -> Iterator[Found]:
-        sources = self._sources
-        if mentions.unread:
-            notes.append(f"{mentions.unread} more devices than are looked at: no hint of them")
-        for node in mentions.nodes:
-            yield from self._of_node(node)
-        if mentions.variables:
-            named = named_by(mentions.variables, pci=sources.variables, nvidia=sources.nvidia)
-            notes += named.notes
-            for address, variable in named.addresses:
-                at = self._sysfs.by_pci(address)
-                if not at:
-                    notes.append(
-                        f"variable {variable} names {address}, which is not there: no hint"
-                    )
-                yield from at
-            for name in named.gpus:
-                gpu = self._gpu(name)
-                if gpu is None:
-                    notes.append(f"GPU {name[:60]!r} is not known to the driver: no hint")
-                else:
-                    yield gpu
-        if sources.cdi:
-            for name in mentions.cdi:
-                yield from self._of_cdi(name, notes)
+        Args:
+            pod_id: its pod's.
+            name: the container's; empty for whichever the kubelet gave devices to.
 
-    def _of_node(self, node: DeviceNode) -> Iterator[Found]:
-        if node.major == nvidia.MAJOR and node.type in ("c", "u"):
-            address = self._gpus.of_minor(node.minor) if self._sources.nvidia else None
-            if address is not None:
-                yield self._at(address)
-        elif self._sources.nodes:
-            yield from self._sysfs.by_number(node.type, node.major, node.minor)
+        Returns:
+            None where that may be several.
+        """
+        book = self._books.get(pod_id)
+        if not name and book is not None and book.given:
+            name, *more = book.given
+            if more:
+                return None
+        return self.known(pod_id, name, NO_MENTIONS)
 
-    def _of_cdi(self, name: str, notes: list[str]) -> Iterator[Found]:
-        device = self._cdi.devices.get(name)
-        if device is None:
-            notes.append(f"CDI device {name[:80]!r} stands in no file that was read: no hint of it")
-            if self._clock() - self._files_read > _FILES_AGAIN:
-                self._files_read = self._clock()
-                self._do(self._local, self._look_at_files)
-            device = CDIDevice()
-        for node in device.nodes:
-            yield from self._of_node(node)
-        for interface in device.interfaces:
-            yield from self._sysfs.by_interface(interface)
-
-    def _gpu(self, name: str) -> Found | None:
-        address = self._gpus.of_name(name)
-        if address is not None:
-            return self._at(address)
-        if self._clock() - self._gpus_read > _GPUS_AGAIN:
+    def _looked_up(
+        self, told: _Told, mentions: Mentions, places: NUMASet, missed: Missed
+    ) -> KnownDevices:
+        """The devices of a container, by all sources; a name that is missed is looked for."""
+        cards, own, others, network_note, kubelet_note = told
+        lookup = self._lookup
+        found = list(lookup.mentioned(mentions, missed))
+        if missed.cdi and self._clock() - self._files_read > _FILES_AGAIN:
+            self._files_read = self._clock()
+            self._do(self._local, self._look_at_files)
+        if missed.gpu and self._clock() - self._gpus_read > _GPUS_AGAIN:
             self._gpus_read = self._clock()
             self._do(self._local, self._read_gpus)
-        return None
-
-    def _at(self, address: str) -> Found:
-        """A GPU of NVIDIA's at a PCI address, on no NUMA node where sysfs does not have it."""
-        found = self._sysfs.by_pci(address)
-        return found[0]._replace(kind=GPU) if found else Found(GPU, address)
-
-    def _given(self, devices: Iterable[GivenDevice]) -> Iterator[Found]:
-        """Devices of the kubelet's, as those that sysfs knows where their ids tell which."""
-        for device in devices:
-            if device.resource == self._own_resource:
-                continue
-            address = (
-                self._gpus.of_name(device.id) if device.id.lower().startswith("gpu-") else None
-            )
-            if address is not None:
-                yield self._at(address)
-                continue
-            known = self._sysfs.by_pci(device.id)
-            if known:
-                yield from known
-            else:
-                yield Found(device.resource, device.id, device.numa_nodes)
+        found += cards
+        found += lookup.given(own)
+        notes = [*missed.notes, *filter(None, (network_note, kubelet_note))]
+        mine = hints(found, places, notes)
+        given = list(lookup.given(others))
+        together = hints([*found, *given], places).requests if given else ()
+        if not mine.requests and not mine.notes and not together:
+            return NO_DEVICES
+        return KnownDevices(mine.requests, together, mine.notes)
 
     # --- in threads -------------------------------------------------------------------------------
 
@@ -320,14 +293,23 @@ class DeviceWatch:
         if self._sources.network:
             interfaces.load()
 
+    def _look_again(self) -> None:
+        self._look_waiting = False  # whatever changes from here on is another look's
+        if self._lookup.sysfs.again():
+            self._answers = {}
+        if self._sources.cdi:
+            self._look_at_files()
+
     def _look_at_files(self) -> None:
-        self._files_waiting = False  # whatever changes from here on is another look's
-        if self._cdi.look():
-            for problem in self._cdi.problems:
+        cdi = self._lookup.cdi
+        if cdi.look():
+            self._answers = {}
+            for problem in cdi.problems:
                 log.warning("CDI file", problem=problem)
 
     def _read_gpus(self) -> None:
-        self._gpus = nvidia.read_gpus(self._root)
+        self._lookup.gpus = nvidia.read_gpus(self._root)
+        self._answers = {}
 
     def _look_into(self, pod: PodSandbox, book: _Book, network: str) -> None:
         if self._books.get(pod.id) is not book:
@@ -335,13 +317,14 @@ class DeviceWatch:
         parents = interfaces.parents_in(network)
         if isinstance(parents, str):
             book.network_note = f"its network interfaces cannot be looked at: {parents}"
-            return
-        book.cards = tuple(
-            one._replace(kind=NIC)
-            for parent in parents
-            for one in self._sysfs.by_bus(parent.bus, parent.name)
-        )
-        book.network_note = ""
+        else:
+            book.cards = tuple(
+                one._replace(kind=NIC)
+                for parent in parents
+                for one in self._lookup.sysfs.by_bus(parent.bus, parent.name)
+            )
+            book.network_note = ""
+        self._answered(pod.id, book)
 
     def _ask(self, pod: PodSandbox, book: _Book) -> None:
         if self._books.get(pod.id) is not book:
@@ -350,5 +333,28 @@ class DeviceWatch:
         if isinstance(answer, str):
             book.kubelet_note = f"the kubelet does not say what it gave: {answer}"
         else:
+            for devices in answer.values():
+                list(self._lookup.given(devices))  # whoever asks for them finds them remembered
             book.given, book.kubelet_note = answer, ""
+        self._answered(pod.id, book)
         time.sleep(PAUSE)  # of this thread, which nobody waits for
+
+    def _answered(self, pod_id: str, book: _Book) -> None:
+        """In a thread: one question about a pod has its answer."""
+        if book.complete is not None:
+            try:
+                self._later(partial(self._closed, pod_id, book))
+            except RuntimeError:
+                log.debug("the loop has ended", pod=book.pod)
+
+    def _closed(self, pod_id: str, book: _Book) -> None:
+        """In the loop: the same."""
+        book.open -= 1
+        if not book.open and book.complete is not None and self._books.get(pod_id) is book:
+            book.complete()
+
+
+def _characters(mentions: Mentions) -> int:
+    """How much a message says."""
+    variables = mentions.variables
+    return sum(map(len, (*variables, *variables.values(), *mentions.cdi)))

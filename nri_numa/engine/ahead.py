@@ -143,7 +143,7 @@ def prepare(
         about, left to somebody else, or holds something that no other can hold.
     """
     machine, state = moment.machine, moment.state
-    if not state.kubelet.nothing or container.annotations or container.devices:
+    if not state.kubelet.nothing or container.annotations:
         return None
     decision = admit(
         machine,

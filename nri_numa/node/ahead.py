@@ -27,7 +27,7 @@ from nri_numa.engine.ahead import (
     take,
 )
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.engine.values.workload import NO_DEVICES, Container, KnownDevices, PodSandbox
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.node.agent import Agent
 from nri_numa.nri.shapes import Foreseen, Reads, Shape, answer_bytes
@@ -213,26 +213,68 @@ class DecidedAhead:
                 del self._shapes[next(iter(self._shapes))]
         self._shapes[shape] = known
 
-    def began(self, foresee: Callable[[Reads], Foreseen | None]) -> None:
-        """A sandbox runs, and its containers are to come: see to it when no request waits."""
-        self._later(partial(self._foresee, foresee))
+    def began(
+        self,
+        foresee: Callable[[Reads], Foreseen | None],
+        devices: Callable[[str], KnownDevices | None] | None = None,
+    ) -> None:
+        """A sandbox runs, and its containers are to come: see to it when no request waits.
 
-    def _foresee(self, foresee: Callable[[Reads], Foreseen | None]) -> None:
+        Args:
+            foresee: tells what is likely to come.
+            devices: tells which devices a container of this name will have, None where that is
+                not known; None where nobody looks for any.
+        """
+        self._later(partial(self._foresee, foresee, devices))
+
+    def _foresee(
+        self,
+        foresee: Callable[[Reads], Foreseen | None],
+        devices: Callable[[str], KnownDevices | None] | None,
+    ) -> None:
         found = foresee(self.reads())
         if found is None:
             return
         # Where pods like this one had a container before, the next one is like that.
-        like = [known for shape, known in self._shapes.items() if shape[0] == found.shape[0]]
-        for known in like:
-            known.left = max(known.left, ONCE)
-        if not like:
-            again = self._foreseen.pop(found.shape, None)
-            if again is None and len(self._foreseen) >= FORESEEN:
-                del self._foreseen[next(iter(self._foreseen))]
-            known = again if again is not None else _Known(found.pod, found.container)
-            known.left = ONCE
-            self._foreseen[found.shape] = known
+        like = [one for one in self._shapes.items() if one[0][0] == found.shape[0]]
+        if devices is None:
+            for _, known in like:
+                known.left = max(known.left, ONCE)
+            if not like:
+                self._expect(found.shape, found.pod, found.container)
+        elif like:
+            self._like(like, devices)
+        elif (its := devices(found.container.name)) is not None:
+            self._expect((*found.shape[:-1], its), found.pod, its.on(found.container))
         self.look()
+
+    def _like(
+        self,
+        like: list[tuple[Shape, _Known]],
+        devices: Callable[[str], KnownDevices | None],
+    ) -> None:
+        """Expect a container like one of these, with the devices that are known of it."""
+        expected: dict[Shape, tuple[PodSandbox, Container]] = {}
+        for shape, known in like:
+            its = devices(known.container.name)
+            # Where nothing is known of it, it may be told with the container, as it was then.
+            if its is None or its in (NO_DEVICES, shape[-1]):
+                known.left = max(known.left, ONCE)
+            else:
+                expected[*shape[:-1], its] = known.pod, its.on(known.container)
+        for shape, (pod, container) in expected.items():
+            if shape not in self._shapes:
+                self._expect(shape, pod, container)
+
+    def _expect(self, shape: Shape, pod: PodSandbox, container: Container) -> None:
+        """Have a decision ready for a container that has not come yet."""
+        known = self._foreseen.pop(shape, None)
+        if known is None:
+            if len(self._foreseen) >= FORESEEN:
+                del self._foreseen[next(iter(self._foreseen))]
+            known = _Known(pod, container)
+        known.left = ONCE
+        self._foreseen[shape] = known
 
     def look(self) -> None:
         """Something may have changed: see to it when no request waits."""

@@ -311,13 +311,9 @@ class Daemon:
     def _ahead(self) -> DecidedAhead | None:
         if not self.config.decide_ahead:
             return None
-        for path, off in (
-            ("devices.enabled", self._devices is None),
-            ("dra.enabled", self._claims is None),
-        ):
-            if not off:
-                log.warning("nothing is decided ahead", because=f"{path} is on")
-                return None
+        if self._claims is not None:
+            log.warning("nothing is decided ahead", because="dra.enabled is on")
+            return None
         ahead = DecidedAhead(
             self.agent,
             self.metrics,
@@ -345,7 +341,7 @@ class Daemon:
         await self._rereading.read_memory(self.agent)
         self._beside.look()
         if self._devices is not None:
-            self._devices.start()
+            self._devices.start(loop.call_soon_threadsafe)
         link = asyncio.create_task(self.link.run(), name="link")
         others = [
             asyncio.create_task(

@@ -18,10 +18,16 @@ from nri_numa.engine.decision import Admitted, Refused, Resized
 from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerUpdate
 from nri_numa.engine.values.mentions import Mentions
 from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.engine.values.workload import (
+    NO_DEVICES,
+    Container,
+    KnownDevices,
+    PodSandbox,
+    Resources,
+)
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.nri import conversion
-from nri_numa.nri.conversion import Told
+from nri_numa.nri.conversion import CONTAINER_NAME, Told
 from nri_numa.nri.handler import LinkState, RequestRefused
 from nri_numa.nri.mentions import mentions_of, network_namespace
 from nri_numa.nri.shapes import Ahead, ReadyAnswer, Shape, foreseen, shape_of, whose
@@ -99,12 +105,21 @@ class PodWatch(Protocol):
 class DeviceWatch(Protocol):
     """Who finds out which devices containers have; see `nri_numa.devices.watch`."""
 
-    def began(self, pod: PodSandbox, network: str) -> None:
-        """A pod is being made; its network namespace is there, and none of its containers."""
+    def began(
+        self, pod: PodSandbox, network: str, complete: Callable[[], object] | None = None
+    ) -> None:
+        """A pod is being made; its network namespace is there, and none of its containers.
+
+        ``complete`` is called when all is known that can be before a container comes.
+        """
         ...
 
-    def seen(self, pod: PodSandbox, container: Container, mentions: Mentions) -> Container:
-        """The container with the devices that it has."""
+    def known(self, pod_id: str, name: str, mentions: Mentions) -> KnownDevices:
+        """What is known of the devices of a container."""
+        ...
+
+    def foreseen(self, pod_id: str, name: str) -> KnownDevices | None:
+        """What it will be of one that has not come yet; None where that cannot be told."""
         ...
 
     def kept(self, pods: Iterable[tuple[PodSandbox, str]]) -> None:
@@ -161,7 +176,7 @@ class Adapter:
                 that is read of containers when the runtime tells what runs; None reads everything.
             devices: asked which devices containers have; None where that is nobody's business.
             ahead: keeps decisions ready; None where all are made when they are asked for, as they
-                are in any case where devices count: which ones a container has is found out then.
+                are in any case where claims count.
             claims: asked which claims containers have; None where there are none.
 
         Attributes:
@@ -174,7 +189,7 @@ class Adapter:
         self._mark_key = mark_key
         self._devices = devices
         self._claims = claims
-        self._ahead = ahead if devices is None and claims is None else None
+        self._ahead = ahead if claims is None else None
         self._agent = agent
         self._metrics = metrics
         self.reject_on_error = reject_on_error
@@ -232,21 +247,24 @@ class Adapter:
         if not request.container.id:
             raise RequestRefused("InvalidRequest: the container has no id, expected the runtime's")
         with operation():
-            shape = None
+            shape = devices = None
+            if self._devices is not None:
+                devices = _known(self._devices, request.pod.id, request.container)
             if self._ahead is not None:
-                shape = shape_of(request, self._ahead.reads())
+                shape = shape_of(request, self._ahead.reads(), devices)
                 ready = None if shape is None else self._answer_ahead(self._ahead, shape, request)
                 if ready is not None:
                     return ready
             pod = conversion.pod_from(request.pod, request.container)
             container = conversion.container_from(
-                request.container, brief=True, keep=(self._slots_key(),)
+                request.container,
+                brief=True,
+                keep=(self._slots_key(),),
+                devices=devices or NO_DEVICES,
             )
             self._pod_uids[pod.id] = pod.uid
             if self._watch is not None:
                 self._watch.saw([(pod, container.name)])
-            if self._devices is not None:
-                container = self._devices.seen(pod, container, mentions_of(request.container))
             if self._claims is not None:
                 pod, container = self._claims.seen(pod, container, request.container.env)
             try:
@@ -275,7 +293,9 @@ class Adapter:
 
         def converted() -> tuple[PodSandbox, Container]:
             pod = conversion.pod_from(request.pod, request.container)
-            container = conversion.container_from(request.container, brief=True)
+            container = conversion.container_from(
+                request.container, brief=True, devices=shape[-1] or NO_DEVICES
+            )
             if self._watch is not None and self._pod_uids.get(pod.id) == pod.uid:
                 self._watch.saw([(pod, container.name)])
             return pod, container
@@ -291,9 +311,10 @@ class Adapter:
         """Judge new resources."""
         with operation():
             pod = conversion.pod_from(request.pod, request.container)
-            container = conversion.container_from(request.container, brief=True)
+            devices = NO_DEVICES
             if self._devices is not None:
-                container = self._devices.seen(pod, container, mentions_of(request.container))
+                devices = _known(self._devices, pod.id, request.container)
+            container = conversion.container_from(request.container, brief=True, devices=devices)
             if self._claims is not None:
                 pod, container = self._claims.seen(pod, container, request.container.env)
             asked = conversion.resources_from(request.linux_resources, update=True)
@@ -336,23 +357,24 @@ class Adapter:
 
         A refusal would leak the sandbox on older runtimes.
         """
-        if self._ahead is not None:
-            self._ahead.began(partial(foreseen, pod))
-        if self._devices is not None:
-            with operation():
-                self._devices.began(conversion.pod_from(pod), network_namespace(pod))
+        devices, ahead = self._devices, self._ahead
+        if devices is None:
+            if ahead is not None:
+                ahead.began(partial(foreseen, pod))
+            return
+        complete = None
+        if ahead is not None:
+            which = partial(devices.foreseen, pod.id)
+            complete = partial(ahead.began, partial(foreseen, pod), which)
+        with operation():
+            devices.began(conversion.pod_from(pod), network_namespace(pod), complete)
 
     def update_pod(self, request: pb.UpdatePodSandboxRequest) -> None:
         """Not subscribed to: the containers' own updates follow."""
 
     def _met(self, pod: pb.PodSandbox, container: pb.Container) -> tuple[PodSandbox, Container]:
         uid = self._pod_uids.get(pod.id)
-        if (
-            self._devices is None
-            and self._claims is None
-            and uid is not None
-            and self._agent.knows(container.id)
-        ):
+        if self._claims is None and uid is not None and self._agent.knows(container.id):
             # All that is looked at of one that was decided about is where its cgroup is.
             return PodSandbox(id=pod.id, uid=uid, namespace="", name=""), Container(
                 id=container.id,
@@ -363,9 +385,12 @@ class Adapter:
             )
         known = conversion.pod_from(pod, container)
         self._pod_uids[pod.id] = known.uid
-        met = conversion.container_from(container, brief=True, keep=(self._slots_key(),))
+        devices = NO_DEVICES
         if self._devices is not None:
-            met = self._devices.seen(known, met, mentions_of(container))
+            devices = _known(self._devices, known.id, container)
+        met = conversion.container_from(
+            container, brief=True, keep=(self._slots_key(),), devices=devices
+        )
         if self._claims is not None:
             known, met = self._claims.seen(known, met, container.env)
         return known, met
@@ -383,8 +408,7 @@ class Adapter:
         found: list[Container] = []
         for container, message in zip(told, (c for c in containers if c.id), strict=True):
             if container.pod_id in known:
-                pod = known[container.pod_id]
-                container = devices.seen(pod, container, mentions_of(message))
+                container = _known(devices, container.pod_id, message).on(container)
             found.append(container)
         return found
 
@@ -442,6 +466,12 @@ class Adapter:
                 f"InternalError: nri-numa failed in {event_name} ({error!r}); see its log"
             )
         return None
+
+
+def _known(watch: DeviceWatch, pod_id: str, container: pb.Container) -> KnownDevices:
+    """What is known of a container's devices."""
+    name = container.name or container.labels.get(CONTAINER_NAME, "")
+    return watch.known(pod_id, name, mentions_of(container))
 
 
 def _with_claims(

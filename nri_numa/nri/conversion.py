@@ -20,7 +20,14 @@ from nri_numa.engine.request.demand import limit_milli, request_milli
 from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate
 from nri_numa.engine.values.memory_policy import MemoryPolicy
 from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    NO_DEVICES,
+    Container,
+    KnownDevices,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
 from nri_numa.errors import LocalProtocolError
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 
@@ -101,7 +108,11 @@ def pod_from(pod: pb.PodSandbox, container: pb.Container | None = None) -> PodSa
 
 
 def container_from(
-    container: pb.Container, *, brief: bool = False, keep: Sequence[str] = ()
+    container: pb.Container,
+    *,
+    brief: bool = False,
+    keep: Sequence[str] = (),
+    devices: KnownDevices = NO_DEVICES,
 ) -> Container:
     """Convert a container; its name is taken from the label where the runtime leaves it empty.
 
@@ -110,6 +121,7 @@ def container_from(
         brief: leave annotations out. Nobody asks for what the kubelet put there, and copying it
             takes longer than the rest.
         keep: the annotations that stay in brief, where they are there; empty keys are passed over.
+        devices: that it has.
     """
     resources, score, cgroups_path = NOTHING_GIVEN, None, ""
     annotations: dict[str, str] = {}
@@ -136,6 +148,9 @@ def container_from(
         oom_score_adj=score,
         pid=container.pid,
         cgroups_path=cgroups_path,
+        devices=devices.devices,
+        pod_devices=devices.pod_devices,
+        device_notes=devices.notes,
         starting=container.state == pb.CONTAINER_CREATED,
     )
 

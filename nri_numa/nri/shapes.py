@@ -17,16 +17,17 @@ from typing import Final, NamedTuple, Protocol
 from nri_numa.engine.ahead import Names
 from nri_numa.engine.request.placed import PLACED, read_placed
 from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass
+from nri_numa.engine.values.workload import Container, KnownDevices, PodSandbox, QoSClass
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.nri import conversion
 from nri_numa.nri.conversion import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 
-Shape = tuple[tuple[object, ...], str | None, tuple[object, ...], int]
+Shape = tuple[tuple[object, ...], str | None, tuple[object, ...], int, KnownDevices | None]
 """What tells containers apart for a decision: the pod's part, which its sandbox has as well; the
 container's name, None where nothing that is asked for looks at it; its resources; its OOM score,
-0 where a decision does not read it. Two that are equal get the same decision."""
+0 where a decision does not read it; its devices, None where nobody looks for any. Two that are
+equal get the same decision."""
 
 _MOST_ANNOTATIONS: Final = 64
 """Annotations of a pod that are looked through for ours; with more, each is decided by itself."""
@@ -53,8 +54,16 @@ class Reads:
     memory: int = 0
 
 
-def shape_of(request: pb.CreateContainerRequest, reads: Reads) -> Shape | None:
-    """The shape of a request; None where containers differ in more than their names."""
+def shape_of(
+    request: pb.CreateContainerRequest, reads: Reads, devices: KnownDevices | None = None
+) -> Shape | None:
+    """The shape of a request; None where containers differ in more than their names.
+
+    Args:
+        request: the raw message.
+        reads: what decisions read of it.
+        devices: what is known of the container's devices; None where nobody looks for any.
+    """
     pod, container = request.pod, request.container
     annotations = pod.annotations
     if len(annotations) > _MOST_ANNOTATIONS or reads.slots_key in container.annotations:
@@ -99,11 +108,12 @@ def shape_of(request: pb.CreateContainerRequest, reads: Reads) -> Shape | None:
             tuple([(page.page_size, page.limit) for page in pages if page.limit]) if pages else (),
         ),
         score,
+        devices,
     )
 
 
 class Foreseen(NamedTuple):
-    """A container that is likely to come."""
+    """A container that is likely to come; which devices it has is not told by its sandbox."""
 
     shape: Shape
     pod: PodSandbox
@@ -144,7 +154,7 @@ def foreseen(pod: pb.PodSandbox, reads: Reads) -> Foreseen | None:
         if reads.names or len(names) != 1:
             return None
         container.name = names.pop()
-        shape = shape[0], container.name, shape[2], shape[3]
+        shape = shape[0], container.name, *shape[2:]
     return Foreseen(
         shape,
         conversion.pod_from(pod, container),
@@ -228,6 +238,16 @@ class Ahead(Protocol):
         """One was decided about as usual."""
         ...
 
-    def began(self, foresee: Callable[[Reads], Foreseen | None]) -> None:
-        """A sandbox runs, and its containers are to come; ``foresee`` is asked later."""
+    def began(
+        self,
+        foresee: Callable[[Reads], Foreseen | None],
+        devices: Callable[[str], KnownDevices | None] | None = None,
+    ) -> None:
+        """A sandbox runs, and its containers are to come; see to it later.
+
+        Args:
+            foresee: tells what is likely to come.
+            devices: tells which devices a container of this name will have, None where that is
+                not known; None where nobody looks for any.
+        """
         ...

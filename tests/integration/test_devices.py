@@ -28,9 +28,10 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def node_with_a_gpu(directory: Path, **devices: object) -> Node:
+def node_with_a_gpu(directory: Path, *, ahead: bool = False, **devices: object) -> Node:
     """Four NUMA nodes, a GPU on the third of them."""
-    node = Node(directory, config={"devices": {"enabled": True, "network": False, **devices}})
+    sources = {"enabled": True, "network": False, **devices}
+    node = Node(directory, config={"devices": sources, "decideAhead": ahead})
     tree = DeviceTree(node.sysfs_root)
     render = tree.child(tree.pci(GPU, 2, GPU_CLASS), "drm", "renderD128")
     tree.number("char", "226:128", render)
@@ -91,18 +92,40 @@ def test_off_nothing_is_looked_at(directory: Path) -> None:
         assert "devices" not in node.plugin.json("/v1/topology")
 
 
+def _an_fpga(request: Any, context: Any) -> Any:
+    """The kubelet's answer: each pod has one, on the fourth NUMA node."""
+    answer = podresources_pb2.GetPodResourcesResponse()
+    container = answer.pod_resources.containers.add(name="app")
+    device = container.devices.add(resource_name="x.com/fpga", device_ids=["f1"])
+    device.topology.nodes.add(ID=3)
+    return answer
+
+
+@pytest.mark.parametrize(("by_kubelet", "where"), [(False, "2"), (True, "3")])
+def test_replicas_beside_devices_are_decided_ahead(
+    directory: Path, by_kubelet: bool, where: str
+) -> None:
+    with (
+        pod_resources(directory / "kubelet", _an_fpga, lambda request, context: None),
+        node_with_a_gpu(directory, ahead=True, podResources=by_kubelet) as node,
+    ):
+        node.start()
+        numbers = itertools.count()
+
+        def hit() -> bool:
+            before = node.metric("nri_numa_decided_ahead_total", result="hit")
+            made = run(node, f"replica-{next(numbers)}", ALIGNED, device=not by_kubelet)
+            after = node.metric("nri_numa_decided_ahead_total", result="hit")
+            node.remove(made)
+            return after > before and mems(made) == where
+
+        until(hit, "one is beside its device, decided ahead", 60.0)
+
+
 def test_what_the_kubelet_gave_counts_once_it_has_said_so(directory: Path) -> None:
     """It has 50 ms, which a busy machine may take for less: so it is tried until it was in time."""
-
-    def get(request: Any, context: Any) -> Any:
-        answer = podresources_pb2.GetPodResourcesResponse()
-        container = answer.pod_resources.containers.add(name="app")
-        device = container.devices.add(resource_name="x.com/fpga", device_ids=["f1"])
-        device.topology.nodes.add(ID=3)
-        return answer
-
     with (
-        pod_resources(directory / "kubelet", get, lambda request, context: None),
+        pod_resources(directory / "kubelet", _an_fpga, lambda request, context: None),
         node_with_a_gpu(directory) as node,
     ):
         node.start()

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -36,6 +37,8 @@ from nri_numa.nri.shapes import ReadyAnswer
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
+from tests.beds.device_tree import GPU_CLASS, DeviceTree
+from tests.beds.device_watch import Watch
 
 PREFIX = "numa.kubernetes.io"
 
@@ -357,6 +360,56 @@ def test_a_miss_costs_a_look_more() -> None:
 
 HIT_CALLS = 135
 MISS_CALLS = 45
+
+
+class Beside(Ahead):
+    """The same, with a look at the devices of each container; all have the same GPU."""
+
+    NUMBER, AT = "226:0", "0000:3b:00.0"
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(100)
+        tree = DeviceTree(root)
+        tree.number("char", self.NUMBER, tree.pci(self.AT, 1, GPU_CLASS))
+        self.watch = Watch(root, self.agent)
+        self.plain = Adapter(self.agent, Metrics("test"), devices=self.watch)
+        self.adapter = Adapter(self.agent, Metrics("test"), ahead=self.ahead, devices=self.watch)
+        self.device = True
+
+    def raw(self, name: str, cpus: int) -> pb.CreateContainerRequest:
+        create = super().raw(name, cpus)
+        if self.device:
+            major, minor = map(int, self.NUMBER.split(":"))
+            create.container.linux.devices.add(type="c", major=major, minor=minor)
+        return create
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_looking_for_devices_costs_little_once_they_are_known(tmp_path: Path, device: bool) -> None:
+    """A device is one resource more to align, and one more to explain."""
+    beside, without = Beside(tmp_path), Node(100, policy="best-effort")
+    beside.device = device
+    usual = Adapter(without.agent, Metrics("test"))
+    for name in ("first", "second"):
+        beside.plain.create_container(beside.raw(name, 0))
+        usual.create_container(beside.raw(name, 0))
+    plain = calls(partial(usual.create_container, beside.raw("third", 0)))
+    looked = calls(partial(beside.plain.create_container, beside.raw("third", 0)))
+    assert looked - plain <= (DEVICE_CALLS if device else NO_DEVICE_CALLS)
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_one_with_devices_that_was_decided_ahead_costs_little_more(
+    tmp_path: Path, device: bool
+) -> None:
+    beside = Beside(tmp_path)
+    beside.device = device
+    assert beside.hit() - Ahead(100).hit() <= (DEVICE_HIT_CALLS if device else NO_DEVICE_CALLS)
+
+
+NO_DEVICE_CALLS = 13
+DEVICE_CALLS = 17
+DEVICE_HIT_CALLS = 27
 
 
 def test_a_container_that_asks_for_nothing_costs_little_for_its_mark() -> None:

@@ -2,7 +2,9 @@
 
 Two nodes live through the same random life, one of them deciding ahead. After every request their
 answers, states, journals, books of starting containers and explanations must be the same; when
-what may wait is done makes no difference. ``NRI_NUMA_AHEAD_CASES`` sets the number of creations.
+what may wait is done makes no difference. On half of the nodes containers have devices, told by
+their messages or given by a kubelet that answers when it likes. ``NRI_NUMA_AHEAD_CASES`` sets the
+number of creations.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nri_numa.devices.given import GivenDevice
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.invariants import violations
 from nri_numa.engine.values.answers import ContainerUpdate
@@ -40,6 +44,8 @@ from nri_numa.nri.handler import RequestRefused
 from nri_numa.nri.shapes import whose
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe.metrics import Metrics
+from tests.beds.device_tree import GPU_CLASS, DeviceTree
+from tests.beds.device_watch import Given, Watch, kubelet_answers
 from tests.beds.world import MemoryStore
 from tests.machines import named as machines
 
@@ -56,10 +62,35 @@ MACHINES = (
 )  # fmt: skip
 
 
+GPUS = {f"0000:{k}b:00.0": k for k in range(4)}
+"""The card with minor number *k* is on NUMA node *k*, where the machine has that."""
+LOST = "0000:9b:00.0"
+"""A card that tells no NUMA node."""
+
+
+@pytest.fixture
+def kubelet(monkeypatch: pytest.MonkeyPatch) -> dict[str, Given]:
+    """What the kubelet answers, by the name of the pod."""
+    return kubelet_answers(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A machine's devices; the same for all nodes."""
+    root = tmp_path_factory.mktemp("devices")
+    tree = DeviceTree(root)
+    for minor, (address, node) in enumerate((*GPUS.items(), (LOST, -1))):
+        card = tree.pci(address, node, GPU_CLASS)
+        tree.number("char", f"226:{minor}", tree.child(card, "drm", f"renderD{minor}"))
+    return root
+
+
 class Side:
     """One node: agent, adapter, and what it does when the reply has left."""
 
-    def __init__(self, machine: Machine, *, ahead: bool, observe: bool) -> None:
+    def __init__(
+        self, machine: Machine, *, ahead: bool, observe: bool, devices: Path | None
+    ) -> None:
         self.waiting: deque[Callable[[], object]] = deque()
         self.store = MemoryStore()
         self.metrics = Metrics("test")
@@ -92,11 +123,15 @@ class Side:
             if ahead
             else None
         )
+        self.devices = None if devices is None else Watch(devices, self.agent)
+        if self.devices is not None:
+            self.devices.start(self.waiting.append)
         self.adapter = Adapter(
             self.agent,
             self.metrics,
             watch=self.unheard,
             slots_key=lambda: self.agent.machine.slots_key,
+            devices=self.devices,
             ahead=self.ahead,
         )
 
@@ -116,6 +151,8 @@ class Side:
 
     def rest(self) -> None:
         """Everything that may wait is done."""
+        if self.devices is not None:
+            self.devices.settle()
         for _ in range(10_000):
             if not self.waiting:
                 return
@@ -155,7 +192,11 @@ class Side:
 class Life:
     """The same random life on two nodes."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, devices: Path | None, kubelet: dict[str, Given]) -> None:
+        self.kubelet = kubelet
+        self.has_devices = devices is not None
+        # Of its own, so that a life is the same but for them.
+        self.luck = random.Random(seed)
         self.rng = rng = random.Random(seed)
         machine = Machine(
             topology=rng.choice(MACHINES)(),
@@ -163,7 +204,9 @@ class Life:
             key=rng.choice((b"a key of this node", b"")),
         )
         observe = rng.random() < 0.05
-        self.sides = [Side(machine, ahead=ahead, observe=observe) for ahead in (True, False)]
+        self.sides = [
+            Side(machine, ahead=ahead, observe=observe, devices=devices) for ahead in (True, False)
+        ]
         self.templates = [self.template() for _ in range(rng.randint(1, 5))]
         # How many pods are the first of their workload.
         self.first = rng.choice((0.03, 0.3))
@@ -266,6 +309,10 @@ class Life:
             container.linux.oom_score_adj.value = rng.choice(scores)
         if rng.random() < 0.7:
             sandbox_resources(pod.linux.pod_resources, container.linux.resources)
+        if self.luck.random() < 0.6:
+            for minor in self.luck.sample(range(len(GPUS) + 1), self.luck.choice((1, 1, 2))):
+                container.linux.devices.add(type="c", major=226, minor=minor)
+            container.annotations["told"] = self.luck.choice(("by the kubelet", "by the message"))
         return pod, container
 
     # --- what happens -----------------------------------------------------------------------------
@@ -325,6 +372,7 @@ class Life:
         if self.pods and rng.random() < 0.12:  # another container of a pod that is there
             pod.CopyFrom(rng.choice(self.pods))
         self.noise(pod, container)
+        self.gets_devices(pod, container)
         container.pod_sandbox_id = pod.id
         if rng.random() < 0.7:
             self.both("run_pod", pod)
@@ -366,6 +414,39 @@ class Life:
         if rng.random() < 0.05:  # older runtimes leave these to labels
             container.labels["io.kubernetes.container.name"] = container.name
             container.name = ""
+
+    def gets_devices(self, pod: pb.PodSandbox, container: pb.Container) -> None:
+        """Replicas have the same devices or others like them; told here, there, or on both sides.
+
+        What the template put into the message are the minor numbers of cards.
+        """
+        rng = self.luck
+        cards = [*GPUS, LOST]
+        minors = [device.minor for device in container.linux.devices]
+        if minors and rng.random() < 0.3:  # another replica has other ones
+            minors = rng.sample(range(len(cards)), len(minors))
+        if container.annotations.pop("told", "") == "by the kubelet" or rng.random() < 0.1:
+            devices = [GivenDevice("x.com/gpu", cards[k], frozenset()) for k in minors]
+            if rng.random() < 0.1:
+                devices.append(GivenDevice("x.com/fpga", "f1", frozenset({1})))
+            answer = {container.name or "app": tuple(devices)}
+            if rng.random() < 0.1:
+                answer["helper"] = tuple(devices[:1])
+            self.kubelet[pod.name] = answer if rng.random() < 0.95 else "it hangs"
+            if rng.random() < 0.5:
+                minors = []
+        if rng.random() < 0.05:
+            minors = [rng.randrange(7)]
+        del container.linux.devices[:]
+        if not self.has_devices:
+            return
+        for minor in minors:
+            container.linux.devices.add(type="c", major=226, minor=minor)
+        if rng.random() < 0.05:
+            made_up = rng.choice((*cards, "0000:ff:00.0", "nonsense"))
+            container.env.append(f"PCIDEVICE_X={made_up}")
+        if rng.random() < 0.05:
+            container.env.append("NVIDIA_VISIBLE_DEVICES=GPU-1")
 
     def again(self) -> None:
         """The same request once more: the runtime did not get our answer."""
@@ -492,12 +573,15 @@ def counted(side: Side) -> Counter[str]:
 
 
 @pytest.mark.parametrize("part", range(WORLDS))
-def test_a_decision_made_ahead_is_the_one_that_would_have_been_made(part: int) -> None:
+def test_a_decision_made_ahead_is_the_one_that_would_have_been_made(
+    part: int, devices: Path, kubelet: dict[str, Given]
+) -> None:
     results: Counter[str] = Counter()
     creations = 0
     seed = part
     while creations < CASES / WORLDS:
-        life = Life(seed)
+        kubelet.clear()
+        life = Life(seed, devices if seed // WORLDS % 2 else None, kubelet)
         life.live_through(LIFE)
         results += counted(life.sides[0])
         creations += LIFE
@@ -510,7 +594,7 @@ def test_a_decision_made_ahead_is_the_one_that_would_have_been_made(part: int) -
 def test_conversion_and_names_agree() -> None:
     """What is written into a prepared decision is what the conversion would have read."""
     rng = random.Random(1)
-    life = Life(1)
+    life = Life(1, None, {})
     for number in range(200):
         pod, container = pb.PodSandbox(id=f"s{number}"), pb.Container(id=f"c{number}")
         for field in ("uid", "name"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +11,6 @@ from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.kubelet import KubeletGrants
-from nri_numa.engine.values.mentions import Mentions
 from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.machine.cpuset import CPUSet
@@ -447,24 +446,18 @@ def test_a_mistake_of_ours_is_counted_and_hurts_nobody(monkeypatch: pytest.Monke
     assert node.world.metrics.registry.get_sample_value("nri_numa_internal_errors_total") == 1
 
 
-class NoDevices:
-    """Looks after devices on a node where no container has any."""
+class NoClaims:
+    """Knows of claims on a node where no container has any."""
 
-    def began(self, pod: PodSandbox, network: str) -> None: ...
-
-    def seen(self, pod: PodSandbox, container: Container, mentions: Mentions) -> Container:
-        return container
-
-    def kept(self, pods: Iterable[tuple[PodSandbox, str]]) -> None: ...
-
-    def gone(self, pod_id: str) -> None: ...
+    def seen(
+        self, pod: PodSandbox, container: Container, environment: Sequence[str]
+    ) -> tuple[PodSandbox, Container]:
+        return pod, container
 
 
-def test_where_devices_count_nothing_is_decided_ahead() -> None:
+def test_where_claims_count_nothing_is_decided_ahead() -> None:
     node = Node()
-    node.adapter = Adapter(
-        node.agent, node.world.metrics, ahead=node.ahead, devices=NoDevices()
-    )  # fmt: skip
+    node.adapter = Adapter(node.agent, node.world.metrics, ahead=node.ahead, claims=NoClaims())
     node.ready()
     assert not node.create("second")
     assert sum(node.count(way) for way in ("hit", "late", "new", "unfit")) == 0

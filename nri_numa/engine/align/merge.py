@@ -30,9 +30,10 @@ from dataclasses import dataclass
 
 from nri_numa.engine.align.counting import best_by_counting
 from nri_numa.engine.align.families import Family
-from nri_numa.engine.align.hints import HintDemand, ResourceDemand, together
+from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand, together
 from nri_numa.engine.align.reach import Reach
 from nri_numa.engine.align.search import Cover, Distances, Order, Steps, best_mask, closeness, pick
+from nri_numa.engine.values.workload import DeviceRequest
 
 EXACT_UPTO = 10
 """Up to this many NUMA nodes a merge is the kubelet's without exception."""
@@ -59,22 +60,54 @@ def _narrowest(masks: Iterable[int], order: Order, distances: Distances | None) 
     return min(masks, key=lambda m: (m.bit_count(), closeness(m, order, distances)), default=None)
 
 
+def _free_devices(request: DeviceRequest) -> dict[int, int] | None:
+    """How many free devices each NUMA node has, which count on all of theirs.
+
+    Empty where no device has a NUMA node, and nothing is wished; None where `merge` has to look.
+    """
+    counts: dict[int, int] = {}
+    ids: set[str] = set()
+    for device in request.devices:
+        ids.add(device.id)
+        if not device.available:
+            return None
+        for i in device.numa_nodes:
+            counts[i] = counts.get(i, 0) + 1
+    return counts if len(ids) == len(request.devices) else None
+
+
 def one_numa_node(
     demands: Sequence[HintDemand],
     machine: int,
     distance: Callable[[int, int], int] | None,
     rank: Mapping[int, int] | None,
 ) -> int | None:
-    """The best preferred mask of one NUMA node, for quantities only: the everyday case, fast.
+    """The best preferred mask of one NUMA node, the everyday case, fast: no lists, no groups.
 
     None says nothing but that `merge` has to look. A preferred mask of one node is narrower than
     any other result, so finding one ends the search.
     """
     fitting: list[int] | None = None
+    among: Iterable[int]
     shared: list[ResourceDemand] = []
     for d in demands:
         if not isinstance(d, ResourceDemand):
-            return None
+            if not isinstance(d, DeviceDemand) or d.owned or d.reusable:
+                return None
+            need = d.request.count
+            counts = _free_devices(d.request) if need > 0 else {}
+            if counts is None:
+                return None
+            # Devices of which none has a NUMA node are no wish. Where enough are free on one NUMA
+            # node, an empty machine has enough there as well.
+            if counts:
+                among = counts if fitting is None else fitting
+                fitting = [
+                    i for i in among if counts.get(i, 0) >= need and i >= 0 and machine >> i & 1
+                ]
+                if not fitting:
+                    return None
+            continue
         need = d.need
         if need <= 0:
             continue
@@ -84,12 +117,12 @@ def one_numa_node(
             shared.append(d)
         capacity, available = together(d.near, d.capacity), together(d.near, d.available)
         required = d.required.bits
-        among: Iterable[tuple[int, int]] = (
+        offered: Iterable[tuple[int, int]] = (
             available.items() if fitting is None else [(i, available.get(i, 0)) for i in fitting]
         )
         fitting = [
             i
-            for i, free in among
+            for i, free in offered
             if free >= need
             and i in capacity
             and i >= 0

@@ -6,8 +6,9 @@ These are the engine's own types; protobuf stops at `nri_numa.nri.conversion`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from nri_numa.engine.values.memory_policy import MemoryPolicy
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
@@ -208,6 +209,54 @@ class DeviceRequest:
     resource: str
     count: int
     devices: tuple[Device, ...]
+
+
+class KnownDevices:
+    """What is known of the devices of a container at some moment; a value, never changed.
+
+    Its hash is made once, because decisions made ahead are looked up by it.
+
+    Attributes:
+        devices, pod_devices, notes: as `Container` has them (``device_notes``).
+    """
+
+    __slots__ = ("_hash", "devices", "notes", "pod_devices")
+
+    def __init__(
+        self,
+        devices: tuple[DeviceRequest, ...] = (),
+        pod_devices: tuple[DeviceRequest, ...] = (),
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.devices = devices
+        self.pod_devices = pod_devices
+        self.notes = notes
+        self._hash = hash((devices, pod_devices, notes))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, KnownDevices)
+            and self._hash == other._hash
+            and self.devices == other.devices
+            and self.pod_devices == other.pod_devices
+            and self.notes == other.notes
+        )
+
+    def on(self, container: Container) -> Container:
+        """The container with them, in the place of what it had."""
+        return replace(
+            container,
+            devices=self.devices,
+            pod_devices=self.pod_devices,
+            device_notes=self.notes,
+        )
+
+
+NO_DEVICES: Final = KnownDevices()
+"""Nothing is known, and nothing is to be said of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from bench.devices import Measured, report
+import pytest
+
+from bench.devices import Measured, measure, report
 from bench.stats import summary
 
-QUICK = Measured(case="no devices", off=summary([0.001]), on=summary([0.001]), beside=0.5)
+QUICK = Measured(
+    case="no devices", ahead=False, off=summary([0.001]), on=summary([0.001]), beside=0.5
+)
 
 
 def test_a_budget_that_every_case_keeps() -> None:
     slower = replace(QUICK, case="a device file", on=summary([0.001049]), beside=1.0)
     text = report([QUICK, slower])
-    assert text.endswith("Budget of +50 µs at p50 kept: +49 µs at most (a device file).")
+    assert text.endswith(
+        "Budget of +50 µs at p50 kept: +49 µs at most (a device file, decided when asked)."
+    )
     assert "100%" in text
 
 
 def test_a_budget_that_one_case_misses() -> None:
-    slower = replace(QUICK, case="a device file", on=summary([0.001051]))
-    assert "missed: +51 µs at most (a device file)" in report([slower, QUICK])
+    slower = replace(QUICK, case="a device file", ahead=True, on=summary([0.001051]))
+    assert "missed: +51 µs at most (a device file, decided ahead)" in report([slower, QUICK])
+
+
+def test_each_plugin_has_its_configuration_and_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plugin runs here: one that looks for devices takes 1 s more, one ahead 2 s less."""
+
+    @contextlib.asynccontextmanager
+    async def bed(
+        directory: Path, topology: object, *, more: Sequence[str]
+    ) -> AsyncIterator[dict[str, Any]]:
+        (flag,) = more
+        document = json.loads(Path(flag.removeprefix("--config=")).read_text(encoding="utf-8"))
+        assert (directory / "machine/sys/dev/char/226:128").exists(), "it has the device as well"
+        yield document
+
+    async def fill(one: object, residents: int, shape: object) -> None:
+        pass
+
+    async def life(one: dict[str, Any], name: str, change: object) -> tuple[float, bool]:
+        looks = one["devices"]["enabled"]
+        return 3.0 + looks - 2.0 * one["decideAhead"], looks
+
+    monkeypatch.setattr("bench.devices.bed", bed)
+    monkeypatch.setattr("bench.devices.fill", fill)
+    monkeypatch.setattr("bench.devices._one", life)
+    found = asyncio.run(measure(rounds=3))
+    assert [(m.ahead, m.off.p50, m.on.p50, m.beside) for m in found] == [
+        (False, 3.0, 4.0, 1.0), (True, 1.0, 2.0, 1.0),
+    ] * 3  # fmt: skip
+    assert [m.case for m in found[::2]] == [m.case for m in found[1::2]]

@@ -149,9 +149,16 @@ def test_a_device_that_went_is_not_there_any_more(tree: DeviceTree) -> None:
     assert devices.by_pci(GPU_AT)
     (tree.root / f"sys/bus/pci/devices/{GPU_AT}").unlink()
     shutil.rmtree(gpu)
+    assert devices.by_pci(GPU_AT), "nothing is read for what is known"
+    assert devices.again()
     assert devices.by_pci(GPU_AT) == ()
-    devices.forget()
+    assert not devices.again()
+    # Another card in its place, on another NUMA node.
+    (tree.root / f"sys/bus/pci/devices/{GPU_AT}").unlink(missing_ok=True)
+    tree.pci(GPU_AT, 0)
     assert devices.by_pci(GPU_AT) == ()
+    assert devices.again()
+    assert devices.by_pci(GPU_AT) == (Found("NIC", GPU_AT, frozenset({0})),)
 
 
 def test_a_captured_machine_has_directories_where_the_kernel_has_links(tree: DeviceTree) -> None:
@@ -160,3 +167,25 @@ def test_a_captured_machine_has_directories_where_the_kernel_has_links(tree: Dev
     (directory / "numa_node").write_text("1\n")
     (directory / "class").write_text(GPU_CLASS)
     assert look(tree).by_pci(GPU_AT) == (Found("GPU", GPU_AT, frozenset({1})),)
+
+
+def test_more_links_than_are_remembered_are_read_again(tree: DeviceTree) -> None:
+    addresses = [f"{number:04x}:00:00.0" for number in range(600)]
+    for address in addresses:
+        tree.pci(address, 0)
+    devices = look(tree)
+    for _ in range(2):
+        assert all(devices.by_pci(address)[0].id == address for address in addresses)
+    assert not devices.again()
+
+
+def test_a_disk_that_a_volume_gets_is_seen_the_next_time(tree: DeviceTree) -> None:
+    volume = tree.virtual("block", "dm-0")
+    (volume / "slaves").mkdir()
+    tree.number("block", "253:0", volume)
+    devices = look(tree)
+    assert devices.by_number("b", 253, 0) == ()
+    disk = tree.child(tree.pci(DISK_AT, 1, "0x010601"), "host0", "block", "sda")
+    (volume / "slaves/sda").symlink_to(disk)
+    assert devices.again()
+    assert devices.by_number("b", 253, 0) == (Found("disk", "dm-0", frozenset({1})),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from nri_numa.config.device_sources import Devices
 from nri_numa.cri.pb import podresources_pb2 as pb
 from nri_numa.devices.watch import DeviceWatch
 from nri_numa.engine.values.mentions import NO_MENTIONS, DeviceNode, Mentions
-from nri_numa.engine.values.workload import Container
+from nri_numa.engine.values.workload import NO_DEVICES, Container, PodSandbox
 from nri_numa.machine.cpuset import NUMASet
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.fake_kubelet import pod_resources
@@ -82,6 +82,11 @@ def has(found: Container) -> dict[str, dict[str, set[int]]]:
     }
 
 
+def seen(watch: DeviceWatch, of: PodSandbox, made: Container, mentions: Mentions) -> Container:
+    """The container with the devices that are known at this moment."""
+    return watch.known(of.id, made.name, mentions).on(made)
+
+
 ON_GPU = {"GPU": {GPU_AT: {1}}}
 
 
@@ -100,7 +105,7 @@ ON_GPU = {"GPU": {GPU_AT: {1}}}
     ids=["device file", "uuid", "index", "address", "all of them"],
 )
 def test_one_gpu_is_one_hint_whoever_tells_of_it(bed: Bed, mentions: Mentions) -> None:
-    found = bed.watch().seen(POD, container(POD), mentions)
+    found = seen(bed.watch(), POD, container(POD), mentions)
     assert has(found) == ON_GPU
     assert found.device_notes == ()
 
@@ -118,7 +123,7 @@ def test_a_cdi_name_stands_for_the_device_files_of_its_spec(bed: Bed) -> None:
         bed.tree.child(bed.root / "sys/devices/pci0000:af" / NIC_AT, "net", "ens1"),
     )
     (bed.root / "cdi/a.json").write_text(json.dumps({"kind": "x.com/gpu", "devices": [device]}))
-    found = bed.watch().seen(POD, container(POD), Mentions(cdi=("x.com/gpu=g0",)))
+    found = seen(bed.watch(), POD, container(POD), Mentions(cdi=("x.com/gpu=g0",)))
     assert has(found) == {**ON_GPU, "NIC": {NIC_AT: {0}}}
 
 
@@ -127,7 +132,7 @@ def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_misse
 ) -> None:
     watch = bed.watch()
     wanted = Mentions(cdi=("x.com/gpu=g0",))
-    missed = watch.seen(POD, container(POD), wanted)
+    missed = seen(watch, POD, container(POD), wanted)
     assert missed.devices == ()
     assert "CDI device 'x.com/gpu=g0' stands in no file" in missed.device_notes[0]
     node = {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}
@@ -135,12 +140,12 @@ def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_misse
     (bed.root / "cdi/a.json").write_text(json.dumps({"kind": "x.com/gpu", "devices": [device]}))
     watch.began(POD, "")
     watch.settle()
-    assert has(watch.seen(POD, container(POD), wanted)) == ON_GPU
+    assert has(seen(watch, POD, container(POD), wanted)) == ON_GPU
 
 
 def test_what_a_variable_makes_up_is_no_hint_and_is_said(bed: Bed) -> None:
     variables = {"PCIDEVICE_X": "0000:ff:1f.7", "NVIDIA_VISIBLE_DEVICES": "GPU-none"}
-    found = bed.watch().seen(POD, container(POD), Mentions(variables=variables))
+    found = seen(bed.watch(), POD, container(POD), Mentions(variables=variables))
     assert found.devices == ()
     assert found.device_notes == (
         "variable PCIDEVICE_X names 0000:ff:1f.7, which is not there: no hint",
@@ -155,9 +160,9 @@ def test_a_gpu_that_came_later_is_read_after_it_was_missed(bed: Bed) -> None:
     bed.tree.pci(other, 0, GPU_CLASS)
     bed.tree.nvidia(other, uuid, 1)
     mentions = Mentions(variables={"NVIDIA_VISIBLE_DEVICES": uuid})
-    assert watch.seen(POD, container(POD), mentions).devices == ()
+    assert seen(watch, POD, container(POD), mentions).devices == ()
     watch.settle()
-    assert has(watch.seen(POD, container(POD), mentions)) == {"GPU": {other: {0}}}
+    assert has(seen(watch, POD, container(POD), mentions)) == {"GPU": {other: {0}}}
 
 
 def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
@@ -171,13 +176,12 @@ def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
         cdi=("x.com/gpu=g0",),
     )
     watch.began(POD, NETWORK)
-    made = container(POD)
-    assert watch.seen(POD, made, mentions) is made
+    assert watch.known(POD.id, "app", mentions) is NO_DEVICES
 
 
 def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: Bed) -> None:
     watch = bed.watch(places=lambda: NUMASet((0,)))
-    found = watch.seen(POD, container(POD), Mentions(variables={"PCIDEVICE_X": GPU_AT}))
+    found = seen(watch, POD, container(POD), Mentions(variables={"PCIDEVICE_X": GPU_AT}))
     assert found.devices == ()
     assert found.device_notes == (
         f"its GPU {GPU_AT} is on NUMA node 1, where no CPUs are: no hint",
@@ -185,7 +189,7 @@ def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: Bed) -> None:
 
 
 def test_more_devices_than_are_looked_at_are_said(bed: Bed) -> None:
-    found = bed.watch().seen(POD, container(POD), Mentions(unread=3))
+    found = seen(bed.watch(), POD, container(POD), Mentions(unread=3))
     assert found.device_notes == ("3 more devices than are looked at: no hint of them",)
 
 
@@ -225,26 +229,26 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed)
             ("helper", "x.com/fpga", "f2", (1,)),
         ),
     )
-    found = watch.seen(POD, container(POD), NO_MENTIONS)
+    found = seen(watch, POD, container(POD), NO_MENTIONS)
     # Where sysfs knows a device, it is that device on its NUMA node, whatever the plugin said.
     assert has(found) == {**ON_GPU, "NIC": {NIC_AT: {0}}, "x.com/fpga": {"f1": {0, 1}}}
     assert found.device_notes == ()
     together = {d.id for request in found.pod_devices for d in request.devices}
     assert together == {GPU_AT, NIC_AT, "f1", "f2"}
-    helper = watch.seen(POD, container(POD, "helper"), NO_MENTIONS)
+    helper = seen(watch, POD, container(POD, "helper"), NO_MENTIONS)
     assert has(helper) == {"x.com/fpga": {"f2": {1}}}
 
 
 def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
     watch = asked(bed, answer(("app", "x.com/cpu", "n1-0", (1,))), own_resource="x.com/cpu")
-    assert watch.seen(POD, container(POD), NO_MENTIONS).devices == ()
+    assert seen(watch, POD, container(POD), NO_MENTIONS).devices == ()
 
 
 def test_a_kubelet_that_is_not_there_is_said_and_nothing_else(bed: Bed) -> None:
     watch = bed.watch(ASKED)
     watch.began(POD, "")
     watch.settle()
-    found = watch.seen(POD, container(POD), Mentions(variables={"PCIDEVICE_X": GPU_AT}))
+    found = seen(watch, POD, container(POD), Mentions(variables={"PCIDEVICE_X": GPU_AT}))
     assert has(found) == ON_GPU
     assert len(found.device_notes) == 1
     assert "the kubelet does not say what it gave: " in found.device_notes[0]
@@ -260,12 +264,12 @@ def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: Bed) -> Non
     with pod_resources(bed.root, hang, lambda request, context: None):
         watch = bed.watch(ASKED)
         watch.began(POD, "")
-        found = watch.seen(POD, container(POD), NO_MENTIONS)
+        found = seen(watch, POD, container(POD), NO_MENTIONS)
         assert found.devices == ()
         assert found.device_notes == ("the kubelet has not said yet what it gave: no hint of that",)
         held.set()
         watch.settle()
-    assert has(watch.seen(POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
+    assert has(seen(watch, POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
 
 
 # --- pods that come and go --------------------------------------------------------------------
@@ -275,7 +279,7 @@ def test_a_pod_whose_namespace_is_gone_is_said(bed: Bed) -> None:
     watch = bed.watch(Devices(pod_resources=False))
     watch.began(POD, str(bed.root / "gone"))
     watch.settle()
-    (note,) = watch.seen(POD, container(POD), NO_MENTIONS).device_notes
+    (note,) = seen(watch, POD, container(POD), NO_MENTIONS).device_notes
     assert note.startswith("its network interfaces cannot be looked at: ")
 
 
@@ -284,21 +288,134 @@ def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: Be
     other = pod("other")
     watch.kept([(POD, ""), (other, "")])
     watch.settle()
-    assert has(watch.seen(POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
-    assert "the kubelet" in watch.seen(other, container(other), NO_MENTIONS).device_notes[0]
+    assert has(seen(watch, POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
+    assert "the kubelet" in seen(watch, other, container(other), NO_MENTIONS).device_notes[0]
     watch.gone(POD.id)
     watch.gone(POD.id)
-    made = container(POD)
-    assert watch.seen(POD, made, NO_MENTIONS) is made
+    assert watch.known(POD.id, "app", NO_MENTIONS) is NO_DEVICES
     watch.kept([])
-    made = container(other)
-    assert watch.seen(other, made, NO_MENTIONS) is made
+    assert watch.known(other.id, "app", NO_MENTIONS) is NO_DEVICES
 
 
 def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
     watch = bed.watch(ASKED)
     watch.close()
     watch.began(POD, "")
-    found = watch.seen(POD, replace(container(POD), pid=7), NO_MENTIONS)
+    found = seen(watch, POD, replace(container(POD), pid=7), NO_MENTIONS)
     assert found.devices == ()
     assert found.pid == 7
+
+
+# --- told when all is known that can be before a container comes -------------------------------
+
+
+def test_where_nothing_is_asked_ahead_all_is_known_at_once(bed: Bed) -> None:
+    told: list[str] = []
+    bed.watch().began(POD, NETWORK, lambda: told.append("complete"))
+    assert told == ["complete"]
+
+
+def test_the_loop_is_told_once_when_all_questions_have_answers(bed: Bed) -> None:
+    told: list[str] = []
+    loop: list[Callable[[], object]] = []
+    message = answer(("app", "x.com/fpga", "f1", (1,)))
+    with pod_resources(bed.root, lambda request, context: message, lambda request, context: None):
+        watch = bed.watch(Devices())
+        watch.start(loop.append)
+        watch.began(POD, NETWORK, lambda: told.append("complete"))
+        watch.settle()
+        assert not told, "threads call nothing but what the loop is given"
+        assert len(loop) == 2
+        loop.pop()()
+        assert not told, "one of two"
+        loop.pop()()
+    assert told == ["complete"]
+    found = watch.foreseen(POD.id, "")
+    assert found == watch.known(POD.id, "app", NO_MENTIONS)
+    assert found is not None
+    assert found.devices[0].resource == "x.com/fpga"
+
+
+def test_of_a_pod_that_went_before_the_answer_nothing_is_told(bed: Bed) -> None:
+    told: list[str] = []
+    loop: list[Callable[[], object]] = []
+    watch = bed.watch(ASKED)
+    watch.start(loop.append)
+    watch.began(POD, "", lambda: told.append("complete"))
+    watch.settle()
+    watch.gone(POD.id)
+    loop.pop()()
+    assert not told
+    assert watch.foreseen(POD.id, "") is NO_DEVICES
+
+
+def test_an_answer_after_the_loops_end_hurts_nobody(bed: Bed) -> None:
+    def ended(function: Callable[[], object]) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    watch = bed.watch(ASKED)
+    watch.start(ended)
+    watch.began(POD, "", lambda: None)
+    watch.settle()
+    (note,) = watch.known(POD.id, "app", NO_MENTIONS).notes
+    assert "the kubelet does not say what it gave: " in note
+
+
+def test_which_of_several_containers_comes_first_is_not_foreseen(bed: Bed) -> None:
+    two = answer(("app", "x.com/fpga", "f1", (1,)), ("helper", "x.com/fpga", "f2", (0,)))
+    watch = asked(bed, two)
+    assert watch.foreseen(POD.id, "") is None
+    helper = watch.foreseen(POD.id, "helper")
+    assert helper is not None
+    assert [d.id for d in helper.devices[0].devices] == ["f2"]
+
+
+# --- what is remembered -------------------------------------------------------------------------
+
+
+def test_containers_with_the_same_mentions_have_the_same_value(bed: Bed) -> None:
+    watch = bed.watch()
+    mentions = Mentions(variables={"PCIDEVICE_X": GPU_AT})
+    first = watch.known(POD.id, "app", mentions)
+    assert watch.known("another pod", "main", Mentions(variables={"PCIDEVICE_X": GPU_AT})) is first
+    # The same device told otherwise is the same value as well, and so the same decision.
+    other = watch.known(POD.id, "app", Mentions(variables={"NVIDIA_VISIBLE_DEVICES": "0"}))
+    assert other is not first
+    assert (other, hash(other)) == (first, hash(first))
+    assert first != NO_DEVICES
+    assert first != "a GPU"
+
+
+def test_where_containers_can_be_placed_may_change(bed: Bed) -> None:
+    places = [NUMASet((0, 1))]
+    watch = bed.watch(places=lambda: places[0])
+    mentions = Mentions(variables={"PCIDEVICE_X": GPU_AT})
+    assert watch.known(POD.id, "app", mentions).devices
+    places[0] = NUMASet((0,))
+    assert not watch.known(POD.id, "app", mentions).devices
+
+
+def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: Bed) -> None:
+    watch = bed.watch()
+    mentions = Mentions(variables={"PCIDEVICE_X": GPU_AT, "PCIDEVICE_Y": "0000:d8:00.0"})
+    assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU
+    (bed.root / f"sys/bus/pci/devices/{GPU_AT}").unlink()
+    bed.tree.pci("0000:d8:00.0", 0, GPU_CLASS)
+    assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU
+    watch.began(POD, "")
+    watch.settle()
+    assert has(seen(watch, POD, container(POD), mentions)) == {"GPU": {"0000:d8:00.0": {0}}}
+
+
+def test_made_up_names_fill_no_memory(bed: Bed) -> None:
+    """Whatever anybody writes into pods, the next container finds what it is due."""
+    watch = bed.watch()
+    for number in range(700):
+        made_up = f"{number:04x}:ff:00.0"
+        found = watch.known(POD.id, "app", Mentions(variables={"PCIDEVICE_X": made_up}))
+        assert not found.devices
+    long = Mentions(variables={"PCIDEVICE_X": f"{GPU_AT},{'x' * 4000},{'y' * 4000}"})
+    first, second = (watch.known(POD.id, "app", long) for _ in range(2))
+    assert first == second
+    assert first is not second, "it is not remembered"
+    assert first.devices

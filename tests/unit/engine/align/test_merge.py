@@ -44,6 +44,13 @@ def quantity(
     )
 
 
+def gpu(*numa_nodes: set[int], name: str = "gpu", count: int | None = None) -> DeviceDemand:
+    """A device for each set of NUMA nodes; all of them are asked for, unless ``count`` says."""
+    devices = tuple(Device(id=f"d{k}", numa_nodes=frozenset(n)) for k, n in enumerate(numa_nodes))
+    count = len(devices) if count is None else count
+    return DeviceDemand(request=DeviceRequest(resource=name, count=count, devices=devices))
+
+
 def place(
     n: int,
     *demands: HintDemand,
@@ -158,6 +165,19 @@ class TestLargeMachines:
         merged = place(64, *(quantity(x, 1, [4] * 64) for x in "abcd"))
         assert (result(merged), merged.steps, merged.exact) == (("0", True), 64, True)
 
+    def test_devices_beside_quantities_are_as_everyday(self) -> None:
+        """Nothing is searched where one NUMA node has the device and all else."""
+        beside = gpu({7})
+        for closest in (True, False):
+            merged = place(64, quantity("cpu", 1, [4] * 64), beside, closest=closest)
+            assert (result(merged), merged.steps, merged.exact) == (("7", True), 64, True)
+        either = gpu({3, 9})
+        merged = place(64, either, gpu({9}, {40}, name="nic", count=1), quantity("m", 1, [4] * 64))
+        assert (result(merged), merged.steps) == (("9", True), 64)
+        nowhere = gpu(set())
+        merged = place(64, nowhere, quantity("cpu", 1, [4] * 64))
+        assert (result(merged), merged.steps) == (("0", True), 64)
+
     def test_a_preferred_mask_of_several_numa_nodes_is_the_closest(self) -> None:
         busy = [4] * 64
         busy[1] = busy[6] = 3
@@ -270,6 +290,28 @@ class TestOddNumbers:
         found = result(place(2, *demands))
         assert found == (str(NUMASet(verdict.affinity or ())), verdict.preferred)
         return found
+
+    def test_devices_as_nobody_would_list_them(self) -> None:
+        cpu = quantity("cpu", 1, [4, 4])
+        assert self.both(cpu, gpu({1})) == ("1", True)
+        assert self.both(cpu, gpu({0}, {1})) == ("0-1", False)
+        assert self.both(cpu, gpu({1}, {0, 1}, {0}, count=2)) == ("0", True)
+        assert self.both(cpu, gpu({9}, {1}, count=1)) == ("1", True)
+        assert self.both(cpu, gpu({9})) == ("0", False)
+        assert self.both(cpu, gpu({1}, count=0)) == ("0", True)
+        assert self.both(cpu, gpu({1}, count=2)) == ("0", False)
+        assert self.both(quantity("cpu", 1, [4, 4], [4, 0]), gpu({1})) == ("0", False)
+        one = gpu({1}).request.devices[0]
+        for devices in (
+            (replace(one, available=False), replace(one, id="d1", numa_nodes=frozenset({0}))),
+            (one, replace(one, numa_nodes=frozenset({0}))),
+        ):
+            request = DeviceRequest(resource="gpu", count=1, devices=devices)
+            assert self.both(cpu, DeviceDemand(request=request)) == ("0", True)
+        held = replace(gpu({1}, {0}, count=1), owned=frozenset({"d0"}))
+        assert self.both(cpu, held) == ("1", True)
+        again = replace(gpu({1}, {0}, count=1), reusable=frozenset({"d0"}))
+        assert self.both(cpu, again) == ("1", True)
 
     def test_more_free_than_there_is(self) -> None:
         assert self.both(quantity("cpu", 2, [1, 1], [2, 2])) == ("0-1", True)

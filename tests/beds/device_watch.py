@@ -1,0 +1,51 @@
+"""A watch over devices whose threads are the test itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from nri_numa.config.device_sources import Devices
+from nri_numa.devices.given import GivenDevice
+from nri_numa.devices.watch import DeviceWatch
+from nri_numa.node.agent import Agent
+
+Given = Mapping[str, tuple[GivenDevice, ...]] | str
+"""What the kubelet gave to a pod, by container; or why it does not say."""
+
+
+class Watch(DeviceWatch):
+    """What threads would do is done when the test says so."""
+
+    def __init__(self, root: Path, agent: Agent) -> None:
+        super().__init__(
+            Devices(network=False, cdi=False),
+            root=str(root),
+            kubelet_root="",
+            places=lambda: agent.machine.places,
+        )
+        self.jobs: deque[Callable[[], object]] = deque()
+
+    def _do(self, pool: object, function: Callable[..., object], *args: object) -> bool:
+        self.jobs.append(partial(function, *args))
+        return True
+
+    def settle(self) -> None:
+        while self.jobs:
+            self.jobs.popleft()()
+
+
+def kubelet_answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Given]:
+    """The kubelet answers at once by this table, which has the names of pods."""
+    answers: dict[str, Given] = {}
+
+    def given_devices(root: str, namespace: str, pod: str, seconds: float = 0) -> Given:
+        return answers.get(pod, {})
+
+    monkeypatch.setattr("nri_numa.devices.watch.given_devices", given_devices)
+    monkeypatch.setattr("nri_numa.devices.watch.PAUSE", 0)
+    return answers

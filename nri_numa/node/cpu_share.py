@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 SHARE: Final = 0.2
-"""Of one CPU, in the long run: the page, a Prometheus and three controllers together need a tenth of
-that, and the runtime meets the thread at work once in five requests at most."""
+"""Of one CPU, in the long run. The runtime meets the thread at work in one request of five at most,
+and on a machine of two CPUs a client who never stops leaves nine tenths to others."""
 BURST: Final = 0.05
-"""Seconds of CPU time at once after a rest: the page with all its files, or a scrape of 1,000
-containers."""
+"""Seconds of CPU time at once after a rest: a scrape of 1,000 containers (2 ms for its text), or
+the page with its files and lists, also on a machine that is several times as slow."""
 LONGEST: Final = 0.02
 """Seconds of one pause. A probe is accepted, read and answered in some five rounds of the loop: all
 its pauses together are a tenth of the second that the kubelet gives it, whoever else is served in

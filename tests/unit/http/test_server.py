@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import resource
 import selectors
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from nri_numa.http.responses import Assignment, Readiness
 from nri_numa.http.scrape import SharedScrape
 from nri_numa.http.server import HTTPServer
 from nri_numa.http.source import Listing
+from nri_numa.node.loop import CourteousSelector, Courtesy, GapWatch
 from nri_numa.observe.metrics import Metrics
 from tests.beds.http_view import (
     HOSTILE,
@@ -516,6 +518,40 @@ def test_pipelined_requests_take_turns_with_those_of_others() -> None:
             assert view.asked < 300
 
     run(test)
+
+
+def test_where_cpu_time_is_spent_all_wait_and_a_probe_still_comes_in_time() -> None:
+    """What a hundred clients cost is paid for by pauses, and in each round everybody has a turn."""
+    rounds = itertools.count()
+    pauses: list[float] = []
+    courtesy = Courtesy(
+        GapWatch(),
+        clock=lambda: 0.0,
+        used=lambda: next(rounds) * 0.015,  # a hundred exchanges
+        sleep=pauses.append,
+    )
+
+    async def test() -> None:
+        view = Counting()
+        async with serving(view) as (_, address), AsyncExitStack() as stack:
+            greedy = [await stack.enter_async_context(connected(address)) for _ in range(100)]
+            for _, writer in greedy:
+                writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+            while view.asked < 1000:
+                await asyncio.sleep(0)
+            asked, paused = view.asked, len(pauses)
+            assert (await get(address, "/healthz")).status == 200
+            assert view.asked < 10_000
+            # The kubelet waits for one second.
+            assert 0.0 < sum(pauses[paused:]) < 0.5
+            assert view.asked > asked
+            for reader, _ in greedy[:3]:
+                for _ in range(100):
+                    assert (await read_reply(reader)).status == 200
+
+    selector = CourteousSelector(courtesy)
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+        runner.run(test())
 
 
 def test_a_request_that_trickles_in_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

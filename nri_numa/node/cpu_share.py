@@ -16,6 +16,9 @@ and on a machine of two CPUs a client who never stops leaves nine tenths to othe
 BURST: Final = 0.05
 """Seconds of CPU time at once after a rest: a scrape of 1,000 containers (2 ms for its text), or
 the page with its files and lists, also on a machine that is several times as slow."""
+HURRIED: Final = 0.5
+"""The same while newcomers stand in line: a probe is found by accepting who stands before it, 0.1
+ms for each of a thousand, and the kubelet waits for a second."""
 LONGEST: Final = 0.02
 """Seconds of one pause. A probe is accepted, read and answered in some five rounds of the loop: all
 its pauses together are a tenth of the second that the kubelet gives it, whoever else is served in
@@ -28,13 +31,19 @@ class CPUShare:
 
     Args:
         share: of one CPU, in the long run; more than 0.
+        hurried: the same while there is a reason to hurry.
         burst: seconds of CPU time that can be saved up.
         longest: seconds of one pause; what would take longer to pay back is forgiven.
+
+    Attributes:
+        hurry: whether there is one now.
     """
 
     share: float = SHARE
+    hurried: float = HURRIED
     burst: float = BURST
     longest: float = LONGEST
+    hurry: bool = False
     _last: tuple[float, float] | None = None
     _saved: float = 0.0
 
@@ -47,9 +56,10 @@ class CPUShare:
         """
         if self._last is None:
             self._last, self._saved = (now, used), self.burst
-        earned = self.share * (now - self._last[0])
+        share = self.hurried if self.hurry else self.share
+        earned = share * (now - self._last[0])
         spent = used - self._last[1]
         self._last = now, used
         self._saved = min(self.burst, self._saved + earned) - spent
-        self._saved = max(self._saved, -self.share * self.longest)
-        return max(0.0, -self._saved / self.share)
+        self._saved = max(self._saved, -share * self.longest)
+        return max(0.0, -self._saved / share)

@@ -64,3 +64,12 @@ def test_no_pause_is_longer_than_was_said(pieces: list[float]) -> None:
         pause = share.pause(now, used)
         assert 0.0 <= pause <= 0.020001
         now, used = now + pause + piece, used + piece
+
+
+def test_whoever_hurries_gets_more_until_there_is_no_reason_any_more() -> None:
+    share = CPUShare(share=0.2, hurried=0.5, burst=0.05, longest=0.02)
+    assert share.pause(0.0, 0.0) == 0.0
+    share.hurry = True
+    assert share.pause(0.0, 0.052) == pytest.approx(0.004)
+    share.hurry = False
+    assert share.pause(0.0, 0.052) == pytest.approx(0.01)

@@ -57,6 +57,8 @@ class Seen:
     rss: int = 0
     fds: int = 0
     lines: int = 0
+    beside: float = 0.0
+    """CPU time of all threads but the one that answers the runtime, as a part of one CPU."""
     synchronize: list[str] = field(default_factory=list)
 
 
@@ -125,6 +127,18 @@ def _look(seen: Seen, one: Bed) -> None:
         seen.fds = max(seen.fds, len(os.listdir(f"/proc/{one.pid}/fd")))
 
 
+def _beside(one: Bed) -> float:
+    """Seconds of CPU time of all threads but the first, which answers the runtime."""
+    ticks = 0
+    for thread in os.listdir(f"/proc/{one.pid}/task"):
+        if int(thread) != one.pid:
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{one.pid}/task/{thread}/stat").read_text()
+                user, system = stat.rpartition(") ")[2].split()[11:13]
+                ticks += int(user) + int(system)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 async def _create(seen: Seen, one: Bed, name: str, shape: Shape) -> None:
     runtime = one.runtime
     pod = await runtime.run_pod(pod_of(shape, name))
@@ -158,11 +172,13 @@ async def _case(one: Bed, kind: str, rounds: int, shape: Shape, *, tls: bool, sy
         gc.collect()
         gc.disable()
         try:
-            end = time.monotonic() + LIMIT
+            begun, before = time.monotonic(), _beside(one)
+            end = begun + LIMIT
             while seen.created < rounds and time.monotonic() < end:
                 await _create(seen, one, f"new-{kind}-{seen.created}", shape)
                 _look(seen, one)
                 await asyncio.sleep(PAUSE)
+            seen.beside = max(0.0, _beside(one) - before) / (time.monotonic() - begun)
             seen.dropped = len(one.runtime.closed) - closed
             # What our own creates said is not what an attacker made it say.
             seen.lines = one.log.read_bytes().count(b"\n") - lines - 3 * seen.created
@@ -242,12 +258,13 @@ async def measure(*, rounds: int = 400) -> str:
                     f"{seen.rss / 2**20:.0f}",
                     seen.fds,
                     max(0, seen.lines),
+                    f"{seen.beside:.2f}",
                     " ".join(seen.synchronize),
                 ]
                 rows.append(row)
                 print(row, file=sys.stderr, flush=True)
     head = (
         "node", "meanwhile", "placed", "p50 ms", "p99 ms", "p99 × quiet", "dropped", "probes",
-        "RSS MiB", "fds", "log lines", "Synchronize ms",
+        "RSS MiB", "fds", "log lines", "HTTP CPUs", "Synchronize ms",
     )  # fmt: skip
     return table(head, rows)

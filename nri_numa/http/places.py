@@ -19,6 +19,38 @@ MAX_RESERVE = 256
 GRACE: Final = 0.02
 """Seconds that a newcomer in the reserve is heard at least, if it takes a pause in accepting."""
 
+LINE: Final = 32
+"""Newcomers without a pause that are a line: more than the scrapers, controllers and browsers that
+happen to come at the same time."""
+
+
+class Line:
+    """Knows whether newcomers stand in line where clients connect to, and with them maybe a probe.
+
+    Args:
+        tell: told whether there is a line, each time that this may be otherwise.
+    """
+
+    def __init__(self, tell: Callable[[bool], object]) -> None:
+        self._tell = tell
+        self._came: Counter[object] = Counter()
+
+    def came(self, listener: object) -> None:
+        """One more has come at this socket, and there was no pause."""
+        self._came[listener] += 1
+        if self._came[listener] == LINE:
+            self._tell(True)
+
+    def nobody(self, listener: object) -> None:
+        """Nobody stands at this socket now."""
+        del self._came[listener]
+        self._tell(any(came >= LINE for came in self._came.values()))
+
+    def end(self) -> None:
+        """Nobody can come any more."""
+        self._came.clear()
+        self._tell(False)
+
 
 def _nothing() -> None:
     """Nothing to close any more."""

@@ -15,6 +15,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import h11
@@ -26,7 +27,7 @@ from nri_numa.http import connection as connections
 from nri_numa.http.api import API, PROBES, APIError, Request, parse_target
 from nri_numa.http.connection import MAX_HEADER_BYTES, Connection
 from nri_numa.http.early_read import EarlyRead
-from nri_numa.http.places import ConnectionPlace, ConnectionPlaces
+from nri_numa.http.places import ConnectionPlace, ConnectionPlaces, Line
 from nri_numa.http.security import Certificate, TokenFile, host_is_expected
 from nri_numa.http.sockets import LOCAL, accept, close, forget, listen, listen_at
 from nri_numa.http.source import AgentView
@@ -59,6 +60,7 @@ class HTTPServer:
         metrics: exposed, and counted into.
         version: named in the Server header.
         busy_for: seconds that the loop of the runtime's requests is at work without a pause.
+        line: told whether newcomers stand in line.
 
     Attributes:
         problem: why it does not listen; empty when it does, or is off.
@@ -76,6 +78,7 @@ class HTTPServer:
         *,
         version: str,
         busy_for: Callable[[], float] = lambda: 0.0,
+        line: Callable[[bool], object] = lambda there: None,
     ) -> None:
         wanted = split_address(config.address)
         if wanted is None and not config.socket:
@@ -94,6 +97,7 @@ class HTTPServer:
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._connections: set[asyncio.Task[None]] = set()
+        self._line = Line(line)
         self._exhausted_at = -EXHAUSTED_SAID_EVERY
         self.problem = ""
         self.address: tuple[str, int] | None = None
@@ -177,6 +181,7 @@ class HTTPServer:
         for listener in self._listeners:
             listener.close()
         self._accepting, self._listeners = [], []
+        self._line.end()
         self._places.close()
         while self._connections:
             for task in self._connections:
@@ -187,9 +192,10 @@ class HTTPServer:
 
     async def _accept(self, listener: socket.socket) -> None:
         """Take connections for ever; each gets a place before anything of it is looked at."""
+        nobody = partial(self._line.nobody, listener)
         while True:
             try:
-                sock, client = await accept(listener)
+                sock, client = await accept(listener, nobody)
             except OSError as error:
                 if error.errno in EXHAUSTED:
                     self._exhausted(error)
@@ -198,6 +204,7 @@ class HTTPServer:
                     await asyncio.sleep(0)
                 continue
             self._begin(sock, client)
+            self._line.came(listener)
             # Whoever is connected gets a turn before the next newcomer may take a place.
             await asyncio.sleep(self._places.pause())
 

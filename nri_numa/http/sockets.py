@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 import traceback
+from collections.abc import Callable
 
 CLOSE_TIMEOUT = 1.0
 """Seconds for the end of a connection: a TLS client may never say good-bye."""
@@ -79,10 +80,16 @@ def listen_at(path: str) -> socket.socket:
     return sock
 
 
-async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
+async def accept(
+    listener: socket.socket, nobody: Callable[[], object] = lambda: None
+) -> tuple[socket.socket, str]:
     """The next connection, non-blocking, and its client's address.
 
     The loop's own `sock_accept` loses a connection when it is cancelled in the moment between.
+
+    Args:
+        listener: where clients connect to.
+        nobody: called when none stands in line.
 
     Raises:
         OSError: there is none to be had.
@@ -91,6 +98,7 @@ async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
         try:
             sock, peer = listener.accept()
         except BlockingIOError:
+            nobody()
             await _readable(listener)
             continue
         sock.setblocking(False)

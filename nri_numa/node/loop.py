@@ -2,7 +2,8 @@
 
 The first answers the runtime. The second serves HTTP in a thread of the same interpreter; it stands
 still while the first one is at work, so that of the interpreter's lock the runtime's requests have
-to wait for one small piece at most (docs/adr/0021).
+to wait for one small piece at most (docs/adr/0021); and most of the time, however much it is asked
+for, so that they seldom have to wait at all (docs/adr/0087).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import selectors
 import time
 from collections.abc import Callable
 from typing import Final
+
+from nri_numa.node.cpu_share import CPUShare
 
 
 class GapWatch(selectors.DefaultSelector):
@@ -69,6 +72,10 @@ class Courtesy:
         watch: of the loop that goes first.
         longest: seconds after which a piece of work is done all the same: somebody may ask
             whether a loop that is busy for long is still alive.
+        share: what the thread may have of one CPU.
+        clock: seconds that only grow.
+        used: CPU time of the thread that asks, in seconds.
+        sleep: stands still for so many seconds.
     """
 
     PAUSE: Final = 0.001
@@ -77,19 +84,35 @@ class Courtesy:
     """New objects from which tidying up pays, and from which most of them are of a large request:
     they live, and looking at them would take long."""
 
-    def __init__(self, watch: GapWatch, longest: float = 0.1) -> None:
+    def __init__(
+        self,
+        watch: GapWatch,
+        longest: float = 0.1,
+        *,
+        share: CPUShare | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._watch = watch
         self._longest = longest
+        self._share = share or CPUShare()
+        self._clock, self._used, self._sleep = clock, used, sleep
+
+    def rest(self) -> None:
+        """Return when this thread may have CPU time again."""
+        if pause := self._share.pause(self._clock(), self._used()):
+            self._sleep(pause)
 
     def give_way(self) -> None:
         """Return when the other loop waits, or after ``longest``."""
-        end = 0.0
+        end: float | None = None
         while self._watch.busy:
-            now = time.monotonic()
-            end = end or now + self._longest
+            now = self._clock()
+            end = now + self._longest if end is None else end
             if now >= end:
                 return
-            time.sleep(self.PAUSE)
+            self._sleep(self.PAUSE)
 
     def tidy_up(self) -> None:
         """Collect our own garbage while it is little.
@@ -111,6 +134,8 @@ class CourteousSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As in the base class."""
+        # Before it looks: whoever comes during the pause is served in the next round already.
+        self._courtesy.rest()
         ready = super().select(timeout)
         self._courtesy.give_way()
         self._courtesy.tidy_up()

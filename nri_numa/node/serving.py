@@ -24,6 +24,7 @@ from nri_numa.engine.decision import Reading
 from nri_numa.errors import ConfigError
 from nri_numa.node.agent import Agent
 from nri_numa.node.beside_kubelet import BesideKubelet
+from nri_numa.node.cpu_share import CPUShare
 from nri_numa.node.kubelet_settings import KubeletSettings
 from nri_numa.node.loop import CourteousSelector, Courtesy, GapWatch
 from nri_numa.observe.logs import get_logger
@@ -130,6 +131,7 @@ class Serving:
         self._beside = beside
         self._kubelet = kubelet
         self._watch = watch
+        self._share = CPUShare()
         self._settled = asyncio.Event()
         self._parts: _Parts | None = None
 
@@ -143,7 +145,8 @@ class Serving:
             async with asyncio.timeout(WAIT):
                 await self._settled.wait()
         sys.setswitchinterval(SWITCH)
-        loop = asyncio.SelectorEventLoop(CourteousSelector(Courtesy(self._watch)))
+        courtesy = Courtesy(self._watch, share=self._share)
+        loop = asyncio.SelectorEventLoop(CourteousSelector(courtesy))
         stop = asyncio.Event()
         # A daemon: nothing that a client does can keep the process from ending.
         thread = threading.Thread(target=self._live, args=(loop, stop), name="http", daemon=True)
@@ -231,6 +234,7 @@ class Serving:
             self._metrics,
             version=__version__,
             busy_for=self._watch.busy_for,
+            line=self._hurry,
         )
         self._metrics.snapshot = view.snapshot
         try:
@@ -238,6 +242,9 @@ class Serving:
         finally:
             for watch in watches:
                 watch.cancel()
+
+    def _hurry(self, there: bool) -> None:
+        self._share.hurry = there
 
 
 def _import() -> _Parts:

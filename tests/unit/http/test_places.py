@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nri_numa.http.places import GRACE, ConnectionPlace, ConnectionPlaces
+from nri_numa.http.places import GRACE, LINE, ConnectionPlace, ConnectionPlaces, Line
 
 
 @dataclass
@@ -73,3 +73,22 @@ def test_the_reserve_hears_the_latest_and_each_for_a_moment_at_least() -> None:
     assert door.closed == ["r0"]
     door.places.close()
     assert (len(door.places), door.closed[1:]) == (0, ["0", "1", "2", "3", "r1", "r2"])
+
+
+def test_there_is_a_line_until_nobody_stands_at_any_socket() -> None:
+    told: list[bool] = []
+    line = Line(told.append)
+    for _ in range(LINE - 1):
+        line.came("IPv4")
+    line.nobody("IPv4")  # a pause: who comes then is another one
+    line.came("IPv4")
+    assert told == [False]
+    for _ in range(LINE):
+        line.came("IPv4")
+        line.came("IPv6")
+    assert told == [False, True, True]
+    line.nobody("IPv4")
+    line.nobody("IPv4")
+    assert told[-1] is True
+    line.nobody("IPv6")
+    assert told[-1] is False

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import selectors
+import socket
 import threading
 import weakref
+from collections.abc import Callable, Coroutine
 
+import pytest
+
+from nri_numa.node.cpu_share import CPUShare
 from nri_numa.node.loop import CourteousSelector, Courtesy, GapWatch, watched_loop
 
 
@@ -60,11 +66,102 @@ def test_another_thread_stands_back_while_the_loop_is_at_work() -> None:
     other.close()
 
 
+class Clocks:
+    """Time that passes when somebody stands still, and CPU time that is told."""
+
+    def __init__(self) -> None:
+        self.now, self.used = 0.0, 0.0
+        self.pauses: list[float] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+        self.used += seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+        self.meanwhile()
+
+    def courtesy(self, watch: GapWatch | None = None) -> Courtesy:
+        return Courtesy(
+            watch or GapWatch(),
+            longest=0.1,
+            share=CPUShare(share=0.2, burst=0.05, longest=0.02),
+            clock=lambda: self.now,
+            used=lambda: self.used,
+            sleep=self.sleep,
+        )
+
+    def run(self, work: Coroutine[None, None, None]) -> None:
+        """In a loop with these clocks."""
+        loop = asyncio.SelectorEventLoop(CourteousSelector(self.courtesy()))
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(work)
+
+
 def test_it_does_not_stand_back_for_ever() -> None:
     """Somebody may ask whether a loop that is stuck still lives."""
-    watch = GapWatch()
+    clocks, watch = Clocks(), GapWatch()
     watch.busy = True
-    Courtesy(watch).give_way()
+    clocks.courtesy(watch).give_way()
+    assert clocks.now == pytest.approx(0.1, abs=0.002)
+    clocks.courtesy(watch).give_way()
+    assert clocks.now == pytest.approx(0.2, abs=0.004)
+
+
+def test_a_loop_that_always_has_work_stands_still_most_of_the_time() -> None:
+    """One second of work at a fifth of a CPU, less what was saved up."""
+    clocks = Clocks()
+
+    async def work() -> None:
+        for _ in range(1000):
+            clocks.work(0.001)
+            await asyncio.sleep(0)
+
+    clocks.run(work())
+    assert clocks.now == pytest.approx(4.75, abs=0.02)
+
+
+def test_a_loop_with_little_to_do_never_stands_still() -> None:
+    clocks = Clocks()
+
+    async def work() -> None:
+        for _ in range(1000):
+            clocks.work(0.001)
+            clocks.now += 0.01
+            await asyncio.sleep(0)
+
+    clocks.run(work())
+    assert clocks.pauses == []
+
+
+def test_time_for_which_it_gave_way_is_saved_up() -> None:
+    """Where the runtime was busy meanwhile, it does not stand still once more for nobody."""
+    clocks, watch = Clocks(), GapWatch()
+    courtesy = clocks.courtesy(watch)
+    courtesy.rest()
+    clocks.work(0.049)
+    courtesy.rest()
+    watch.busy = True
+    courtesy.give_way()
+    clocks.pauses.clear()
+    clocks.work(0.01)
+    courtesy.rest()
+    assert clocks.pauses == []
+
+
+def test_who_comes_while_it_stands_still_is_served_next() -> None:
+    """A probe waits for one pause, not for two."""
+    clocks = Clocks()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, CourteousSelector(clocks.courtesy()) as selector:
+        selector.register(ours, selectors.EVENT_READ)
+        assert selector.select(0) == []
+        clocks.work(1.0)
+        clocks.meanwhile = lambda: theirs.sendall(b"GET")
+        assert [key.fileobj for key, _ in selector.select(0)] == [ours]
+        assert len(clocks.pauses) == 1
 
 
 class Circle:

@@ -88,7 +88,6 @@ def one_numa_node(
     any other result, so finding one ends the search.
     """
     fitting: list[int] | None = None
-    among: Iterable[int]
     shared: list[ResourceDemand] = []
     for d in demands:
         if not isinstance(d, ResourceDemand):
@@ -101,9 +100,13 @@ def one_numa_node(
             # Devices of which none has a NUMA node are no wish. Where enough are free on one NUMA
             # node, an empty machine has enough there as well.
             if counts:
-                among = counts if fitting is None else fitting
                 fitting = [
-                    i for i in among if counts.get(i, 0) >= need and i >= 0 and machine >> i & 1
+                    i
+                    for i, free in counts.items()
+                    if free >= need
+                    and i >= 0
+                    and machine >> i & 1
+                    and (fitting is None or i in fitting)
                 ]
                 if not fitting:
                     return None
@@ -117,12 +120,12 @@ def one_numa_node(
             shared.append(d)
         capacity, available = together(d.near, d.capacity), together(d.near, d.available)
         required = d.required.bits
-        offered: Iterable[tuple[int, int]] = (
+        among: Iterable[tuple[int, int]] = (
             available.items() if fitting is None else [(i, available.get(i, 0)) for i in fitting]
         )
         fitting = [
             i
-            for i, free in offered
+            for i, free in among
             if free >= need
             and i in capacity
             and i >= 0

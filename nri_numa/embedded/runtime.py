@@ -186,7 +186,7 @@ class EmbeddedRuntime:
         """Every container by id."""
         return MappingProxyType(self._world.containers)
 
-    async def wait_for_plugin(self, count: int = 1, *, limit: float = 10.0) -> None:
+    async def wait_for_plugin(self, count: int = 1, *, limit: float = 60.0) -> None:
         """Wait until at least `count` plugins are active.
 
         Raises:

@@ -82,7 +82,7 @@ class Node:
         def found() -> str:
             return next((one for one in self.lines if all(p in one for p in parts)), "")
 
-        async with asyncio.timeout(20), self._grown:
+        async with asyncio.timeout(60), self._grown:
             await self._grown.wait_for(found)
         return found()
 
@@ -131,7 +131,7 @@ class Node:
         """End the process as systemd does; its exit code."""
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             code = await self.process.wait()
         await self._reader
         return code
@@ -173,10 +173,10 @@ async def node(
 
 @pytest.fixture
 def run() -> Callable[[Coroutine[Any, Any, None]], None]:
-    """Run a test's coroutine, for a minute at most."""
+    """Run a test's coroutine, for three minutes at most."""
 
     def runner(test: Coroutine[Any, Any, None]) -> None:
-        asyncio.run(asyncio.wait_for(test, 60))
+        asyncio.run(asyncio.wait_for(test, 180))
 
     return runner
 

@@ -159,7 +159,11 @@ async def test_pushes_wait_for_each_other_and_for_their_interval(tmp_path: Path)
         )
         assert all(result.ok for result in results)
         assert container.cpus == "2"  # in the order they were called
-        assert asyncio.get_running_loop().time() - begun >= 0.06
+        passed = asyncio.get_running_loop().time() - begun
+        assert passed >= 0.06
+        assert all(0 <= result.seconds <= passed for result in results)
+        nothing = await link.push([])
+        assert (nothing.ok, nothing.seconds) == (True, 0)
 
 
 async def test_a_storm_of_events_and_pushes_ends_well(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from nri_numa.engine.ahead import labels_read
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.values.limits import Permission
 from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.machine.cpuset import CPUSet
@@ -461,3 +463,13 @@ def test_where_claims_count_nothing_is_decided_ahead() -> None:
     node.ready()
     assert not node.create("second")
     assert sum(node.count(way) for way in ("hit", "late", "new", "unfit")) == 0
+
+
+def test_labels_that_rules_and_permissions_look_at_are_told_apart_from_all_others() -> None:
+    """Two pods that differ in one of them must not be given the same answer."""
+    settings = Settings(
+        rules=(Rule(labels={"team": "a"}),),
+        permissions=(Permission(name="gold", labels={"tier": "gold"}),),
+    )
+    assert labels_read(settings) == ("team", "tier")
+    assert labels_read(Settings()) == ()

@@ -224,3 +224,23 @@ def test_a_container_keeps_its_place_over_a_restart_of_the_agent() -> None:
     assert world.synchronize() == ()
     assert world.has("a-app") == before
     world.check()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ({"a": (1,)}, "although its GPU a is on NUMA node 1, which is not among them"),
+        (
+            {"a": (1,), "b": (1,)},
+            "although its GPU a, b are on NUMA node 1, which is not among them",
+        ),
+    ],
+)
+def test_devices_that_are_elsewhere_are_named(gpus: dict[str, tuple[int, ...]], said: str) -> None:
+    """All CPUs beside them belong to somebody else."""
+    world = two_nodes()
+    other = pod("other", {"cpus": "exclusive", "policy": "single-numa-node"})
+    world.place(other, with_gpus(other, 4))
+    of = pod("late", {"cpus": "exclusive", "policy": "best-effort"})
+    world.place(of, with_gpus(of, 2, **gpus))
+    assert said in " ".join(steps(world, "late-app"))

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from nri_numa.engine.adopt.assigned import is_signed, signed
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import Rule, Settings
@@ -438,3 +439,16 @@ def test_one_that_claims_what_another_has_is_decided_anew_and_nobody_else() -> N
     assert [world.has(i)[0] for i in (ids[0], ids[2], ids[3])] == ["0-1", "4-5", "6-7"]
     assert all(world.agent.state.allocations[i].owned for i in (ids[0], ids[2], ids[3]))
     assert len(world.cpus(ids[1])) == 2
+
+
+def test_without_a_key_nothing_is_signed() -> None:
+    """An empty key is one that everybody knows."""
+    assert is_signed(signed("{", "c", b"key"), "c", b"key")
+    assert not is_signed(signed("{", "c", b""), "c", b"")
+
+
+@pytest.mark.parametrize("spoiled", ["é", "𝟘", "\udc80"])
+def test_a_signature_of_other_letters_is_a_wrong_one(spoiled: str) -> None:
+    """Anybody may write the annotation; it must not stop the synchronisation."""
+    text = signed("{", "c", b"key")
+    assert not is_signed(text[:-3] + spoiled + text[-2:], "c", b"key")

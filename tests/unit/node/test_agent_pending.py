@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+
+import pytest
 
 from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.machine.synthetic import synthetic
@@ -83,3 +86,48 @@ def test_a_container_that_went_meanwhile_does_not_keep_others_from_being_told_ag
     world.place(own, container(own, wants=resources(1)))
     world.agent.overtaken([sent._replace(container_id="gone"), sent])
     assert [(u.container_id, u.cpus) for u in world.agent.take_pending()] == [("free-app", "1-3")]
+
+
+def test_an_update_of_a_container_that_is_gone_is_overtaken() -> None:
+    """The runtime would fail all of a push for one container that it does not have any more."""
+    world = node()
+    (sent,) = world.agent.take_pending()
+    assert not world.agent.is_overtaken(sent)
+    del world.live["free-app"]
+    world.agent.remove_container("free-app")
+    assert world.agent.is_overtaken(sent)
+
+
+CHANGES: dict[str, Callable[[World], object]] = {
+    "placed": lambda world: world.place(pod("more", {"numacpu": "1"})),
+    "ended": lambda world: world.stop("free-app"),
+    "refused": lambda world: world.refuse(pod("wrong", {"numacpu": "63"})),
+    "settings": lambda world: world.agent.retopology(world.agent.machine),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whoever_shows_the_node_is_told_of_every_change(change: str) -> None:
+    world = node()
+    world.agent.take_pending()
+    told: list[str] = []
+    stop = world.agent.subscribe(lambda: told.append(change))
+    CHANGES[change](world)
+    assert told
+    stop()
+    told.clear()
+    world.place(pod("unseen"))
+    assert told == []
+
+
+def test_only_what_takes_cpus_from_the_pool_counts_as_its_change() -> None:
+    """The reconciler leaves containers in the pool alone for a moment after each."""
+    world = node()
+    before = world.agent.pool_changes
+    world.place(pod("listed", {"numacpu": "1"}))
+    assert world.agent.pool_changes == before
+    own = pod("next", {"cpus": "exclusive"})
+    world.place(own, container(own, wants=resources(1)))
+    assert world.agent.pool_changes == before + 1
+    world.stop("next-app")
+    assert world.agent.pool_changes == before + 2

@@ -629,3 +629,26 @@ def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
     )
     assert found.seen == 90
     assert len(pauses) == 90 // reconcile.BATCH
+
+
+def test_drift_that_comes_again_is_said_again(bed: Bed) -> None:
+    """Somebody else put it right in between, so it is news."""
+    bed.active = False
+    for times in (1, 2):
+        bed.drift("listed-app", "0-7", "0")
+        bed.round()
+        bed.round()
+        assert bed.log.count("pod=default/listed") + bed.log.count("listed/app") == times
+        bed.drift("listed-app", "1", "0")
+        assert bed.round().drifted == ()
+
+
+def test_after_a_push_that_failed_the_runtime_is_left_alone(bed: Bed) -> None:
+    names = [f"n{i:02}" for i in range(CHUNK + 5)]
+    for name in names:
+        bed.run(pod(name, {"numacpu": "1"}))
+    for name in names:
+        bed.drift(f"{name}-app", "0")
+    bed.failing = "the runtime died"
+    assert bed.round().repaired == ()
+    assert bed.log.count("the runtime died") == 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 
 from nri_numa.errors import ConfigError
 from nri_numa.nri.link import NRILink, backoff_delays
+from tests.beds.link_bed import eventually, running
 from tests.beds.recording_plugin import RecordingPlugin
 
 
@@ -33,3 +36,16 @@ def test_a_name_no_runtime_takes_is_refused_before_anything_is_dialled(
 ) -> None:
     with pytest.raises(ConfigError, match="plugin identity"):
         NRILink(RecordingPlugin(), name=name, index=index)
+
+
+@pytest.mark.asyncio
+async def test_without_any_settings_a_runtime_that_is_not_there_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    plugin = RecordingPlugin()
+    link = NRILink(plugin, name="numapin", index="10", socket_path=str(tmp_path / "nri.sock"))
+    async with running(link) as task:
+        await eventually(lambda: bool(plugin.states))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not task.done()

@@ -39,6 +39,7 @@ class TestAccounting:
         assert charge(NUMASet([0]), 3, left) == {0: 3}
         assert charge(NUMASet([0, 1]), 4, left) is None
         assert charge(NUMASet([0]), 0, left) == {}
+        assert charge(NUMASet([0, 9]), 4, left) is None, "nobody knows of any memory there"
 
 
 class TestWidening:

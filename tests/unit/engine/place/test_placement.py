@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from nri_numa.engine.place.needs import pod_demand
 from nri_numa.engine.place.placement import (
     exclusive_text,
     human_bytes,
@@ -14,8 +15,10 @@ from nri_numa.engine.place.placement import (
     per_node,
     spread_charges,
 )
+from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import Charge
 from nri_numa.machine.cpuset import NUMASet
+from tests.beds.world import pod, resources
 from tests.machines import named as machines
 
 MIB2 = 2 << 20
@@ -109,3 +112,15 @@ def test_bytes_are_said_in_the_largest_unit(amount: int, text: str) -> None:
 
 def test_one_exclusive_cpu_is_one() -> None:
     assert (exclusive_text(1), exclusive_text(2)) == ("1 exclusive CPU", "2 exclusive CPUs")
+
+
+@pytest.mark.parametrize(
+    ("total", "own", "whole"),
+    [(1.998, 1, 1), (1.999, 1, 1), (2, 1, 2), (3.5, 1, 3), (1, 2, 2)],
+)
+def test_of_the_sum_of_a_pod_only_whole_cpus_are_exclusive(
+    total: float, own: int, whole: int
+) -> None:
+    """What a container with a fraction adds stays in the shared pool."""
+    of = pod("p", total=resources(total))
+    assert pod_demand(of, Demand(cpu_milli=1000 * own, exclusive_cpus=own)).exclusive_cpus == whole

@@ -88,3 +88,7 @@ def test_each_numa_node_keeps_its_part_and_spares_whole_cores(
     pool = where.topology.allowed - CPUSet.parse(owned)
     free = pool - CPUSet.parse(listed)
     assert str(kept_for_pool(where, pool, free)) == kept
+
+
+def test_siblings_kept_idle_are_a_quarter_unless_configured() -> None:
+    assert Limits().idle.of(100) == 25

@@ -6,6 +6,8 @@ import pytest
 
 from nri_numa.engine.place.strategy import measures
 from nri_numa.engine.values.workload import Strategy
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import GIB, World, container, pod, resources
 
 SPREAD, PACK, MOST = Strategy.SPREAD, Strategy.PACK, Strategy.MOST_LEFT
 ALL = {0: 100, 1: 100}
@@ -27,6 +29,8 @@ ALL = {0: 100, 1: 100}
         # Memory first, then CPUs.
         (MOST, ({0: 90, 1: 10}, {0: 50, 1: 51}), 1),
         (MOST, ({0: 90, 1: 91}, {0: 50, 1: 50}), 1),
+        # Huge pages do not count: CPUs do before them.
+        (MOST, ({0: 91, 1: 90}, {0: 50, 1: 50}, {0: 20, 1: 21}), 0),
         # Without memory CPUs alone.
         (SPREAD, ({0: 50, 1: 60},), 1),
         (PACK, ({0: 50, 1: 60},), 0),
@@ -55,3 +59,19 @@ def test_shares_are_compared_and_not_amounts() -> None:
     """A tenth of a large NUMA node is less than a fifth of a small one."""
     found = measures([(10, {0: 50, 1: 100}, {0: 50, 1: 100})], (0, 1), SPREAD)
     assert found[1] < found[0]
+
+
+def test_with_spread_huge_pages_that_are_nearly_used_up_are_kept() -> None:
+    """Node 0 has most CPUs left, and no huge pages beyond what is asked for."""
+    pages = {GIB: 4 * GIB}
+    world = World(
+        synthetic(
+            sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64,
+            hugepages=pages,
+        )
+    )  # fmt: skip
+    one = {"policy": "single-numa-node", "cpus": "exclusive"}
+    for name, cpus, gib, where in (("a", 1, 3, "0"), ("b", 2, 0, "1"), ("c", 1, 1, "1")):
+        of = pod(name, one)
+        wants = resources(cpus, 1, hugepages={GIB: gib * GIB} if gib else None)
+        assert world.place(of, container(of, wants=wants))[1] == where

@@ -647,3 +647,10 @@ def test_a_resolver_does_not_hoard_long_values() -> None:
     assert isinstance(found, Requested)
     assert found.numacpu == text
     assert resolver(pod, asking) is not found
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"), [(80, f"{'x' * 80!r}"), (81, f"{'x' * 80!r}… (81 characters)")]
+)
+def test_of_a_value_eighty_characters_are_shown(length: int, shown: str) -> None:
+    assert quoted("x" * length) == shown

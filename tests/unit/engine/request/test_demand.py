@@ -272,6 +272,7 @@ def test_what_a_request_does_not_pay_for_is_not_booked() -> None:
         (B, 999, 0),
         (B, None, 0),
         (B, -997, 0),
+        (B, 1, 0),
         (BE, 1000, 0),
     ):
         found = needs(made, qos=qos, score=score, capacity=1 << 40)
@@ -290,3 +291,10 @@ def test_shares_that_mean_any_number_say_which_number_that_begins_at() -> None:
     assert found.cpu_at_least
     assert found.notes == ("262144 CPU shares stand for 256 CPUs or any number above",)
     assert not good(Resources(cpu_shares=262_143)).cpu_at_least
+
+
+@pytest.mark.parametrize("period", [-1, -2, -100_000])
+def test_a_negative_period_counts_as_the_usual_one(period: int) -> None:
+    found = good(Resources(cpu_quota=200_000, cpu_period=period))
+    assert found.cpu_milli == 2000
+    assert found.notes == (f"CPU period {period} is negative and counts as 100000",)

@@ -41,8 +41,11 @@ def node_with_a_gpu(directory: Path, *, ahead: bool = False, **devices: object) 
 def run(
     node: Node, name: str, wishes: dict[str, str], *env: str, device: bool = False
 ) -> EmbeddedContainer:
-    pod = node.pod(name, wishes)
-    message = pb.Container(id=f"{name}-app", name="app", env=env)
+    return run_in(node, node.pod(name, wishes), *env, device=device)
+
+
+def run_in(node: Node, pod: EmbeddedPod, *env: str, device: bool = False) -> EmbeddedContainer:
+    message = pb.Container(id=f"{pod.message.name}-app", name="app", env=env)
     message.linux.resources.cpu.quota.value = 100_000
     message.linux.resources.cpu.period.value = 100_000
     message.linux.resources.memory.limit.value = 1 << 28
@@ -105,16 +108,29 @@ def _an_fpga(request: Any, context: Any) -> Any:
 def test_replicas_beside_devices_are_decided_ahead(
     directory: Path, by_kubelet: bool, where: str
 ) -> None:
+    asked: set[str] = set()
+
+    def answer(request: Any, context: Any) -> Any:
+        asked.add(request.pod_name)
+        return _an_fpga(request, context)
+
     with (
-        pod_resources(directory / "kubelet", _an_fpga, lambda request, context: None),
+        pod_resources(directory / "kubelet", answer, lambda request, context: None),
         node_with_a_gpu(directory, ahead=True, podResources=by_kubelet) as node,
     ):
         node.start()
+        until(node.plugin.responsive, "the plugin's HTTP server answers")
         numbers = itertools.count()
 
         def hit() -> bool:
             before = node.metric("nri_numa_decided_ahead_total", result="hit")
-            made = run(node, f"replica-{next(numbers)}", ALIGNED, device=not by_kubelet)
+            name = f"replica-{next(numbers)}"
+            pod = node.pod(name, ALIGNED)
+            if by_kubelet:
+                # Between sandbox and container there is time, as on a node that pulls the image.
+                until(lambda: name in asked, "the kubelet is asked")
+                node.plugin.json("/v1/topology")
+            made = run_in(node, pod, device=not by_kubelet)
             after = node.metric("nri_numa_decided_ahead_total", result="hit")
             node.remove(made)
             return after > before and mems(made) == where

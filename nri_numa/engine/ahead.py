@@ -9,16 +9,17 @@ have to be put in. docs/adr/0052-decide-before-being-asked.md tells what must no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from nri_numa.engine.admit import admit
 from nri_numa.engine.adopt.assigned import ASSIGNED, assigned, signature, signed
 from nri_numa.engine.decision import Admitted, Machine, Reading
-from nri_numa.engine.state import Allocation, Kind, NodeState, PodRecord
+from nri_numa.engine.state import Allocation, Kind, NodeState, PodRecord, group_of
 from nri_numa.engine.values.answers import ContainerUpdate, StateChange
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.machine.cpuset import CPUSet
 
 STAND_IN: Final = "\0stand-in"
 """Id and name of the stand-in: no name of Kubernetes and no id of a runtime holds a zero byte."""
@@ -83,6 +84,28 @@ class Started:
     updates: tuple[ContainerUpdate, ...] = ()
 
 
+@dataclass(slots=True, kw_only=True)
+class Room:
+    """The parts of the next state that grow with the node, copied while nobody waits.
+
+    One container takes them with it, so they serve once.
+
+    Attributes:
+        allocations, listed: as in the state, for one more.
+        groups: the same; ``members`` is the group that the container joins, None for none.
+        pods: the same, of ``pods_before``, which may have changed until it is taken.
+        spent: a container has taken it.
+    """
+
+    allocations: dict[str, Allocation]
+    listed: dict[str, CPUSet]
+    groups: Mapping[int, Mapping[str, None]]
+    members: dict[str, None] | None
+    pods: dict[str, PodRecord]
+    pods_before: Mapping[str, PodRecord]
+    spent: bool = field(default=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A decision about a stand-in.
@@ -96,6 +119,7 @@ class Prepared:
         mark: what is written on the container, without the signature and what follows; empty where
             nothing is signed.
         started: the same for whoever comes.
+        room: for the one that comes.
     """
 
     moment: Moment
@@ -104,6 +128,7 @@ class Prepared:
     record: PodRecord
     mark: str
     started: Started
+    room: Room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +198,27 @@ def prepare(
             mems=decision.adjustment.mems or container.resources.mems,
             updates=decision.updates,
         ),
+        room=_room(state, allocation),
+    )
+
+
+def _room(state: NodeState, allocation: Allocation) -> Room:
+    groups, members, key = state.groups, None, group_of(allocation)
+    if key is not None:
+        members = dict(groups.get(key, {}))
+        groups = {**groups, key: members}
+    return Room(
+        allocations=dict(state.allocations),
+        listed=dict(state.listed),
+        groups=groups,
+        members=members,
+        pods=dict(state.pods),
+        pods_before=state.pods,
     )
 
 
 def take(prepared: Prepared, state: NodeState, names: Names, now: float) -> Taken | None:
-    """Put the names in.
+    """Put the names in, at a cost that does not grow with the node.
 
     Args:
         prepared: `Moment.lasts` for ``state``.
@@ -186,31 +227,51 @@ def take(prepared: Prepared, state: NodeState, names: Names, now: float) -> Take
         now: Unix time in seconds, recorded with the allocation.
 
     Returns:
-        None when the container or its pod is not new.
+        None when the container or its pod is not new, or the decision was taken before.
     """
-    if names.pod_uid in state.pods or names.container_id in state.allocations:
+    room, container_id, uid = prepared.room, names.container_id, names.pod_uid
+    if room.spent or uid in state.pods or container_id in state.allocations:
         return None
+    room.spent = True
+    decided = prepared.decision.state
     allocation = Allocation(
-        container_id=names.container_id,
+        container_id=container_id,
         container=names.container,
         pod_id=names.pod_id,
-        pod_uid=names.pod_uid,
+        pod_uid=uid,
         pod=names.pod,
         since=now,
         **prepared.common,
     )
-    after = state.with_allocation(allocation)
+    room.allocations[container_id] = allocation
+    if room.members is not None:
+        room.members[container_id] = None
+    elif STAND_IN in decided.listed:
+        room.listed[container_id] = allocation.cpus
     record = prepared.record
-    if record.affinity is not None:
-        after = after.with_pod(
-            replace(
-                after.pods[names.pod_uid],
-                affinity=record.affinity,
-                affinity_preferred=record.affinity_preferred,
-            )
-        )
-    change = StateChange((names.container_id,), (names.pod_uid,))
-    return Taken(state=after, change=change, allocation=allocation)
+    pods = room.pods if state.pods is room.pods_before else dict(state.pods)
+    pods[uid] = PodRecord(
+        uid=uid,
+        pod_id=names.pod_id,
+        containers=frozenset((container_id,)),
+        affinity=record.affinity,
+        affinity_preferred=record.affinity_preferred,
+    )
+    # What is not told apart by names is as it was decided.
+    after = NodeState(
+        serial=state.serial + decided.serial - prepared.moment.state.serial,
+        allocations=room.allocations,
+        pods=pods,
+        owned=decided.owned,
+        idle=decided.idle,
+        listed=room.listed,
+        listed_cpus=decided.listed_cpus,
+        foreign=decided.foreign,
+        charges=decided.charges,
+        groups=room.groups,
+        kubelet=state.kubelet,
+    )
+    return Taken(state=after, change=StateChange((container_id,), (uid,)), allocation=allocation)
 
 
 def signed_for(prepared: Prepared, container_id: str) -> str:

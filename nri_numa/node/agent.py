@@ -39,7 +39,7 @@ from nri_numa.observe.decisions import DecisionTeller
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices
 from nri_numa.observe.traces import KeptTrace, TraceKeeper
-from nri_numa.store.durable import Durable, Store
+from nri_numa.store.durable import Changes, Durable, Store
 
 __all__ = ["Agent", "RefusedContainer", "Store"]
 
@@ -165,22 +165,25 @@ class Agent:
         updates = self._with_pending(decision.updates)
         return decision if updates is decision.updates else replace(decision, updates=updates)
 
+    @property
+    def takes_ahead(self) -> bool:
+        """Whether a decision made ahead may take effect: nothing waits for a reply to ride on."""
+        return not self.observe and self._pending.empty
+
     def take_ahead(
-        self, taken: Taken, place: CgroupPlace, started: Started, tell: Callable[[], object]
-    ) -> bool:
+        self, taken: Taken, ready: Changes, place: CgroupPlace, started: Started,
+        tell: Callable[[], object],
+    ) -> None:  # fmt: skip
         """A decision made ahead takes effect, as in `create_container`; ``tell`` says so later.
 
-        False where it has to be decided as usual after all; then nothing has happened.
+        ``ready`` is what is written of it. Only where `takes_ahead` allows it.
         """
-        if self.observe or not self._pending.empty:
-            return False
-        self._swap(taken.state, taken.change)
+        self._swap(taken.state, taken.change, ready)
         self.places[taken.allocation.container_id] = place
         self._ended.pop(taken.allocation.container_id, None)
         self.starts.expect(taken.allocation.container_id, started.cpus, started.mems)
         self._with_pending(started.updates)
         self._soon.do(tell)
-        return True
 
     def tell_late(self, decision: Admitted, topology: Topology) -> None:
         """Say about a decision made ahead what `create_container` has said at once."""
@@ -454,12 +457,13 @@ class Agent:
         self._soon.do(partial(self._tell.released, allocation, partial(self._cpus_in, self.state)))
         return released.updates
 
-    def _swap(self, after: NodeState, change: StateChange) -> None:
+    def _swap(self, after: NodeState, change: StateChange, ready: Changes | None = None) -> None:
         before = self.state
-        broken = step_violations(before, after, self.machine.topology, self.machine.settings)
-        if broken:
-            self._tell.broken(broken)
-        self.durable.write(before, after, change)
+        if ready is None:  # else it was checked when it was made
+            broken = step_violations(before, after, self.machine.topology, self.machine.settings)
+            if broken:
+                self._tell.broken(broken)
+        self.durable.write(before, after, change, ready)
         self.state = after
         withheld = before.withheld_bits
         if withheld:

@@ -27,12 +27,14 @@ from nri_numa.engine.ahead import (
     take,
 )
 from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.invariants import step_violations
 from nri_numa.engine.values.workload import NO_DEVICES, Container, KnownDevices, PodSandbox
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.node.agent import Agent
 from nri_numa.nri.shapes import Foreseen, Reads, Shape, answer_bytes
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
+from nri_numa.store.documents import ReadyDocuments
 
 log = get_logger("ahead")
 
@@ -57,9 +59,10 @@ Converted = Callable[[], tuple[PodSandbox, Container]]
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A decision and its answer, around the signature."""
+    """A decision, what is written of it, and its answer, around the signature."""
 
     prepared: Prepared
+    documents: ReadyDocuments
     before: bytes
     after: bytes
 
@@ -169,18 +172,21 @@ class DecidedAhead:
             self._count.unfit.inc()
             return None
         names, place = whose()
-        taken = take(ready.prepared, agent.state, names, self._now())
-        if taken is None or not agent.take_ahead(
-            taken,
-            place,
-            ready.prepared.started,
-            partial(self._tell, ready.prepared, taken, converted),
-        ):
+        prepared, now = ready.prepared, self._now()
+        taken = take(prepared, agent.state, names, now) if agent.takes_ahead else None
+        if taken is None:
             self._count.unfit.inc()
             return None
+        agent.take_ahead(
+            taken,
+            ready.documents.of(names, now),
+            place,
+            prepared.started,
+            partial(self._tell, prepared, taken, converted),
+        )
         self._count.hit.inc()
         self._came(shape, known)
-        signature = signed_for(ready.prepared, names.container_id)
+        signature = signed_for(prepared, names.container_id)
         return b"%b%b%b" % (ready.before, signature.encode(), ready.after)
 
     def decided(self, shape: Shape, pod: PodSandbox, container: Container) -> None:
@@ -328,11 +334,14 @@ def _ready(moment: Moment, known: _Known, *, named: bool) -> _Ready | None:
     prepared = prepare(moment, known.pod, known.container, named=named)
     if prepared is None:
         return None
-    decision = prepared.decision
+    decision, machine = prepared.decision, moment.machine
+    if step_violations(moment.state, decision.state, machine.topology, machine.settings):
+        return None  # said of the container that it happens to
+    documents = ReadyDocuments(decision.allocation, prepared.record)
     answer = answer_bytes(decision.adjustment, decision.updates)
     mark = signed_for(prepared, decision.allocation.container_id).encode()
     if not mark:
-        return _Ready(prepared, answer, b"")
+        return _Ready(prepared, documents, answer, b"")
     before, found, after = answer.partition(mark)
     # Signatures of all containers are of one length, so nothing else of the answer changes.
-    return _Ready(prepared, before, after) if found and mark not in after else None
+    return _Ready(prepared, documents, before, after) if found and mark not in after else None

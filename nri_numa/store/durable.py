@@ -11,11 +11,14 @@ from nri_numa.errors import CheckpointError
 from nri_numa.observe.metrics import Metrics
 from nri_numa.store import documents
 
+Changes = Mapping[str, dict[str, Any] | None]
+"""Documents to write by key; None forgets what stands there."""
+
 
 class Store(Protocol):
     """Where the state is made durable; see `nri_numa.store.checkpoint`."""
 
-    def record(self, changes: Mapping[str, dict[str, Any] | None]) -> None:
+    def record(self, changes: Changes) -> None:
         """Write what one request changed, before it is answered.
 
         Raises:
@@ -56,17 +59,26 @@ class Durable:
         self._now = now
         self._note = note
 
-    def write(self, before: NodeState, after: NodeState, change: StateChange) -> None:
+    def write(
+        self,
+        before: NodeState,
+        after: NodeState,
+        change: StateChange,
+        ready: Changes | None = None,
+    ) -> None:
         """Write the difference between two states.
 
         Args:
             before: as it was.
             after: as it will be.
             change: the containers and pods that may differ.
+            ready: the difference, where somebody has it already.
         """
         if self._store is None:
             return
-        changes = documents.changed_documents(before, after, change)
+        changes = ready
+        if changes is None:
+            changes = documents.changed_documents(before, after, change)
         if changes or self.problem:
             self._record(self._store, changes)
 
@@ -75,7 +87,7 @@ class Durable:
         if self._store is not None and self.problem:
             self._record(self._store, {})
 
-    def _record(self, store: Store, changes: Mapping[str, dict[str, Any] | None]) -> None:
+    def _record(self, store: Store, changes: Changes) -> None:
         try:
             store.record(changes)
         except CheckpointError as error:

@@ -358,7 +358,7 @@ def test_a_miss_costs_a_look_more() -> None:
     assert missed - plain <= MISS_CALLS
 
 
-HIT_CALLS = 135
+HIT_CALLS = 100
 MISS_CALLS = 45
 
 

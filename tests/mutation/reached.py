@@ -25,9 +25,9 @@ MOST_TESTS: Final = 200
 survivors are tried again with others."""
 MOST_SECONDS: Final = 4.0
 """Of CPU, for the tests that are drawn; at least one is."""
-MORE_TESTS: Final = 400
+MORE_TESTS: Final = 600
 MORE_SECONDS: Final = 12.0
-"""The same for survivors that are tried again."""
+"""The same for survivors, which are asked with others at once, and again with `--again`."""
 
 OPTIONS: Final = (
     *("-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--no-header"),

@@ -124,7 +124,9 @@ class Tried:
             module, line = mutant.module, mutant.line
             tests, at_import = self._reached.tests(module, line), False
             if not tests and self._reached.imported(module, line):
-                tests, at_import = self._reached.through(module), True
+                # Everybody sees what an import made; a module of values has no line of its own.
+                tests = self._reached.through(module) or sorted(self._reached.costs)
+                at_import = True
             if tests:
                 before = self._results.asked(mutant) if self._again else None
                 if chosen := self._choice.of(module, tests, before):

@@ -33,10 +33,27 @@ class Lines:
         return list(TESTS)
 
 
-def asked(tmp_path: Path, outcomes: Sequence[str]) -> tuple[list[list[str]], Results]:
+class Values(Lines):
+    """A module without functions: no test goes through a line, since all import it."""
+
+    costs: ClassVar[dict[str, float]] = dict.fromkeys(TESTS, 0.0)
+
+    def tests(self, module: str, line: int) -> list[str]:
+        return []
+
+    def imported(self, module: str, line: int) -> bool:
+        return True
+
+    def through(self, module: str) -> list[str]:
+        return []
+
+
+def asked(
+    tmp_path: Path, outcomes: Sequence[str], lines: Lines | None = None
+) -> tuple[list[list[str]], Results]:
     """The tests that one mutant is asked with, where they say this one after the other."""
     results = Results(tmp_path, 0)
-    trying = Tried(MUTANTS[:1], cast(Reached, Lines()), results, float("inf"), again=False)
+    trying = Tried(MUTANTS[:1], cast(Reached, lines or Lines()), results, float("inf"), again=False)
     seen, left = [], list(outcomes)
     for mutant, tests, _ in trying.each():
         if mutant.operator == "none":
@@ -68,6 +85,11 @@ def test_a_survivor_of_all_tests_stays_one(tmp_path: Path) -> None:
     assert len(results.asked(MUTANTS[0])) == len(TESTS)
     kept = [json.loads(line) for line in (tmp_path / "results-0.jsonl").read_text().splitlines()]
     assert [one["tests"] for one in kept] == [MOST_TESTS, len(TESTS)]
+
+
+def test_values_are_asked_about_with_all_tests(tmp_path: Path) -> None:
+    (first, more), _ = asked(tmp_path, (SURVIVED, KILLED), Values())
+    assert sorted(first + more) == sorted(TESTS)
 
 
 def test_who_is_noticed_is_asked_once(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ mutation: $(STAMP) build/cosmic-ray ## Do tests notice mutants? BUDGET=600 ONLY=
 recorded: $(STAMP) ## Write down again what pods get in tests/golden; read the difference
 	$(BIN)/python -m tests.checks.choices
 	$(BIN)/python -m tests.checks.searches
+	$(BIN)/python -m tests.checks.requested
 	$(BIN)/python -m tests.beds.lives
 	$(BIN)/python -m tests.beds.odd_lives
 

@@ -51,6 +51,7 @@ _STRICTEST: Final = {
         "tests/unit/engine/cpus/test_choices_as_recorded.py",
         "tests/properties/test_allocator.py",
     ),
+    "nri_numa/engine/request": ("tests/unit/engine/request/test_requested_as_recorded.py",),
     "nri_numa/engine/accounting": ("tests/properties/test_accounting.py",),
     "nri_numa": ("tests/scenarios/test_lives_as_recorded.py",),
 }

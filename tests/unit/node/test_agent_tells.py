@@ -131,3 +131,39 @@ def test_the_order_in_which_strangers_are_told_decides_nothing(world: World, rev
     state = world.agent.state
     got = {one.id: str(state.allocations[one.id].cpus) for one in made}
     assert got == {"a-x": "0", "a-y": "4", "b-x": "1", "b-y": "5", "c-x": "2", "c-y": "6"}
+
+
+def test_a_pod_whose_sandbox_was_made_anew_is_known_by_the_new_one(world: World) -> None:
+    """The kubelet makes another sandbox for the same pod, after a reboot of the runtime."""
+    of = pod("group", {"policy": "single-numa-node", "scope": "pod"}, total=resources(2, 2))
+    world.place(of, container(of, wants=resources(1, 1)))
+    world.place(of, container(of, "second", resources(1, 1)))
+    assert world.agent.state.pods[of.uid].pod_id == of.id
+    affinity = world.agent.state.pods[of.uid].affinity
+    again = replace(of, id="another-sandbox")
+    del world.pods[of.id]
+    world.pods[again.id] = again
+    for name in ("group-app", "group-second"):
+        world.live[name] = replace(world.live[name], pod_id=again.id)
+    world.boot()
+    world.synchronize()
+    record = world.agent.state.pods[of.uid]
+    assert (record.pod_id, record.affinity) == (again.id, affinity)
+
+
+def test_each_state_has_a_number_of_its_own(world: World) -> None:
+    """The state is compared by it, and so is what a reader has seen."""
+    numbers = [world.agent.state.serial]
+    own(world)
+    numbers.append(world.agent.state.serial)
+    of = pod("free-too", qos=QoSClass.BEST_EFFORT)
+    world.place(of)
+    numbers.append(world.agent.state.serial)
+    world.stop("owner-app")
+    numbers.append(world.agent.state.serial)
+    for name in ("x", "y"):
+        of = pod(name, qos=QoSClass.BEST_EFFORT)
+        world.pods[of.id], world.live[f"{name}-app"] = of, container(of)
+    world.synchronize()
+    numbers.append(world.agent.state.serial)
+    assert numbers == sorted(set(numbers))

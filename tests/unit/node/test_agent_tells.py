@@ -167,3 +167,14 @@ def test_each_state_has_a_number_of_its_own(world: World) -> None:
     world.synchronize()
     numbers.append(world.agent.state.serial)
     assert numbers == sorted(set(numbers))
+
+
+def test_a_container_that_ends_is_said_with_what_it_gives_back(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    own(world)
+    caplog.clear()
+    world.stop("owner-app")
+    said = [one for one in caplog.records if one.message == "container released"]
+    assert len(said) == 1
+    assert vars(said[0])["fields"]["cpus"] == "0-1"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nri_numa.engine.decision import Resized
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
@@ -178,3 +179,14 @@ def test_a_container_that_ends_is_said_with_what_it_gives_back(
     said = [one for one in caplog.records if one.message == "container released"]
     assert len(said) == 1
     assert vars(said[0])["fields"]["cpus"] == "0-1"
+
+
+def test_who_asks_for_cpus_of_an_owner_is_told_whose_they_are(world: World) -> None:
+    """Somebody sets the cpuset of a container that nobody pinned."""
+    own(world)
+    made = world.live["free-app"]
+    outcome = world.agent.update_container(world.pods[made.pod_id], made, Resources(cpus="1-3"))
+    assert isinstance(outcome, Resized)
+    assert outcome.trace.steps == (
+        "CPUs 2-7, which everybody shares, instead of 1-3: CPU 1 is exclusive to others",
+    )

@@ -8,6 +8,7 @@ import pytest
 
 from nri_numa.engine.decision import Resized
 from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
@@ -190,3 +191,25 @@ def test_who_asks_for_cpus_of_an_owner_is_told_whose_they_are(world: World) -> N
     assert outcome.trace.steps == (
         "CPUs 2-7, which everybody shares, instead of 1-3: CPU 1 is exclusive to others",
     )
+
+
+@pytest.mark.parametrize("lifted", [True, False])
+def test_an_owner_that_was_put_onto_the_cpus_of_another_is_put_back(
+    world: World, lifted: bool
+) -> None:
+    """Somebody gave both the same CPUs while nobody looked."""
+    world = World(world.topology, Settings(lift_quota=lifted))
+    world.synchronize()
+    own(world, "first")
+    own(world, "second")
+    had = {name: world.has(f"{name}-app") for name in ("first", "second")}
+    assert had["first"] != had["second"]
+    second = world.live["second-app"]
+    cpus, mems = had["first"]
+    world.live["second-app"] = replace(
+        second, resources=replace(second.resources, cpus=cpus, mems=mems)
+    )
+    world.boot()
+    updates = {one.container_id: one.cpus for one in world.synchronize()}
+    assert updates == {"second-app": had["second"][0]}
+    assert world.has("second-app")[0] == had["second"][0]

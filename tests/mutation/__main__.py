@@ -122,11 +122,12 @@ class Tried:
             if time.monotonic() > self._end:
                 break
             module, line = mutant.module, mutant.line
-            tests, at_import = self._reached.tests(module, line), False
-            if not tests and self._reached.imported(module, line):
+            at_import = self._reached.imported(module, line)
+            if at_import:
                 # Everybody sees what an import made; a module of values has no line of its own.
                 tests = self._reached.through(module) or sorted(self._reached.costs)
-                at_import = True
+            else:
+                tests = self._reached.tests(module, line)
             if tests:
                 before = self._results.asked(mutant) if self._again else None
                 if chosen := self._choice.of(module, tests, before):

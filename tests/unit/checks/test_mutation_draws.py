@@ -14,7 +14,7 @@ import pytest
 from tests.mutation import session
 from tests.mutation.__main__ import Results, Tried, drawn
 from tests.mutation.mutants import Mutant
-from tests.mutation.reached import MOST_TESTS, Reached
+from tests.mutation.reached import MOST_TESTS, Reached, at_import
 from tests.mutation.session import KILLED, SURVIVED, TIMEOUT
 
 MUTANTS = [Mutant("nri_numa/engine/x.py", "op", n, "a", "b", f"code {n}") for n in range(50)]
@@ -28,6 +28,9 @@ class Lines:
 
     def tests(self, module: str, line: int) -> list[str]:
         return list(TESTS)
+
+    def imported(self, module: str, line: int) -> bool:
+        return False
 
     def through(self, module: str) -> list[str]:
         return list(TESTS)
@@ -63,6 +66,12 @@ def asked(
         trying.found(mutant, outcome, tests[0] if outcome == KILLED else "", tests)
         seen.append(tests)
     return seen, results
+
+
+def test_what_runs_at_an_import_is_all_that_is_in_no_body() -> None:
+    function = "@kept\ndef f(\n    most=A,\n):\n    return (\n        most\n    )\n"
+    source = f"A = 1\n\n{function}\nclass C:\n    one = 1\n\n    def two(self): return 2\n"
+    assert at_import(source) == {1, 2, 3, 4, 5, 6, 10, 11, 12, 13, 15}
 
 
 def test_a_seed_is_an_order_of_its_own() -> None:

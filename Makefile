@@ -115,7 +115,9 @@ mutation: $(STAMP) build/cosmic-ray ## Do tests notice mutants? BUDGET=600 ONLY=
 recorded: $(STAMP) ## Write down again what pods get in tests/golden; read the difference
 	$(BIN)/python -m tests.checks.choices
 	$(BIN)/python -m tests.checks.searches
+	$(BIN)/python -m tests.checks.requested
 	$(BIN)/python -m tests.beds.lives
+	$(BIN)/python -m tests.beds.odd_lives
 
 soak: $(STAMP) ## 10,000 pods through the embedded runtime, 500 through containerd
 	$(BIN)/python -m tests.soak

@@ -73,23 +73,43 @@ def _populate(count: int, shape: Shape) -> Callable[[EmbeddedRuntime], Awaitable
 
 
 @contextlib.asynccontextmanager
-async def _attack(kind: str, port: int) -> AsyncIterator[None]:
-    if not kind:
-        yield
-        return
+async def _process(*command: str) -> AsyncIterator[list[str]]:
+    """A process that says it is ready, and what it says after that word."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.attacker", kind, str(port),
+        sys.executable, "-m", *command,
         cwd=REPOSITORY, env=environment(), stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        if await process.stdout.readline() != b"ready\n":
-            raise RuntimeError(f"the attacker {kind} ended by itself")
-        yield
+        said = (await process.stdout.readline()).decode().split()
+        if said[:1] != ["ready"]:
+            raise RuntimeError(f"{' '.join(command)} ended by itself, after saying {said}")
+        yield said[1:]
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def _attack(kind: str, port: int) -> AsyncIterator[None]:
+    """What goes on meanwhile: an attack, or for comparison a load that does not touch us.
+
+    Args:
+        kind: of `bench.attacker`; with ``@`` and a server of `bench.bystander`, that is attacked
+            in our place; ``burns`` and a number are programs that only compute.
+        port: ours.
+    """
+    attack, _, server = kind.partition("@")
+    async with contextlib.AsyncExitStack() as stack:
+        if server:
+            port = int((await stack.enter_async_context(_process("bench.bystander", server)))[0])
+        if attack.startswith("burns"):
+            for _ in range(int(attack.removeprefix("burns"))):
+                await stack.enter_async_context(_process("bench.bystander", "burns"))
+        elif attack:
+            await stack.enter_async_context(_process("bench.attacker", attack, str(port)))
+        yield
 
 
 def _unverified() -> ssl.SSLContext:
@@ -231,14 +251,24 @@ NAMES = {
     "slow": "128 connections, a byte each 8 s",
     "tls": "785 connections silent before the TLS handshake",
     "scrapers": "20 scrapers",
+    "connections@drops": "control: the 2,000 at another server, which drops them",
+    "connections@silent": "control: the 2,000 at another server, which keeps them",
+    "tls@drops": "control: the 785 at another server, which drops them",
+    "tls@silent": "control: the 785 at another server, which keeps them",
+    "burns1": "control: a program that burns one CPU",
+    "burns2": "control: two programs that burn one CPU each",
 }
+ATTACKS = ("", "pipeline", "unauthorized", "connections", "slow", "")
+CONTROLS = ("connections@drops", "connections@silent", "burns1", "burns2")
+"""The same load on the machine without a connection to us: what attackers and the kernel take of
+the CPUs is theirs, and a plugin cannot give it back."""
 
 
 async def measure(*, rounds: int = 400) -> str:
     rows = []
     beds = (
-        ("100 containers", 100, False, ("", "pipeline", "unauthorized", "connections", "slow", "")),
-        ("100 containers, TLS", 100, True, ("", "tls", "")),
+        ("100 containers", 100, False, (*ATTACKS, *CONTROLS, "")),
+        ("100 containers, TLS", 100, True, ("", "tls", "", "tls@drops", "tls@silent", "")),
         ("10,000 containers", 10_000, False, ("", "scrapers", "")),
     )
     for title, residents, tls, kinds in beds:

@@ -11,8 +11,9 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from nri_numa.engine.decision import Refused
+from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain import explanation, sentences
+from nri_numa.engine.explain.explanation import Document
 from nri_numa.engine.state import Allocation, Kind
 from nri_numa.engine.values.limits import CPUAmount, Limits, Permission, Quota
 from nri_numa.engine.values.settings import (
@@ -37,8 +38,8 @@ from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "lives"
-LIVES: Final = {
-    f"{number:02}-{machine}": number
+LIVES: Final = tuple(
+    f"{number:02}-{machine}"
     for number, machine in enumerate(
         (
             *("snc_smt", "dual_smt_16", "hybrid", "memory_only", "chiplets", "isolated_cpus"),
@@ -49,8 +50,8 @@ LIVES: Final = {
             *("snc_smt", "dual_smt_16", "snc_asymmetric", "dual_smt", "huge_pages"),
         )
     )
-}
-"""By name: a number and the machine."""
+)
+"""Names: a number and the machine."""
 EVENTS: Final = 24
 
 
@@ -62,14 +63,17 @@ class Life:
     """
 
     def __init__(self, name: str) -> None:
-        self._random = Random(LIVES[name])
+        self._random = Random(int(name.partition("-")[0]))
         topology = getattr(named, name.partition("-")[2])()
-        settings = _settings(self._random, topology)
+        settings = self._settings(topology)
         self.world = World(topology, settings)
         self.world.synchronize()
         self.lines = [f"settings: {_told(settings)}"]
         self._had: dict[str, str] = {"kept for pods": ""}
         self._number = 0
+
+    def _settings(self, topology: Topology) -> Settings:
+        return _settings(self._random, topology)
 
     def lived(self) -> list[str]:
         """All of it, as lines."""
@@ -99,7 +103,7 @@ class Life:
             explanation.of_refusal(agent.grounds_of_refusal(one), one.reason, one.message)
             for one in agent.refusals
         ]
-        for document in (*documents[:1], *documents[-1:], *refused[-1:]):
+        for document in self._told_at_the_end(documents, refused):
             self.lines.append("explained:")
             self.lines += [f"    {line}" for line in sentences.text(document).splitlines()]
         self.lines.append("noted:")
@@ -108,6 +112,11 @@ class Life:
             self.lines.append(
                 f"    {one.what} {who} {one.count}: {one.reason} {one.message}".rstrip()
             )
+
+    def _told_at_the_end(
+        self, documents: list[Document], refused: list[Document]
+    ) -> list[Document]:
+        return [*documents[:1], *documents[-1:], *refused[-1:]]
 
     def _look(self) -> None:
         """Whatever is other than it was, and the shared pool."""
@@ -214,6 +223,10 @@ class Life:
         answer = self.world.create(of, made)
         said = _refused(answer) if isinstance(answer, Refused) else ""
         self.lines.append(f"create {made.id}: {asked} {said}".rstrip())
+        self._answered(answer)
+
+    def _answered(self, answer: Admitted | Refused | None) -> None:
+        """More of an answer, where a life tells more."""
 
     def _in_a_gap(self) -> None:
         of, made, asked = self._new()

@@ -36,7 +36,8 @@ RECORDED: Final = Path(__file__).parents[1] / "golden" / "choices"
 MACHINES: Final = (
     *("snc_smt", "dual_smt_16", "hybrid", "chiplets", "isolated_cpus", "nohz_full_cpus"),
     *("offline_cpus", "joined_sockets", "dual_adjacent", "dual_alternating", "sixteen_nodes"),
-    *("sparse_ids", "no_caches", "dual_no_smt", "single_smt"),
+    *("sparse_ids", "no_caches", "dual_no_smt", "single_smt", "ten_nodes", "inside_cpuset"),
+    *("snc_asymmetric", "memory_only", "one_cpu"),
 )
 CASES: Final = 48
 _LOADS: Final = (HIGH, LOW, Load(((540, 1080),)), Load(((0, 360), (1320, 1440))))

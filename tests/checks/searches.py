@@ -18,10 +18,13 @@ from nri_numa.engine.align.merge import EXACT_UPTO
 from nri_numa.engine.align.policies import Alignment, align
 from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
 from nri_numa.machine.cpuset import NUMASet
-from tests.checks.merge_cases import Case, distances, random_case
+from tests.checks.merge_cases import Case, additive_case, distances, random_case
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "searches"
-KINDS: Final = ("small", "small-searched", "large", "hard", "hard-searched", "little-left")
+KINDS: Final = (
+    *("small", "small-searched", "large", "hard", "hard-searched", "little-left"),
+    *("nearly-full", "nearly-full-searched"),
+)
 CASES: Final = 60
 
 
@@ -39,6 +42,10 @@ def _case(kind: str, number: int) -> tuple[Case, int]:
             return hard_case(random, (11, 12, 16, 24)), EXACT_UPTO
         case "hard-searched":
             return hard_case(random, (4, 6, 8)), 0
+        case "nearly-full":
+            return additive_case(random, (7, 9, 12)), EXACT_UPTO
+        case "nearly-full-searched":
+            return additive_case(random, (3, 5, 6, 8)), 2
         case _:
             return hard_case(random, (12, 16)), EXACT_UPTO
 

@@ -146,6 +146,19 @@ async def test_failures_the_runtime_reports_are_handed_on(tmp_path: Path) -> Non
                 assert result.detail == "NRI update of some containers failed (code 2)"
 
 
+async def test_a_container_that_has_just_gone_fails_no_second_registration(tmp_path: Path) -> None:
+    """The others of the same push have what was meant for them."""
+    path = str(tmp_path / "nri.sock")
+    link = link_to(path, RecordingPlugin())
+    async with EmbeddedRuntime(path, profile=CRI_O_1_35) as runtime, running(link):
+        await runtime.wait_for_plugin()
+        container = await started(runtime)
+        result = await link.push([update("gone", "0"), update(container.id, "1-2")])
+        assert (result.ok, result.path, result.detail) == (True, PushPath.ONE_SHOT, "")
+        assert container.cpus == "1-2"
+        assert 0 <= result.seconds < asyncio.get_running_loop().time()
+
+
 async def test_pushes_wait_for_each_other_and_for_their_interval(tmp_path: Path) -> None:
     plugin = RecordingPlugin()
     path = str(tmp_path / "nri.sock")

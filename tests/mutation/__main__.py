@@ -5,8 +5,10 @@
 One change at a time: an operator, a number, a condition, a statement that is left out. The tests
 that go through the changed line are run until one fails. Mutants are drawn at random over all
 modules, so that a run that is cut short is a sample; what was found is kept in ``build/mutation``,
-and the next run goes on from there. A module that changed begins anew, survivors are tried again
-with ``--again``, with other tests that go through the line.
+and the next run goes on from there. ``--seed`` draws in another order: a sample in an order for
+which nobody has written tests says more of the rest. A mutant that survives the tests that were
+drawn is asked with more of those that go through the line, at once. A module that changed begins
+anew, survivors are tried again with ``--again``, with tests that were not asked yet.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.reached import MOST_TESTS, Choice, NotGreen, Reached, mark
+from tests.mutation.reached import MORE_TESTS, MOST_TESTS, Choice, NotGreen, Reached, mark
 from tests.mutation.rooms import deterministic, modules
 from tests.mutation.session import SURVIVED, tried
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOTICED = ("killed", "timeout")
+SEED = 19
+"""Of the order in which mutants are drawn, so that a run goes on where another ended."""
 
 
 class Results:
@@ -118,15 +122,26 @@ class Tried:
             if time.monotonic() > self._end:
                 break
             module, line = mutant.module, mutant.line
-            tests, at_import = self._reached.tests(module, line), False
-            if not tests and self._reached.imported(module, line):
-                tests, at_import = self._reached.through(module), True
+            at_import = self._reached.imported(module, line)
+            if at_import:
+                # Everybody sees what an import made; a module of values has no line of its own.
+                tests = self._reached.through(module) or sorted(self._reached.costs)
+            else:
+                tests = self._reached.tests(module, line)
             if tests:
                 before = self._results.asked(mutant) if self._again else None
                 if chosen := self._choice.of(module, tests, before):
                     yield mutant, chosen, at_import
+                if before is None and self._survived(mutant):
+                    # Few survive, so that more of them costs less than it tells.
+                    asked = self._results.asked(mutant)
+                    if chosen := self._choice.of(module, tests, asked):
+                        yield mutant, chosen, at_import
             else:
                 self._results.add(mutant, "not reached", "", ())
+
+    def _survived(self, mutant: Mutant) -> bool:
+        return self._results.by_key.get(mutant.key, {}).get("outcome") == SURVIVED
 
     def found(self, mutant: Mutant, outcome: str, by: str, tests: Sequence[str]) -> None:
         """Keep it; without a change nothing may be noticed."""
@@ -139,8 +154,21 @@ class Tried:
         self._results.add(mutant, outcome, by, tests)
 
 
+def drawn(everything: Sequence[Mutant], seed: int = SEED) -> list[Mutant]:
+    """All mutants, in an order that only they and the seed decide."""
+    order = list(everything)
+    random.Random(seed).shuffle(order)
+    return order
+
+
 def run(
-    only: Sequence[str], budget_s: float, work: Path, *, again: bool, part: tuple[int, int] = (0, 1)
+    only: Sequence[str],
+    budget_s: float,
+    work: Path,
+    *,
+    again: bool,
+    part: tuple[int, int] = (0, 1),
+    seed: int = SEED,
 ) -> int:
     """Try mutants until the time is over, and print the report.
 
@@ -150,6 +178,7 @@ def run(
         work: where results are kept.
         again: try the survivors of earlier runs again, and nothing else.
         part: which of how many runs at once this is, from 0.
+        seed: of the order.
     """
     rooms = modules(REPOSITORY, only)
     if not rooms:
@@ -157,8 +186,7 @@ def run(
         return 2
     results = Results(work, part[0])
     known = {module: mutants(REPOSITORY, module, work) for module in rooms}
-    everything = [one for some in known.values() for one in some]
-    random.Random(19).shuffle(everything)  # so that runs go on where others ended
+    everything = drawn([one for some in known.values() for one in some], seed)
     wanted = [
         mutant
         for mutant in everything[part[0] :: part[1]]
@@ -211,7 +239,9 @@ def report(known: dict[str, list[Mutant]], results: Results, began: float) -> No
             print(_row(f"`{module}`", len(some), len(found), noticed))
     print(_row("all", total["mutants"], total["tried"], total["noticed"]))
     print(_row("of these in this run", total["mutants"], now["tried"], now["noticed"]))
-    print(f"\nSurvivors (of many tests {MOST_TESTS} were drawn, with --again others):\n")
+    print(
+        f"\nSurvivors (of many tests {MOST_TESTS}, then {MORE_TESTS} more; --again asks others):\n"
+    )
     for one in sorted(survivors, key=lambda each: (each["module"], each["line"])):
         print(_line(one))
 
@@ -241,9 +271,13 @@ def main() -> int:
     parser.add_argument(
         "--part", default="0/1", help="of runs at the same time, such as 0/2 and 1/2"
     )
+    parser.add_argument(
+        "--seed", type=int, default=SEED, help=f"of the order of the mutants (default {SEED})"
+    )
     args = parser.parse_args()
     number, _, of = args.part.partition("/")
-    return run(args.only, args.budget, args.work, again=args.again, part=(int(number), int(of)))
+    part = (int(number), int(of))
+    return run(args.only, args.budget, args.work, again=args.again, part=part, seed=args.seed)
 
 
 if __name__ == "__main__":

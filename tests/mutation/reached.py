@@ -25,9 +25,9 @@ MOST_TESTS: Final = 200
 survivors are tried again with others."""
 MOST_SECONDS: Final = 4.0
 """Of CPU, for the tests that are drawn; at least one is."""
-MORE_TESTS: Final = 400
+MORE_TESTS: Final = 600
 MORE_SECONDS: Final = 12.0
-"""The same for survivors that are tried again."""
+"""The same for survivors, which are asked with others at once, and again with `--again`."""
 
 OPTIONS: Final = (
     *("-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--no-header"),
@@ -55,6 +55,10 @@ class Reached:
         data = [self._recorded(each) for each in asked]
         # All of it now: after a fork, coverage would begin its files anew.
         self._lines = {module: _lines(data, repository / module) for module in modules}
+        self._at_import = {
+            module: at_import((repository / module).read_text(encoding="utf-8"))
+            for module in modules
+        }
         self._statements = {
             module: _statements((repository / module).read_text(encoding="utf-8"))
             for module in modules
@@ -72,8 +76,12 @@ class Reached:
         )
 
     def imported(self, module: str, line: int) -> bool:
-        """Whether the line runs when the module is imported, and so for every test."""
-        return "" in self._contexts(module, line)
+        """Whether the line runs when the module is imported, and so for every test.
+
+        Coverage tells of such a line the one test that happened to import the module first, or
+        none: whoever comes later sees what the import made all the same.
+        """
+        return line in self._at_import[module]
 
     def through(self, module: str) -> list[str]:
         """The tests that go through any line of a module, by their ids."""
@@ -158,6 +166,15 @@ def _lines(data: Sequence[coverage.CoverageData], module: Path) -> dict[int, set
         for line, contexts in one.contexts_by_lineno(str(module)).items():
             found.setdefault(line, set()).update(contexts)
     return found
+
+
+def at_import(source: str) -> frozenset[int]:
+    """The lines that are in no function's body: they run once, when the module is imported."""
+    inside: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
+    return frozenset(range(1, source.count("\n") + 2)) - inside
 
 
 def _statements(source: str) -> dict[int, range]:

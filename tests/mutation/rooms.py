@@ -15,7 +15,8 @@ ROOMS: Final = {
             f"tests/properties/test_{name}.py"
             for name in (
                 *("merge", "allocator", "holds", "accounting", "resize", "requested", "strict"),
-                *("tenants", "served_memory", "ahead"),
+                *("tenants", "served_memory", "ahead", "offer", "refusals", "strangers"),
+                *("kubelet_node", "agent_machine"),
             )
         ),
     ),
@@ -31,6 +32,7 @@ ROOMS: Final = {
         "tests/unit/nri",
         "tests/integration/test_link.py",
         "tests/integration/test_link_peers.py",
+        "tests/integration/test_link_launched.py",
     ),
     "nri_numa/nri/pusher.py": ("tests/unit/nri", "tests/integration/test_link_push.py"),
     "nri_numa/nri/registration.py": (
@@ -51,6 +53,7 @@ _STRICTEST: Final = {
         "tests/unit/engine/cpus/test_choices_as_recorded.py",
         "tests/properties/test_allocator.py",
     ),
+    "nri_numa/engine/request": ("tests/unit/engine/request/test_requested_as_recorded.py",),
     "nri_numa/engine/accounting": ("tests/properties/test_accounting.py",),
     "nri_numa": ("tests/scenarios/test_lives_as_recorded.py",),
 }

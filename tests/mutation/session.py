@@ -30,8 +30,10 @@ from tests.mutation.live import Functions
 from tests.mutation.mutants import Mutant
 from tests.mutation.reached import MOST_TESTS, OPTIONS
 
-QUIET_S: Final = 120.0
+QUIET_S: Final = 120
 """Without a test that ends: they hang, or the machine is very busy."""
+LOOK_S: Final = 5
+"""Between two looks whether a test has ended."""
 CPU_S: Final = 30
 """More than the tests that are drawn need; a mutant that does not end is noticed by it."""
 MANY_CPU_S: Final = 180
@@ -108,7 +110,7 @@ class Session:
         at_import: bool,
     ) -> tuple[str, str]:
         while True:
-            outcome, number = _forked(
+            outcome, number = forked(
                 lambda tell, items=items: self._child(
                     session, functions, mutant, items, at_import, tell
                 ),
@@ -117,7 +119,7 @@ class Session:
             by = items[number].nodeid if number < len(items) else ""
             if outcome != KILLED or not by or not self._sure(mutant.module):
                 return outcome, by
-            once_more, _ = _forked(
+            once_more, _ = forked(
                 lambda tell, item=items[number]: self._child(
                     session, functions, mutant, [item], at_import, tell
                 ),
@@ -160,8 +162,13 @@ def _anew(path: Path, module: str, code: str, tests: Sequence[str]) -> bool:
     return int(pytest.main([*OPTIONS, "--hypothesis-seed=1", *tests])) == 0
 
 
-def _forked(child: Callable[[Callable[[], None]], bool], cpu_s: int) -> tuple[str, int]:
-    """The outcome of a fork, and how many tests it ended before."""
+def forked(child: Callable[[Callable[[], None]], bool], cpu_s: int) -> tuple[str, int]:
+    """The outcome of what runs in a fork, and how many tests it ended before.
+
+    Args:
+        child: is given what tells that a test ended; whether all of them passed.
+        cpu_s: more CPU time than it needs.
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -176,14 +183,18 @@ def _forked(child: Callable[[Callable[[], None]], bool], cpu_s: int) -> tuple[st
             status = 0 if child(lambda: os.write(writing, b".") and None) else 1
         os._exit(status)
     os.close(writing)
-    ended, hangs = 0, False
-    while True:
-        ready, _, _ = select.select([reading], [], [], QUIET_S)
-        told = os.read(reading, 65536) if ready else b""
-        ended += len(told)
-        if not told:
-            hangs = not ready
+    ended, quiet = 0, 0.0
+    while quiet < QUIET_S:
+        # In short looks: a run that is stopped for minutes and goes on (somebody measures) has
+        # missed one of them, and no test hangs.
+        ready, _, _ = select.select([reading], [], [], LOOK_S)
+        if not ready:
+            quiet += LOOK_S
+            continue
+        if not (told := os.read(reading, 65536)):
             break
+        ended, quiet = ended + len(told), 0
+    hangs = quiet >= QUIET_S
     os.close(reading)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL if hangs else 0)

@@ -281,3 +281,24 @@ def test_resize_of_a_busy_container_takes_the_sibling_of_a_quiet_one() -> None:
     assert [world.has(f"{name}-app")[0] for name in ("busy", "quiet", "calm")] == ["0", "4", "1"]
     assert world.update("busy-app", resources(2, 1)) is None
     assert world.has("busy-app")[0] == "0,5"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "before", "after"),
+    [
+        ({"policy": "single-numa-node"}, resources(0.5, 1), resources(1.5, 2)),
+        ({"policy": "restricted", "bind": "cpu"}, resources(0.5, 1), resources(1.5, 1)),
+        ({"numacpu": "1", "numamem": "0"}, resources(0.5, 1), resources(0.7, 2)),
+        ({}, resources(0.5, 1), resources(2, 1)),
+    ],
+)
+def test_a_resize_that_moves_nothing_overrides_nothing(
+    wishes: dict[str, str], before: Resources, after: Resources
+) -> None:
+    """Any override makes containerd lose the swap limit of the request."""
+    world = world_of()
+    start(world, "a", wishes, before)
+    made = world.live["a-app"]
+    outcome = world.agent.update_container(world.pods[made.pod_id], made, after)
+    assert not isinstance(outcome, Refused)
+    assert outcome.own is None

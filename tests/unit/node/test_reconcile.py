@@ -652,3 +652,36 @@ def test_after_a_push_that_failed_the_runtime_is_left_alone(bed: Bed) -> None:
     bed.failing = "the runtime died"
     assert bed.round().repaired == ()
     assert bed.log.count("the runtime died") == 1
+
+
+def test_drift_that_somebody_else_ended_is_said_again_when_it_is_back(bed: Bed) -> None:
+    """The runtime took no repair; the same drift a second time is news."""
+    bed.failing = "the runtime is busy"
+    bed.drift("listed-app", "0-7", "0")
+    for _ in range(2):
+        assert bed.round().drifted == ("listed-app",)
+    assert bed.counts() == (1, 0, 0)
+    bed.settle("listed-app")
+    assert bed.round().drifted == ()
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round().drifted == ("listed-app",)
+    assert bed.counts() == (2, 0, 0)
+
+
+def test_a_pool_that_changed_long_before_a_round_is_quiet_in_it(bed: Bed) -> None:
+    """When it did is noted between rounds, so that a repair is not a round late."""
+    bed.world.stop("owner-app")
+    for container_id in bed.world.live:
+        bed.settle(container_id)
+    bed.drift("free-app", "0-6")
+    started = bed.clock
+    bed.wall += 3600  # nobody is young
+
+    def tick() -> None:
+        if bed.clock >= started + 55:
+            raise asyncio.CancelledError
+
+    bed.on_sleep = tick
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.reconciler.run(lambda: AgentConfig(reconcile=Reconcile(interval="30s"))))
+    assert bed.tree.cpus_of("/pods/free-app") == "0-7"

@@ -362,9 +362,10 @@ class Adapter:
             if ahead is not None:
                 ahead.began(partial(foreseen, pod))
             return
-        complete = None
+        which = partial(devices.foreseen, pod.id)
+        # Asked for once while nobody waits, it is ready when the container comes.
+        complete: Callable[[], object] = partial(which, "")
         if ahead is not None:
-            which = partial(devices.foreseen, pod.id)
             complete = partial(ahead.began, partial(foreseen, pod), which)
         with operation():
             devices.began(conversion.pod_from(pod), network_namespace(pod), complete)

@@ -23,8 +23,13 @@ MOST_CHARACTERS: Final = 4096
 """Of one variable or annotation; 64 UUIDs are 2600."""
 
 
-def mentions_of(container: pb.Container) -> Mentions:
-    """What is said of a container's devices, at most `MOST_DEVICES` of each sort."""
+def mentions_of(container: pb.Container, data: bytes = b"") -> Mentions:
+    """What is said of a container's devices, at most `MOST_DEVICES` of each sort.
+
+    Args:
+        container: the message.
+        data: bytes that its own are part of; empty where nobody has them.
+    """
     nodes: list[DeviceNode] = []
     unread = 0
     if container.HasField("linux"):
@@ -35,7 +40,7 @@ def mentions_of(container: pb.Container) -> Mentions:
             nodes = [DeviceNode(d.type, d.major, d.minor) for d in files[:MOST_DEVICES]]
     variables: dict[str, str] = {}
     # Whatever stands in a variable or an annotation stands in here, as UTF-8.
-    everything = container.SerializeToString()
+    everything = data or container.SerializeToString()
     if _PCI in everything or _NVIDIA in everything:
         for item in container.env:
             if item.startswith((PCI_VARIABLE, NVIDIA_VARIABLE)):

@@ -45,14 +45,13 @@ def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:
 
 def _about(request: DeviceRequest, affinity: NUMASet | None) -> list[str]:
     said: list[str] = []
-    if affinity is None:
-        return said
+    among = affinity or NUMASet()
     inside: list[Device] = []
     outside: list[Device] = []
     # Plain loops: this is on the way of a creation, and whatever is called there may be cold.
-    for device in request.devices:
+    for device in () if affinity is None else request.devices:
         for i in device.numa_nodes:
-            if i in affinity:
+            if i in among:
                 inside.append(device)
                 break
         else:
@@ -61,7 +60,7 @@ def _about(request: DeviceRequest, affinity: NUMASet | None) -> list[str]:
     if inside:
         verb = "are" if len(inside) > 1 else "is"
         what = _named(request.resource, inside)
-        said.append(f"on {numa_text(affinity)} because its {what} {verb} there")
+        said.append(f"on {numa_text(among)} because its {what} {verb} there")
     if outside:
         nodes = NUMASet(i for d in outside for i in d.numa_nodes)
         verb = "are" if len(outside) > 1 else "is"

@@ -60,7 +60,7 @@ PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
     ),
     "devices": (
         "CreateContainer with devices looked for, on against off",
-        lambda quick: devices.report(asyncio.run(devices.measure(rounds=40 if quick else 150))),
+        lambda quick: devices.report(asyncio.run(devices.measure(rounds=40 if quick else 120))),
     ),
     "day": (
         "A node's day: 80 % replicas, 20 % singles, decided ahead and not",

@@ -34,7 +34,7 @@ class Empty:
     ) -> Sequence[pb.ContainerUpdate]:
         return []
 
-    def create_container(self, request: pb.CreateContainerRequest) -> Answer:
+    def create_container(self, request: pb.CreateContainerRequest, data: bytes = b"") -> Answer:
         return pb.CreateContainerResponse()
 
     def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:
@@ -78,7 +78,7 @@ class Naming(Empty):
         self._known: dict[str, None] = {}
         self._exclusive: set[str] = set()
 
-    def create_container(self, request: pb.CreateContainerRequest) -> Answer:
+    def create_container(self, request: pb.CreateContainerRequest, data: bytes = b"") -> Answer:
         mine = request.container.id
         if not any(key.endswith("/policy") for key in request.pod.annotations):
             return pb.CreateContainerResponse()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from nri_numa.devices import interfaces, nvidia
 from nri_numa.devices.found import Found, hints
@@ -48,6 +48,22 @@ _Told = tuple[tuple[Found, ...], tuple[GivenDevice, ...], tuple[GivenDevice, ...
 _NOTHING_TOLD: Final[_Told] = ((), (), (), "", "")
 
 
+class _Ready(NamedTuple):
+    """What came of a pod's book for one container whose message mentions nothing.
+
+    The rest is what it depends on, compared by identity: all of it is replaced as a whole.
+    """
+
+    answers: dict[tuple[object, ...], KnownDevices]
+    places: NUMASet
+    cards: tuple[Found, ...]
+    given: Mapping[str, tuple[GivenDevice, ...]]
+    network_note: str
+    kubelet_note: str
+    name: str
+    found: KnownDevices
+
+
 @dataclass(slots=True)
 class _Book:
     """What was found out ahead about one pod; each attribute is replaced as a whole by a thread.
@@ -59,6 +75,7 @@ class _Book:
         network_note, kubelet_note: why something is not known.
         open: how many questions have no answer yet; counted in the loop.
         complete: called when all have one.
+        ready: what came of it last; looked at in the loop only.
     """
 
     pod: str
@@ -68,6 +85,11 @@ class _Book:
     kubelet_note: str = ""
     open: int = 0
     complete: Callable[[], object] | None = None
+    ready: _Ready | None = None
+
+    def is_blank(self) -> bool:
+        """Whether nothing is known of any device of the pod's, and nothing to be said."""
+        return not (self.cards or self.given or self.network_note or self.kubelet_note)
 
 
 class DeviceWatch:
@@ -190,26 +212,53 @@ class DeviceWatch:
             mentions: what the runtime's message says of them.
         """
         answers = self._answers  # before anything is looked at: see `__init__`
-        places = self._places()
         book = self._books.get(pod_id)
-        told = _NOTHING_TOLD
-        if book is not None:
-            own: tuple[GivenDevice, ...] = ()
-            others: tuple[GivenDevice, ...] = ()
-            given = book.given
-            if given:
+        plain = mentions is NO_MENTIONS
+        if plain and (book is None or book.is_blank()):
+            return NO_DEVICES
+        places = self._places()
+        if book is None:
+            found = self._remembered(answers, _NOTHING_TOLD, mentions, places)
+        else:
+            cards, given = book.cards, book.given
+            notes = book.network_note, book.kubelet_note
+            ready = book.ready
+            if (
+                plain
+                and ready is not None
+                and ready.answers is answers
+                and ready.places is places
+                and ready.cards is cards
+                and ready.given is given
+                and ready.network_note is notes[0]
+                and ready.kubelet_note is notes[1]
+                and ready.name == name
+            ):
+                found = ready.found
+            else:
                 own = given.get(name, ())
                 others = tuple([g for its, all in given.items() if its != name for g in all])
-            told = book.cards, own, others, book.network_note, book.kubelet_note
-        if mentions is NO_MENTIONS:
-            if told == _NOTHING_TOLD:
-                return NO_DEVICES
-            key: tuple[object, ...] = (places.bits, *told)
-        else:
+                told = cards, own, others, *notes
+                found = self._remembered(answers, told, mentions, places)
+                if plain:
+                    book.ready = _Ready(answers, places, cards, given, *notes, name, found)
+        for note in found.notes:
+            pod = pod_id if book is None else book.pod
+            log.debug("device without hint", pod=pod, container=name, why=note)
+        return found
+
+    def _remembered(
+        self,
+        answers: dict[tuple[object, ...], KnownDevices],
+        told: _Told,
+        mentions: Mentions,
+        places: NUMASet,
+    ) -> KnownDevices:
+        """The devices of a container, looked up where nobody had the same before."""
+        key: tuple[object, ...] = (places.bits, *told)
+        if mentions is not NO_MENTIONS:
             variables = tuple(mentions.variables.items())
-            key = (
-                places.bits, *told, mentions.nodes, variables, mentions.cdi, mentions.unread,
-            )  # fmt: skip
+            key = *key, mentions.nodes, variables, mentions.cdi, mentions.unread
         found = answers.get(key)
         if found is None:
             missed = Missed()
@@ -218,9 +267,6 @@ class DeviceWatch:
                 if len(answers) >= _MOST_ANSWERS:
                     answers.clear()
                 answers[key] = found
-        for note in found.notes:
-            pod = pod_id if book is None else book.pod
-            log.debug("device without hint", pod=pod, container=name, why=note)
         return found
 
     def foreseen(self, pod_id: str, name: str) -> KnownDevices | None:

@@ -241,7 +241,7 @@ class Adapter:
             return conversion.updates(updates)
 
     def create_container(
-        self, request: pb.CreateContainerRequest
+        self, request: pb.CreateContainerRequest, data: bytes = b""
     ) -> pb.CreateContainerResponse | Told | ReadyAnswer:
         """Place a container."""
         if not request.container.id:
@@ -249,7 +249,7 @@ class Adapter:
         with operation():
             shape = devices = None
             if self._devices is not None:
-                devices = _known(self._devices, request.pod.id, request.container)
+                devices = _known(self._devices, request.pod.id, request.container, data)
             if self._ahead is not None:
                 shape = shape_of(request, self._ahead.reads(), devices)
                 ready = None if shape is None else self._answer_ahead(self._ahead, shape, request)
@@ -362,9 +362,10 @@ class Adapter:
             if ahead is not None:
                 ahead.began(partial(foreseen, pod))
             return
-        complete = None
+        which = partial(devices.foreseen, pod.id)
+        # Asked for once while nobody waits, it is ready when the container comes.
+        complete: Callable[[], object] = partial(which, "")
         if ahead is not None:
-            which = partial(devices.foreseen, pod.id)
             complete = partial(ahead.began, partial(foreseen, pod), which)
         with operation():
             devices.began(conversion.pod_from(pod), network_namespace(pod), complete)
@@ -468,10 +469,12 @@ class Adapter:
         return None
 
 
-def _known(watch: DeviceWatch, pod_id: str, container: pb.Container) -> KnownDevices:
-    """What is known of a container's devices."""
+def _known(
+    watch: DeviceWatch, pod_id: str, container: pb.Container, data: bytes = b""
+) -> KnownDevices:
+    """What is known of a container's devices; ``data`` as in `mentions_of`."""
     name = container.name or container.labels.get(CONTAINER_NAME, "")
-    return watch.known(pod_id, name, mentions_of(container))
+    return watch.known(pod_id, name, mentions_of(container, data))
 
 
 def _with_claims(

@@ -70,7 +70,9 @@ class RecordingPlugin:
         answer: Sequence[pb.ContainerUpdate] = self._call("synchronize", (), pods, containers)
         return answer
 
-    def create_container(self, request: pb.CreateContainerRequest) -> pb.CreateContainerResponse:
+    def create_container(
+        self, request: pb.CreateContainerRequest, data: bytes = b""
+    ) -> pb.CreateContainerResponse:
         self.log.append(f"CreateContainer {request.container.name}")
         answer: pb.CreateContainerResponse = self._call(
             "create_container", pb.CreateContainerResponse(), request

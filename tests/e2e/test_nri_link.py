@@ -49,7 +49,9 @@ class Handler:
         self.containers = [container.id for container in containers]
         return updates(self.on_synchronize)
 
-    def create_container(self, request: pb.CreateContainerRequest) -> pb.CreateContainerResponse:
+    def create_container(
+        self, request: pb.CreateContainerRequest, data: bytes = b""
+    ) -> pb.CreateContainerResponse:
         self.calls.append("create")
         annotations = request.pod.annotations
         if "refuse" in annotations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from nri_numa.engine.case import Case
@@ -44,23 +43,32 @@ def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:
     return (*said, *container.device_notes)
 
 
-def _about(request: DeviceRequest, affinity: NUMASet | None) -> Iterator[str]:
-    placed = [d for d in request.devices if d.numa_nodes]
-    if affinity is None or not placed:
-        return
-    inside = [d for d in placed if any(i in affinity for i in d.numa_nodes)]
-    outside = [d for d in placed if d not in inside]
+def _about(request: DeviceRequest, affinity: NUMASet | None) -> list[str]:
+    said: list[str] = []
+    among = affinity or NUMASet()
+    inside: list[Device] = []
+    outside: list[Device] = []
+    # Plain loops: this is on the way of a creation, and whatever is called there may be cold.
+    for device in () if affinity is None else request.devices:
+        for i in device.numa_nodes:
+            if i in among:
+                inside.append(device)
+                break
+        else:
+            if device.numa_nodes:
+                outside.append(device)
     if inside:
         verb = "are" if len(inside) > 1 else "is"
         what = _named(request.resource, inside)
-        yield f"on {numa_text(affinity)} because its {what} {verb} there"
+        said.append(f"on {numa_text(among)} because its {what} {verb} there")
     if outside:
         nodes = NUMASet(i for d in outside for i in d.numa_nodes)
         verb = "are" if len(outside) > 1 else "is"
-        yield (
+        said.append(
             f"although its {_named(request.resource, outside)} {verb} on {numa_text(nodes)}, "
             f"which is not among them"
         )
+    return said
 
 
 def _named(kind: str, devices: tuple[Device, ...] | list[Device]) -> str:

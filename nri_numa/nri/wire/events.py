@@ -55,10 +55,11 @@ class SynchronizeRequested:
 
 @dataclass(frozen=True, slots=True)
 class CreateContainerRequested:
-    """A container is about to be created."""
+    """A container is about to be created; ``data`` is the request as it came."""
 
     stream: int
     request: pb.CreateContainerRequest
+    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,3 +80,13 @@ def test_the_network_namespace_is_the_pods_and_a_pod_of_the_hosts_has_none() -> 
     assert network_namespace(pod) == ""
     pod.linux.namespaces.add(type="network", path="/run/netns/cni-1")
     assert network_namespace(pod) == "/run/netns/cni-1"
+
+
+def test_bytes_that_hold_more_than_the_container_change_nothing() -> None:
+    """They are only where it is looked whether a look at the parts pays."""
+    made = pb.Container(id="c", env=["A=b", "PCIDEVICE_A=0000:3b:00.0"])
+    pod = pb.PodSandbox(annotations={"cdi.k8s.io/x": "vendor.com/class=0"})
+    for container in (made, pb.Container(id="c", env=["A=b"])):
+        data = pb.CreateContainerRequest(pod=pod, container=container).SerializeToString()
+        assert mentions_of(container, data) == mentions_of(container)
+    assert mentions_of(pb.Container(id="c"), data) is NO_MENTIONS

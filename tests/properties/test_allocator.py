@@ -322,7 +322,9 @@ def test_any_leaves_whole_cores_whole(case: tuple[Topology, TakeRequest]) -> Non
         near = [
             i
             for i in request.available - result.cpus - core.cpus
-            if topology.cpus[i].numa_node == cpu.numa_node and topology.cpus[i].l3 == cpu.l3
+            if topology.cpus[i].numa_node == cpu.numa_node
+            and topology.cpus[i].socket == cpu.socket  # no cache reaches over two of them
+            and topology.cpus[i].l3 == cpu.l3  # None where the machine tells none
         ]
         half_used = [i for i in near if not topology.siblings_of(CPUSet([i])) <= request.available]
         if request.affinity is None:

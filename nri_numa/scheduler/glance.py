@@ -144,9 +144,7 @@ class Glance:
         if memory is not None and table.alike:
             milli = cpu.left, cpu.there
             cpus = (table.whole, table.exclusive.there) if self._need.exclusive else milli
-            found = front_of(
-                cpus, milli, (memory.left, memory.there), table.factor, self._strategy
-            )
+            found = front_of(cpus, milli, (memory.left, memory.there), table.factor, self._strategy)
         table.fronts[self._of] = found or ()
         return found or ()
 

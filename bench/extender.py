@@ -153,9 +153,11 @@ class Samples:
         return found[0], found[1]
 
 
-def extender(nodes: int = NODES, seed: int = 1) -> tuple[Extender, list[str]]:
+def extender(
+    nodes: int = NODES, seed: int = 1, *, narrow: bool = False
+) -> tuple[Extender, list[str]]:
     """One in this process that has read all nodes."""
-    made = Extender(AgentConfig(scheduler=Scheduling()))
+    made = Extender(AgentConfig(scheduler=Scheduling(narrow=narrow)))
     made._nodes.synced.set()
     made._pods.synced.set()
     made.binder._connection = _Instant()  # type: ignore[assignment]
@@ -167,10 +169,21 @@ def extender(nodes: int = NODES, seed: int = 1) -> tuple[Extender, list[str]]:
 
 
 async def calls(
-    rounds: int, shape: Callable[[random.Random, int], dict[str, Any]] = pod, *, every: bool = False
+    rounds: int,
+    shape: Callable[[random.Random, int], dict[str, Any]] = pod,
+    *,
+    every: bool = False,
+    narrow: bool = False,
 ) -> tuple[Samples, Samples]:
-    """Filter and prioritize together, and bind; the first fifty are left out."""
-    made, names = extender()
+    """Filter and prioritize together, and bind; the first fifty are left out.
+
+    Args:
+        rounds: pods.
+        shape: makes one.
+        every: all nodes are asked about.
+        narrow: `filter` alone, as it is shipped; the first node that it names gets the pod.
+    """
+    made, names = extender(narrow=narrow)
     draw = random.Random(2)
     both, binding = Samples(), Samples()
     for number in range(rounds + 50):
@@ -179,10 +192,12 @@ async def calls(
         body = _question(document, asked)
         with both.one():
             fits = json.loads(await made.filter(body))["NodeNames"]
-            scores = json.loads(await made.prioritize(_question(document, fits)))
-        if not scores:
+            scores = []
+            if not narrow:
+                scores = json.loads(await made.prioritize(_question(document, fits)))
+        if not fits:
             continue
-        best = max(scores, key=lambda one: one["Score"])["Host"]
+        best = max(scores, key=lambda one: one["Score"])["Host"] if scores else fits[0]
         metadata = document["metadata"]
         with binding.one():
             problem = await made.binder.bind(
@@ -237,7 +252,7 @@ def process(rounds: int) -> list[tuple[str, str, str, str]]:
         FakeAPIServer(Path(directory), answer) as server,
     ):
         file = Path(directory) / "agent.yaml"
-        section = {"address": "127.0.0.1:19895", "credentials": directory}
+        section = {"address": "127.0.0.1:19895", "credentials": directory, "narrow": False}
         document = {"apiVersion": "nri-numa/v1", "kind": "AgentConfig", "scheduler": section}
         file.write_text(json.dumps(document))
         begun = time.perf_counter()
@@ -302,6 +317,8 @@ def measure(*, quick: bool = False) -> str:
     both, binding = asyncio.run(calls(rounds))
     limit = "≤ 3 / ≤ 15"
     rows.append(("filter + prioritize of 500 names, each pod another shape", *both.text(), limit))
+    alone, _ = asyncio.run(calls(rounds, narrow=True))
+    rows.append(("filter alone that narrows, as shipped, of the same", *alone.text(), limit))
     rows.append(("bind without the API server", *binding.text(), "≤ 2"))
     both, _ = asyncio.run(calls(rounds, _replica))
     rows.append(("filter + prioritize of 500 names, replicas of five", *both.text(), limit))

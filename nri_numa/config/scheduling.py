@@ -60,6 +60,14 @@ class Scheduling(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_c
             "NodeResourceTopology."
         ),
     ] = UnknownNodes.REFUSE
+    narrow: Annotated[
+        bool,
+        Meta(
+            description="Of the nodes with room filter names those that suit best, so that the "
+            "scheduler needs no prioritizeVerb; false where one is configured, or where another "
+            "extender filters after this one."
+        ),
+    ] = True
     bind_timeout: Annotated[
         str | float,
         Meta(description="Time for one binding; below the scheduler's httpTimeout, at most 4s."),

@@ -135,6 +135,11 @@ class Fleet:
                 self._rooms[name] = found
         return found
 
+    def rooms(self, names: Sequence[str]) -> list[Known | None]:
+        """The same of many."""
+        known = self._rooms
+        return [known.get(name) or self.room(name) for name in names]
+
     def changed(self, since: int) -> tuple[int, Sequence[str] | None]:
         """Nodes whose room is another one.
 

@@ -8,14 +8,16 @@ the same of these at thirty times the cost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from nri_numa.engine.align.hints import Amounts
-from nri_numa.engine.place.strategy import WHOLE, measures
+from nri_numa.engine.place.strategy import measures
 from nri_numa.engine.values.workload import SMT, OnFailure, Policy, Strategy
-from nri_numa.scheduler.published import Column, Stock, Table
+from nri_numa.scheduler.front import Front, Place, first_of, front_index, front_of
+from nri_numa.scheduler.published import Column, Table
 from nri_numa.scheduler.room import kept_of
-from nri_numa.scheduler.scoring import points
+from nri_numa.scheduler.scoring import ONE_NUMA_NODE, grade
 from nri_numa.scheduler.shortage import ONE, words
 from nri_numa.scheduler.verdict import Short
 from nri_numa.scheduler.wish import Need, Wish
@@ -50,26 +52,24 @@ class Glance:
         self._paid_milli = need.paid_milli + 1000 * need.exclusive
         # CPUs and memory and nothing else, as nearly every pod asks.
         self._memory = need.amounts[0][1] if [n for n, _ in need.amounts] == ["memory"] else None
+        self._cpus = need.exclusive or max(1, need.milli)
+        self._isolates = bool(need.exclusive) and need.smt is SMT.ISOLATE
+        self._picky = self._kubelets or need.smt is SMT.FULL_CORE
+        self._of = front_index(bool(need.exclusive), strategy)
         self._words: dict[tuple[int, str, int], str] = {}
 
     def look(self, table: Table) -> Short | int | None:
-        """A score where the pod fits, what is short where it does not, None where it is not said.
+        """A grade where the pod fits, what is short where it does not, None where it is not said.
 
         Args:
             table: of a node, with everything taken away that is held.
         """
-        need = self._need
-        if not table.alike or (self._kubelets and table.policy is not Policy.NONE):
+        if not self._says(table):
             return None
-        if need.smt is SMT.FULL_CORE and need.exclusive % table.threads:
-            return None
-        memory = table.memory
-        if self._memory is not None and memory is not None:
-            place = self._of_two(table, self._memory, memory)
-        else:
-            place = self._of_many(self._rows(table))
+        place = self._first(self._rows(table))
         if place < 0:
             return self._short(table, self._rows(table)) if self._final else None
+        memory = table.memory
         cpu, left = table.cpu, 1000
         if whole := cpu.there[place]:
             left = 1000 * (cpu.left[place] - self._paid_milli) // whole
@@ -80,47 +80,76 @@ class Glance:
         elif not whole:
             left = 0
         # As `nri_numa.scheduler.room.Room.scarcest` after the pod was counted.
-        return points(1, False, max(0, left), table.factor[place], self._strategy)
+        return grade(1, False, max(0, left), table.factor[place], self._strategy)
 
-    def _of_two(self, table: Table, bytes_: int, memory: Stock) -> int:
-        """The NUMA node that is tried first for CPUs and memory; -1 where none has room.
+    def grades(self, tables: Sequence[Table]) -> list[int | None]:
+        """The same of many, where what is prepared of a table says it at once.
 
-        What `measures` says of two columns, written out: it is asked for each node and each kind of
-        pod.
+        One loop without a call for each table: with the next pod of another shape it runs again.
+
+        Returns:
+            For each table a grade, or None: `look` may say more.
         """
-        need = self._need
-        if cpus := need.exclusive:
-            if need.smt is SMT.ISOLATE:
-                cpus = kept_of(need, table)
-            left, there = table.whole, table.exclusive.there
-        else:
-            cpus = max(1, need.milli)
-            left, there = table.cpu.left, table.cpu.there
-        bytes_left, bytes_there = memory.left, memory.there
-        pack = self._strategy is Strategy.PACK
-        found, best, second = -1, 0, 0
-        for place, free in enumerate(left):
-            if free < cpus or (more := bytes_left[place]) < bytes_:
+        bytes_ = self._memory
+        if not bytes_:
+            return [None] * len(tables)
+        asked, of, strategy = self._cpus, self._of, self._strategy
+        cpus, isolates, pack = asked, self._isolates, strategy is Strategy.PACK
+        paid_milli, paid_memory = self._paid_milli, self._paid_memory
+        says = self._says if self._picky else None
+        found: list[int | None] = []
+        for table in tables:
+            if says is not None and not says(table):
+                found.append(None)
                 continue
-            if found < 0 and place + 1 == len(left):
-                return place  # the only one
-            if self._strategy is Strategy.MOST_LEFT:
-                one, other = -more, -free
-            else:
-                all_, most = there[place], bytes_there[place]
-                one = (all_ - free + cpus) * WHOLE // all_ if all_ > 0 else WHOLE
-                other = (most - more + bytes_) * WHOLE // most if most > 0 else WHOLE
-                if one < other:
-                    one, other = other, one
-                if pack:
-                    one, other = -one, -other
-            # Of equal ones the first.
-            if found < 0 or one < best or (one == best and other < second):
-                found, best, second = place, one, other
+            front = table.fronts[of]
+            if front is None:
+                front = self._prepare(table)
+            if isolates:
+                cpus = asked * table.threads
+            best: Place | None = None
+            for one in front:
+                if one[0] >= cpus and one[1] >= bytes_:
+                    if best is not None:
+                        fit = [p for p in front if p[0] >= cpus and p[1] >= bytes_]
+                        best = first_of(fit, cpus, bytes_, strategy)
+                        break
+                    best = one
+            if best is None:
+                found.append(None)
+                continue
+            _, memory, _, _, _, _, milli, milli_there, memory_there, factor = best
+            left = 1000 * (milli - paid_milli) // milli_there
+            rest = 1000 * (memory - paid_memory) // memory_there
+            if rest < left:
+                left = rest
+            if left < 0:
+                left = 0
+            # `grade`, written out.
+            room = 1000 - left if pack else left
+            found.append(ONE_NUMA_NODE + (6500 + 3 * room + factor) // 1000)
         return found
 
-    def _of_many(self, rows: list[_Row]) -> int:
-        """The same for any number of resources."""
+    def _says(self, table: Table) -> bool:
+        """Whether the sums of a table decide."""
+        need = self._need
+        if not table.alike or (self._kubelets and table.policy is not Policy.NONE):
+            return False
+        return need.smt is not SMT.FULL_CORE or not need.exclusive % table.threads
+
+    def _prepare(self, table: Table) -> Front:
+        """What is said of a table without knowing the pod; empty where that is nothing."""
+        found: Front | None = None
+        cpu, memory = table.cpu, table.memory
+        if memory is not None and table.alike:
+            milli = cpu.left, cpu.there
+            cpus = (table.whole, table.exclusive.there) if self._need.exclusive else milli
+            found = front_of(cpus, milli, (memory.left, memory.there), table.factor, self._strategy)
+        table.fronts[self._of] = found or ()
+        return found or ()
+
+    def _first(self, rows: list[_Row]) -> int:
+        """Place of the NUMA node that is tried first; -1 where none has room."""
         least, _, left, _ = rows[0]
         fit = [place for place, n in enumerate(left) if n >= least]
         for least, _, left, _ in rows[1:]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from nri_numa.engine.values.workload import Strategy
 from nri_numa.scheduler.fleet import Fleet, Known
 from nri_numa.scheduler.glance import Glance, glance_of
 from nri_numa.scheduler.judge import judge, surely
 from nri_numa.scheduler.published import Table, Unreadable
-from nri_numa.scheduler.scoring import score
+from nri_numa.scheduler.scoring import graded, narrowest, score_of
 from nri_numa.scheduler.verdict import Fits, Short, Verdict
 from nri_numa.scheduler.wish import Wish
 
@@ -29,7 +29,7 @@ _KINDS: Final = 32
 
 
 Found = Short | int
-"""What is short, or a score."""
+"""What is short, or a grade (`nri_numa.scheduler.scoring.grade`)."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Filtered:
     """What comes of a filter.
 
     Attributes:
-        fits: in the order in which they were asked.
+        fits: in the order in which they were asked; of a narrow filter those that suit best.
         failed: reason by node, where waiting or preemption may help.
         hopeless: reason by node, where it does not.
     """
@@ -72,15 +72,24 @@ class Panel:
         fleet: what is known of the nodes.
         strategy: which of equally good NUMA nodes, and nodes.
         unknown_fits: pods that ask for something may go to nodes of which nothing is known.
+        narrow: of the nodes with room `filter` names those that suit best, for who does not ask
+            `prioritize` (docs/adr/0090-filter-names-the-nodes-that-suit-best.md).
 
     Attributes:
         judged: how often nothing was remembered.
     """
 
-    def __init__(self, fleet: Fleet, strategy: Strategy, *, unknown_fits: bool = False) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        strategy: Strategy,
+        *,
+        unknown_fits: bool = False,
+        narrow: bool = False,
+    ) -> None:
         self._fleet = fleet
         self._strategy = strategy
-        self._unknown_fits = unknown_fits
+        self._unknown_fits, self._narrow = unknown_fits, narrow
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self.judged = 0
 
@@ -95,13 +104,23 @@ class Panel:
     def _judged(self, room: Table, wish: Wish) -> Verdict:
         return surely(room, wish) or judge(room, wish, self._strategy)
 
-    def _look(self, wish: Wish, glance: Glance | None, room: Table) -> Found:
-        self.judged += 1
-        found = glance.look(room) if glance is not None else None
-        if found is None:
-            verdict = self._judged(room, wish)
-            found = verdict if isinstance(verdict, Short) else score(verdict, self._strategy)
-        return found
+    def _look(self, wish: Wish, kind: _Kind, nodes: Sequence[tuple[str, Table]]) -> None:
+        """Find out of nodes what nobody remembers; several may have one room."""
+        rooms = {id(room): room for _, room in nodes}
+        self.judged += len(rooms)
+        glance, known = kind.glance, kind.known
+        tables = list(rooms.values())
+        grades = glance.grades(tables) if glance is not None else [None] * len(tables)
+        for room, grade in zip(tables, grades, strict=True):
+            found: Found | None = grade
+            if found is None and glance is not None:
+                found = glance.look(room)
+            if found is None:
+                verdict = self._judged(room, wish)
+                found = verdict if isinstance(verdict, Short) else graded(verdict, self._strategy)
+            known[id(room)] = room, found
+        for name, room in nodes:
+            kind.nodes[name] = known[id(room)][1]
 
     def _kind(self, wish: Wish) -> _Kind:
         """What was found of equal pods."""
@@ -109,7 +128,8 @@ class Panel:
         if found is None or max(len(found.known), len(found.nodes)) >= _REMEMBERED:
             if len(self._kinds) >= _KINDS:
                 self._kinds.clear()
-            found = self._kinds[wish.key] = _Kind(glance_of(wish, self._strategy))
+            now, _ = self._fleet.changed(0)
+            found = self._kinds[wish.key] = _Kind(glance_of(wish, self._strategy), seen=now)
         return found
 
     def _without_table(self, wish: Wish, room: Known | None) -> Found:
@@ -120,7 +140,7 @@ class Panel:
         return Short(NO_OBJECT if room is None else NOT_READABLE, never=True)
 
     def _found(self, wish: Wish, names: Sequence[str]) -> Mapping[str, Found]:
-        """By node a score where the pod fits, or what is short; of more nodes than were asked."""
+        """By node a grade where the pod fits, or what is short; of more nodes than were asked."""
         kind = self._kind(wish)
         found = kind.nodes
         kind.seen, changed = self._fleet.changed(kind.seen)
@@ -131,17 +151,20 @@ class Panel:
                 found.pop(name, None)
         if not (missing := [name for name in names if name not in found]):
             return found
-        room_of, known, glance, ours = self._fleet.room, kind.known, kind.glance, wish.ours
-        for name in missing:
-            room = room_of(name)
+        known, ours = kind.known, wish.ours
+        anew: list[tuple[str, Table]] = []
+        for name, room in zip(missing, self._fleet.rooms(missing), strict=True):
             if not isinstance(room, Table) or (ours and room.silent):
                 found[name] = self._without_table(wish, room)
                 continue
             # Equal rooms are one object while the fleet knows them (`Fleet.room`).
             before = known.get(id(room))
             if before is None:
-                before = known[id(room)] = room, self._look(wish, glance, room)
-            found[name] = before[1]
+                anew.append((name, room))
+            else:
+                found[name] = before[1]
+        if anew:
+            self._look(wish, kind, anew)
         return found
 
     def filter(self, wish: Wish, names: Sequence[str]) -> Filtered:
@@ -151,7 +174,7 @@ class Panel:
         if wish.wrong:
             return Filtered(hopeless=dict.fromkeys(names, wish.wrong))
         result = Filtered()
-        fits = result.fits.append
+        fits: list[str] = []
         groups: dict[tuple[object, ...], list[tuple[str, Short]]] = {}
         found = self._found(wish, names)
         for name in names:
@@ -159,7 +182,8 @@ class Panel:
             if isinstance(one, Short):
                 groups.setdefault(one.group, []).append((name, one))
             else:
-                fits(name)
+                fits.append(name)
+        result.fits.extend(self._best(fits, found) if self._narrow and wish.ours else fits)
         for members in groups.values():
             first = members[0][1]
             text = reason(first, max(short.most for _, short in members))
@@ -168,12 +192,22 @@ class Panel:
             )
         return result
 
+    def _best(self, fits: list[str], found: Mapping[str, Found]) -> list[str]:
+        """Those of the nodes with room that suit about as well as the best one."""
+        if len(fits) < 2:
+            return fits
+        grades = [cast(int, found[name]) for name in fits]
+        least = narrowest(max(grades), self._strategy)
+        return [name for name, grade in zip(fits, grades, strict=True) if grade >= least]
+
     def prioritize(self, wish: Wish, names: Sequence[str]) -> list[tuple[str, int]]:
         """A score for each node, the larger the better; nothing for a pod without a wish."""
         if wish.nothing or wish.wrong:
             return []
         found = self._found(wish, names)
-        return [(name, 0 if isinstance(one := found[name], Short) else one) for name in names]
+        return [
+            (name, 0 if isinstance(one := found[name], Short) else score_of(one)) for name in names
+        ]
 
     def why(self, node: str) -> str:
         """What cannot be read in a node's object; empty where all can."""

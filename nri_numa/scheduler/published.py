@@ -17,6 +17,7 @@ from typing import Any, Final
 from nri_numa.charged import CHARGED
 from nri_numa.engine.values.workload import Policy, Scope
 from nri_numa.machine.cpuset import NUMASet
+from nri_numa.scheduler.front import FRONTS, Front
 from nri_numa.text import BadQuantity, quantity
 
 NODE: Final = "Node"
@@ -41,7 +42,7 @@ class Stock:
     left: Column
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Table:
     """One node's NUMA nodes.
 
@@ -65,6 +66,7 @@ class Table:
         whole: CPUs that can be exclusive and have their whole time left.
         alike: all NUMA nodes are equally far from themselves, as on any real machine.
         memory: of `others`; None where the object does not name it.
+        fronts: what the cheap look prepared, by `nri_numa.scheduler.front.front_index`.
     """
 
     ids: tuple[int, ...]
@@ -84,6 +86,7 @@ class Table:
     whole: Column = field(init=False, repr=False, compare=False)
     alike: bool = field(init=False, repr=False, compare=False)
     memory: Stock | None = field(init=False, repr=False, compare=False)
+    fronts: list[Front | None] = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +97,7 @@ class Table:
         object.__setattr__(self, "alike", len(own) == 1)
         memory = next((stock for stock in self.others if stock.name == "memory"), None)
         object.__setattr__(self, "memory", memory)
+        object.__setattr__(self, "fronts", [None] * FRONTS)
         parts = (self.ids, self.cpu, self.exclusive, self.others, self.policy, self.threads)
         object.__setattr__(self, "_hash", hash(parts))
 

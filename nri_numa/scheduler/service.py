@@ -77,6 +77,7 @@ class Extender:
             self.fleet,
             settings.strategy,
             unknown_fits=section.unknown_nodes is UnknownNodes.ALLOW,
+            narrow=section.narrow,
         )
         self._connection = connection = LeanConnection(
             section.credentials,

@@ -56,6 +56,16 @@ def test_the_chart_says_the_same_as_kustomize() -> None:
     assert ("Service", "nri-numa-scheduler") not in ours
 
 
+def test_who_does_not_narrow_is_asked_for_scores() -> None:
+    """Else nobody would know which of the nodes with room suits best."""
+    for narrow, verb in (("true", None), ("false", "prioritize")):
+        made = charted(*ON, "--set", f"config.scheduler.narrow={narrow}")
+        text = made["ConfigMap", "nri-numa-scheduler"]["data"]["scheduler.yaml"]
+        (extender,) = yaml.safe_load(text)["extenders"]
+        assert extender.get("prioritizeVerb") == verb
+        assert bool(extender.get("weight")) == bool(verb)
+
+
 def test_the_default_scheduler_asks_a_service_with_certificates() -> None:
     """Whoever may call bind can send any waiting pod to any node."""
     ours = charted(*TLS)

@@ -90,6 +90,8 @@ class Extender:
             **(config or {}),
         }
         self.process.configure(scheduler=section)
+        narrow = section.get("narrow", True)
+        prioritize = {} if narrow else {"prioritizeVerb": "prioritize", "weight": 5}
         document = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
@@ -102,9 +104,8 @@ class Extender:
                 {
                     "urlPrefix": self._url,
                     "filterVerb": "filter",
-                    "prioritizeVerb": "prioritize",
+                    **prioritize,
                     "bindVerb": "bind",
-                    "weight": 5,
                     "httpTimeout": "5s",
                     "nodeCacheCapable": True,
                     "ignorable": False,

@@ -20,14 +20,16 @@ from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
 READER = Reader(Settings())
 
 
-def panel(*, unknown_fits: bool = False, strategy: Strategy = Strategy.SPREAD) -> Panel:
+def panel(
+    *, unknown_fits: bool = False, strategy: Strategy = Strategy.SPREAD, narrow: bool = False
+) -> Panel:
     """Nodes a, b and c with more and more room, one that cannot be read, and one without object."""
     fleet = Fleet()
     fleet.put("a", table(2, 2))
     fleet.put("b", table(4, 6))
     fleet.put("c", table(8, 8))
     fleet.put("odd", Unreadable("zones is 3"))
-    return Panel(fleet, strategy, unknown_fits=unknown_fits)
+    return Panel(fleet, strategy, unknown_fits=unknown_fits, narrow=narrow)
 
 
 NAMES = ["a", "b", "c", "odd", "none"]
@@ -190,3 +192,67 @@ def test_who_did_not_ask_for_long_forgets_all_nodes(monkeypatch: pytest.MonkeyPa
     assert judges.filter(wish, NAMES).fits == []
     judges._fleet.put("c", table(8, 8))
     assert judges.filter(wish, NAMES).fits == ["c"]
+
+
+def fits_of(judges: Panel, document: dict[str, object], names: list[str] = NAMES) -> list[str]:
+    return judges.filter(READER.wish(document), names).fits
+
+
+def test_a_narrow_filter_names_nodes_with_the_fewest_numa_nodes() -> None:
+    """Whatever else the others have: b and c have more CPUs and memory left than a."""
+    fleet = Fleet()
+    fleet.put("a", table(5, 0, memory=(2, 0)))
+    fleet.put("b", table(4, 4, 4, 4))
+    fleet.put("c", table(3, 4, 3, 4))
+    wide = single(5, policy="best-effort")
+    names = ["b", "a", "c"]
+    assert fits_of(Panel(fleet, Strategy.SPREAD), wide, names) == names
+    narrow = Panel(fleet, Strategy.SPREAD, narrow=True)
+    assert fits_of(narrow, wide, names) == ["a"]
+    assert fits_of(narrow, wide, ["b", "c"]) == ["b", "c"]
+    nominated = fits_of(narrow, wide, ["c"])
+    assert nominated == ["c"], "a nominated node is asked about alone"
+
+
+def test_a_narrow_filter_leaves_a_choice_and_keeps_ties() -> None:
+    """But for nodes that it would leave nearly full; `pack` wants these, and only these."""
+    fleet = Fleet()
+    free = {"empty": 16, "too": 16, "half": 9, "full": 4}
+    for name, count in free.items():
+        fleet.put(name, table(count, 0))
+    names = list(free)
+    wanted = {Strategy.SPREAD: names[:3], Strategy.MOST_LEFT: names[:3], Strategy.PACK: names[3:]}
+    for strategy, fits in wanted.items():
+        judges = Panel(fleet, strategy, narrow=True)
+        assert fits_of(judges, single(2), names) == fits
+        scores = dict(judges.prioritize(READER.wish(single(2)), names))
+        best = max(scores.values())
+        slack = 0 if strategy is Strategy.PACK else 2
+        assert [name for name in names if scores[name] >= best - slack] == fits
+    fleet.put("full", table(1, 0))
+    assert fits_of(Panel(fleet, Strategy.PACK, narrow=True), single(2), names) == ["half"]
+
+
+def test_a_narrow_filter_gives_reasons_of_nodes_without_room_only() -> None:
+    """A node that fits and is not named is no failed one: preemption and texts go by these."""
+    found = panel(narrow=True, strategy=Strategy.PACK).filter(READER.wish(single(3)), NAMES)
+    plain = panel(strategy=Strategy.PACK).filter(READER.wish(single(3)), NAMES)
+    assert (found.fits, plain.fits) == (["b"], ["b", "c"])
+    assert set(plain.failed) == {"a"}
+    assert (found.failed, found.hopeless) == (plain.failed, plain.hopeless)
+
+
+def test_a_narrow_filter_is_for_pods_that_ask_for_something() -> None:
+    judges = panel(narrow=True)
+    assert fits_of(judges, pod(container(cpu="250m", memory="1Gi"))) == NAMES
+    fleet = judges._fleet
+    fleet.put("aligns", table(8, 8, attributes={"topologyManagerPolicy": "single-numa-node"}))
+    names = [*NAMES, "aligns"]
+    whole = pod(container(cpu="2", memory="1Gi"), name="g")
+    assert fits_of(judges, whole, names) == names, "the kubelet's policy asks, not the pod"
+
+
+def test_nodes_of_which_nothing_is_known_come_last() -> None:
+    judges = panel(narrow=True, unknown_fits=True)
+    assert fits_of(judges, single(7)) == ["c"]
+    assert fits_of(judges, single(7), ["a", "odd", "none"]) == ["odd", "none"]

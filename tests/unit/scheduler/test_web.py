@@ -25,9 +25,9 @@ from tests.unit.scheduler.objects import container, pod, single, topology
 Ask = Callable[[str, bytes], Awaitable[tuple[int, Any]]]
 
 
-def extender(*, synced: bool = True) -> Extender:
+def extender(*, synced: bool = True, narrow: bool = True) -> Extender:
     """One that no API server was asked for."""
-    made = Extender(AgentConfig())
+    made = Extender(AgentConfig(scheduler=Scheduling(narrow=narrow)))
     if synced:
         made._nodes.synced.set()
         made._pods.synced.set()
@@ -93,6 +93,20 @@ def test_a_scheduler_is_answered() -> None:
         assert (await ask("/readyz", b"")) == (200, "ok\n")
 
     serve(extender(), talk)
+
+
+def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> None:
+    """By default it names the best ones: the configuration that is shipped asks nothing else."""
+    for narrow, named in ((True, ["b"]), (False, ["a", "b"])):
+        made = extender(narrow=narrow)
+        # Two NUMA nodes of a would hold it, and one of b.
+        body = question(single(6, policy="best-effort"), "a", "b")
+        found = json.loads(asyncio.run(made.filter(body)))
+        assert found["NodeNames"] == named
+        assert not found["FailedNodes"]
+        assert not found["FailedAndUnresolvableNodes"]
+        scores = json.loads(asyncio.run(made.prioritize(body)))
+        assert [one["Host"] for one in scores] == ["a", "b"]
 
 
 def test_before_nodes_are_known_ordinary_pods_pass_and_ours_wait() -> None:

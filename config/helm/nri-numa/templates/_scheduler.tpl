@@ -32,9 +32,11 @@ extenders:
   - urlPrefix: {{ ternary "https" "http" (not (empty $section.tlsCert)) }}://{{ include "nri-numa.fullname" . }}-scheduler.{{ include "nri-numa.namespace" . }}.svc:{{ $port }}
   {{- end }}
     filterVerb: filter
+    {{- if eq (toString $section.narrow) "false" }}
     prioritizeVerb: prioritize
-    bindVerb: bind
     weight: 5
+    {{- end }}
+    bindVerb: bind
     httpTimeout: 5s
     # Names instead of whole Nodes.
     nodeCacheCapable: true

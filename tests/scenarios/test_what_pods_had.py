@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from nri_numa.engine.decision import Reading
 from nri_numa.machine.synthetic import synthetic
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import GIB, World, container, pod, resources
 
 OWN = {"cpus": "exclusive"}
 
@@ -35,6 +36,34 @@ def test_a_container_that_comes_back_after_a_restart_of_the_agent_has_its_cpus()
     restarted(world)
     world.place(of, container(of, wants=resources(2, 1), id="attempt-1"))
     assert world.has("attempt-1")[0] == "2-3"
+    world.check()
+
+
+def test_the_next_container_of_a_pod_gets_what_the_one_before_it_had_where_memory_has_changed() -> (
+    None
+):
+    """What an init container read lies in the page cache beside its CPUs: less is free there."""
+    world = node()
+    of = pod("web", {**OWN, "policy": "single-numa-node"})
+    world.reading = Reading(memory={0: 31 * GIB, 1: 30 * GIB})
+    assert world.place(of, container(of, "init", resources(2, 1))) == ("0-1", "0")
+    world.stop("web-init")
+    world.reading = Reading(memory={0: 20 * GIB, 1: 30 * GIB})
+    assert world.place(of, container(of, "app", resources(2, 1))) == ("0-1", "0")
+    other = pod("other", {**OWN, "policy": "single-numa-node"})
+    assert world.place(other, container(other, wants=resources(2, 1)))[1] == "1"
+    world.check()
+
+
+def test_what_a_pod_had_before_binds_nobody() -> None:
+    """Where its NUMA node is too small for the next container, that goes elsewhere."""
+    world = node()
+    of = pod("web", {**OWN, "policy": "single-numa-node"})
+    world.place(of, container(of, "init", resources(2, 1)))
+    world.stop("web-init")
+    other = pod("other", {**OWN, "numacpu": "2-6"})
+    world.place(other, container(other, wants=resources(5, 1)))
+    assert world.place(of, container(of, "app", resources(4, 1))) == ("8-11", "1")
     world.check()
 
 

@@ -35,6 +35,7 @@ from nri_numa.engine.place.memory_nodes import choose_memory
 from nri_numa.engine.place.needs import (
     ResourceTable,
     demands,
+    former_cpus,
     loads_of,
     pod_demand,
     resource_table,
@@ -56,7 +57,7 @@ from nri_numa.engine.place.refusals import (
 )
 from nri_numa.engine.place.strategy import rank
 from nri_numa.engine.place.strict import beside_its_pod, no_memory
-from nri_numa.engine.state import Charge, Former, Kind
+from nri_numa.engine.state import Charge, Kind
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import (
     SMT,
@@ -219,7 +220,9 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
     if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
         # A socket may be several NUMA nodes. The kubelet refuses to start with both.
         settings = replace(settings, align_by_socket=False)
-    former = _former(case, table.free, affinity)
+    former = former_cpus(case, table.free)
+    if affinity is not None:
+        former = former & machine.topology.cpus_of(affinity)
     free, first, strict = table.free, affinity, case.policy in STRICT
     if table.listed is not None and affinity is not None:
         # Near the listed memory first, then in the rest of the affinity.
@@ -263,26 +266,6 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
         _Aligned(affinity, preferred, found.alignment, tuple(steps), found.warnings),
         _CPUs(Kind.EXCLUSIVE, numa_nodes, taken.cpus, taken.idle),
     )
-
-
-def _former(case: Case, free: CPUSet, affinity: NUMASet | None) -> CPUSet:
-    """CPUs to give back to a restarted container, else those a stopped one of its pod had.
-
-    The second is the kubelet's reuse of init container CPUs; the runtime does not tell init
-    containers from others, so every stopped container of the pod counts.
-    """
-    record = case.record
-    if record is None or not record.former:
-        return NO_CPUS
-    own = record.former.get(case.container.name)
-    formers: list[Former] = (
-        [own] if own is not None else [f for _, f in sorted(record.former.items())]
-    )
-    bits = 0
-    for former in formers:
-        bits |= former.cpus.bits
-    cpus = CPUSet.from_bits(bits) & free
-    return cpus if affinity is None else cpus & case.machine.topology.cpus_of(affinity)
 
 
 def _take_failed(

@@ -127,6 +127,26 @@ def kept_for_groups(
     return CPUSet.from_bits(kept)
 
 
+def former_cpus(case: Case, free: CPUSet) -> CPUSet:
+    """Free CPUs to give back to a restarted container, else those a stopped one of its pod had.
+
+    The second is the kubelet's reuse of init container CPUs; the runtime does not tell init
+    containers from others, so every stopped container of the pod counts.
+
+    Args:
+        case: whose container.
+        free: CPUs that may be owned.
+    """
+    record = case.record
+    if record is None or not record.former:
+        return NO_CPUS
+    own = record.former.get(case.container.name)
+    bits = 0
+    for former in record.former.values() if own is None else (own,):
+        bits |= former.cpus.bits
+    return CPUSet.from_bits(bits & free.bits)
+
+
 def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> Demand:
     """What the whole pod needs, as far as the runtime tells it; at least what the container needs.
 

@@ -11,7 +11,7 @@ from nri_numa.engine.align.hints import Amounts, together
 from nri_numa.engine.case import Case
 from nri_numa.engine.cpus.smt import partners
 from nri_numa.engine.others.elsewhere import given_last
-from nri_numa.engine.place.needs import ResourceTable, loads_of
+from nri_numa.engine.place.needs import ResourceTable, former_cpus, loads_of
 from nri_numa.engine.values.workload import SMT, Strategy
 
 WHOLE = 1 << 40
@@ -23,8 +23,9 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
 
     Order: NUMA nodes that would hold the container by themselves before others; those that the
     scheduler held for it; for CPUs of its own those with enough that nobody else pinned containers
-    to; for ``smt: pair`` those with enough beside opposite loads; then by strategy, then the lowest
-    id.
+    to; for ``smt: pair`` those with enough beside opposite loads; those with CPUs that the pod had
+    before (the kubelet's rule: its hints contain all CPUs of finished init containers); then by
+    strategy, then the lowest id.
 
     * ``spread``: the least share in use, once the container is there, of whatever is scarcest
       there (CPUs, memory, huge pages); then of the next scarcest.
@@ -43,6 +44,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     quiet = (_quiet(case, table) or None) if need and (case.state.foreign or static) else None
     beside = (_beside_opposite(case, table) or None) if need else None
     placed = case.requested.placed.bits
+    former = former_cpus(case, table.free).bits if need else 0
     short = {i for amount, left, _ in asked for i in ids if left[i] < amount}
     keys = [
         (
@@ -50,6 +52,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
             placed != 0 and not placed >> i & 1,
             quiet is not None and quiet[i] < need,
             beside is not None and beside[i] < need,
+            former != 0 and not machine.node_cpus[i].bits & former,
             measure,
             i,
         )

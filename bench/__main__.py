@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -109,6 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds: a minute or two")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="may be repeated")
     options = parser.parse_args(arguments)
+    # A service finds bytecode where it was installed; without it, each start here would compile.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     begun = time.time()
     date = time.strftime("%Y-%m-%d", time.gmtime(begun))
     pieces = [f"Measured on {date}.\n\n{machine.describe()}"]

@@ -91,6 +91,8 @@ def measure(nodes: int, pods: int) -> Measured:
             with _schedulers(extender, control) as both:
                 bench = _Bench(control, extender, both, pods)
                 early = {name: [bench.round(name, 0)] for name in _BOTH}
+                if time.monotonic() > over:
+                    raise RuntimeError("the first rounds took longer than the minute they are of")
                 time.sleep(max(0.0, over - time.monotonic()))
                 later: dict[str, list[Round]] = {name: [] for name in _BOTH}
                 for number in range(ROUNDS):

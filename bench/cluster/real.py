@@ -87,7 +87,7 @@ class RealNode:
         """What is left on each NUMA node, as its object says it: whole CPUs, bytes of memory."""
         return [
             {
-                each["name"]: quantity(each["available"])
+                each["name"]: int(quantity(each["available"]))
                 for each in zone["resources"]
                 if each["name"] in ("cpu", "memory")
             }

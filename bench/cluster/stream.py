@@ -366,8 +366,8 @@ def report(found: Sequence[tuple[str, Found]]) -> str:
         if there := [life for life in each.lives if life.node == real.NAME]:
             placed = sum(life.placed is not None for life in there)
             refused = sum(bool(life.refusals) for life in there)
-            lines.append(f"{name}: the real node had {len(there)} pods, {placed} were placed, "
-                         f"{refused} refused first")  # fmt: skip
+            lines.append(f"{name}: pods on the real node: {len(there)}, placed {placed}, "
+                         f"refused there {refused}")  # fmt: skip
         lines += [f"{name}: {count} × {text}" for text, count in said.most_common(3)]
         lines += [f"{name}: {note}" for note in each.notes]
     return "\n".join(lines)

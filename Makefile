@@ -81,7 +81,7 @@ bench: $(STAMP) ## Measure, and print the tables of docs/performance.md
 	$(BIN)/python -m bench
 
 cluster: $(STAMP) ## Pods behind three schedulers on a real control plane: refused, and time to their CPUs (root)
-	$(BIN)/python -m bench.cluster
+	$(BIN)/python -m bench.cluster --real
 
 density: $(STAMP) ## Pods that come and go on captured machines: refused, stranded, on several NUMA nodes
 	$(BIN)/python -m bench.replay

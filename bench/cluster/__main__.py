@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bench import machine
-from bench.cluster import chaos, stream, throughput
+from bench.cluster import chaos, real, stream, throughput
 
 VARIANTS: dict[str, Callable[[stream.Stream], stream.Found]] = {
     "stock kube-scheduler": stream.stock,
@@ -37,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--throughput", action="store_true",
         help="pods in a second with the extender and without it; only that is run",
     )  # fmt: skip
+    parser.add_argument(
+        "--real", action="store_true",
+        help=f"this machine is one more node, with a kubelet; each {real.EVERY}th pod is for it",
+    )  # fmt: skip
     parser.add_argument("--only", action="append", choices=list(VARIANTS))
     options = parser.parse_args(arguments)
     asked = stream.Stream(
@@ -45,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cpus=options.cpus,
         per_second=options.per_second,
         seed=options.seed,
+        real=real.EVERY if options.real else 0,
     )
     print(machine.describe(), flush=True)
     if options.throughput:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from nri_numa.machine.model import Topology
+
 PLACED: Final = "numa.kubernetes.io/placed"
 
 
@@ -22,6 +24,7 @@ class Checker:
     Args:
         zone_cpus: CPUs of each NUMA node, all nodes being alike.
         numa_of: the NUMA node of a CPU.
+        real: nodes that are another machine, by name.
 
     Attributes:
         looks: how often it looked.
@@ -34,6 +37,7 @@ class Checker:
 
     zone_cpus: Mapping[int, int]
     numa_of: Callable[[int], int]
+    real: Mapping[str, Topology] = field(default_factory=dict)
     looks: int = 0
     bound: set[str] = field(default_factory=set)
     unplaced: set[str] = field(default_factory=set)
@@ -63,7 +67,7 @@ class Checker:
             if text is None:
                 self.unplaced.add(uid)
             promised = {int(n) for n in json.loads(text).values()} if text else set()
-            given = {self.numa_of(cpu) for cpu in has}
+            given = {self._numa_node(node, cpu) for cpu in has}
             if given and promised and given != promised:
                 self.elsewhere.add(uid)
             places = given or promised
@@ -73,11 +77,19 @@ class Checker:
                 sums[node, place] += asked
                 who.setdefault((node, place), []).append(pod["metadata"]["name"])
         for (node, place), total in sums.items():
-            if total > self.zone_cpus[place]:
+            if total > self._there(node, place):
                 self.promised_twice.add((node, place, ", ".join(sorted(who[node, place]))))
         for node, by_pod in granted.items():
             often = Counter(cpu for cpus in by_pod.values() for cpu in cpus)
             self.granted_twice |= {(node, cpu) for cpu, times in often.items() if times > 1}
+
+    def _numa_node(self, node: str, cpu: int) -> int:
+        topology = self.real.get(node)
+        return self.numa_of(cpu) if topology is None else topology.cpus[cpu].numa_node
+
+    def _there(self, node: str, place: int) -> int:
+        topology = self.real.get(node)
+        return self.zone_cpus[place] if topology is None else len(topology.numa_nodes[place].cpus)
 
     @property
     def good(self) -> bool:

@@ -18,7 +18,7 @@ from nri_numa.engine.decision import Admitted, Machine, Reading
 from nri_numa.engine.state import NodeState
 from nri_numa.simulate.manifests.reader import read_text
 from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
-from tests.beds.kube.client import Client, JsonObject
+from tests.beds.kube.client import Client, JsonObject, waiting_reason
 
 SECONDS = "bench.example.com/seconds"
 """Annotation: how long a pod runs."""
@@ -116,7 +116,7 @@ class Life:
 
 
 class Fleet:
-    """Plays all nodes.
+    """Plays all nodes that are objects, and looks at the pods of others.
 
     Args:
         client: of the API server.
@@ -157,7 +157,9 @@ class Fleet:
         self._look([document for document, _ in there])
         for document, life in there:
             agent = self._agents.get(document["spec"]["nodeName"])
-            if agent is not None and not agent.away:
+            if agent is None:
+                _told(document, life)
+            elif not agent.away:
                 self._visit(agent, document, life)
 
     def _visit(self, agent: Agent, document: JsonObject, life: Life) -> None:
@@ -190,6 +192,23 @@ class Fleet:
             "PATCH", f"/api/v1/namespaces/default/pods/{name}/status", {"status": status},
             content_type="application/merge-patch+json",
         )  # fmt: skip
+
+
+def _told(document: JsonObject, life: Life) -> None:
+    """A real node has the pod: its kubelet says what became of it.
+
+    It does not say how often it tried: a refusal is counted when its sentence is another one.
+    """
+    now, life.node = time.monotonic(), document["spec"]["nodeName"]
+    phase = document["status"]["phase"]
+    if life.placed is None and phase in ("Running", "Succeeded"):
+        life.placed = now
+    if phase in ("Succeeded", "Failed"):
+        life.ended = now
+    reason, sentence = waiting_reason(document)
+    if reason == "CreateContainerError" and sentence != life.sentence:
+        life.refusals += 1
+        life.sentence = sentence
 
 
 def _running(document: JsonObject) -> JsonObject:

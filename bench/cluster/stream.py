@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from bench.cluster import chaos
+from bench.cluster import chaos, real
 from bench.cluster.checker import Checker
 from bench.cluster.fleet import SECONDS, Agent, Fleet, Life
 from bench.stats import quantile, table
@@ -66,6 +66,7 @@ class Stream:
         seconds: each runs so long, from least to most.
         seed: of sizes, times and pauses.
         limit_s: after the last one was created, those that are not placed yet are given up.
+        real: one of so many pods is for a real node; 0 for none, and no such node.
     """
 
     nodes: int = 50
@@ -75,22 +76,25 @@ class Stream:
     seconds: tuple[float, float] = (30.0, 70.0)
     seed: int = 1
     limit_s: float = 120.0
+    real: int = 0
 
     def documents(self, schedulers: Sequence[str] = ("default-scheduler",)) -> Iterator[JsonObject]:
         """The pods, for schedulers of these names in turn."""
         rng = random.Random(self.seed)
         for number in range(self.pods):
             cpus = rng.choice(self.cpus)
+            annotations = {**ANNOTATIONS, SECONDS: f"{rng.uniform(*self.seconds):.1f}"}
+            name, scheduler = f"pod-{number:04}", schedulers[number % len(schedulers)]
+            if self.real and not number % self.real:
+                yield real.document(name, scheduler, ANNOTATIONS)
+                continue
             asked = {"cpu": str(cpus), "memory": f"{cpus}Gi"}
             yield {
                 "apiVersion": "v1",
                 "kind": "Pod",
-                "metadata": {
-                    "name": f"pod-{number:04}",
-                    "annotations": {**ANNOTATIONS, SECONDS: f"{rng.uniform(*self.seconds):.1f}"},
-                },
+                "metadata": {"name": name, "annotations": annotations},
                 "spec": {
-                    "schedulerName": schedulers[number % len(schedulers)],
+                    "schedulerName": scheduler,
                     "containers": [
                         {
                             "name": "main",
@@ -144,14 +148,38 @@ HEAD = ("scheduler", "pods", "placed", "refused pods", "refusals", "p50 s", "p99
 
 
 @contextmanager
-def control_plane(scheduler: Mapping[str, object] | None = None) -> Iterator[ControlPlane]:
-    """A control plane of its own, gone afterwards."""
+def control_plane(
+    scheduler: Mapping[str, object] | None = None, *, nodes: Sequence[str] = ()
+) -> Iterator[ControlPlane]:
+    """A control plane of its own, gone afterwards.
+
+    Args:
+        scheduler: keys of the KubeSchedulerConfiguration.
+        nodes: names of those with a kubelet.
+    """
+    programs = find_programs(build=True)
     with (
-        tempfile.TemporaryDirectory(prefix="nri-numa-stream-") as directory,
+        tempfile.TemporaryDirectory(
+            prefix="nri-numa-stream-", ignore_cleanup_errors=True
+        ) as directory,
         Namespaces(Path(directory)) as namespaces,
-        ControlPlane(find_programs(build=True), namespaces, scheduler=scheduler) as control,
+        ControlPlane(programs, namespaces, nodes=nodes, scheduler=scheduler) as control,
     ):
         yield control
+
+
+@contextmanager
+def _cluster(
+    stream: Stream, scheduler: Mapping[str, object] | None = None
+) -> Iterator[tuple[ControlPlane, dict[str, Agent], real.RealNode | None]]:
+    """A control plane with the agents of its nodes, and the real one where it is asked for."""
+    with control_plane(scheduler, nodes=(real.NAME,) if stream.real else ()) as control:
+        made = agents(control, stream.nodes)
+        if not stream.real:
+            yield control, made, None
+            return
+        with real.running(control) as there:
+            yield control, made, there
 
 
 def agents(control: ControlPlane, nodes: int) -> dict[str, Agent]:
@@ -192,8 +220,8 @@ def flow(
 
 def stock(stream: Stream) -> Found:
     """The stock scheduler, which knows sums of nodes."""
-    with control_plane() as control:
-        return flow(Fleet(control.client, agents(control, stream.nodes), seed=stream.seed), stream)
+    with _cluster(stream) as (control, made, _):
+        return flow(Fleet(control.client, made, seed=stream.seed), stream)
 
 
 PERIOD_S = 60.0
@@ -210,8 +238,8 @@ def stock_plugin(stream: Stream) -> Found:
         "enableHTTPS": False,
         "httpTimeout": "5s",
     }
-    with control_plane({"extenders": [extender]}) as control:
-        made, file = agents(control, stream.nodes), control.directory / "zones.json"
+    with _cluster(stream, {"extenders": [extender]}) as (control, made, there):
+        file = control.directory / "zones.json"
         published = -PERIOD_S
 
         def publish() -> None:
@@ -219,9 +247,11 @@ def stock_plugin(stream: Stream) -> Found:
             if (now := time.monotonic()) - published < PERIOD_S:
                 return
             published = now
-            text = json.dumps({name: agent.zones() for name, agent in made.items()})
+            found = {name: agent.zones() for name, agent in made.items()}
+            if there is not None:
+                found[real.NAME] = there.zones()
             other = file.with_suffix(".new")
-            other.write_text(text)
+            other.write_text(json.dumps(found))
             other.replace(file)
 
         publish()
@@ -282,20 +312,25 @@ def ours(stream: Stream, kinds: Sequence[str] = ()) -> Found:
         stream: of pods.
         kinds: what goes wrong meanwhile, of `bench.cluster.chaos.KINDS`.
     """
-    with control_plane() as control:
+    with _cluster(stream) as (control, made, there):
         client = control.client
         install(client)
         client.kubectl("apply", f"--filename={CRD}")
-        made = agents(control, stream.nodes)
         published = Published(control, made)
         topology = topology_settings().topology
         checker = Checker(
             zone_cpus={i: len(node.cpus) for i, node in topology.numa_nodes.items()},
             numa_of=lambda cpu: topology.cpus[cpu].numa_node,
+            real={real.NAME: real.topology()} if there is not None else {},
         )
 
         def look(pods: list[JsonObject]) -> None:
-            checker.look(pods, {name: agent.granted() for name, agent in made.items()})
+            granted: dict[str, Mapping[str, Sequence[int]]] = {
+                name: agent.granted() for name, agent in made.items()
+            }
+            if there is not None:
+                granted[real.NAME] = there.granted(pods)
+            checker.look(pods, granted)
 
         bed = SimpleNamespace(
             control=control, client=client, directory=control.namespaces.directory
@@ -328,6 +363,11 @@ def report(found: Sequence[tuple[str, Found]]) -> str:
     lines = [table(HEAD, [each.row(name) for name, each in found]), ""]
     for name, each in found:
         said = Counter(life.sentence for life in each.lives if life.refusals)
+        if there := [life for life in each.lives if life.node == real.NAME]:
+            placed = sum(life.placed is not None for life in there)
+            refused = sum(bool(life.refusals) for life in there)
+            lines.append(f"{name}: pods on the real node: {len(there)}, placed {placed}, "
+                         f"refused there {refused}")  # fmt: skip
         lines += [f"{name}: {count} × {text}" for text, count in said.most_common(3)]
         lines += [f"{name}: {note}" for note in each.notes]
     return "\n".join(lines)

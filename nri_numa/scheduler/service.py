@@ -111,7 +111,11 @@ class Extender:
             settled=self.waker.settled,
         )
         self.unseen = Unseen(
-            connection, self.world, seconds=PARTLY * parse_duration(section.settle), clock=clock
+            connection,
+            self.world,
+            seconds=PARTLY * parse_duration(section.settle),
+            timeout=parse_duration(section.bind_timeout),
+            clock=clock,
         )
         self.binder = Binder(
             connection,

@@ -60,6 +60,7 @@ class Extender:
         standby: whether another replica leads, so that nobody waits until this one is ready.
         certificate: file with a key and its certificate, which the extender and those who ask show
             and trust; such a replica has no kube-scheduler: whoever holds the file asks.
+        level: of the log lines of the extender.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Extender:
         name: str = SCHEDULER,
         standby: bool = False,
         certificate: Path | None = None,
+        level: str = "debug",
     ) -> None:
         self._bed, self._standby = bed, standby
         self._certificate = certificate
@@ -89,7 +91,8 @@ class Extender:
             **(_tls(self.directory) if certificate else {}),
             **(config or {}),
         }
-        self.process.configure(scheduler=section)
+        log = {"format": "json", "level": level}
+        self.process.configure(scheduler=section, log=log)
         narrow = section.get("narrow", True)
         prioritize = {} if narrow else {"prioritizeVerb": "prioritize", "weight": 5}
         document = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.cluster.checker import PLACED, Checker
+from nri_numa.machine.synthetic import synthetic
 
 
 def bound(name: str, cpus: int, placed: str = "", node: str = "n1") -> dict[str, Any]:
@@ -57,3 +58,13 @@ def test_one_cpu_for_two() -> None:
     found.look([], {"n1": {"a": range(5), "b": range(4, 8)}, "n2": {"c": range(5)}})
     assert found.granted_twice == {("n1", 4)}
     assert not found.good
+
+
+def test_a_real_node_is_another_machine() -> None:
+    small = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1)
+    found = Checker(zone_cpus={0: 8, 1: 8}, numa_of=lambda cpu: 1, real={"bed": small})
+    pods = [bound(name, 1, '{"main":"0"}', "bed") for name in ("a", "b")]
+    found.look(pods, {"bed": {"a": [0], "b": [1]}})
+    assert (found.good, found.elsewhere) == (True, set())
+    found.look([*pods, bound("c", 1, '{"main":"0"}', "bed")], {})
+    assert found.promised_twice == {("bed", 0, "a, b, c")}

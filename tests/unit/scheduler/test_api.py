@@ -268,7 +268,7 @@ def test_after_a_while_and_until_the_next_list_nobody_is_read(
     async def look() -> None:
         nonlocal now
         connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
-        told = Unseen(connection, World.__new__(World), seconds=60, clock=lambda: now)
+        told = Unseen(connection, World.__new__(World), seconds=60, timeout=60, clock=lambda: now)
         await told.look("n1")
         assert not server.asked, "nothing was listed yet"
         told.listed()

@@ -16,7 +16,14 @@ from nri_numa.config.device_sources import Devices
 from nri_numa.cri.pb import podresources_pb2 as pb
 from nri_numa.devices.watch import DeviceWatch
 from nri_numa.engine.values.mentions import NO_MENTIONS, DeviceNode, Mentions
-from nri_numa.engine.values.workload import NO_DEVICES, Container, PodSandbox
+from nri_numa.engine.values.workload import (
+    NO_DEVICES,
+    Container,
+    Device,
+    DeviceRequest,
+    KnownDevices,
+    PodSandbox,
+)
 from nri_numa.machine.cpuset import NUMASet
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.fake_kubelet import pod_resources
@@ -239,6 +246,12 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed)
     assert has(helper) == {"x.com/fpga": {"f2": {1}}}
 
 
+def test_where_the_kubelet_gave_nothing_nothing_is_said(bed: Bed) -> None:
+    watch = asked(bed, answer())
+    assert watch.known(POD.id, "app", NO_MENTIONS) is NO_DEVICES
+    assert watch.foreseen(POD.id, "") is NO_DEVICES
+
+
 def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
     watch = asked(bed, answer(("app", "x.com/cpu", "n1-0", (1,))), own_resource="x.com/cpu")
     assert seen(watch, POD, container(POD), NO_MENTIONS).devices == ()
@@ -384,6 +397,16 @@ def test_containers_with_the_same_mentions_have_the_same_value(bed: Bed) -> None
     assert (other, hash(other)) == (first, hash(first))
     assert first != NO_DEVICES
     assert first != "a GPU"
+
+
+def test_values_are_equal_however_their_sets_were_made() -> None:
+    def of(count: int, *nodes: int) -> KnownDevices:
+        device = Device(id="a", numa_nodes=frozenset(nodes))
+        return KnownDevices((DeviceRequest(resource="GPU", count=count, devices=(device,)),))
+
+    assert {of(1, 0, 8)} == {of(1, 8, 0)}
+    assert of(1, 0, 8) != of(1, 0)
+    assert of(1, 0) != of(2, 0)
 
 
 def test_where_containers_can_be_placed_may_change(bed: Bed) -> None:

@@ -16,14 +16,7 @@ from nri_numa.config.device_sources import Devices
 from nri_numa.cri.pb import podresources_pb2 as pb
 from nri_numa.devices.watch import DeviceWatch
 from nri_numa.engine.values.mentions import NO_MENTIONS, DeviceNode, Mentions
-from nri_numa.engine.values.workload import (
-    NO_DEVICES,
-    Container,
-    Device,
-    DeviceRequest,
-    KnownDevices,
-    PodSandbox,
-)
+from nri_numa.engine.values.workload import NO_DEVICES, Container, PodSandbox
 from nri_numa.machine.cpuset import NUMASet
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.fake_kubelet import pod_resources
@@ -397,16 +390,6 @@ def test_containers_with_the_same_mentions_have_the_same_value(bed: Bed) -> None
     assert (other, hash(other)) == (first, hash(first))
     assert first != NO_DEVICES
     assert first != "a GPU"
-
-
-def test_values_are_equal_however_their_sets_were_made() -> None:
-    def of(count: int, *nodes: int) -> KnownDevices:
-        device = Device(id="a", numa_nodes=frozenset(nodes))
-        return KnownDevices((DeviceRequest(resource="GPU", count=count, devices=(device,)),))
-
-    assert {of(1, 0, 8)} == {of(1, 8, 0)}
-    assert of(1, 0, 8) != of(1, 0)
-    assert of(1, 0) != of(2, 0)
 
 
 def test_where_containers_can_be_placed_may_change(bed: Bed) -> None:

@@ -7,7 +7,9 @@ result. The order of each turn is drawn anew, so that none always comes after th
 
 The runtime has one CPU and the plugins another one. Left to the kernel, an answer stays on one CPU
 or wakes another one that sleeps, which takes a virtual machine 240 µs longer; the threads that look
-for devices change which of the two it is.
+for devices change which of the two it is. The kubelet is a process of its own, as on a node, on the
+runtime's CPU: within the runtime its answers throw out of the caches what the runtime needs next,
+and only the plugins that ask it would wait for that.
 
 Three containers: one without devices, one whose message has a device file (a GPU's, looked up in
 sysfs by its number), and one to which the kubelet gave a device, of which the plugin asks when the
@@ -22,10 +24,12 @@ import asyncio
 import contextlib
 import gc
 import json
+import multiprocessing
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +106,32 @@ def _get(request: Any, context: Any) -> Any:
     return answer
 
 
+def _serve(directory: Path, wanted: Connection) -> None:
+    """A process's life as the kubelet; until the other end of ``wanted`` closes."""
+    from tests.beds.fake_kubelet import pod_resources
+
+    with pod_resources(directory, _get, lambda request, context: None):
+        wanted.send("serves")
+        with contextlib.suppress(EOFError):
+            wanted.recv()
+
+
+@contextlib.contextmanager
+def _kubelet(directory: Path) -> Iterator[int]:
+    """A kubelet with this root; its process id."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(directory, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    mine.recv()
+    try:
+        yield process.pid or 0
+    finally:
+        mine.close()
+        process.join()
+
+
 def _config(directory: Path, name: str, *, enabled: bool, ahead: bool) -> list[str]:
     file = directory / f"{name}.yaml"
     document = {
@@ -130,17 +160,17 @@ async def _one(one: Bed, name: str, change: Callable[[pb.Container], None]) -> t
     return seconds, beside
 
 
-def _apart(beds: list[Bed]) -> None:
-    """Give us the first CPU that we may use, and the plugins the last one, where there are two."""
+def _apart(kubelet: int, beds: list[Bed]) -> None:
+    """Give us and the kubelet the first CPU that we may use, and the plugins the last one."""
     cpus = sorted(os.sched_getaffinity(0))
-    for pid, cpu in ((os.getpid(), cpus[0]), *((one.pid, cpus[-1]) for one in beds)):
+    ours = [(pid, cpus[0]) for pid in (os.getpid(), kubelet)]
+    for pid, cpu in (*ours, *((one.pid, cpus[-1]) for one in beds)):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {cpu})  # those made later inherit it
 
 
 async def measure(*, rounds: int = 120) -> list[Measured]:
     from tests.beds.device_tree import GPU_CLASS, DeviceTree
-    from tests.beds.fake_kubelet import pod_resources
 
     topology = MACHINES[next(iter(MACHINES))]()
     order = random.Random(17)  # the same orders in every run
@@ -148,7 +178,7 @@ async def measure(*, rounds: int = 120) -> list[Measured]:
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(scratch()))
         kubelet = directory / "kubelet"
-        stack.enter_context(pod_resources(kubelet, _get, lambda request, context: None))
+        kubelet_pid = stack.enter_context(_kubelet(kubelet))
         beds: list[Bed] = []
         for ahead, which in KINDS:
             name = f"{'ahead' if ahead else 'asked'}-{which}"
@@ -160,7 +190,7 @@ async def measure(*, rounds: int = 120) -> list[Measured]:
             await fill(beds[-1], RESIDENTS, SHARED)
         before = os.sched_getaffinity(0)
         stack.callback(os.sched_setaffinity, 0, before)
-        _apart(beds)
+        _apart(kubelet_pid, beds)
         for case, name, change in CASES:
             times: list[list[float]] = [[] for _ in KINDS]
             beside = [0] * len(KINDS)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from nri_numa.devices import interfaces, nvidia
+from nri_numa.devices.book import NOTHING_TOLD, Book, Given, Ready, Told, told
 from nri_numa.devices.found import Found, hints
 from nri_numa.devices.given import DEADLINE, PAUSE, GivenDevice, given_devices
 from nri_numa.devices.lookup import Lookup, Missed, Sources
@@ -42,54 +42,8 @@ _MOST_ANSWERS: Final = 256
 _MOST_CHARACTERS: Final = 4096
 """Of what a message mentions; more is not remembered, since anybody can write it."""
 
-
-_Told = tuple[tuple[Found, ...], tuple[GivenDevice, ...], tuple[GivenDevice, ...], str, str]
-"""Of a pod's book: its cards, what the container was given, what the others, and the notes."""
-_NOTHING_TOLD: Final[_Told] = ((), (), (), "", "")
-
-
-class _Ready(NamedTuple):
-    """What came of a pod's book for one container whose message mentions nothing.
-
-    The rest is what it depends on, compared by identity: all of it is replaced as a whole.
-    """
-
-    answers: dict[tuple[object, ...], KnownDevices]
-    places: NUMASet
-    cards: tuple[Found, ...]
-    given: Mapping[str, tuple[GivenDevice, ...]]
-    network_note: str
-    kubelet_note: str
-    name: str
-    found: KnownDevices
-
-
-@dataclass(slots=True)
-class _Book:
-    """What was found out ahead about one pod; each attribute is replaced as a whole by a thread.
-
-    Attributes:
-        pod: its namespace and name.
-        cards: the devices of its network interfaces.
-        given: what the kubelet gave, by container.
-        network_note, kubelet_note: why something is not known.
-        open: how many questions have no answer yet; counted in the loop.
-        complete: called when all have one.
-        ready: what came of it last; looked at in the loop only.
-    """
-
-    pod: str
-    cards: tuple[Found, ...] = ()
-    given: Mapping[str, tuple[GivenDevice, ...]] = field(default_factory=dict)
-    network_note: str = ""
-    kubelet_note: str = ""
-    open: int = 0
-    complete: Callable[[], object] | None = None
-    ready: _Ready | None = None
-
-    def is_blank(self) -> bool:
-        """Whether nothing is known of any device of the pod's, and nothing to be said."""
-        return not (self.cards or self.given or self.network_note or self.kubelet_note)
+_NOT_LOOKED: Final = "its network interfaces were not looked at yet: no hint of them"
+_NOT_SAID: Final = "the kubelet has not said yet what it gave: no hint of that"
 
 
 class DeviceWatch:
@@ -128,7 +82,8 @@ class DeviceWatch:
         # it depends on is read anew: whoever is about to add to the former adds for nobody.
         self._answers: dict[tuple[object, ...], KnownDevices] = {}
         self._later: Callable[[Callable[[], object]], object] = lambda function: None
-        self._books: dict[str, _Book] = {}
+        self._books: dict[str, Book] = {}
+        self._turn = threading.Lock()  # for threads that change what a book tells
         self._room = threading.BoundedSemaphore(_MOST_WAITING)
         # One thread each, so that a kubelet that hangs keeps nobody from its network cards.
         self._local = ThreadPoolExecutor(1, thread_name_prefix="devices")
@@ -172,20 +127,19 @@ class DeviceWatch:
             complete: called once all that can be found out ahead is known, at once where that is
                 nothing; not at all where something hangs or the pod goes before.
         """
-        book = self._books[pod.id] = _Book(pod.full_name, complete=complete)
+        looks, asks = bool(self._sources.network and network), self._sources.pod_resources
+        so_far = told(Told(network_note=_NOT_LOOKED * looks, kubelet_note=_NOT_SAID * asks))
+        book = Book(pod.full_name, so_far, open=looks + asks, complete=complete)
+        self._books[pod.id] = book
         while len(self._books) > MOST_PODS:
             del self._books[next(iter(self._books))]
         if not self._look_waiting:
             self._look_waiting = True
             if not self._do(self._local, self._look_again):
                 self._look_waiting = False
-        if self._sources.network and network:
-            book.network_note = "its network interfaces were not looked at yet: no hint of them"
-            book.open += 1
+        if looks:
             self._do(self._local, self._look_into, pod, book, network)
-        if self._sources.pod_resources:
-            book.kubelet_note = "the kubelet has not said yet what it gave: no hint of that"
-            book.open += 1
+        if asks:
             self._do(self._asking, self._ask, pod, book)
         if not book.open and complete is not None:
             complete()
@@ -213,35 +167,25 @@ class DeviceWatch:
         """
         answers = self._answers  # before anything is looked at: see `__init__`
         book = self._books.get(pod_id)
+        known = NOTHING_TOLD if book is None else book.told
         plain = mentions is NO_MENTIONS
-        if plain and (book is None or book.is_blank()):
+        if plain and known is NOTHING_TOLD:
             return NO_DEVICES
         places = self._places()
-        if book is None:
-            found = self._remembered(answers, _NOTHING_TOLD, mentions, places)
+        ready = None if book is None else book.ready
+        if (
+            plain
+            and ready is not None
+            and ready.told is known
+            and ready.answers is answers
+            and ready.places is places
+            and ready.name == name
+        ):
+            found = ready.found
         else:
-            cards, given = book.cards, book.given
-            notes = book.network_note, book.kubelet_note
-            ready = book.ready
-            if (
-                plain
-                and ready is not None
-                and ready.answers is answers
-                and ready.places is places
-                and ready.cards is cards
-                and ready.given is given
-                and ready.network_note is notes[0]
-                and ready.kubelet_note is notes[1]
-                and ready.name == name
-            ):
-                found = ready.found
-            else:
-                own = given.get(name, ())
-                others = tuple([g for its, all in given.items() if its != name for g in all])
-                told = cards, own, others, *notes
-                found = self._remembered(answers, told, mentions, places)
-                if plain:
-                    book.ready = _Ready(answers, places, cards, given, *notes, name, found)
+            found = self._remembered(answers, known, name, mentions, places)
+            if plain and book is not None:
+                book.ready = Ready(answers, places, known, name, found)
         for note in found.notes:
             pod = pod_id if book is None else book.pod
             log.debug("device without hint", pod=pod, container=name, why=note)
@@ -250,19 +194,23 @@ class DeviceWatch:
     def _remembered(
         self,
         answers: dict[tuple[object, ...], KnownDevices],
-        told: _Told,
+        known: Told,
+        name: str,
         mentions: Mentions,
         places: NUMASet,
     ) -> KnownDevices:
         """The devices of a container, looked up where nobody had the same before."""
-        key: tuple[object, ...] = (places.bits, *told)
-        if mentions is not NO_MENTIONS:
-            variables = tuple(mentions.variables.items())
-            key = *key, mentions.nodes, variables, mentions.cdi, mentions.unread
+        cards, given, network_note, kubelet_note = known
+        own: tuple[GivenDevice, ...] = ()
+        others: tuple[GivenDevice, ...] = ()
+        if given:
+            own = given.get(name, ())
+            others = tuple([g for its, all in given.items() if its != name for g in all])
+        key = places.bits, cards, own, others, network_note, kubelet_note, mentions.key
         found = answers.get(key)
         if found is None:
             missed = Missed()
-            found = self._looked_up(told, mentions, places, missed)
+            found = self._looked_up(known, own, others, mentions, places, missed)
             if not missed.gpu and not missed.cdi and _characters(mentions) <= _MOST_CHARACTERS:
                 if len(answers) >= _MOST_ANSWERS:
                     answers.clear()
@@ -280,17 +228,23 @@ class DeviceWatch:
             None where that may be several.
         """
         book = self._books.get(pod_id)
-        if not name and book is not None and book.given:
-            name, *more = book.given
+        given = (NOTHING_TOLD if book is None else book.told).given
+        if not name and given:
+            name, *more = given
             if more:
                 return None
         return self.known(pod_id, name, NO_MENTIONS)
 
     def _looked_up(
-        self, told: _Told, mentions: Mentions, places: NUMASet, missed: Missed
+        self,
+        known: Told,
+        own: tuple[GivenDevice, ...],
+        others: tuple[GivenDevice, ...],
+        mentions: Mentions,
+        places: NUMASet,
+        missed: Missed,
     ) -> KnownDevices:
         """The devices of a container, by all sources; a name that is missed is looked for."""
-        cards, own, others, network_note, kubelet_note = told
         lookup = self._lookup
         found = list(lookup.mentioned(mentions, missed))
         if missed.cdi and self._clock() - self._files_read > _FILES_AGAIN:
@@ -299,9 +253,9 @@ class DeviceWatch:
         if missed.gpu and self._clock() - self._gpus_read > _GPUS_AGAIN:
             self._gpus_read = self._clock()
             self._do(self._local, self._read_gpus)
-        found += cards
+        found += known.cards
         found += lookup.given(own)
-        notes = [*missed.notes, *filter(None, (network_note, kubelet_note))]
+        notes = [*missed.notes, *filter(None, (known.network_note, known.kubelet_note))]
         mine = hints(found, places, notes)
         given = list(lookup.given(others))
         together = hints([*found, *given], places).requests if given else ()
@@ -357,35 +311,42 @@ class DeviceWatch:
         self._lookup.gpus = nvidia.read_gpus(self._root)
         self._answers = {}
 
-    def _look_into(self, pod: PodSandbox, book: _Book, network: str) -> None:
+    def _look_into(self, pod: PodSandbox, book: Book, network: str) -> None:
         if self._books.get(pod.id) is not book:
             return  # it is gone; those behind it are waiting
         parents = interfaces.parents_in(network)
+        cards: tuple[Found, ...] = ()
+        note = ""
         if isinstance(parents, str):
-            book.network_note = f"its network interfaces cannot be looked at: {parents}"
+            note = f"its network interfaces cannot be looked at: {parents}"
         else:
-            book.cards = tuple(
+            cards = tuple(
                 one._replace(kind=NIC)
                 for parent in parents
                 for one in self._lookup.sysfs.by_bus(parent.bus, parent.name)
             )
-            book.network_note = ""
+        with self._turn:
+            book.told = told(book.told._replace(cards=cards, network_note=note))
         self._answered(pod.id, book)
 
-    def _ask(self, pod: PodSandbox, book: _Book) -> None:
+    def _ask(self, pod: PodSandbox, book: Book) -> None:
         if self._books.get(pod.id) is not book:
             return
         answer = given_devices(self._kubelet_root, pod.namespace, pod.name, self._deadline)
+        given: Given = {}
+        note = ""
         if isinstance(answer, str):
-            book.kubelet_note = f"the kubelet does not say what it gave: {answer}"
+            note = f"the kubelet does not say what it gave: {answer}"
         else:
+            given = answer
             for devices in answer.values():
                 list(self._lookup.given(devices))  # whoever asks for them finds them remembered
-            book.given, book.kubelet_note = answer, ""
+        with self._turn:
+            book.told = told(book.told._replace(given=given, kubelet_note=note))
         self._answered(pod.id, book)
         time.sleep(PAUSE)  # of this thread, which nobody waits for
 
-    def _answered(self, pod_id: str, book: _Book) -> None:
+    def _answered(self, pod_id: str, book: Book) -> None:
         """In a thread: one question about a pod has its answer."""
         if book.complete is not None:
             try:
@@ -393,7 +354,7 @@ class DeviceWatch:
             except RuntimeError:
                 log.debug("the loop has ended", pod=book.pod)
 
-    def _closed(self, pod_id: str, book: _Book) -> None:
+    def _closed(self, pod_id: str, book: Book) -> None:
         """In the loop: the same."""
         book.open -= 1
         if not book.open and book.complete is not None and self._books.get(pod_id) is book:

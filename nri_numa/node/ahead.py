@@ -28,7 +28,7 @@ from nri_numa.engine.ahead import (
 )
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.invariants import step_violations
-from nri_numa.engine.values.workload import NO_DEVICES, Container, KnownDevices, PodSandbox
+from nri_numa.engine.values.workload import Container, KnownDevices, PodSandbox
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.node.agent import Agent
 from nri_numa.nri.shapes import Foreseen, Reads, Shape, answer_bytes
@@ -251,7 +251,7 @@ class DecidedAhead:
         elif like:
             self._like(like, devices)
         elif (its := devices(found.container.name)) is not None:
-            self._expect((*found.shape[:-1], its), found.pod, its.on(found.container))
+            self._expect((*found.shape[:-1], its.key), found.pod, its.on(found.container))
         self.look()
 
     def _like(
@@ -264,10 +264,10 @@ class DecidedAhead:
         for shape, known in like:
             its = devices(known.container.name)
             # Where nothing is known of it, it may be told with the container, as it was then.
-            if its is None or its in (NO_DEVICES, shape[-1]):
+            if its is None or its.key in ("", shape[-1]):
                 known.left = max(known.left, ONCE)
             else:
-                expected[*shape[:-1], its] = known.pod, its.on(known.container)
+                expected[*shape[:-1], its.key] = known.pod, its.on(known.container)
         for shape, (pod, container) in expected.items():
             if shape not in self._shapes:
                 self._expect(shape, pod, container)

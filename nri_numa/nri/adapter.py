@@ -247,20 +247,24 @@ class Adapter:
         if not request.container.id:
             raise RequestRefused("InvalidRequest: the container has no id, expected the runtime's")
         with operation():
-            shape = devices = None
+            shape, devices = None, NO_DEVICES
             if self._devices is not None:
-                devices = _known(self._devices, request.pod.id, request.container, data)
+                # As in `_known`, with a call less: nothing of this is in the caches.
+                own = request.container
+                name = own.name or own.labels.get(CONTAINER_NAME, "")
+                devices = self._devices.known(request.pod.id, name, mentions_of(own, data))
             if self._ahead is not None:
                 shape = shape_of(request, self._ahead.reads(), devices)
-                ready = None if shape is None else self._answer_ahead(self._ahead, shape, request)
-                if ready is not None:
-                    return ready
+                if shape is not None:
+                    ready = self._answer_ahead(self._ahead, shape, request, devices)
+                    if ready is not None:
+                        return ready
             pod = conversion.pod_from(request.pod, request.container)
             container = conversion.container_from(
                 request.container,
                 brief=True,
                 keep=(self._slots_key(),),
-                devices=devices or NO_DEVICES,
+                devices=devices,
             )
             self._pod_uids[pod.id] = pod.uid
             if self._watch is not None:
@@ -284,7 +288,11 @@ class Adapter:
             return conversion.create_response(answer.adjustment)
 
     def _answer_ahead(
-        self, ahead: Ahead, shape: Shape, request: pb.CreateContainerRequest
+        self,
+        ahead: Ahead,
+        shape: Shape,
+        request: pb.CreateContainerRequest,
+        devices: KnownDevices,
     ) -> ReadyAnswer | None:
         def names() -> tuple[Names, CgroupPlace]:
             found = whose(request)
@@ -293,9 +301,7 @@ class Adapter:
 
         def converted() -> tuple[PodSandbox, Container]:
             pod = conversion.pod_from(request.pod, request.container)
-            container = conversion.container_from(
-                request.container, brief=True, devices=shape[-1] or NO_DEVICES
-            )
+            container = conversion.container_from(request.container, brief=True, devices=devices)
             if self._watch is not None and self._pod_uids.get(pod.id) == pod.uid:
                 self._watch.saw([(pod, container.name)])
             return pod, container
@@ -469,12 +475,10 @@ class Adapter:
         return None
 
 
-def _known(
-    watch: DeviceWatch, pod_id: str, container: pb.Container, data: bytes = b""
-) -> KnownDevices:
-    """What is known of a container's devices; ``data`` as in `mentions_of`."""
+def _known(watch: DeviceWatch, pod_id: str, container: pb.Container) -> KnownDevices:
+    """What is known of a container's devices."""
     name = container.name or container.labels.get(CONTAINER_NAME, "")
-    return watch.known(pod_id, name, mentions_of(container, data))
+    return watch.known(pod_id, name, mentions_of(container))
 
 
 def _with_claims(

@@ -7,6 +7,7 @@ tell: 30 variables are 30 new strings, in memory that nobody has touched for a w
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from nri_numa.engine.values.mentions import MOST_DEVICES, NO_MENTIONS, DeviceNode, Mentions
@@ -19,6 +20,9 @@ CDI_ANNOTATION: Final = "cdi.k8s.io/"
 
 _PCI, _NVIDIA, _CDI = (text.encode() for text in (PCI_VARIABLE, NVIDIA_VARIABLE, CDI_ANNOTATION))
 
+_Node = tuple[str, int, int]
+"""Type, major and minor number of a device file."""
+
 MOST_CHARACTERS: Final = 4096
 """Of one variable or annotation; 64 UUIDs are 2600."""
 
@@ -30,40 +34,64 @@ def mentions_of(container: pb.Container, data: bytes = b"") -> Mentions:
         container: the message.
         data: bytes that its own are part of; empty where nobody has them.
     """
-    nodes: list[DeviceNode] = []
-    unread = 0
-    if container.HasField("linux"):
-        linux = container.linux
-        files = linux.devices
-        if files and not _gets_all(linux):
-            unread = max(0, len(files) - MOST_DEVICES)
-            nodes = [DeviceNode(d.type, d.major, d.minor) for d in files[:MOST_DEVICES]]
-    variables: dict[str, str] = {}
+    # Parts that are missing have the values of empty ones, and read like them.
+    linux, devices = container.linux, container.CDI_devices
+    files = linux.devices
     # Whatever stands in a variable or an annotation stands in here, as UTF-8.
     everything = data or container.SerializeToString()
-    if _PCI in everything or _NVIDIA in everything:
-        for item in container.env:
-            if item.startswith((PCI_VARIABLE, NVIDIA_VARIABLE)):
-                name, _, value = item.partition("=")
-                if name.endswith("_INFO") or len(item) > MOST_CHARACTERS:
-                    continue
-                if name in variables or len(variables) < MOST_DEVICES:
-                    variables[name] = value  # as in an environment, the last one counts
-    names: tuple[str, ...] = ()
-    devices = container.CDI_devices
-    if devices or _CDI in everything:
-        annotations = container.annotations
-        cdi = [one.name for one in devices[: MOST_DEVICES + 1]]
-        for key in annotations:
-            if key.startswith(CDI_ANNOTATION) and len(annotations[key]) <= MOST_CHARACTERS:
-                cdi += [name.strip() for name in annotations[key].split(",")]
-        names = tuple(dict.fromkeys(name for name in cdi if name))
-        unread += max(0, len(names) - MOST_DEVICES)
-    if not nodes and not variables and not names and not unread:
+    has_variables = _PCI in everything or _NVIDIA in everything
+    has_names = devices or _CDI in everything
+    if not files and not has_variables and not has_names:
+        return NO_MENTIONS
+    nodes: tuple[_Node, ...] = ()
+    unread = 0
+    if files and not _gets_all(linux):
+        nodes = tuple([(d.type, d.major, d.minor) for d in files[:MOST_DEVICES]])
+        if len(files) > MOST_DEVICES:
+            unread = len(files) - MOST_DEVICES
+    if not has_variables and not has_names:
+        return _files_alone(nodes, unread)
+    variables = _variables_in(container) if has_variables else {}
+    names = _names_in(container) if has_names else ()
+    unread += max(0, len(names) - MOST_DEVICES)
+    if not nodes and not variables and not names:
         return NO_MENTIONS
     return Mentions(
-        nodes=tuple(nodes), variables=variables, cdi=names[:MOST_DEVICES], unread=unread
+        nodes=tuple(DeviceNode(*node) for node in nodes),
+        variables=variables,
+        cdi=names[:MOST_DEVICES],
+        unread=unread,
     )
+
+
+@lru_cache(maxsize=256)
+def _files_alone(nodes: tuple[_Node, ...], unread: int) -> Mentions:
+    """Device files and nothing else; those of replicas are the same."""
+    if not nodes:
+        return NO_MENTIONS
+    return Mentions(nodes=tuple(DeviceNode(*node) for node in nodes), unread=unread)
+
+
+def _variables_in(container: pb.Container) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for item in container.env:
+        if item.startswith((PCI_VARIABLE, NVIDIA_VARIABLE)):
+            name, _, value = item.partition("=")
+            if name.endswith("_INFO") or len(item) > MOST_CHARACTERS:
+                continue
+            if name in variables or len(variables) < MOST_DEVICES:
+                variables[name] = value  # as in an environment, the last one counts
+    return variables
+
+
+def _names_in(container: pb.Container) -> tuple[str, ...]:
+    """Names of the Container Device Interface, each once."""
+    annotations = container.annotations
+    names = [one.name for one in container.CDI_devices[: MOST_DEVICES + 1]]
+    for key in annotations:
+        if key.startswith(CDI_ANNOTATION) and len(annotations[key]) <= MOST_CHARACTERS:
+            names += [name.strip() for name in annotations[key].split(",")]
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _gets_all(linux: pb.LinuxContainer) -> bool:

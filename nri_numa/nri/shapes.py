@@ -17,17 +17,24 @@ from typing import Final, NamedTuple, Protocol
 from nri_numa.engine.ahead import Names
 from nri_numa.engine.request.placed import PLACED, read_placed
 from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.workload import Container, KnownDevices, PodSandbox, QoSClass
+from nri_numa.engine.values.workload import (
+    NO_DEVICES,
+    Container,
+    KnownDevices,
+    PodSandbox,
+    QoSClass,
+)
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.nri import conversion
 from nri_numa.nri.conversion import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 
-Shape = tuple[tuple[object, ...], str | None, tuple[object, ...], int, KnownDevices | None]
+Shape = tuple[tuple[object, ...], str | None, tuple[object, ...], int, str]
 """What tells containers apart for a decision: the pod's part, which its sandbox has as well; the
 container's name, None where nothing that is asked for looks at it; its resources; its OOM score,
-0 where a decision does not read it; its devices, None where nobody looks for any. Two that are
-equal get the same decision."""
+0 where a decision does not read it; the key of its devices, empty where nothing is known of any.
+Two that are equal get the same decision. It is made of texts, numbers and tuples alone: looking
+one up calls no Python function."""
 
 _MOST_ANNOTATIONS: Final = 64
 """Annotations of a pod that are looked through for ours; with more, each is decided by itself."""
@@ -55,14 +62,14 @@ class Reads:
 
 
 def shape_of(
-    request: pb.CreateContainerRequest, reads: Reads, devices: KnownDevices | None = None
+    request: pb.CreateContainerRequest, reads: Reads, devices: KnownDevices = NO_DEVICES
 ) -> Shape | None:
     """The shape of a request; None where containers differ in more than their names.
 
     Args:
         request: the raw message.
         reads: what decisions read of it.
-        devices: what is known of the container's devices; None where nobody looks for any.
+        devices: what is known of the container's devices.
     """
     pod, container = request.pod, request.container
     annotations = pod.annotations
@@ -108,7 +115,7 @@ def shape_of(
             tuple([(page.page_size, page.limit) for page in pages if page.limit]) if pages else (),
         ),
         score,
-        devices,
+        devices.key,
     )
 
 

@@ -407,10 +407,10 @@ def test_one_with_devices_that_was_decided_ahead_costs_little_more(
     assert beside.hit() - Ahead(100).hit() <= (DEVICE_HIT_CALLS if device else NO_DEVICE_CALLS)
 
 
-NO_DEVICE_CALLS = 11
+NO_DEVICE_CALLS = 6
 # The only NUMA node that fits is ranked with no call, so it was 17 while ranking had one for each.
-DEVICE_CALLS = 28
-DEVICE_HIT_CALLS = 26
+DEVICE_CALLS = 21
+DEVICE_HIT_CALLS = 15
 
 
 def test_a_container_that_asks_for_nothing_costs_little_for_its_mark() -> None:

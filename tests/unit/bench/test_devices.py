@@ -72,7 +72,7 @@ def test_each_plugin_has_its_configuration_and_its_column(monkeypatch: pytest.Mo
     monkeypatch.setattr("bench.devices.bed", bed)
     monkeypatch.setattr("bench.devices.fill", fill)
     monkeypatch.setattr("bench.devices._one", life)
-    monkeypatch.setattr("bench.devices._apart", lambda beds: None)
+    monkeypatch.setattr("bench.devices._apart", lambda kubelet, beds: None)
     found = asyncio.run(measure(rounds=3))
     assert [(m.ahead, m.off.p50, m.control.p50, m.on.p50, m.beside) for m in found] == [
         (False, 3.0, 3.0, 4.0, 1.0), (True, 1.0, 1.0, 2.0, 1.0),

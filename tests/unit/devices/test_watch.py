@@ -239,6 +239,12 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed)
     assert has(helper) == {"x.com/fpga": {"f2": {1}}}
 
 
+def test_where_the_kubelet_gave_nothing_nothing_is_said(bed: Bed) -> None:
+    watch = asked(bed, answer())
+    assert watch.known(POD.id, "app", NO_MENTIONS) is NO_DEVICES
+    assert watch.foreseen(POD.id, "") is NO_DEVICES
+
+
 def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
     watch = asked(bed, answer(("app", "x.com/cpu", "n1-0", (1,))), own_resource="x.com/cpu")
     assert seen(watch, POD, container(POD), NO_MENTIONS).devices == ()

@@ -59,6 +59,22 @@ def test_a_privileged_container_has_the_hosts_devices_and_none_of_its_own() -> N
     assert mentions_of(made) is NO_MENTIONS
 
 
+def test_the_variables_of_a_privileged_container_count() -> None:
+    made = container(3, env=["PCIDEVICE_A=0000:3b:00.0"])
+    made.linux.resources.devices.add(allow=True, access="rwm")
+    found = mentions_of(made)
+    assert (found.nodes, found.variables) == ((), {"PCIDEVICE_A": "0000:3b:00.0"})
+
+
+def test_replicas_with_the_same_device_files_share_one_value() -> None:
+    first, second = (mentions_of(container(2)) for _ in range(2))
+    assert first is second
+    assert first != mentions_of(container(3))
+    many = mentions_of(container(MOST_DEVICES + 1))
+    assert many.unread == 1
+    assert many.key != mentions_of(container(MOST_DEVICES)).key
+
+
 def test_what_is_read_is_bounded() -> None:
     made = container(
         MOST_DEVICES + 5,

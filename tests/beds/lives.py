@@ -34,6 +34,7 @@ from nri_numa.engine.values.workload import (
 )
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
+from tests.beds.recorded import write_down
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named
 
@@ -368,10 +369,7 @@ def _allocation(one: Allocation) -> str:
 
 def main() -> None:
     """Write all of it down."""
-    RECORDED.mkdir(exist_ok=True)
-    for name in LIVES:
-        text = "\n".join(Life(name).lived()) + "\n"
-        (RECORDED / f"{name}.txt").write_text(text, encoding="utf-8")
+    write_down(RECORDED, LIVES, lambda name: Life(name).lived())
 
 
 if __name__ == "__main__":

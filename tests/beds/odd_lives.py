@@ -24,6 +24,7 @@ from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.model import Topology
 from tests.beds.lives import RECORDED, Life
+from tests.beds.recorded import write_down
 from tests.beds.world import GIB, container, pod
 
 ODD_LIVES: Final = tuple(
@@ -196,10 +197,7 @@ def _resources(one: Resources) -> str:
 
 def main() -> None:
     """Write all of it down."""
-    RECORDED.mkdir(exist_ok=True)
-    for name in ODD_LIVES:
-        text = "\n".join(OddLife(name).lived()) + "\n"
-        (RECORDED / f"{name}.txt").write_text(text, encoding="utf-8")
+    write_down(RECORDED, ODD_LIVES, lambda name: OddLife(name).lived())
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from nri_numa.engine.values.settings import (
 from nri_numa.engine.values.workload import HIGH, LOW, SMT, Load
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
+from tests.beds.recorded import write_down
 from tests.machines import named
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "choices"
@@ -132,10 +133,7 @@ def _answer(found: Taken | NotEnoughCPUs | SMTAlignmentRefused) -> str:
 
 def main() -> None:
     """Write all of it down."""
-    RECORDED.mkdir(exist_ok=True)
-    for machine in MACHINES:
-        text = "\n".join(told(machine)) + "\n"
-        (RECORDED / f"{machine}.txt").write_text(text, encoding="utf-8")
+    write_down(RECORDED, MACHINES, told)
 
 
 if __name__ == "__main__":

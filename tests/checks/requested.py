@@ -18,6 +18,7 @@ from nri_numa.engine.values.limits import Otherwise, Permission
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Requested, Resources
+from tests.beds.recorded import write_down
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "requested"
 KINDS: Final = ("one-key", "many-keys", "levels", "amounts", "slots")
@@ -199,9 +200,7 @@ def _answer(found: object) -> str:
 
 def main() -> None:
     """Write all of it down."""
-    RECORDED.mkdir(exist_ok=True)
-    for kind in KINDS:
-        (RECORDED / f"{kind}.txt").write_text("\n".join(told(kind)) + "\n", encoding="utf-8")
+    write_down(RECORDED, KINDS, told)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from nri_numa.engine.align.merge import EXACT_UPTO
 from nri_numa.engine.align.policies import Alignment, align
 from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
 from nri_numa.machine.cpuset import NUMASet
+from tests.beds.recorded import write_down
 from tests.checks.merge_cases import Case, additive_case, distances, random_case
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "searches"
@@ -143,9 +144,7 @@ def _outcome(found: Alignment) -> str:
 
 def main() -> None:
     """Write all of it down."""
-    RECORDED.mkdir(exist_ok=True)
-    for kind in KINDS:
-        (RECORDED / f"{kind}.txt").write_text("\n".join(told(kind)) + "\n", encoding="utf-8")
+    write_down(RECORDED, KINDS, told)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from nri_numa.engine.place.memory_nodes import choose_memory
 from nri_numa.engine.place.needs import (
     ResourceTable,
     demands,
-    former_cpus,
     loads_of,
     pod_demand,
     resource_table,
@@ -220,7 +219,7 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
     if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
         # A socket may be several NUMA nodes. The kubelet refuses to start with both.
         settings = replace(settings, align_by_socket=False)
-    former = former_cpus(case, table.free)
+    former = table.former
     if affinity is not None:
         former = former & machine.topology.cpus_of(affinity)
     free, first, strict = table.free, affinity, case.policy in STRICT

@@ -38,20 +38,20 @@ def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:
         names = [_named(one.resource, one.devices) for one in container.devices if one.devices]
         return (f"devices: ignore, so {_and(names)} gave no hint",) if names else ()
     said: list[str] = []
-    for request in aligned_devices(case):
-        said += _about(request, affinity)
+    if affinity is not None:
+        for request in aligned_devices(case):
+            said += _about(request, affinity)
     return (*said, *container.device_notes)
 
 
-def _about(request: DeviceRequest, affinity: NUMASet | None) -> list[str]:
+def _about(request: DeviceRequest, affinity: NUMASet) -> list[str]:
     said: list[str] = []
-    among = affinity or NUMASet()
     inside: list[Device] = []
     outside: list[Device] = []
     # Plain loops: this is on the way of a creation, and whatever is called there may be cold.
-    for device in () if affinity is None else request.devices:
+    for device in request.devices:
         for i in device.numa_nodes:
-            if i in among:
+            if i in affinity:
                 inside.append(device)
                 break
         else:
@@ -60,7 +60,7 @@ def _about(request: DeviceRequest, affinity: NUMASet | None) -> list[str]:
     if inside:
         verb = "are" if len(inside) > 1 else "is"
         what = _named(request.resource, inside)
-        said.append(f"on {numa_text(among)} because its {what} {verb} there")
+        said.append(f"on {numa_text(affinity)} because its {what} {verb} there")
     if outside:
         nodes = NUMASet(i for d in outside for i in d.numa_nodes)
         verb = "are" if len(outside) > 1 else "is"

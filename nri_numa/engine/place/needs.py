@@ -34,6 +34,7 @@ class ResourceTable:
         memory_left, hugepages_left: bytes.
         pool: the shared pool.
         free: CPUs of it that may be owned.
+        former: CPUs of them that the pod had before; empty when the container owns none.
         free_by_node: how many of them the container could own; see
             `nri_numa.engine.accounting.exclusive_left`. Empty when it owns none.
         listed: the memory nodes that ``numamem`` names; None when memory is computed.
@@ -45,6 +46,7 @@ class ResourceTable:
     hugepages_left: dict[int, Mapping[int, int]]
     pool: CPUSet
     free: CPUSet
+    former: CPUSet
     free_by_node: dict[int, int]
     listed: NUMASet | None = None
     kubelet: MemoryTable | None = None
@@ -84,6 +86,7 @@ def resource_table(case: Case) -> ResourceTable:
         hugepages_left=hugepages_left,
         pool=pool,
         free=free,
+        former=_former(case, free) if demand.exclusive_cpus else NO_CPUS,
         free_by_node=free_by_node,
         kubelet=kubelet,
         listed=None if requested.numamem is None else case.requested.listed_mems,
@@ -127,15 +130,11 @@ def kept_for_groups(
     return CPUSet.from_bits(kept)
 
 
-def former_cpus(case: Case, free: CPUSet) -> CPUSet:
+def _former(case: Case, free: CPUSet) -> CPUSet:
     """Free CPUs to give back to a restarted container, else those a stopped one of its pod had.
 
     The second is the kubelet's reuse of init container CPUs; the runtime does not tell init
     containers from others, so every stopped container of the pod counts.
-
-    Args:
-        case: whose container.
-        free: CPUs that may be owned.
     """
     record = case.record
     if record is None or not record.former:

@@ -11,7 +11,7 @@ from nri_numa.engine.align.hints import Amounts, together
 from nri_numa.engine.case import Case
 from nri_numa.engine.cpus.smt import partners
 from nri_numa.engine.others.elsewhere import given_last
-from nri_numa.engine.place.needs import ResourceTable, former_cpus, loads_of
+from nri_numa.engine.place.needs import ResourceTable, loads_of
 from nri_numa.engine.values.workload import SMT, Strategy
 
 WHOLE = 1 << 40
@@ -44,7 +44,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     quiet = (_quiet(case, table) or None) if need and (case.state.foreign or static) else None
     beside = (_beside_opposite(case, table) or None) if need else None
     placed = case.requested.placed.bits
-    former = former_cpus(case, table.free).bits if need else 0
+    former = table.former.bits
     short = {i for amount, left, _ in asked for i in ids if left[i] < amount}
     keys = [
         (

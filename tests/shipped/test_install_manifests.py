@@ -23,13 +23,13 @@ from nri_numa import __version__
 from nri_numa import config as configuration
 from nri_numa.errors import ConfigError
 from nri_numa.node.preflight import nri_section
+from tests.beds.kube import build
+from tests.beds.testbed import TestbedUnavailable
 from tools import build_image, chart_files, helm_schema
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BASE = REPOSITORY / "config/kubernetes/base"
 CHART = REPOSITORY / "config/helm/nri-numa"
-# Helm is in no Debian; docs/testing.md says how Go builds it to here.
-GO_TOOLS = Path.home() / ".cache/nri-numa/helm"
 SECCOMP = REPOSITORY / "config/security/nri-numa.json"
 APPARMOR = REPOSITORY / "config/security/nri-numa.apparmor"
 UNIT = REPOSITORY / "systemd/nri-numa.service"
@@ -41,13 +41,22 @@ def by_kind(text: str) -> dict[str, Any]:
 
 
 def program(*names: str) -> str:
-    """The first of these programs that is there, or skip."""
-    path = os.pathsep.join([os.environ.get("PATH", ""), str(GO_TOOLS)])
+    """The first of these programs that is there, or skip.
+
+    Helm and kubectl are in no Debian: they are also looked for where the beds have built them.
+    """
+    path = [os.environ.get("PATH", "")]
+    for find in (build.find_helm, build.find_programs):
+        with contextlib.suppress(TestbedUnavailable):
+            path.append(str(find(build=False)))
     for name in names:
-        found = shutil.which(name, path=path)
+        found = shutil.which(name, path=os.pathsep.join(path))
         if found:
             return found
-    pytest.skip(f"{' or '.join(names)} is not installed")
+    missing = f"{' or '.join(names)} is not installed"
+    if {"helm", "kubectl"} & {*names} and os.environ.get("NRI_NUMA_REQUIRE_KUBE") == "1":
+        pytest.fail(f"NRI_NUMA_REQUIRE_KUBE=1, but {missing}", pytrace=False)
+    pytest.skip(missing)
 
 
 def kustomized(directory: str, *components: str) -> dict[str, Any]:

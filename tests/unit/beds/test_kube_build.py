@@ -22,9 +22,17 @@ def test_the_release_is_the_one_of_its_parts() -> None:
         assert (source, version) == (name, build.release().replace("v1.", "v0."))
 
 
-def test_every_module_is_pinned() -> None:
-    pinned = (build.SOURCES / "go.sum").read_text(encoding="utf-8")
-    assert f"k8s.io/kubernetes {build.release()} h1:" in pinned
+@pytest.mark.parametrize("recipe", [build.KUBERNETES, build.HELM], ids=lambda each: each.what)
+def test_every_module_is_pinned(recipe: build.Recipe) -> None:
+    pinned = (recipe.sources / "go.sum").read_text(encoding="utf-8")
+    assert f"{recipe.module} {recipe.release()} h1:" in pinned
+
+
+def test_helm_has_the_libraries_of_the_beds_kubernetes() -> None:
+    """So that it is compiled in little time after it."""
+    text = (build.HELM.sources / "go.mod").read_text(encoding="utf-8")
+    version = build.release().replace("v1.", "v0.")
+    assert f"k8s.io/client-go {version} // indirect" in text
 
 
 def test_without_the_programs_it_says_what_to_do(
@@ -55,7 +63,7 @@ def test_without_go_any_build_of_these_sources_will_do(without_go: Path) -> None
     other.mkdir(parents=True)
     with pytest.raises(TestbedUnavailable, match=re.escape(build.release())):
         build.find_programs(build=False)
-    programs = other.with_name(f"{build.release()}-go1.26.1-{build.sources_key()}")
+    programs = other.with_name(f"{build.release()}-go1.26.1-{build.KUBERNETES.key()}")
     programs.mkdir()
     assert build.find_programs() == programs
 
@@ -90,3 +98,24 @@ def test_a_build_that_fails_is_tried_again_and_says_why(
         build.find_programs()
     assert "attempt 2 failed" in capsys.readouterr().err
     assert [each.name for each in (without_go / "kube").iterdir()] == [".lock"]
+
+
+def test_helm_is_built_from_its_own_go_mod_and_found_again(
+    without_go: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes is there already, and is left as it is."""
+    monkeypatch.setenv("GOCACHE", str(without_go))
+    monkeypatch.setenv("GOMODCACHE", str(without_go))
+    write_program(
+        without_go / "go",
+        'if test "$1" = env; then echo go1.26.0; exit; fi\n'
+        'for word; do if test "$before" = -o; then echo "$PWD $word" > "$word"; fi\n'
+        "before=$word; last=$word; done; test $last = helm.sh/helm/v3/cmd/helm",
+    )
+    kubernetes = build.KUBERNETES.target(without_go / "kube", without_go / "go")
+    kubernetes.mkdir(parents=True)
+    helm = build.find_helm() / "helm"
+    assert helm.read_text(encoding="utf-8").startswith(f"{build.HELM.sources} ")
+    assert build.find_helm(build=False) == helm.parent
+    assert build.main([]) == 0
+    assert build.find_programs(build=False) == kubernetes

@@ -109,10 +109,12 @@ def admit(
         return Refused(requested, trace)
     grants = state.kubelet
     # Most nodes have none: nothing is asked then, of the many who would ask.
-    side = None if grants.nothing else whose(machine.settings, grants, pod, container, requested)
+    side = None
+    if not grants.nothing:
+        side = whose(machine.topology, machine.settings, grants, pod, container, requested)
     others = state
     if side is not None and isinstance(side, Ours):
-        requested = side.requested
+        requested, held = side.requested, side.cpus or held
         # Nobody else may have what the kubelet granted it; it may itself.
         others = replace(
             state, kubelet=state.kubelet.without(pod.uid, container.name, container.id)

@@ -26,6 +26,7 @@ from nri_numa.engine.values.workload import (
     Container,
     OnFailure,
     PodSandbox,
+    Requested,
     Resources,
 )
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
@@ -169,9 +170,11 @@ def _given_up(
     Both would write for ever, so the configured side wins; None when that is ours.
     """
     allocation = state.allocations[container.id]
-    requested = machine.resolve(pod, container)
+    requested = _with_what_it_holds(
+        machine, pod, container, allocation, machine.resolve(pod, container)
+    )
     if not isinstance(requested, Refusal):
-        side = whose(machine.settings, state.kubelet, pod, container, requested)
+        side = whose(machine.topology, machine.settings, state.kubelet, pod, container, requested)
         if isinstance(side, Ours):
             return None
     pinned = pinned_to(asked.cpus)
@@ -189,6 +192,21 @@ def _given_up(
         updates=pool_updates(machine, state, after, skip=container.id),
         trace=replace(trace, steps=(theirs.reason,)),
     )
+
+
+def _with_what_it_holds(
+    machine: Machine,
+    pod: PodSandbox,
+    container: Container,
+    allocation: Allocation,
+    requested: Requested | Refusal,
+) -> Requested | Refusal:
+    """As many slots as at its creation: an extended resource is not resized, nor is a claim."""
+    if not allocation.slots:
+        return requested
+    key = f"{machine.settings.prefix}/{SLOTS}"
+    holding = replace(container, annotations={key: allocation.slots})
+    return with_slots(machine.settings, pod, holding, requested)
 
 
 def _set_by_others(
@@ -240,14 +258,9 @@ def _resized(
     if isinstance(requested, Refusal):
         # It was readable at creation; a rule changed under it. What it has stays valid.
         return allocation, replace(trace, steps=(requested.message,))
-    if allocation.slots:
-        # As many as at its creation: an extended resource is not resized.
-        key = f"{machine.settings.prefix}/{SLOTS}"
-        holding = replace(container, annotations={key: allocation.slots})
-        counted = with_slots(machine.settings, pod, holding, requested)
-        if isinstance(counted, Refusal):
-            return _resize_refused(counted, trace)
-        requested = counted
+    requested = _with_what_it_holds(machine, pod, container, allocation, requested)
+    if isinstance(requested, Refusal):
+        return _resize_refused(requested, trace)
     wanted = demand(pod, container, requested, machine.memory_total)
     trace = replace(trace, requested=requested)
     if isinstance(wanted, Refusal):

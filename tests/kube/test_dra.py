@@ -23,6 +23,7 @@ from tests.beds.kube.dra import (
 from tests.beds.kube.manifests import container, pod
 from tests.beds.kube.node import Node
 from tests.beds.kube.publisher import Publisher
+from tests.kube.test_kubelet_managers import NONE, STATIC, granted
 from tests.machines.cpus import MACHINE
 
 pytestmark = [
@@ -139,3 +140,27 @@ def test_a_variable_of_ones_own_gives_nothing(client: Client) -> None:
     variable = {"name": f"NRI_NUMA_CLAIM_0_{uid}", "value": "cpus"}
     client.apply(pod("dra-thief", container(env=[variable])))
     client.wait_pod("dra-thief", lambda it: "ClaimNotPrepared" in waiting_reason(it)[1], "refused")
+
+
+def test_beside_the_kubelets_static_policy(
+    client: Client, node: Node, publisher: Publisher
+) -> None:
+    """It grants CPUs to each Guaranteed pod, claims or not: these are then the claim's CPUs."""
+    node.restart_kubelet(STATIC)
+    try:
+        device = wait_slice(client, publisher)["spec"]["devices"][0]
+        counted = device["capacity"][f"{DRIVER}/cpu"]["value"]
+        client.apply(template("dra-static", 1))
+        placed = client.run(claiming("dra-static", "dra-static", 1))
+        own = granted(node, placed)
+        assert len(own) == 1
+        assert client.said("dra-static").startswith(f"cpus={own} ")
+        assert node.cpus(placed) == own
+        (seen,) = node.plugin.json("/v1/assignments?pod=dra-static")["containers"]
+        assert (seen["kind"], seen["cpus"]) == ("exclusive", str(own))
+        # What the claim has stays counted as its device's, or the scheduler would count it twice.
+        device = wait_slice(client, publisher)["spec"]["devices"][0]
+        assert device["capacity"][f"{DRIVER}/cpu"]["value"] == counted
+    finally:
+        client.delete_pods()
+        node.restart_kubelet(NONE)

@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from nri_numa.engine.place.offer import offer
 from nri_numa.engine.request.claims import NOT_PREPARED, result_text
 from nri_numa.engine.request.slots import read_slots
-from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.engine.values.kubelet import KubeletOverride
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Container, PodSandbox, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import PREFIX, World, container, pod, resources
@@ -135,4 +138,55 @@ def test_slots_of_the_device_plugin_stay_what_they_are() -> None:
     world = world_of()
     world.place(*claiming("plugin", "slot-0,slot-1"))
     world.place(*claiming("claim", result_text(0, UID, 0, 1), cpus=1))
+    world.check()
+
+
+def granted(world: World, of: PodSandbox, made: Container, cpus: str) -> Container:
+    """The container as the kubelet's static policy sends it; its pod is Guaranteed."""
+    world.kubelet({(of.name, made.name): cpus})
+    return replace(made, resources=replace(made.resources, cpus=cpus))
+
+
+def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets() -> None:
+    """With the static policy each Guaranteed pod with whole CPUs has a grant, claims or not."""
+    world = world_of()
+    of, made = claiming("a", result_text(1, UID, 0, 2))
+    assert world.place(of, granted(world, of, made, "5,7")) == ("5,7", "1")
+    assert world.agent.state.allocations["a-app"].slots
+    world.check()
+    # The scheduler counts it once, as held by a claim.
+    made_offer = offer(world.agent.machine, world.agent.state)
+    assert made_offer.held == {0: 0, 1: 2}
+    other, plain = claiming("b", result_text(1, OTHER, 0, 2))
+    assert world.place(other, plain) == ("4,6", "1")
+    # The kubelet's loop comes round.
+    assert world.update("a-app", Resources(cpus="5,7")) is None
+    assert world.has("a-app") == ("5,7", "1")
+    assert world.agent.state.allocations["a-app"].slots
+    world.check()
+
+
+def test_a_grant_elsewhere_is_refused_with_what_to_do() -> None:
+    """Run there it would have CPUs of a NUMA node that the scheduler counts for others."""
+    world = world_of()
+    of, made = claiming("a", result_text(1, UID, 0, 2))
+    refused = world.refuse(of, granted(world, of, made, "2-3"))
+    assert refused.reason == "KubeletPinned"
+    assert "has 2 CPUs, 2 on NUMA node 1, but the kubelet granted it CPUs 2-3" in refused.message
+    assert "expected cpuManagerPolicy none, a pod that is not Guaranteed" in refused.message
+
+
+def test_a_grant_elsewhere_can_be_overridden_or_let_be() -> None:
+    text = result_text(1, UID, 0, 2)
+    world = world_of()
+    of, made = claiming("a", text, asks={"on-failure": "unpinned"})
+    assert world.place(of, granted(world, of, made, "2-3")) == ("2-3", "")
+    world = World(
+        synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1),
+        Settings(kubelet_override=KubeletOverride.ANNOTATED),
+    )
+    of, made = claiming("a", text)
+    cpus, mems = world.place(of, granted(world, of, made, "2-3"))
+    assert CPUSet.parse(cpus) <= world.topology.numa_nodes[1].cpus
+    assert mems == "1"
     world.check()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from nri_numa.engine.request.annotations import quoted
+from nri_numa.engine.request.claims import CLAIM
 from nri_numa.engine.request.permissions import asked_by_pod
 from nri_numa.engine.values.kubelet import KubeletGrants, KubeletOverride
 from nri_numa.engine.values.refusal import Refusal
@@ -22,8 +23,10 @@ from nri_numa.engine.values.workload import (
     OnFailure,
     PodSandbox,
     Requested,
+    Slots,
 )
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.machine.model import Topology
 from nri_numa.machine.words import cpus_text, numa_text
 
 _SOURCE: Final = "the kubelet's grant"
@@ -49,13 +52,16 @@ class Ours:
     Attributes:
         requested: what is asked for, without what stays as the kubelet has it.
         warnings: what the kubelet goes on believing.
+        cpus: granted CPUs that it is to have, as the kubelet believes.
     """
 
     requested: Requested
     warnings: tuple[str, ...] = ()
+    cpus: CPUSet = NO_CPUS
 
 
 def whose(
+    topology: Topology,
     settings: Settings,
     grants: KubeletGrants,
     pod: PodSandbox,
@@ -74,6 +80,8 @@ def whose(
         return None
     if requested.leave_alone:
         return Kubelets(reason=reason_text(cpus, mems)) if cpus else None
+    if cpus and requested.slots is not None and CLAIM in requested.slots.ids:
+        return _claimed(topology, settings, pod, container, requested, requested.slots, cpus, mems)
     listed = {
         key: text
         for key, text in (("numacpu", requested.numacpu), ("numamem", requested.numamem))
@@ -115,6 +123,38 @@ def whose(
             rule="what the kubelet granted stays the kubelet's",
         )
     return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
+
+
+def _claimed(
+    topology: Topology,
+    settings: Settings,
+    pod: PodSandbox,
+    container: Container,
+    requested: Requested,
+    slots: Slots,
+    cpus: CPUSet,
+    mems: NUMASet,
+) -> Kubelets | Ours | Refusal:
+    """A ResourceClaim says how many CPUs on which NUMA nodes; the scheduler counts them there."""
+    on = {i: len(node.cpus & cpus) for i, node in topology.numa_nodes.items()}
+    if {i: count for i, count in on.items() if count} == slots.by_node:
+        return Ours(requested=requested, cpus=cpus)
+    has = " and ".join(f"{count} on NUMA node {i}" for i, count in slots.by_node.items())
+    text = (
+        f"its ResourceClaim has {slots.count} CPUs, {has}, but the kubelet granted it "
+        f"{_granted(cpus, mems)} by its static policy"
+    )
+    if settings.kubelet_override is KubeletOverride.ANNOTATED:
+        return Ours(requested=requested, warnings=(f"{text} and goes on believing so",))
+    if requested.on_failure is OnFailure.UNPINNED:
+        return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
+    return Refusal(
+        reason="KubeletPinned",
+        message=f"pod {pod.full_name}, container {container.name}: {text}, and kubelet.override is "
+        f"{settings.kubelet_override}; expected cpuManagerPolicy none, a pod that is not "
+        "Guaranteed, or kubelet.override: annotated",
+        rule="what the kubelet granted stays the kubelet's",
+    )
 
 
 def _computed(cpus: CPUSet, mems: NUMASet, requested: Requested) -> Kubelets | Ours:

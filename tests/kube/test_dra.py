@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
 from tests.beds.kube.dra import (
     CLAIMS,
+    CLASS,
     DRIVER,
     claiming,
     delete_claims,
@@ -59,6 +61,12 @@ def events(client: Client, name: str, reason: str) -> list[str]:
     selector = f"involvedObject.name={name},reason={reason}"
     items = client.ask("GET", f"/api/v1/namespaces/default/events?fieldSelector={selector}")
     return [str(one["message"]) for one in items["items"]]
+
+
+def call_it(client: Client, name: str | None) -> None:
+    """Give the DeviceClass a name that containers can ask for as a resource, or take it away."""
+    change = json.dumps({"spec": {"extendedResourceName": name}})
+    client.kubectl("patch", "deviceclass", CLASS, "--type=merge", f"--patch={change}")
 
 
 def test_a_claim_is_counted_and_met(client: Client, node: Node, publisher: Publisher) -> None:
@@ -110,6 +118,28 @@ def test_every_process_is_killed(bed: KubeBed, client: Client, publisher: Publis
 
     after = client.wait_pod("dra-kept", restarted, "restarted")
     assert node.cpus(after) == cpus
+
+
+def test_an_extended_resource_of_the_class_is_one_cpu(
+    client: Client, node: Node, publisher: Publisher
+) -> None:
+    """The scheduler makes the claim itself, for a pod that knows of none."""
+    resource = "numa.example.com/claimed-cpu"
+    wait_slice(client, publisher)
+    main = container(cpus="1")
+    for amounts in main["resources"].values():
+        amounts[resource] = "1"
+    call_it(client, resource)
+    try:
+        placed = client.run(pod("dra-extended", main))
+    finally:
+        call_it(client, None)
+    assert len(node.cpus(placed)) == 1
+    (claim,) = client.ask("GET", CLAIMS)["items"]
+    (seen,) = node.plugin.json("/v1/assignments?pod=dra-extended")["containers"]
+    assert (seen["kind"], seen["cpus"]) == ("exclusive", str(node.cpus(placed)))
+    (result,) = claim["status"]["allocation"]["devices"]["results"]
+    assert result["consumedCapacity"][f"{DRIVER}/cpu"] == "1"
 
 
 def test_what_cannot_be_met_is_said(client: Client) -> None:

@@ -60,6 +60,7 @@ from nri_numa.node.unmatched import UnmatchedAnnotations
 from nri_numa.node.verify import Verifier
 from nri_numa.nri import conversion
 from nri_numa.nri.adapter import Adapter
+from nri_numa.nri.coming import Coming
 from nri_numa.nri.handler import LinkState, RefusedForGood
 from nri_numa.nri.link import NRILink
 from nri_numa.nri.preinstalled import Preinstalled, preinstalled_from_environment
@@ -207,6 +208,11 @@ class Daemon:
         self._claims = claim_book(config, name, lambda: self.agent.machine)
         if self._claims is not None:
             self._claims.load()
+        self._coming = Coming(
+            self.agent.notify,
+            time.monotonic,
+            lambda seconds, tell: asyncio.get_running_loop().call_later(seconds, tell),
+        )
         self.adapter = Adapter(
             self.agent,
             self.metrics,
@@ -219,6 +225,7 @@ class Daemon:
             devices=self._devices,
             ahead=self._ahead(),
             claims=self._claims,
+            coming=self._coming,
         )
         self.link: NRILink | CRILink = (
             self._nri_link(config, launched)
@@ -283,6 +290,7 @@ class Daemon:
                 measured=self._steal.acting,
                 counted=counted_devices(config),
                 late=lambda: None if self._late is None else self._late.known,
+                coming=self._coming.names,
             )
         log.info(
             "starting",

@@ -336,7 +336,9 @@ def ours(stream: Stream, kinds: Sequence[str] = ()) -> Found:
         bed = SimpleNamespace(
             control=control, client=client, directory=control.namespaces.directory
         )
-        with Extender(cast(KubeBed, bed)) as extender, ExitStack() as others:
+        # Without a Lease, as the second scheduler of the chart has it.
+        alone = Extender(cast(KubeBed, bed), config={"lease": ""}, level="info")
+        with alone as extender, ExitStack() as others:
             if "two-schedulers" in kinds:
                 second = chaos.scheduler(extender, control, chaos.SECOND, port=10270)
                 second.start()

@@ -367,6 +367,7 @@ def longest(lives: Sequence[Life], most: int = 5) -> Iterator[str]:
     def wait(life: Life) -> float:
         return math.inf if life.placed is None else life.placed - life.created
 
+    begun = min(life.created for life in lives)
     for life in sorted(lives, key=wait, reverse=True)[:most]:
         if life.bound is None:
             yield f"never had a node: {life.cpus} CPUs; {life.reason}"
@@ -376,6 +377,7 @@ def longest(lives: Sequence[Life], most: int = 5) -> Iterator[str]:
             for other in lives
         )
         yield (
+            f"created at {life.created - begun:.0f} s, "
             f"waited {wait(life):.1f} s: {life.cpus} CPUs on {life.node}, of it "
             f"{life.bound - life.created:.1f} s for a node, {life.roomy:.1f} s while some node had "
             f"room; passed by {past} younger pods; refused {life.refusals} times; {life.reason}"

@@ -208,11 +208,7 @@ class Daemon:
         self._claims = claim_book(config, name, lambda: self.agent.machine)
         if self._claims is not None:
             self._claims.load()
-        self._coming = Coming(
-            self.agent.notify,
-            time.monotonic,
-            lambda seconds, tell: asyncio.get_running_loop().call_later(seconds, tell),
-        )
+        self._coming = self._pods_to_come() if config.publish.node_resource_topology else None
         self.adapter = Adapter(
             self.agent,
             self.metrics,
@@ -290,7 +286,7 @@ class Daemon:
                 measured=self._steal.acting,
                 counted=counted_devices(config),
                 late=lambda: None if self._late is None else self._late.known,
-                coming=self._coming.names,
+                coming=self._coming.names if self._coming else tuple,
             )
         log.info(
             "starting",
@@ -315,6 +311,12 @@ class Daemon:
             protocol_broken=self.metrics.protocol_errors.inc,
             quiet=lambda: not self.adapter.removal_ahead(),
         )
+
+    def _pods_to_come(self) -> Coming:
+        def later(seconds: float, tell: Callable[[], object]) -> None:
+            asyncio.get_running_loop().call_later(seconds, tell)
+
+        return Coming(self.agent.notify, time.monotonic, later)
 
     def _ahead(self) -> DecidedAhead | None:
         if not self.config.decide_ahead:

@@ -209,7 +209,7 @@ class Adapter:
     @property
     def sandboxes(self) -> bool:
         """Whether there is a use for the news that a sandbox runs."""
-        return self._devices is not None or self._ahead is not None
+        return not (self._devices is None and self._ahead is None and self._coming is None)
 
     def configured(self, info: RuntimeInfo) -> None:
         """The runtime introduced itself."""
@@ -375,7 +375,7 @@ class Adapter:
         """Not subscribed to: the decision was made in UpdateContainer."""
 
     def run_pod(self, pod: pb.PodSandbox) -> None:
-        """Subscribed to where devices count, or decisions are made ahead.
+        """Subscribed to where devices count, decisions are made ahead, or pods are named.
 
         A refusal would leak the sandbox on older runtimes.
         """

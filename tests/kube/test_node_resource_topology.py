@@ -164,7 +164,17 @@ def test_a_pod_whose_image_is_not_there_yet_is_named_and_not_charged(
     bed: KubeBed, defined: Client
 ) -> None:
     """The scheduler's plugin counts no Pending pod: it keeps what it set aside for this one."""
-    with Publisher(bed, token(defined, "bed"), config=ON) as process:
+    plugin = bed.node.plugin
+    before = plugin.config_file.read_text()
+    with (
+        contextlib.ExitStack() as last,
+        Publisher(bed, token(defined, "bed"), config=ON) as process,
+    ):
+        last.callback(plugin.restart)
+        last.callback(plugin.write_config, json.loads(before))
+        # As the chart has it: agent and publisher read one file.
+        plugin.write_config({**json.loads(before), "publish": ON})
+        plugin.restart()
         first = wait_object(
             defined, process,
             lambda it: attributes(it)["nodeTopologyPodsFingerprint"]

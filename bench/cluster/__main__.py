@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bench import machine
-from bench.cluster import chaos, real, stream, throughput
+from bench.cluster import chaos, looking, real, stream, throughput
 
 VARIANTS: dict[str, Callable[[stream.Stream], stream.Found]] = {
     "stock kube-scheduler": stream.stock,
@@ -38,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="pods in a second with the extender and without it; only that is run",
     )  # fmt: skip
     parser.add_argument(
+        "--looking", action="store_true",
+        help="what kubectl numa cluster and the controller's page cost; only that is run",
+    )  # fmt: skip
+    parser.add_argument(
         "--real", action="store_true",
         help=f"this machine is one more node, with a kubelet; each {real.EVERY}th pod is for it",
     )  # fmt: skip
@@ -54,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(machine.describe(), flush=True)
     if options.throughput:
         print(throughput.report(throughput.measure(options.nodes, options.pods)))
+        return 0
+    if options.looking:
+        print(looking.report(options.nodes, looking.measure(options.nodes)))
         return 0
     if options.chaos:
         kinds = chaos.KINDS if "all" in options.chaos else tuple(options.chaos)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from nri_numa.engine.admit import admit, forget_pod, release
 from nri_numa.engine.decision import Admitted, Machine, Reading
+from nri_numa.engine.place.offer import largest
 from nri_numa.engine.state import NodeState
 from nri_numa.simulate.manifests.reader import read_text
 from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
@@ -41,6 +42,7 @@ class Agent:
         self.state = NodeState()
         self.away = False
         self._held: dict[str, tuple[str, list[str]]] = {}
+        self._room: tuple[NodeState, int] | None = None
 
     def start(self, document: JsonObject) -> str:
         """Place every container of a pod; the sentence of the refusal, or nothing."""
@@ -82,6 +84,13 @@ class Agent:
         return found
 
     @property
+    def room(self) -> int:
+        """The most exclusive CPUs that one more container could have on one NUMA node."""
+        if self._room is None or self._room[0] is not self.state:
+            self._room = self.state, max(largest(self.machine, self.state).values())
+        return self._room[1]
+
+    @property
     def holds(self) -> frozenset[str]:
         """UIDs of the pods that run."""
         return frozenset(self._held)
@@ -103,16 +112,26 @@ class Life:
     """What became of one pod; times in seconds of a clock that only grows.
 
     Attributes:
+        cpus: it asks for.
+        bound: seen with a node for the first time.
+        roomy: the longest time in which it had no node although at every look some node had room
+            for it, nodes to which somebody is on the way not counted.
         refusals: how often its node refused it.
+        reason: why it has no node, as kube-scheduler said it last.
     """
 
     created: float
+    cpus: int = 0
+    bound: float | None = None
+    roomy: float = 0.0
+    room_since: float | None = None
     placed: float | None = None
     ended: float | None = None
     refusals: int = 0
     next_try: float = 0.0
     node: str = ""
     sentence: str = field(default="", repr=False)
+    reason: str = field(default="", repr=False)
 
 
 class Fleet:
@@ -144,23 +163,45 @@ class Fleet:
     def create(self, document: JsonObject) -> None:
         """Hand a pod to the API server."""
         name = document["metadata"]["name"]
-        self.lives[name] = Life(created=time.monotonic())
+        self.lives[name] = Life(created=time.monotonic(), cpus=cpus_of(document))
         self._client.ask("POST", "/api/v1/namespaces/default/pods", document)
 
     def step(self) -> None:
         """Look at all pods once, and do what their nodes do."""
-        there = []
+        there, without = [], []
         for document in self._client.ask("GET", "/api/v1/namespaces/default/pods")["items"]:
             life = self.lives.get(document["metadata"]["name"])
-            if life is not None and life.ended is None and document["spec"].get("nodeName"):
-                there.append((document, life))
+            if life is None or life.ended is not None:
+                continue
+            if not document["spec"].get("nodeName"):
+                without.append((document, life))
+                continue
+            life.bound = life.bound or time.monotonic()
+            there.append((document, life))
         self._look([document for document, _ in there])
+        coming = {one["spec"]["nodeName"] for one, life in there if life.placed is None}
+        self._wait(without, coming)
         for document, life in there:
             agent = self._agents.get(document["spec"]["nodeName"])
             if agent is None:
                 _told(document, life)
             elif not agent.away:
                 self._visit(agent, document, life)
+
+    def _wait(self, without: Iterable[tuple[JsonObject, Life]], coming: Set[str]) -> None:
+        """Note whether pods that have no node could have one."""
+        now = time.monotonic()
+        most = max(
+            (a.room for name, a in self._agents.items() if not a.away and name not in coming),
+            default=0,
+        )
+        for document, life in without:
+            life.reason = _reason(document) or life.reason
+            if document["spec"].get("nodeSelector") or life.cpus > most:
+                life.room_since = None
+                continue
+            life.room_since = life.room_since or now
+            life.roomy = max(life.roomy, now - life.room_since)
 
     def _visit(self, agent: Agent, document: JsonObject, life: Life) -> None:
         now, life.node = time.monotonic(), document["spec"]["nodeName"]
@@ -209,6 +250,17 @@ def _told(document: JsonObject, life: Life) -> None:
     if reason == "CreateContainerError" and sentence != life.sentence:
         life.refusals += 1
         life.sentence = sentence
+
+
+def cpus_of(document: JsonObject) -> int:
+    """CPUs that a pod asks for, as its requests say it."""
+    return sum(int(one["resources"]["requests"]["cpu"]) for one in document["spec"]["containers"])
+
+
+def _reason(document: JsonObject) -> str:
+    """What kube-scheduler says of a pod that it gave no node."""
+    found = [c for c in document["status"].get("conditions", []) if c["type"] == "PodScheduled"]
+    return next((one.get("message", "") for one in found), "")
 
 
 def _running(document: JsonObject) -> JsonObject:

@@ -9,6 +9,7 @@ there, and how long pods waited from their creation until they had their CPUs.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import sys
@@ -335,7 +336,9 @@ def ours(stream: Stream, kinds: Sequence[str] = ()) -> Found:
         bed = SimpleNamespace(
             control=control, client=client, directory=control.namespaces.directory
         )
-        with Extender(cast(KubeBed, bed)) as extender, ExitStack() as others:
+        # Without a Lease, as the second scheduler of the chart has it.
+        alone = Extender(cast(KubeBed, bed), config={"lease": ""}, level="info")
+        with alone as extender, ExitStack() as others:
             if "two-schedulers" in kinds:
                 second = chaos.scheduler(extender, control, chaos.SECOND, port=10270)
                 second.start()
@@ -358,6 +361,34 @@ def ours(stream: Stream, kinds: Sequence[str] = ()) -> Found:
         ))  # fmt: skip
 
 
+def longest(lives: Sequence[Life], most: int = 5) -> Iterator[str]:
+    """Who waited longest and for what, and who waited longest although there was room."""
+
+    def wait(life: Life) -> float:
+        return math.inf if life.placed is None else life.placed - life.created
+
+    begun = min(life.created for life in lives)
+    for life in sorted(lives, key=wait, reverse=True)[:most]:
+        if life.bound is None:
+            yield f"never had a node: {life.cpus} CPUs; {life.reason}"
+            continue
+        past = sum(
+            life.created < other.created and other.bound is not None and other.bound < life.bound
+            for other in lives
+        )
+        yield (
+            f"created at {life.created - begun:.0f} s, "
+            f"waited {wait(life):.1f} s: {life.cpus} CPUs on {life.node}, of it "
+            f"{life.bound - life.created:.1f} s for a node, {life.roomy:.1f} s while some node had "
+            f"room; passed by {past} younger pods; refused {life.refusals} times; {life.reason}"
+        )
+    roomy = sorted((life.roomy for life in lives), reverse=True)
+    yield (
+        "longest time without a node although one had room: "
+        f"{', '.join(f'{one:.1f}' for one in roomy[:most])} s"
+    )
+
+
 def report(found: Sequence[tuple[str, Found]]) -> str:
     """The table, and what nodes said most."""
     lines = [table(HEAD, [each.row(name) for name, each in found]), ""]
@@ -366,8 +397,12 @@ def report(found: Sequence[tuple[str, Found]]) -> str:
         if there := [life for life in each.lives if life.node == real.NAME]:
             placed = sum(life.placed is not None for life in there)
             refused = sum(bool(life.refusals) for life in there)
+            node = max((one.bound or math.inf) - one.created for one in there)
+            cpus = max((one.placed or math.inf) - (one.bound or 0) for one in there)
             lines.append(f"{name}: pods on the real node: {len(there)}, placed {placed}, "
-                         f"refused there {refused}")  # fmt: skip
+                         f"refused there {refused}; longest wait {node:.1f} s for the node, "
+                         f"{cpus:.1f} s from then on to run")  # fmt: skip
         lines += [f"{name}: {count} × {text}" for text, count in said.most_common(3)]
         lines += [f"{name}: {note}" for note in each.notes]
+        lines += [f"{name}: {line}" for line in longest(each.lives)]
     return "\n".join(lines)

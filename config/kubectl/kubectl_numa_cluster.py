@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from typing import Any, Iterable, NamedTuple
 
 Object = dict[str, Any]
@@ -94,10 +95,10 @@ def document(
         _node(name, published.get(name), known.get(name), prefix)
         for name in sorted({*published, *known})
     ]
+    on = {(s["node"], s["namespace"], s["pod"]) for s in stuck}
+    often = Counter(node for node, _, _ in on)
     for one in shown:
-        one["stuckPods"] = len(
-            {(s["namespace"], s["pod"]) for s in stuck if s["node"] == one["name"]}
-        )
+        one["stuckPods"] = often[one["name"]]
     counted = [one for one in shown if not one["problem"]]
     return {
         "nodes": shown,
@@ -116,6 +117,13 @@ def document(
             ),
         },
     }
+
+
+def named(one: Object) -> Object:
+    """Of an object what is read of a Node: name and annotations. There may be thousands."""
+    metadata = one.get("metadata") or {}
+    kept = {key: metadata.get(key) for key in ("name", "annotations")}
+    return {"metadata": kept}
 
 
 def name_of(one: Object) -> str:

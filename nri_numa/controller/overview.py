@@ -19,7 +19,6 @@ from nri_numa.scheduler.fleet import Fleet
 from nri_numa.scheduler.panel import NO_OBJECT, Panel
 from nri_numa.scheduler.pods import Reader
 from nri_numa.scheduler.published import Table, read
-from nri_numa.scheduler.scoring import score
 from nri_numa.scheduler.verdict import Fits
 from nri_numa.scheduler.wish import Wish
 from nri_numa.text import BadQuantity, whole_bytes
@@ -142,7 +141,6 @@ class Overview:
         self.revision = 0
         self._prefix = config.annotation_prefix
         nodes = settings(config)
-        self._strategy = nodes.strategy
         self._reader = Reader(nodes)
         self._fleet = Fleet()
         self._panel = Panel(self._fleet, nodes.strategy)
@@ -241,11 +239,9 @@ class Overview:
         found = self._panel.filter(wish, names)
         reasons.update(found.failed)
         reasons.update(found.hopeless)
-        made: dict[str, int] = {}
-        for name in found.fits:
-            reasons[name] = ""
-            made[name] = score(self._panel.verdict(wish, name), self._strategy)
-        return made
+        reasons.update(dict.fromkeys(found.fits, ""))
+        # What was found for the filter is remembered: nothing is judged twice.
+        return dict.fromkeys(found.fits, 0) | dict(self._panel.prioritize(wish, found.fits))
 
     def _machine(self, name: str, wish: Wish | None, reason: str | None) -> Machine:
         table = self._fleet.published(name)

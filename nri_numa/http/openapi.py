@@ -176,7 +176,7 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
         "zones",
         "Every NUMA node as who schedules counts it: capacity, allocatable, available.",
         [],
-        {"200": _document("Zones", "The NUMA nodes, and the pods that are charged.")},
+        {"200": _document("Zones", "The NUMA nodes, and the pods that are there.")},
         True,
     ),
     "/v1/kubelet": (

@@ -98,7 +98,7 @@ class ZoneContainer(Document, frozen=True, kw_only=True):
 
 
 class Zones(Document, frozen=True, kw_only=True):
-    """Every NUMA node as who schedules counts it, and the pods that are charged."""
+    """Every NUMA node as who schedules counts it, and the pods that are there."""
 
     serial: Annotated[int, Meta(description="Grows with every change of the state.")]
     ready: Annotated[bool, Meta(description="Containers are being placed, and really pinned.")]
@@ -115,7 +115,11 @@ class Zones(Document, frozen=True, kw_only=True):
     ] = None
     zones: tuple[Zone, ...]
     pods: Annotated[
-        tuple[ZonePod, ...], Meta(description="Ordered by namespace and name, each once.")
+        tuple[ZonePod, ...],
+        Meta(
+            description="Ordered by namespace and name, each once; Guaranteed ones from their "
+            "sandbox on, before anything of them is charged."
+        ),
     ]
     charged: Annotated[
         tuple[ZoneContainer, ...],

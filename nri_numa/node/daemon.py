@@ -60,6 +60,7 @@ from nri_numa.node.unmatched import UnmatchedAnnotations
 from nri_numa.node.verify import Verifier
 from nri_numa.nri import conversion
 from nri_numa.nri.adapter import Adapter
+from nri_numa.nri.coming import Coming
 from nri_numa.nri.handler import LinkState, RefusedForGood
 from nri_numa.nri.link import NRILink
 from nri_numa.nri.preinstalled import Preinstalled, preinstalled_from_environment
@@ -207,6 +208,7 @@ class Daemon:
         self._claims = claim_book(config, name, lambda: self.agent.machine)
         if self._claims is not None:
             self._claims.load()
+        self._coming = self._pods_to_come() if config.publish.node_resource_topology else None
         self.adapter = Adapter(
             self.agent,
             self.metrics,
@@ -219,6 +221,7 @@ class Daemon:
             devices=self._devices,
             ahead=self._ahead(),
             claims=self._claims,
+            coming=self._coming,
         )
         self.link: NRILink | CRILink = (
             self._nri_link(config, launched)
@@ -283,6 +286,7 @@ class Daemon:
                 measured=self._steal.acting,
                 counted=counted_devices(config),
                 late=lambda: None if self._late is None else self._late.known,
+                coming=self._coming.names if self._coming else tuple,
             )
         log.info(
             "starting",
@@ -307,6 +311,12 @@ class Daemon:
             protocol_broken=self.metrics.protocol_errors.inc,
             quiet=lambda: not self.adapter.removal_ahead(),
         )
+
+    def _pods_to_come(self) -> Coming:
+        def later(seconds: float, tell: Callable[[], object]) -> None:
+            asyncio.get_running_loop().call_later(seconds, tell)
+
+        return Coming(self.agent.notify, time.monotonic, later)
 
     def _ahead(self) -> DecidedAhead | None:
         if not self.config.decide_ahead:

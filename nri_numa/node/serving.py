@@ -14,7 +14,7 @@ import contextlib
 import gc
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +86,7 @@ class Serving:
         roots_of_pcie: by NUMA node; empty where nobody asks for them.
         measured: by NUMA node, capacity factors that were measured and are acted upon.
         late: seconds by which containers were late, by id; None where they cannot be.
+        coming: namespace and name of Guaranteed pods that have no container yet.
     """
 
     def __init__(
@@ -111,8 +112,9 @@ class Serving:
         roots_of_pcie: Mapping[int, tuple[str, ...]] | None = None,
         measured: Callable[[], Mapping[int, float]] = dict,
         late: Callable[[], Mapping[str, float] | None] = lambda: None,
+        coming: Callable[[], Iterable[tuple[str, str]]] = tuple,
     ) -> None:
-        self._late = late
+        self._late, self._coming = late, coming
         self._config = config
         self._agent = agent
         self._metrics = metrics
@@ -222,6 +224,7 @@ class Serving:
             devices=self._counted,
             roots_of_pcie=self._roots_of_pcie,
             late=self._late,
+            coming=self._coming,
             waiting=waiting,
             describe=lambda m: describe(
                 m.topology, reserved=m.settings.reserved_cpus, devices=self._devices

@@ -9,7 +9,7 @@ interpreter does not interrupt (the refusals).
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import merge
 from typing import TYPE_CHECKING, Final
@@ -111,6 +111,7 @@ class LiveView:
         late: seconds by which containers were late, by id, replaced as a whole when that changes;
             None where they cannot be late.
         waiting: how much containers wait; None where nobody looks.
+        coming: namespace and name of Guaranteed pods that have no container yet.
     """
 
     def __init__(
@@ -134,7 +135,9 @@ class LiveView:
         roots_of_pcie: Mapping[int, tuple[str, ...]] = zones.NO_ROOTS,
         late: Callable[[], Mapping[str, float] | None] = lambda: None,
         waiting: cpu_waiting.WaitingWatch | None = None,
+        coming: Callable[[], Iterable[tuple[str, str]]] = tuple,
     ) -> None:
+        self._coming = coming
         self._measured, self._devices = measured, devices
         self._roots_of_pcie = roots_of_pcie
         self._late = late
@@ -344,6 +347,8 @@ class LiveView:
     def zones(self) -> Zones:
         """Every NUMA node as who schedules counts it."""
         agent = self._agent
+        # Before the state: who is decided about in between is in it.
+        coming = self._coming()
         return zones.document(
             agent.machine,
             agent.state,
@@ -352,6 +357,7 @@ class LiveView:
             measured=self._measured(),
             devices=self._devices(),
             roots_of_pcie=self._roots_of_pcie,
+            coming=coming,
         )
 
     def _not_pinning(self) -> str:

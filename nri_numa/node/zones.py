@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.place.offer import largest, together
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.workload import CPUMode, Policy, Scope
+from nri_numa.engine.values.workload import CPUMode, Policy, QoSClass, Scope
 from nri_numa.http.zones import (
     Distance,
     Zone,
@@ -38,8 +38,9 @@ def document(
     measured: Mapping[int, float] | None = None,
     devices: Counted | None = None,
     roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_ROOTS,
+    coming: Iterable[tuple[str, str]] = (),
 ) -> Zones:
-    """Count everything in one state, so that whose pod is named is charged.
+    """Count everything in one state; a pod of which nothing is charged yet is named all the same.
 
     Args:
         machine: topology and settings.
@@ -50,10 +51,12 @@ def document(
             others.
         devices: how many the kubelet can give, or why that is not known; None where nobody asks.
         roots_of_pcie: by NUMA node; empty where nobody asks for them.
+        coming: namespace and name of Guaranteed pods that have no container yet.
     """
     defaults = machine.settings.defaults
     charged = {(a.pod_uid, a.container) for a in state.allocations.values() if a.charges}
-    pods = {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
+    pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
+    pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
     return Zones(
         serial=state.serial,
         ready=not reason,

@@ -27,6 +27,7 @@ from nri_numa.engine.values.workload import (
 )
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.nri import conversion
+from nri_numa.nri.coming import Coming
 from nri_numa.nri.conversion import CONTAINER_NAME, Told
 from nri_numa.nri.handler import LinkState, RequestRefused
 from nri_numa.nri.mentions import mentions_of, network_namespace
@@ -159,6 +160,7 @@ class Adapter:
         devices: DeviceWatch | None = None,
         ahead: Ahead | None = None,
         claims: ClaimWatch | None = None,
+        coming: Coming | None = None,
     ) -> None:
         """Make an adapter.
 
@@ -178,6 +180,7 @@ class Adapter:
             ahead: keeps decisions ready; None where all are made when they are asked for, as they
                 are in any case where claims count.
             claims: asked which claims containers have; None where there are none.
+            coming: told of pods that have no container yet; None where nobody names them.
 
         Attributes:
             handled: requests answered so far.
@@ -189,6 +192,7 @@ class Adapter:
         self._mark_key = mark_key
         self._devices = devices
         self._claims = claims
+        self._coming = coming
         self._ahead = ahead if claims is None else None
         self._agent = agent
         self._metrics = metrics
@@ -205,7 +209,7 @@ class Adapter:
     @property
     def sandboxes(self) -> bool:
         """Whether there is a use for the news that a sandbox runs."""
-        return self._devices is not None or self._ahead is not None
+        return not (self._devices is None and self._ahead is None and self._coming is None)
 
     def configured(self, info: RuntimeInfo) -> None:
         """The runtime introduced itself."""
@@ -219,6 +223,8 @@ class Adapter:
         with operation():
             known = conversion.pods_from(pods, containers)
             self._pod_uids = dict(known.uids)
+            if self._coming is not None:
+                self._coming.kept({pod.id for pod in pods})
             self._stopped.clear()
             self._failed.clear()
             # One without an id could never be told anything, and would spoil the whole answer.
@@ -246,6 +252,16 @@ class Adapter:
         """Place a container."""
         if not request.container.id:
             raise RequestRefused("InvalidRequest: the container has no id, expected the runtime's")
+        try:
+            return self._place(request, data)
+        finally:
+            # Only now: whoever reads in between finds the pod named or charged.
+            if self._coming is not None:
+                self._coming.over(request.pod.id)
+
+    def _place(
+        self, request: pb.CreateContainerRequest, data: bytes
+    ) -> pb.CreateContainerResponse | Told | ReadyAnswer:
         with operation():
             shape, devices = None, NO_DEVICES
             if self._devices is not None:
@@ -359,11 +375,13 @@ class Adapter:
         """Not subscribed to: the decision was made in UpdateContainer."""
 
     def run_pod(self, pod: pb.PodSandbox) -> None:
-        """Subscribed to where devices count, or decisions are made ahead.
+        """Subscribed to where devices count, decisions are made ahead, or pods are named.
 
         A refusal would leak the sandbox on older runtimes.
         """
         devices, ahead = self._devices, self._ahead
+        if self._coming is not None:
+            self._coming.began(conversion.pod_from(pod))
         if devices is None:
             if ahead is not None:
                 ahead.began(partial(foreseen, pod))
@@ -422,6 +440,8 @@ class Adapter:
     def stop_pod(self, pod: pb.PodSandbox) -> None:
         """Its containers report for themselves; the pod is forgotten when it is removed."""
         self._stopped[pod.id] = self._clock()
+        if self._coming is not None:
+            self._coming.over(pod.id)
 
     def remove_pod(self, pod: pb.PodSandbox) -> None:
         """Forget the pod."""

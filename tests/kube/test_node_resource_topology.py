@@ -160,6 +160,48 @@ def test_it_follows_what_pods_take_and_give_back(bed: KubeBed, defined: Client) 
         assert attributes(again)["nodeTopologyPodsFingerprint"] == fingerprint(running(defined))
 
 
+def test_a_pod_whose_image_is_not_there_yet_is_named_and_not_charged(
+    bed: KubeBed, defined: Client
+) -> None:
+    """The scheduler's plugin counts no Pending pod: it keeps what it set aside for this one."""
+    plugin = bed.node.plugin
+    before = plugin.config_file.read_text()
+    with (
+        contextlib.ExitStack() as last,
+        Publisher(bed, token(defined, "bed"), config=ON) as process,
+    ):
+        last.callback(plugin.restart)
+        last.callback(plugin.write_config, json.loads(before))
+        # As the chart has it: agent and publisher read one file.
+        plugin.write_config({**json.loads(before), "publish": ON})
+        plugin.restart()
+        first = wait_object(
+            defined, process,
+            lambda it: attributes(it)["nodeTopologyPodsFingerprint"]
+            == fingerprint(running(defined)),
+            "the object",
+        )  # fmt: skip
+        absent = {**container(cpus="1", memory="64Mi"), "image": "localhost/absent:1"}
+        defined.apply(pod("nrt-absent", absent, annotations=EXCLUSIVE))
+        named = wait_object(
+            defined, process,
+            lambda it: attributes(it)["nodeTopologyPodsFingerprint"]
+            == fingerprint([*running(defined), ("default", "nrt-absent")]),
+            "it to name a pod without containers",
+        )  # fmt: skip
+        found = defined.pod("nrt-absent")
+        assert found is not None
+        assert (found["spec"]["nodeName"], found["status"]["phase"]) == ("bed", "Pending")
+        assert left(named) == left(first)
+        defined.delete_pods()
+        wait_object(
+            defined, process,
+            lambda it: attributes(it)["nodeTopologyPodsFingerprint"]
+            == fingerprint(running(defined)),
+            "it to name the pod no more",
+        )  # fmt: skip
+
+
 def test_a_token_is_worth_nothing_for_another_node(bed: KubeBed, defined: Client) -> None:
     thief = Thief(bed, token(defined, "bed"))
 

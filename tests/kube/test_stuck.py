@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,6 +115,29 @@ def refused(client: Client, name: str) -> JsonObject | None:
     return None
 
 
+def ready(client: Client, name: str) -> JsonObject | None:
+    """A pod of a workload whose containers run, all of them."""
+    for found in client.pods(f"app={name}"):
+        states = [one["state"] for one in found["status"].get("containerStatuses", [])]
+        if states and all("running" in one for one in states):
+            return found
+    return None
+
+
+def ended(client: Client, name: str) -> JsonObject | None:
+    """A pod in the phase Running, of which a container ran, ended and is refused since."""
+    found = refused(client, name)
+    return found if found and found["status"]["phase"] == "Running" else None
+
+
+def gone(client: Client, pod: JsonObject) -> JsonObject:
+    """Waits until a pod went; the Event about it."""
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+    until(lambda: True if client.pod(name) is None else None, f"the eviction of {name}")
+    (event,) = until(lambda: told(client, uid) or None, f"an Event about {name}")
+    return event
+
+
 def test_who_is_refused_for_ever_goes_where_there_is_room(bed: KubeBed, full: Client) -> None:
     """Also one of which a container runs: as long as another one never ran it is Pending, too."""
     names, helper = ("stuck-moved", "stuck-half"), container("helper")
@@ -147,3 +171,33 @@ def test_who_is_refused_for_ever_goes_where_there_is_room(bed: KubeBed, full: Cl
             assert f"{OTHER} has room" in event["note"]
     for name in names:
         assert until(lambda n=name: full.pods(f"app={n}") or None, "a successor")
+
+
+def test_who_runs_in_part_goes_only_where_that_is_switched_on(bed: KubeBed, full: Client) -> None:
+    """The kubelet's own phase, Events and pauses: a container ended, and its CPUs are no more."""
+    full.kubectl("annotate", "node", "bed", f"{PREFIX}/drained-")
+    until(lambda: factor(full) == "" or None, "room on the node")  # it tells none of 1
+    tolerations = [{"operator": "Exists"}]  # the other Node never reports
+    asking = asks(policy__main="single-numa-node")
+    parts = (container("helper"), container())
+    half = template(*parts, annotations=asking, tolerations=tolerations)
+    full.apply(workload("Deployment", "stuck-ended", half))
+    run = until(lambda: ready(full, "stuck-ended"), "a pod that runs")
+    full.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
+    until(lambda: factor(full) == "0" or None, "a NodeResourceTopology that says so")
+    os.kill(bed.node.pid(run, "main"), signal.SIGKILL)
+    found = until(lambda: ended(full, "stuck-ended"), "a container that is refused")
+    assert found["metadata"]["uid"] == run["metadata"]["uid"]
+    pending = template(annotations=asking, tolerations=tolerations)
+    full.apply(workload("Deployment", "stuck-never", pending))
+    other = until(lambda: refused(full, "stuck-never"), "a pod that never ran")
+    add_other(full)
+    stuck = {"evict": True, "after": "1s", "perMinute": 600, "perWorkload": 1}
+    with Controller(bed, 9893, stuck=stuck):
+        assert f"{OTHER} has room" in gone(full, other)["note"]
+    left = full.pod(run["metadata"]["name"])
+    assert left is not None
+    assert left["metadata"]["uid"] == run["metadata"]["uid"]
+    assert "deletionTimestamp" not in left["metadata"]
+    with Controller(bed, 9893, stuck={**stuck, "partlyRunning": True}):
+        assert f"{OTHER} has room" in gone(full, found)["note"]

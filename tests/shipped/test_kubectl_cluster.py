@@ -25,18 +25,27 @@ from tools import kubectl_plugin
 PROGRAM = kubectl_plugin.SOURCES / kubectl_plugin.PROGRAM
 
 FAKE = """#!{python}
-import json, os, sys
+import json, os, sys, urllib.parse
 world = json.load(open(os.path.join(os.path.dirname(__file__), "world.json")))
 words = [w for w in sys.argv[1:] if not w.startswith("--context")]
-found = world.get(words[1].partition(".")[0])
+raw = words[1].startswith("--raw=")
+url = urllib.parse.urlsplit(words[1].partition("=")[2])
+found = world.get(url.path.rpartition("/")[2] if raw else words[1])
 if words[0] != "get" or found is None:
-    print("error: the server doesn't have a resource type %r" % words[1], file=sys.stderr)
+    print("Error from server (NotFound): the server could not find the requested resource",
+          file=sys.stderr)
     sys.exit(1)
 if words[1] == "pod":
     if words[2] not in found:
         print('Error from server (NotFound): pods "%s" not found' % words[2], file=sys.stderr)
         sys.exit(1)
     print(json.dumps(found[words[2]]))
+elif raw:
+    asked = urllib.parse.parse_qs(url.query)
+    begin = int(asked.get("continue", ["0 "])[0])
+    end = begin + int(asked["limit"][0])
+    more = {{"continue": "%d " % end}} if end < len(found) else {{}}
+    print(json.dumps({{"items": found[begin:end], "metadata": more}}))
 else:
     print(json.dumps({{"items": found}}))
 """
@@ -251,6 +260,13 @@ def test_a_cluster_without_the_objects_says_who_writes_them(
         0,
         "0 of 0 exclusive CPUs are fre",
     )
+
+
+def test_thousands_of_nodes_come_in_pages(run: Run, world: dict[str, Any]) -> None:
+    world["nodes"] = [node(f"worker-{number}", drained="0") for number in range(2345)]
+    found = json.loads(run("cluster", "-o", "json").stdout)["nodes"]
+    assert len({one["name"] for one in found}) == len(found) == 2345
+    assert {one["drained"] for one in found} == {"0"}
 
 
 def test_a_copy_of_one_file_says_what_is_missing(tmp_path: Path, run: Run) -> None:

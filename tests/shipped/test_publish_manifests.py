@@ -76,13 +76,19 @@ def test_the_paths_are_those_of_the_configuration() -> None:
         assert names.keys() <= set(environment_names())
     get = container("publish")["livenessProbe"]["httpGet"]
     assert f"{get['host']}:{get['port']}" == config.publish.address
-    for directory, name in (
-        ("publish-pods", "NRI_NUMA_PUBLISH_POD_ANNOTATION"),
-        ("publish-topology", "NRI_NUMA_PUBLISH_NODE_RESOURCE_TOPOLOGY"),
-        ("publish-volcano", "NRI_NUMA_PUBLISH_NUMATOPOLOGY"),
+    for directory, name, containers in (
+        ("publish-pods", "NRI_NUMA_PUBLISH_POD_ANNOTATION", ["publish"]),
+        # The agent names pods that have no container yet (docs/adr/0095).
+        (
+            "publish-topology",
+            "NRI_NUMA_PUBLISH_NODE_RESOURCE_TOPOLOGY",
+            ["nri-numa", "publish"],
+        ),
+        ("publish-volcano", "NRI_NUMA_PUBLISH_NUMATOPOLOGY", ["publish"]),
     ):
-        (more,) = pod(directory)["containers"]
-        assert more["env"] == [{"name": name, "value": "true"}]
+        more = pod(directory)["containers"]
+        assert [one["name"] for one in more] == containers
+        assert all(one["env"] == [{"name": name, "value": "true"}] for one in more)
         assert name in environment_names()
 
 

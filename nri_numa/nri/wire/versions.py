@@ -87,7 +87,8 @@ Each is a round trip under the one lock of the runtime, so no other is asked for
 """
 
 SANDBOX_EVENTS: Final = Event.RUN_POD_SANDBOX.bit
-"""What it has a use for besides where devices place containers, or decisions are made ahead."""
+"""What it has a use for besides where devices place containers, decisions are made ahead, or pods
+are named to schedulers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,13 +41,19 @@ class _Kind:
         known: what was found of rooms, by their ids; equal nodes share it. With the rooms
             themselves, so that the ids stay theirs.
         nodes: the same by name of the node, as long as its room is the same.
+        judged: the whole verdict of rooms, likewise, of those where somebody was to be bound.
         seen: up to which change of the fleet `nodes` holds.
     """
 
     glance: Glance | None
     known: dict[int, tuple[Table, Found]] = field(default_factory=dict)
     nodes: dict[str, Found] = field(default_factory=dict)
+    judged: dict[int, tuple[Table, Verdict]] = field(default_factory=dict)
     seen: int = 0
+
+
+def _full(kind: _Kind) -> bool:
+    return max(len(kind.known), len(kind.nodes), len(kind.judged)) >= _REMEMBERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,14 @@ class Panel:
         return found if isinstance(found, Short) else Fits()
 
     def _judged(self, room: Table, wish: Wish) -> Verdict:
-        return surely(room, wish) or judge(room, wish, self._strategy)
+        """What the rules of the node say; replicas on equal nodes are judged once."""
+        judged = self._kind(wish).judged
+        before = judged.get(id(room))
+        if before is not None:
+            return before[1]
+        found = surely(room, wish) or judge(room, wish, self._strategy)
+        judged[id(room)] = room, found
+        return found
 
     def _look(self, wish: Wish, kind: _Kind, nodes: Sequence[tuple[str, Table]]) -> None:
         """Find out of nodes what nobody remembers; several may have one room."""
@@ -125,7 +138,7 @@ class Panel:
     def _kind(self, wish: Wish) -> _Kind:
         """What was found of equal pods."""
         found = self._kinds.get(wish.key)
-        if found is None or max(len(found.known), len(found.nodes)) >= _REMEMBERED:
+        if found is None or _full(found):
             if len(self._kinds) >= _KINDS:
                 self._kinds.clear()
             now, _ = self._fleet.changed(0)

@@ -15,6 +15,7 @@ from nri_numa.scheduler.pods import Reader
 from nri_numa.scheduler.published import Unreadable
 from nri_numa.scheduler.scoring import score
 from nri_numa.scheduler.verdict import Fits
+from nri_numa.scheduler.wish import Wish
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
 
 READER = Reader(Settings())
@@ -57,6 +58,43 @@ def test_a_node_whose_agent_is_away_waits_with_ours() -> None:
     )  # fmt: skip
     ordinary = READER.wish(pod(container(cpu="2", memory="1Gi"), name="o"))
     assert judges.filter(ordinary, ["away", "there"]).fits == ["away", "there"]
+
+
+def test_replicas_on_equal_nodes_are_bound_as_their_own_pods() -> None:
+    """What was found for one pod is true of the next one, of equal nodes, and for no longer."""
+    fleet = Fleet()
+    for name in ("a", "b"):
+        fleet.put(name, table(8, 4))
+    judges = Panel(fleet, Strategy.SPREAD)
+    asks = {"policy": "single-numa-node", "cpus": "exclusive"}
+
+    def of(name: str, called: str) -> Wish:
+        return READER.wish(pod(container(called, cpu="3", memory="1Gi"), name=name, **asks))
+
+    first, found = of("p", "main"), judges.verdict(of("p", "main"), "a")
+    assert isinstance(found, Fits)
+    assert judges.verdict(of("q", "main"), "b") == found
+    other = judges.verdict(of("r", "web"), "b")
+    assert isinstance(other, Fits)
+    assert (found.places, other.places) == (
+        (("main", NUMASet([0])),), (("web", NUMASet([0])),),
+    )  # fmt: skip
+    for number in range(2):
+        held = replace(first, uid=f"held {number}")
+        fleet.hold(
+            Hold(
+                wish=held,
+                node="a",
+                places=dict(found.places),
+                charge=found.charge,
+                since=0,
+                until=9,
+            )
+        )
+    later = judges.verdict(of("s", "main"), "a")
+    assert isinstance(later, Fits)
+    assert later.places == (("main", NUMASet([1])),)
+    assert judges.verdict(of("t", "main"), "b") == found
 
 
 def test_where_no_waiting_helps() -> None:

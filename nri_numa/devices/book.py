@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from nri_numa.devices.found import Found
 from nri_numa.devices.given import GivenDevice
+from nri_numa.engine.values.mentions import Mentions
 from nri_numa.engine.values.workload import KnownDevices
 from nri_numa.machine.cpuset import NUMASet
 
@@ -45,16 +46,16 @@ def told(what: Told) -> Told:
     return NOTHING_TOLD if what == NOTHING_TOLD else what
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What came of a pod's book for one container whose message mentions nothing.
+class Ready(NamedTuple):
+    """What came of a pod's book and a container's message.
 
     Attributes:
-        answers: what was remembered of all containers then. This and the next three are what it
+        answers: what was remembered of all containers then. This and the next four are what it
             depends on, compared by identity but for the name.
         places: the NUMA nodes that containers can be placed on.
         told: what the book said.
         name: the container's.
+        mentions: what its message said.
         found: what came of it.
     """
 
@@ -62,6 +63,7 @@ class Ready:
     places: NUMASet
     told: Told
     name: str
+    mentions: Mentions
     found: KnownDevices
 
 
@@ -74,7 +76,8 @@ class Book:
         told: what was found out; replaced as a whole, by threads that take turns.
         open: how many questions have no answer yet; counted in the loop.
         complete: called when all have one.
-        ready: what came of it last; looked at in the loop only.
+        ready: what came of it last, for a message that mentions nothing; looked at in the loop
+            only.
     """
 
     pod: str

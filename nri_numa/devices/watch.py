@@ -81,6 +81,7 @@ class DeviceWatch:
         # What came of mentions and books before. Replaced by another one whenever something that
         # it depends on is read anew: whoever is about to add to the former adds for nobody.
         self._answers: dict[tuple[object, ...], KnownDevices] = {}
+        self._mentioned: Ready | None = None  # the last one with device files alone
         self._later: Callable[[Callable[[], object]], object] = lambda function: None
         self._books: dict[str, Book] = {}
         self._turn = threading.Lock()  # for threads that change what a book tells
@@ -172,10 +173,12 @@ class DeviceWatch:
         if plain and known is NOTHING_TOLD:
             return NO_DEVICES
         places = self._places()
-        ready = None if book is None else book.ready
+        ready = self._mentioned
+        if plain:
+            ready = None if book is None else book.ready
         if (
-            plain
-            and ready is not None
+            ready is not None
+            and ready.mentions is mentions
             and ready.told is known
             and ready.answers is answers
             and ready.places is places
@@ -185,7 +188,7 @@ class DeviceWatch:
         else:
             found = self._remembered(answers, known, name, mentions, places)
             if plain and book is not None:
-                book.ready = Ready(answers, places, known, name, found)
+                book.ready = Ready(answers, places, known, name, mentions, found)
         for note in found.notes:
             pod = pod_id if book is None else book.pod
             log.debug("device without hint", pod=pod, container=name, why=note)
@@ -215,6 +218,11 @@ class DeviceWatch:
                 if len(answers) >= _MOST_ANSWERS:
                     answers.clear()
                 answers[key] = found
+            else:
+                return found  # to be looked for once more
+        if mentions.nodes and not mentions.variables and not mentions.cdi:
+            # Of device files alone replicas have one and the same object.
+            self._mentioned = Ready(answers, places, known, name, mentions, found)
         return found
 
     def foreseen(self, pod_id: str, name: str) -> KnownDevices | None:

@@ -7,6 +7,7 @@ tell: 30 variables are 30 new strings, in memory that nobody has touched for a w
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -20,11 +21,9 @@ CDI_ANNOTATION: Final = "cdi.k8s.io/"
 
 _PCI, _NVIDIA, _CDI = (text.encode() for text in (PCI_VARIABLE, NVIDIA_VARIABLE, CDI_ANNOTATION))
 
-_Node = tuple[str, int, int]
-"""Type, major and minor number of a device file."""
-
 MOST_CHARACTERS: Final = 4096
-"""Of one variable or annotation; 64 UUIDs are 2600."""
+"""Of one variable or annotation; 64 UUIDs are 2600. As bytes, of device files that are remembered:
+a pod may choose the paths of its volumes."""
 
 
 def mentions_of(container: pb.Container, data: bytes = b"") -> Mentions:
@@ -43,21 +42,22 @@ def mentions_of(container: pb.Container, data: bytes = b"") -> Mentions:
     has_names = devices or _CDI in everything
     if not files and not has_variables and not has_names:
         return NO_MENTIONS
-    nodes: tuple[_Node, ...] = ()
-    unread = 0
-    if files and not _gets_all(linux):
-        nodes = tuple([(d.type, d.major, d.minor) for d in files[:MOST_DEVICES]])
-        if len(files) > MOST_DEVICES:
-            unread = len(files) - MOST_DEVICES
-    if not has_variables and not has_names:
-        return _files_alone(nodes, unread)
+    rules = linux.resources.devices
+    if not has_variables and not has_names and len(files) <= MOST_DEVICES:
+        # Replicas have the same ones, which their bytes tell: no field of them is read. Slices,
+        # because protobuf's own loops end by an exception, which is cold.
+        own = tuple(map(pb.LinuxDevice.SerializeToString, files[:]))
+        allowed = tuple(map(pb.LinuxDeviceCgroup.SerializeToString, rules[:])) if rules else ()
+        if sum(map(len, own + allowed)) <= MOST_CHARACTERS:
+            return _files_alone(own, allowed)
+    nodes, unread = _nodes_in(files, rules)
     variables = _variables_in(container) if has_variables else {}
     names = _names_in(container) if has_names else ()
     unread += max(0, len(names) - MOST_DEVICES)
     if not nodes and not variables and not names:
         return NO_MENTIONS
     return Mentions(
-        nodes=tuple(DeviceNode(*node) for node in nodes),
+        nodes=nodes,
         variables=variables,
         cdi=names[:MOST_DEVICES],
         unread=unread,
@@ -65,11 +65,23 @@ def mentions_of(container: pb.Container, data: bytes = b"") -> Mentions:
 
 
 @lru_cache(maxsize=256)
-def _files_alone(nodes: tuple[_Node, ...], unread: int) -> Mentions:
-    """Device files and nothing else; those of replicas are the same."""
-    if not nodes:
-        return NO_MENTIONS
-    return Mentions(nodes=tuple(DeviceNode(*node) for node in nodes), unread=unread)
+def _files_alone(files: tuple[bytes, ...], rules: tuple[bytes, ...]) -> Mentions:
+    """Device files and nothing else, and the rules of their cgroup: messages as bytes."""
+    nodes, unread = _nodes_in(
+        [pb.LinuxDevice.FromString(one) for one in files],
+        [pb.LinuxDeviceCgroup.FromString(one) for one in rules],
+    )
+    return Mentions(nodes=nodes, unread=unread) if nodes else NO_MENTIONS
+
+
+def _nodes_in(
+    files: Sequence[pb.LinuxDevice], rules: Iterable[pb.LinuxDeviceCgroup]
+) -> tuple[tuple[DeviceNode, ...], int]:
+    """Device files that say something of their container, and how many there are beyond them."""
+    if _gets_all(rules):
+        return (), 0
+    nodes = tuple(DeviceNode(one.type, one.major, one.minor) for one in files[:MOST_DEVICES])
+    return nodes, max(0, len(files) - MOST_DEVICES)
 
 
 def _variables_in(container: pb.Container) -> dict[str, str]:
@@ -94,9 +106,9 @@ def _names_in(container: pb.Container) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _gets_all(linux: pb.LinuxContainer) -> bool:
+def _gets_all(rules: Iterable[pb.LinuxDeviceCgroup]) -> bool:
     """Whether it is privileged: every device may be used, so those listed say nothing of it."""
-    for rule in linux.resources.devices:
+    for rule in rules:
         if (
             rule.allow
             and rule.type in ("", "a")

@@ -1,4 +1,4 @@
-"""A kubelet on two NUMA nodes, in an emulated machine: where pods begin, and a reboot.
+"""A kubelet on two NUMA nodes, in an emulated machine: where pods begin, claims, and a reboot.
 
 Takes minutes. ``NRI_NUMA_VM`` with ``kube-node`` in it, or ``all``, runs it; CI does.
 """
@@ -19,6 +19,16 @@ from tests.beds.images import FIRST_LINE_SCRIPT
 from tests.beds.kube.build import find_programs
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.control_plane import ControlPlane
+from tests.beds.kube.dra import (
+    CLAIMS,
+    claiming,
+    counted,
+    delete_claims,
+    install_driver,
+    publisher_files,
+    section,
+    template,
+)
 from tests.beds.kube.manifests import asks, container, pod
 from tests.beds.kube.namespaces import Namespaces
 from tests.beds.kube.virtual_node import Look, VirtualNode, container_id
@@ -88,7 +98,13 @@ def node() -> Iterator[VirtualNode]:
             tempfile.TemporaryDirectory(prefix="nri-numa-kube-") as scratch,
             Namespaces(Path(scratch)) as namespaces,
             ControlPlane(programs, namespaces, nodes=["virtual"], heartbeats=True) as control,
-            VirtualNode(control, parts, MACHINE, lock) as node,
+            VirtualNode(
+                control,
+                parts,
+                MACHINE,
+                lock,
+                agent={"nodeName": "virtual", "dra": section()},
+            ) as node,
         ):
             yield node
     except TestbedUnavailable as error:
@@ -101,12 +117,33 @@ def client(node: VirtualNode) -> Client:
     control = node.control.client
     if not control.pods():
         # All at once, so that they start beside each other.
-        control.apply(
-            *({**each, "spec": {**each["spec"], **FOR_THE_BED}} for each in PODS),
-        )
+        control.apply(*map(_in_the_bed, PODS))
     for each in PODS:
         control.wait_ready(each["metadata"]["name"], timeout_s=LIMIT_S)
     return control
+
+
+def _in_the_bed(document: JsonObject) -> JsonObject:
+    return {**document, "spec": {**document["spec"], **FOR_THE_BED}}
+
+
+@pytest.fixture
+def claims(node: VirtualNode) -> Iterator[Client]:
+    """Calls the API server of `node`, which publishes its NUMA nodes and has no pods."""
+    client = node.control.client
+    client.delete_pods()
+    install_driver(client)
+    node.publish(publisher_files(client, node.control, node.name))
+    poll(
+        # Of four CPUs one stays shared; what the pods before had is given back.
+        lambda: sorted(counted(client).values()) == [1, 2] or None,
+        "a ResourceSlice of two NUMA nodes",
+        timeout_s=LIMIT_S,
+        every_s=0.2,
+    )
+    yield client
+    client.delete_pods()
+    delete_claims(client)
 
 
 def own_words(client: Client, name: str) -> list[tuple[str, str]]:
@@ -152,6 +189,72 @@ def test_pods_that_start_at_once_are_placed_from_their_first_instruction(
     # The same through the API server and the kubelet.
     status = client.kubectl("exec", "listed", "--", "cat", "/proc/1/status")
     assert re.search(rf"^Cpus_allowed_list:\s*{now['listed'].cpus}$", status, re.MULTILINE)
+
+
+def test_each_claim_has_the_cpus_and_the_memory_of_its_numa_node(
+    claims: Client, node: VirtualNode
+) -> None:
+    """The stock scheduler chooses; what does not fit waits until somebody gives back."""
+    ((small, _), (large, _)) = sorted(counted(claims).items(), key=lambda each: each[1])
+
+    def here(numa: int) -> str:
+        return f"device.attributes['resource.kubernetes.io'].numaNode == {numa}"
+
+    claims.apply(
+        template("claim-2", 2),
+        template("claim-1", 1, cel=here(small)),
+        template("claim-more", 1, cel=here(large)),
+    )
+    pods = {"pair": 2, "single": 1}
+    claims.apply(
+        *(_in_the_bed(claiming(name, f"claim-{count}", count)) for name, count in pods.items())
+    )
+    first = {name: claimed(claims, node, name, count) for name, count in pods.items()}
+    assert {name: look.mems for name, look in first.items()} == {
+        "pair": str(large),  # only there are two
+        "single": str(small),
+    }
+
+    claims.apply(_in_the_bed(claiming("late", "claim-more", 1)))
+    # The Node has a CPU for it, and its NUMA node has none.
+    claims.wait_pod("late", lambda it: "cannot allocate all claims" in kept_back(it), "kept back")
+
+    node.kill_agent()
+    assert {name: claimed(claims, node, name, count) for name, count in pods.items()} == first
+
+    claims.kubectl("delete", "pod", "pair")
+    late = claimed(claims, node, "late", 1)
+    assert late.mems == str(large)
+    assert claimed(claims, node, "single", 1) == first["single"]
+
+
+def kept_back(pod: JsonObject) -> str:
+    """Why the scheduler does not place a pod; empty where it did, or did not try."""
+    conditions = pod["status"].get("conditions", [])
+    return "".join(
+        str(each.get("message", ""))
+        for each in conditions
+        if each["type"] == "PodScheduled" and each["status"] == "False"
+    )
+
+
+def claimed(client: Client, node: VirtualNode, name: str, count: int) -> Look:
+    """What a pod may use: so many CPUs of the device that its claim was given, and its memory."""
+    ready = client.wait_ready(name, timeout_s=LIMIT_S)
+    (status,) = ready["status"]["resourceClaimStatuses"]
+    claim = client.ask("GET", f"{CLAIMS}/{status['resourceClaimName']}")
+    (given,) = claim["status"]["allocation"]["devices"]["results"]
+    numa = int(given["device"].removeprefix("numa"))
+    look = node.look()[container_id(ready)]
+    assert (look.cpus, look.mems) == (look.cgroup_cpus, look.cgroup_mems)
+    cpus = CPUSet.parse(look.cpus)
+    assert len(cpus) == count
+    assert cpus <= NODES[numa]
+    assert look.mems == str(numa)
+    # Of itself, at its first instruction.
+    said = poll(lambda: client.kubectl("logs", name) or None, f"words of {name}", timeout_s=LIMIT_S)
+    assert said.startswith(f"cpus={look.cpus} mems={look.mems} ")
+    return look
 
 
 def test_after_a_reboot_all_are_placed_again(client: Client, node: VirtualNode) -> None:

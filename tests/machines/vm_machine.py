@@ -16,6 +16,7 @@ The document (``tests/vm/machines/*.yaml``)::
       - [17, 28, 10]
     offline: 3,7              # CPUs switched off before the first case starts
     unplugged: 14-15          # CPU sockets empty at boot, to be plugged while the machine runs
+    nohz_full: 4-5            # CPUs without a timer tick while one thread runs, for the kernel
     pci:                      # devices behind a host bridge that belongs to a NUMA node: cards,
                               # disks that hold zeros (and an IOMMU with them), generators
       - {numa_node: 1, device: e1000e}
@@ -82,6 +83,7 @@ class _MachineDocument(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     distances: list[list[int]] | None = None
     offline: str | int = ""
     unplugged: str | int = ""
+    nohz_full: str | int = ""
     pci: list[_PciDocument] = []
     containerd: Literal["1.7", "2"] = "2"
     core: bool = False
@@ -125,6 +127,7 @@ class Machine:
     containerd: Literal["1.7", "2"]
     core: bool
     explicit_distances: bool = field(default=True)
+    nohz_full: frozenset[int] = frozenset()
     kubernetes: bool = False
 
     @property
@@ -304,6 +307,12 @@ class _Check:
             self.say("offline", "no CPU is left")
         return offline, unplugged
 
+    def without_tick(self, allowed: range) -> frozenset[int]:
+        nohz_full = self.cpus("nohz_full", self.document.nohz_full, allowed)
+        if 0 in nohz_full:
+            self.say("nohz_full", "CPU 0 keeps the time for the others")
+        return nohz_full
+
     def pci(self, count: int) -> tuple[PciDevice, ...]:
         for i, device in enumerate(self.document.pci):
             if not 0 <= device.numa_node < count:
@@ -331,6 +340,7 @@ def parse_machine(name: str, text: str | bytes) -> Machine:
     numa = check.numa(allowed)
     distances = check.distances(len(numa))
     offline, unplugged = check.absent(allowed)
+    nohz_full = check.without_tick(allowed)
     pci = check.pci(len(numa))
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", name):
         check.say("file name", f"{name!r}, expected lower-case letters, digits and hyphens")
@@ -347,6 +357,7 @@ def parse_machine(name: str, text: str | bytes) -> Machine:
         explicit_distances=document.distances is not None,
         offline=offline,
         unplugged=unplugged,
+        nohz_full=nohz_full,
         pci=pci,
         containerd=document.containerd,
         core=document.core,
@@ -484,6 +495,7 @@ def virtme_arguments(
         # Interrupts from behind a second host bridge arrive at the line of somebody else, which the
         # kernel would switch off; with "irqfixup" it looks whose they are.
         *(("--append", "intel_iommu=on", "--append", "irqfixup") if machine.iommu else ()),
+        *(("--append", f"nohz_full={format_list(machine.nohz_full)}") if machine.nohz_full else ()),
         "--append",
         "mitigations=off",  # nobody attacks this guest, and emulation is slow
         "--cpus",

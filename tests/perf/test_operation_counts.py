@@ -409,8 +409,8 @@ def test_one_with_devices_that_was_decided_ahead_costs_little_more(
 
 NO_DEVICE_CALLS = 6
 # The only NUMA node that fits is ranked with no call, so it was 17 while ranking had one for each.
-DEVICE_CALLS = 21
-DEVICE_HIT_CALLS = 15
+DEVICE_CALLS = 14
+DEVICE_HIT_CALLS = 11
 
 
 def test_a_container_that_asks_for_nothing_costs_little_for_its_mark() -> None:

@@ -23,15 +23,27 @@ import msgspec
 from tests.beds.containerd import find_binaries
 from tests.beds.cri import CRIError
 from tests.beds.kube.daemon import Daemon
+from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.node import NETWORK, kubelet_configuration
-from tests.beds.kube.virtual_node import GUEST_ADDRESS, PROGRAMS, Answer, Ask, Look, Wanted
+from tests.beds.kube.virtual_node import (
+    AGENT_SOCKET,
+    GUEST_ADDRESS,
+    GUEST_BED,
+    HANDOVER,
+    PROGRAMS,
+    PUBLISHER,
+    Answer,
+    Ask,
+    Look,
+    Wanted,
+)
+from tests.beds.plugin_process import plugin_environment
 from tests.machines.vm_machine import format_list
 from tests.vm import words
 from tests.vm.guest import GuestContainerd
 from tests.vm.plugin import GuestPlugin
 
 _DISK = Path("/mnt")
-_BED = Path("/run/bed")
 _START_LIMIT_S = 300.0
 
 
@@ -51,7 +63,7 @@ def _set_up() -> None:
         own = _DISK / hidden.relative_to("/")
         own.mkdir(parents=True, exist_ok=True)
         _run("mount", "--bind", str(own), str(hidden))
-    _BED.mkdir(parents=True, exist_ok=True)
+    HANDOVER.mkdir(parents=True, exist_ok=True)
     (device,) = [each.name for each in Path("/sys/class/net").iterdir() if each.name != "lo"]
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "link", "set", device, "up")
@@ -77,20 +89,23 @@ class _Node:
         )
         self.containerd = GuestContainerd(
             binaries,
-            _BED,
+            GUEST_BED,
             root=_DISK / "containerd",
             nri_request_timeout="30s",
             cni=(NETWORK, programs / "cni"),
         )
         self.containerd.log_file = shared / "containerd.log"
         self.plugin = GuestPlugin(
-            _DISK / "plugin", self.containerd.nri_socket, shared / "plugin.log"
+            _DISK / "plugin",
+            self.containerd.nri_socket,
+            shared / "plugin.log",
+            config={"http": {"socket": str(AGENT_SOCKET)}, **wanted.agent},
         )
         configuration = kubelet_configuration(
-            self.containerd.socket, _BED, cgroup_root="/", address=GUEST_ADDRESS
+            self.containerd.socket, GUEST_BED, cgroup_root="/", address=GUEST_ADDRESS
         )
-        (_BED / "static").mkdir(exist_ok=True)
-        file = _BED / "kubelet.json"
+        (GUEST_BED / "static").mkdir(exist_ok=True)
+        file = GUEST_BED / "kubelet.json"
         file.write_text(json.dumps({**configuration, **wanted.kubelet}), encoding="utf-8")
         self.kubelet = Daemon(
             "kubelet",
@@ -106,6 +121,15 @@ class _Node:
             {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/run", "GOMAXPROCS": "2"},
         )
 
+        self.publisher = Daemon(
+            "publish",
+            [sys.executable, "-m", "nri_numa", "publish", f"--config={PUBLISHER / 'agent.yaml'}"],
+            shared,
+            plugin_environment(
+                {"KUBERNETES_SERVICE_HOST": ADDRESS, "KUBERNETES_SERVICE_PORT": "6443"}
+            ),
+        )
+
     def start(self) -> None:
         """Start them one after the other, so that no container comes before nri-numa."""
         self.containerd.start(timeout_s=_START_LIMIT_S)
@@ -116,13 +140,29 @@ class _Node:
 
     def answer(self, ask: Ask) -> Answer:
         """Do what the host asks for."""
-        if ask.what == "look":
-            return Answer(looks=self._look())
+        match ask.what:
+            case "look":
+                return Answer(looks=self._look())
+            case "publish":
+                self.publisher.start()
+            case "kill":
+                self.plugin.kill()
+                self.plugin.start(timeout_s=_START_LIMIT_S)
+            case _:
+                self._end()
+        return Answer()
+
+    def check(self) -> None:
+        """Raise if one of the programs ended that nobody ended."""
+        self.kubelet.check()
+        self.publisher.check()
+
+    def _end(self) -> None:
+        self.publisher.end(timeout_s=60)
         self.kubelet.end(timeout_s=60)
         self.plugin.terminate(60)
         self.containerd.stop()
         os.sync()
-        return Answer()
 
     def _look(self) -> dict[str, Look]:
         found = {}
@@ -158,7 +198,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _serve(shared: Path, node: _Node) -> int:
     while True:
-        node.kubelet.check()
+        node.check()
         for file in sorted(shared.glob("ask-*.json")):
             target = file.with_name(file.name.replace("ask-", "answer-"))
             if target.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,15 @@ AGAIN_LIMIT_S = 15.0
 class GuestPlugin(PluginProcess):
     """The plugin under test; its log is one file of the artifacts, over all its restarts."""
 
-    def __init__(self, directory: Path, nri_socket: Path, log: Path) -> None:
-        super().__init__(directory, nri_socket)
+    def __init__(
+        self,
+        directory: Path,
+        nri_socket: Path,
+        log: Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(directory, nri_socket, config=config)
         self.log_file = log
         self.offset = 0
         self._limit_s = START_LIMIT_S

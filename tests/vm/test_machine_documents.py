@@ -195,6 +195,7 @@ def test_a_node_without_memory_has_no_memory_backend() -> None:
         (("two nodes", "x\ndistances: [[10, 21]]"), "distances: expected 2 rows of 2 numbers"),
         (("two nodes", "x\ndistances: [[10, 9], [21, 10]]"), "distances[0][1]: 9, expected 11"),
         (("two nodes", "x\ndistances: [[11, 21], [21, 10]]"), "distances[0][0]: 11, expected 10"),
+        (("two nodes", "x\nnohz_full: 0-1"), "nohz_full: CPU 0 keeps the time for the others"),
         (("two nodes", "x\noffline: 0"), "offline: CPU 0 cannot be switched off"),
         (("two nodes", "x\nunplugged: 3"), "unplugged: expected the last CPUs"),
         (("two nodes", "x\noffline: 7\nunplugged: 7"), "offline: CPUs 7 are unplugged as well"),

@@ -27,6 +27,12 @@ def present_cpus() -> frozenset[int]:
     return parse_list(_text(_CPUS / "present"))
 
 
+def nohz_full_cpus() -> frozenset[int]:
+    """CPUs whose timer tick stops while one thread runs; the file says ``(null)`` for none."""
+    text = _text(_CPUS / "nohz_full")
+    return frozenset() if text == "(null)" else parse_list(text)
+
+
 def numa_nodes() -> frozenset[int]:
     """NUMA nodes that are online."""
     return parse_list(_text(_NODES / "online"))

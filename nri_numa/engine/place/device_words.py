@@ -73,6 +73,8 @@ def _about(request: DeviceRequest, affinity: NUMASet) -> list[str]:
 
 def _named(kind: str, devices: tuple[Device, ...] | list[Device]) -> str:
     """``GPU 0000:3b:00.0``, ``GPU 0000:3b:00.0 and 3 more``."""
+    if len(devices) == 1:
+        return f"{kind} {devices[0].id}"
     ids = [d.id for d in devices]
     more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
     return f"{kind} {', '.join(ids[:MOST_NAMED])}{more}"

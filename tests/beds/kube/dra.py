@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject
+from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.manifests import container, pod
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
+from tests.beds.kube.service import NAMESPACE
+from tests.beds.kube.virtual_node import AGENT_SOCKET, CDI_DIRECTORY, HANDOVER, PUBLISHER
 
 DRIVER = "dra.numa.example.com"
 CLASS = "numa-node"
@@ -19,16 +23,47 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
-def configuration(bed: KubeBed) -> dict[str, Any]:
-    """The section for both processes; its directory is there afterwards."""
-    handover = bed.directory / "claims"
-    handover.mkdir(exist_ok=True)
-    handover.chmod(0o777)  # an emptyDir
+def section(handover: Path = HANDOVER, cdi_directory: Path = CDI_DIRECTORY) -> dict[str, Any]:
+    """The section ``dra`` for agent and publisher; by default those of a `VirtualNode`."""
     return {
         "enabled": True,
         "driver": DRIVER,
         "handover": str(handover),
-        "cdiDirectory": str(bed.node.containerd.cdi_directory),
+        "cdiDirectory": str(cdi_directory),
+    }
+
+
+def configuration(bed: KubeBed) -> dict[str, Any]:
+    """`section` for the bed; its directory is there afterwards."""
+    handover = bed.directory / "claims"
+    handover.mkdir(exist_ok=True)
+    handover.chmod(0o777)  # an emptyDir
+    return section(handover, bed.node.containerd.cdi_directory)
+
+
+def install_driver(client: Client) -> None:
+    """The shipped objects for claims: rights, policies, and the DeviceClass."""
+    install(client)
+    for name in ("role.yaml", "policies.yaml", "deviceclass.yaml"):
+        client.kubectl("apply", f"--filename={MANIFESTS / 'publish-dra' / name}")
+
+
+def publisher_files(client: Client, control: ControlPlane, node: str) -> dict[str, bytes]:
+    """What ``nri-numa publish`` of a `VirtualNode` finds in its directory there."""
+    document = {
+        "apiVersion": "nri-numa/v1",
+        "kind": "AgentConfig",
+        "log": {"format": "json", "level": "debug"},
+        "nodeName": node,
+        "http": {"socket": str(AGENT_SOCKET)},
+        "publish": {"credentials": str(PUBLISHER), "address": "off"},
+        "dra": section(),
+    }
+    return {
+        "agent.yaml": json.dumps(document).encode(),
+        "token": token(client, node).encode(),
+        "ca.crt": control.certificate.read_bytes(),
+        "namespace": NAMESPACE.encode(),
     }
 
 
@@ -36,13 +71,11 @@ def configuration(bed: KubeBed) -> dict[str, Any]:
 def driver(bed: KubeBed) -> Iterator[Publisher]:
     """The bed with a driver whose devices are published; afterwards it is as it was."""
     client, node = bed.client, bed.node
-    install(client)
-    for name in ("role.yaml", "policies.yaml", "deviceclass.yaml"):
-        client.kubectl("apply", f"--filename={MANIFESTS / 'publish-dra' / name}")
-    section = configuration(bed)
+    install_driver(client)
+    both = configuration(bed)
     before = json.loads(node.plugin.config_file.read_text())
     node.plugin.terminate()
-    node.plugin.write_config({**before, "nodeName": node.name, "dra": section})
+    node.plugin.write_config({**before, "nodeName": node.name, "dra": both})
     try:
         node.plugin.start(timeout_s=PATIENCE_S)
         with Publisher(
@@ -50,7 +83,7 @@ def driver(bed: KubeBed) -> Iterator[Publisher]:
             token(client, node.name),
             # Nothing is found out by looking: the kubelet's word must be enough.
             config={"address": "off", "resync": "1h"},
-            more={"dra": section},
+            more={"dra": both},
         ) as publisher:
             wait_slice(client, publisher)
             yield publisher
@@ -66,6 +99,17 @@ def slices(client: Client) -> list[JsonObject]:
     """The ResourceSlices of the driver."""
     items: list[JsonObject] = client.ask("GET", SLICES)["items"]
     return [one for one in items if one["spec"]["driver"] == DRIVER]
+
+
+def counted(client: Client) -> dict[int, int]:
+    """Exclusive CPUs that the slices offer, by NUMA node."""
+    return {
+        int(one["attributes"]["resource.kubernetes.io/numaNode"]["int"]): int(
+            one["capacity"][f"{DRIVER}/cpu"]["value"]
+        )
+        for each in slices(client)
+        for one in each["spec"].get("devices", [])
+    }
 
 
 def wait_slice(client: Client, publisher: Publisher, *, other_than: str = "") -> JsonObject:

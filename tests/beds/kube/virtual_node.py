@@ -38,6 +38,11 @@ from tests.machines.vm_machine import Machine
 GUEST_ADDRESS = "10.0.2.15"  # what QEMU's network gives its first guest
 KUBELET_PORT = 10250
 PROGRAMS = "programs"  # folder of the disk
+GUEST_BED = Path("/run/bed")  # a tmpfs of the guest: containerd's own files
+HANDOVER = GUEST_BED / "claims"
+CDI_DIRECTORY = GUEST_BED / "cdi"
+AGENT_SOCKET = GUEST_BED / "agent.sock"
+PUBLISHER = GUEST_SHARED / "publisher"
 # Emulated, on a machine that does other things as well: four minutes are usual for all of it.
 _READY_LIMIT_S = 1200.0
 _ANSWER_LIMIT_S = 300.0
@@ -49,10 +54,17 @@ class Wanted(msgspec.Struct, frozen=True):
 
     name: str
     kubelet: dict[str, object] = {}
+    agent: dict[str, object] = {}
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A question: ``look`` at all running containers, or ``end`` all programs in order."""
+    """What the guest is to do: one of these.
+
+    * ``look`` at all running containers;
+    * ``publish``: have ``nri-numa publish`` run, with what `VirtualNode.publish` wrote;
+    * ``kill`` nri-numa by SIGKILL and start it again;
+    * ``end`` all programs in order.
+    """
 
     what: str
 
@@ -89,6 +101,7 @@ class VirtualNode:
         lock: from `tests.beds.vm_bed.one_machine_at_a_time`.
         name: the node's name.
         kubelet: keys of the KubeletConfiguration.
+        agent: keys of nri-numa's configuration.
         directory: the artifacts; emptied first.
 
     Raises:
@@ -104,6 +117,7 @@ class VirtualNode:
         *,
         name: str = "virtual",
         kubelet: Mapping[str, object] | None = None,
+        agent: Mapping[str, object] | None = None,
         directory: Path | None = None,
     ) -> None:
         self.control = control
@@ -114,6 +128,7 @@ class VirtualNode:
         self._parts = parts
         self._lock = lock
         self._kubelet = dict(kubelet or {})
+        self._agent = dict(agent or {})
         self._asked = 0
         self._running = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
@@ -206,6 +221,22 @@ class VirtualNode:
         node = self._object()
         return is_ready(node) and not node["spec"].get("taints")
 
+    def publish(self, files: Mapping[str, bytes]) -> None:
+        """Have ``nri-numa publish`` run in the guest, until the machine ends.
+
+        Args:
+            files: what to put into `PUBLISHER`, by their names: its ``agent.yaml`` and credentials.
+        """
+        directory = self.directory / PUBLISHER.name
+        directory.mkdir(exist_ok=True)
+        for name, data in files.items():
+            (directory / name).write_bytes(data)
+        self._ask("publish")
+
+    def kill_agent(self) -> None:
+        """End nri-numa by SIGKILL; returns when another is connected."""
+        self._ask("kill")
+
     # -- looking ---------------------------------------------------------------------------
 
     def look(self) -> dict[str, Look]:
@@ -287,7 +318,7 @@ class VirtualNode:
             certificate = Path(each["cluster"].pop("certificate-authority")).read_bytes()
             each["cluster"]["certificate-authority-data"] = base64.b64encode(certificate).decode()
         (self.directory / "kubeconfig").write_text(json.dumps(document))
-        wanted = Wanted(name=self.name, kubelet=self._kubelet)
+        wanted = Wanted(name=self.name, kubelet=self._kubelet, agent=self._agent)
         (self.directory / "node.json").write_bytes(msgspec.json.encode(wanted))
         script = start_script(guest_variables(), [str(GUEST_SHARED)], "tests.vm.kube_guest")
         (self.directory / "start").write_text(script, encoding="utf-8")

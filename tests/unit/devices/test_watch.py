@@ -159,10 +159,13 @@ def test_a_gpu_that_came_later_is_read_after_it_was_missed(bed: Bed) -> None:
     other, uuid = "0000:d8:00.0", "GPU-99999999-2222-3333-4444-555555555555"
     bed.tree.pci(other, 0, GPU_CLASS)
     bed.tree.nvidia(other, uuid, 1)
-    mentions = Mentions(variables={"NVIDIA_VISIBLE_DEVICES": uuid})
-    assert seen(watch, POD, container(POD), mentions).devices == ()
+    by_uuid = Mentions(variables={"NVIDIA_VISIBLE_DEVICES": uuid})
+    by_file = Mentions(nodes=(DeviceNode("c", 195, 1),))
+    for mentions in (by_file, by_uuid, by_file):
+        assert seen(watch, POD, container(POD), mentions).devices == ()
     watch.settle()
-    assert has(seen(watch, POD, container(POD), mentions)) == {"GPU": {other: {0}}}
+    for mentions in (by_file, by_uuid, by_file):
+        assert has(seen(watch, POD, container(POD), mentions)) == {"GPU": {other: {0}}}
 
 
 def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
@@ -392,13 +395,33 @@ def test_containers_with_the_same_mentions_have_the_same_value(bed: Bed) -> None
     assert first != "a GPU"
 
 
-def test_where_containers_can_be_placed_may_change(bed: Bed) -> None:
+@pytest.mark.parametrize(
+    "mentions",
+    [Mentions(variables={"PCIDEVICE_X": GPU_AT}), Mentions(nodes=(DeviceNode("c", 195, 0),))],
+    ids=["variable", "device file"],
+)
+def test_where_containers_can_be_placed_may_change(bed: Bed, mentions: Mentions) -> None:
     places = [NUMASet((0, 1))]
     watch = bed.watch(places=lambda: places[0])
-    mentions = Mentions(variables={"PCIDEVICE_X": GPU_AT})
     assert watch.known(POD.id, "app", mentions).devices
     places[0] = NUMASet((0,))
     assert not watch.known(POD.id, "app", mentions).devices
+
+
+def test_replicas_with_a_device_file_are_told_apart_by_all_else(bed: Bed) -> None:
+    """One object of what their messages say stands for one answer while nothing else differs."""
+    watch = bed.watch(Devices(pod_resources=False))
+    file, another = (Mentions(nodes=(DeviceNode("c", 195, n),)) for n in (0, 7))
+    first = watch.known(POD.id, "app", file)
+    assert watch.known("another pod", "app", file) is first
+    assert not watch.known(POD.id, "app", another).devices
+    assert watch.known(POD.id, "app", file) is first
+    gone = pod("gone")
+    watch.began(gone, "/proc/none/ns/net")
+    watch.settle()
+    assert watch.known(gone.id, "app", file).notes
+    assert watch.known(POD.id, "app", file) == first
+    assert watch.known(POD.id, "other", file) == first
 
 
 def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: Bed) -> None:

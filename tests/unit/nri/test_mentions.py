@@ -73,6 +73,19 @@ def test_replicas_with_the_same_device_files_share_one_value() -> None:
     many = mentions_of(container(MOST_DEVICES + 1))
     assert many.unread == 1
     assert many.key != mentions_of(container(MOST_DEVICES)).key
+    # The same device files, by themselves and in a container that gets all.
+    privileged = container(2)
+    privileged.linux.resources.devices.add(allow=True, access="rwm")
+    assert mentions_of(privileged) is NO_MENTIONS
+    assert mentions_of(container(2)) is first
+
+
+def test_paths_that_somebody_chose_fill_no_memory() -> None:
+    made = container(1)
+    made.linux.devices[0].path = "/" + "x" * MOST_CHARACTERS
+    first, second = mentions_of(made), mentions_of(made)
+    assert first == second == mentions_of(container(1))
+    assert first is not second, "it is not remembered"
 
 
 def test_what_is_read_is_bounded() -> None:

@@ -25,6 +25,7 @@ def machine_as_described(guest: Guest) -> None:
     assert words.numa_nodes() == set(range(len(machine.numa)))
     assert words.online_cpus() == machine.online
     assert words.present_cpus() == machine.present
+    assert words.nohz_full_cpus() == machine.nohz_full
     for i, node in enumerate(machine.numa):
         assert words.numa_cpus(i) == node.cpus & machine.online, f"CPUs of NUMA node {i}"
         assert words.numa_distances(i) == machine.distances[i], f"distances of NUMA node {i}"

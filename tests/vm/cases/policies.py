@@ -218,3 +218,17 @@ def strategies(guest: Guest) -> None:
         assert len(nodes) == several
         guest.reset()
     guest.reconfigure({})
+
+
+@case(applies=lambda machine: bool(machine.nohz_full))
+def ticks_decide(guest: Guest) -> None:
+    """CPUs without a timer tick are shown, and taken first or last as the configuration says."""
+    without = guest.machine.nohz_full
+    assert guest.plugin.json("/v1/topology")["cpus"]["nohzFull"] == format_list(without)
+    for wish, among in (("prefer", without), ("avoid", guest.online - without)):
+        guest.reconfigure({"nohzFullCPUs": wish})
+        seen = guest.pinned(guest.pod(f"ticks-{wish}", _own("best-effort"), cpus=2))
+        assert len(seen.cpus) == 2
+        assert seen.cpus <= among, f"{wish}: CPUs {format_list(seen.cpus)}"
+        guest.reset()
+    guest.reconfigure({})

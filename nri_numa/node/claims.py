@@ -41,6 +41,7 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.claims import NOT_PREPARED, result_text
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.errors import RuntimeUnavailable
+from nri_numa.machine.words import counted
 from nri_numa.node.claim_judge import judge, with_parameters
 from nri_numa.observe.logs import get_logger
 
@@ -243,7 +244,9 @@ class ClaimBook:
 
 
 def _words(claim: Claim) -> str:
-    return ", ".join(f"{one.cpus} CPUs of NUMA node {one.numa_node}" for one in claim.results)
+    return ", ".join(
+        f"{counted(one.cpus, 'CPU')} of NUMA node {one.numa_node}" for one in claim.results
+    )
 
 
 def claim_book(config: AgentConfig, node: str, machine: Callable[[], Machine]) -> ClaimBook | None:

@@ -174,6 +174,9 @@ def test_a_grant_elsewhere_is_refused_with_what_to_do() -> None:
     assert refused.reason == "KubeletPinned"
     assert "has 2 CPUs, 2 on NUMA node 1, but the kubelet granted it CPUs 2-3" in refused.message
     assert "expected cpuManagerPolicy none, a pod that is not Guaranteed" in refused.message
+    of, made = claiming("one", result_text(1, OTHER, 0, 1), cpus=1)
+    refused = world.refuse(of, granted(world, of, made, "1"))
+    assert "has 1 CPU, 1 on NUMA node 1, but the kubelet granted it CPU 1 by" in refused.message
 
 
 def test_a_grant_elsewhere_can_be_overridden_or_let_be() -> None:

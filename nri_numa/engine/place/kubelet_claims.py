@@ -27,7 +27,7 @@ from nri_numa.engine.values.workload import (
 )
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import Topology
-from nri_numa.machine.words import cpus_text, numa_text
+from nri_numa.machine.words import counted, cpus_text, numa_text
 
 _SOURCE: Final = "the kubelet's grant"
 
@@ -141,7 +141,7 @@ def _claimed(
         return Ours(requested=requested, cpus=cpus)
     has = " and ".join(f"{count} on NUMA node {i}" for i, count in slots.by_node.items())
     text = (
-        f"its ResourceClaim has {slots.count} CPUs, {has}, but the kubelet granted it "
+        f"its ResourceClaim has {counted(slots.count, 'CPU')}, {has}, but the kubelet granted it "
         f"{_granted(cpus, mems)} by its static policy"
     )
     if settings.kubelet_override is KubeletOverride.ANNOTATED:

@@ -9,10 +9,12 @@ NODE_STAMP := $(VENV)/.node
 REQUIREMENTS := requirements/lock.txt
 NODE_REQUIREMENTS := requirements/runtime.txt requirements/build.txt
 PYTEST := $(BIN)/pytest
+# The tests that have to go through every branch of the pure packages.
+COVERED := tests/unit/engine tests/unit/nri/wire tests/unit/machine tests/unit/cli tests/scenarios tests/properties tests/integration/test_captured_machines.py
 UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit coverage test-e2e test-vm test-vm-all test-kube kube fuzz fuzz-guided mutation recorded soak lint format check bench cluster density headline proto schema sbom checksums kubectl docs lock clean
+.PHONY: help setup node demo test test-unit coverage covered test-e2e test-vm test-vm-all test-kube kube fuzz fuzz-guided mutation recorded soak lint format check bench cluster density headline proto schema sbom checksums kubectl docs lock clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -47,7 +49,10 @@ test-unit: $(STAMP) ## Only the tests that need nothing but Python
 
 coverage: $(STAMP) ## The pure packages must be covered completely, branches included
 	$(PYTEST) -q tests/perf
-	$(PYTEST) -q -n 2 tests/unit/engine tests/unit/nri/wire tests/unit/machine tests/unit/cli tests/scenarios tests/properties tests/integration/test_captured_machines.py --cov --cov-config=tests/pure_coverage.ini
+	$(PYTEST) -q -n 2 $(COVERED) --cov --cov-config=tests/pure_coverage.ini
+
+covered:
+	@echo $(COVERED)
 
 test-e2e: $(STAMP) ## The tests against real containerd (root)
 	$(PYTEST) -m e2e

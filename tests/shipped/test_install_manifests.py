@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 import tempfile
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,24 @@ def by_kind(text: str) -> dict[str, Any]:
     return {d["kind"]: d for d in yaml.safe_load_all(text) if d}
 
 
+@cache
+def built() -> list[str]:
+    """Folders of what the beds have built; looked for once, because Go is asked for its version."""
+    found = []
+    for find in (build.find_helm, build.find_programs):
+        with contextlib.suppress(TestbedUnavailable):
+            found.append(str(find(build=False)))
+    return found
+
+
 def program(*names: str) -> str:
     """The first of these programs that is there, or skip.
 
     Helm and kubectl are in no Debian: they are also looked for where the beds have built them.
     """
-    path = [os.environ.get("PATH", "")]
-    for find in (build.find_helm, build.find_programs):
-        with contextlib.suppress(TestbedUnavailable):
-            path.append(str(find(build=False)))
+    path = os.pathsep.join([os.environ.get("PATH", ""), *built()])
     for name in names:
-        found = shutil.which(name, path=os.pathsep.join(path))
+        found = shutil.which(name, path=path)
         if found:
             return found
     missing = f"{' or '.join(names)} is not installed"

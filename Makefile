@@ -27,7 +27,7 @@ node: $(NODE_STAMP) ## The same for a node and for the image: only what the plug
 define environment
 	@$(PYTHON) -c 'import sys; sys.exit("nri-numa needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "cannot make a virtual environment: on Debian, apt-get install python3-venv"; exit 3; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes $(1:%=-r %)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes $(1:%=-r %)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 endef
@@ -102,7 +102,7 @@ FUZZ_TARGETS := extender capacity small kubelet-state slots frames kubelet-confi
 FUZZ_SECONDS ?= 60
 
 fuzz-guided: $(STAMP) ## Fuzz by coverage, FUZZ_SECONDS each; new inputs are in build/fuzz
-	@test -d build/atheris || $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --target build/atheris -r requirements/fuzz.txt
+	@test -d build/atheris || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target build/atheris -r requirements/fuzz.txt
 	$(foreach one,$(FUZZ_TARGETS),PYTHONPATH=build/atheris $(BIN)/python -m tests.fuzz.guided $(one) --seconds $(FUZZ_SECONDS) &&) true
 
 # Seconds, and modules or directories of them; cosmic-ray is needed nowhere else.
@@ -111,7 +111,7 @@ ONLY ?=
 
 build/cosmic-ray: requirements/mutation.txt | $(STAMP)
 	@rm -rf $@ $@.part
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --target $@.part -r requirements/mutation.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $@.part -r requirements/mutation.txt
 	@mv $@.part $@ && touch $@
 
 mutation: $(STAMP) build/cosmic-ray ## Do tests notice mutants? BUDGET=600 ONLY=nri_numa/engine/place
@@ -152,7 +152,7 @@ DOCS_STAMP := $(DOCS_VENV)/.installed
 
 $(DOCS_STAMP): requirements/docs.txt
 	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/docs.txt
 	@touch $@
 
 docs: $(DOCS_STAMP) ## Build the documentation into build/site, and check its links

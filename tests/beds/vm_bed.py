@@ -139,7 +139,7 @@ class Parts:
 
 
 def prepare(
-    *, containerd: Sequence[str] = ("1.7", "2"), cni: bool = False, cache: Path | None = None
+    *, containerd: Sequence[str] = ("1.7", "2.3"), cni: bool = False, cache: Path | None = None
 ) -> Parts:
     """Install and download what is missing; a second call takes no download.
 

@@ -21,7 +21,7 @@ from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, Resources, allowed, poll
 from tests.machines.cpus import FIRST, LAST
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
 
 _T = TypeVar("_T")
 

@@ -16,7 +16,7 @@ from tests.beds.cri import CRI, CRIError, Seen, allowed, guaranteed, poll
 from tests.beds.plugin_process import REPOSITORY
 from tests.machines.cpus import LAST, MACHINE
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
 
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
 

@@ -67,14 +67,7 @@ class Storm:
 def impatient(containerd: Containerd) -> Iterator[Callable[[], CRI]]:
     """Makes clients that give a call up after 20 s: a locked runtime never answers."""
     with contextlib.ExitStack() as stack:
-        yield lambda: stack.enter_context(
-            CRI(
-                containerd.socket,
-                containerd.log_root,
-                on_cgroup=containerd.note_cgroup,
-                timeout_s=20,
-            )
-        )
+        yield lambda: stack.enter_context(containerd.client(timeout_s=20))
 
 
 def test_pushes_under_load_do_not_lock_the_runtime(

@@ -92,7 +92,8 @@ def built(what: str) -> str:
 
 def build(what: str) -> str:
     """The command that builds a part; who waits for it goes on where it fails, and says so."""
-    return f"{BIN}/python -m tests.beds.kube.build {what}; ended=$?; touch artifacts/{what}; exit $ended"
+    command = f"{BIN}/python -m tests.beds.kube.build {what}"
+    return f"{command}; ended=$?; touch artifacts/{what}; exit $ended"
 
 
 def lanes(seed: str) -> list[Lane]:

@@ -32,7 +32,7 @@ from tests.beds import cgroups, processes
 from tests.beds.cri import CRI, CRIError, guaranteed, poll
 from tests.beds.debs import BUSYBOX, CONTAINERD_1_7, CRUN, RUNC, YAJL, DebCache
 from tests.beds.images import IMAGE, build_image
-from tests.beds.kube.build import CONTAINERD, find_containerd
+from tests.beds.kube.build import CONTAINERD, find_containerd, find_runc
 from tests.beds.testbed import TestbedUnavailable, require_root
 
 SERIES = ("1.7", "2.3", "2.4")
@@ -74,16 +74,18 @@ def find_binaries(series: str = MAIN_SERIES, cache: DebCache | None = None) -> B
     if series == MAIN_SERIES and (own := os.environ.get(OWN_BINARIES, "")):
         return _own_binaries(Path(own), cache)
     if series == "1.7":
-        containerd, runc, busybox = cache.fetch(CONTAINERD_1_7, RUNC, BUSYBOX)
+        containerd, packaged, busybox = cache.fetch(CONTAINERD_1_7, RUNC, BUSYBOX)
         directory, version = containerd.root / "usr/bin", containerd.upstream_version
+        runc = _first(packaged.root, ("usr/sbin/runc", "usr/bin/runc"))
     else:
-        runc, busybox = cache.fetch(RUNC, BUSYBOX)
+        (busybox,) = cache.fetch(BUSYBOX)
         directory, version = find_containerd(series), CONTAINERD[series].release().lstrip("v")
+        runc = find_runc()
     return Binaries(
         series=series,
         version=version,
         directory=directory,
-        runc=_first(runc.root, ("usr/sbin/runc", "usr/bin/runc")),
+        runc=runc,
         busybox=_first(busybox.root, ("bin/busybox", "usr/bin/busybox")),
     )
 

@@ -1,4 +1,4 @@
-"""Kubernetes and etcd as one program, Helm, and two series of containerd, built from Go modules.
+"""Kubernetes with etcd, Helm, two series of containerd, and runc, built from Go modules.
 
 Debian has no package of the API server, the scheduler, the kubelet, Helm or containerd 2.3, but
 their sources are Go modules. ``go.mod`` and ``go.sum`` pin them, and are what the cache is keyed
@@ -61,6 +61,7 @@ class Recipe:
         packages: arguments of ``go build``; each makes a program of its own name.
         stamped: Go variables that get the release without its ``v``.
         flags: further options of ``go build``.
+        library: of C, which it is linked with; empty: it is linked statically.
         links: further names of the program, for one that looks at the name it is called by.
         prefix: of its folders in the cache.
         takes: how long the build takes on two cores.
@@ -74,6 +75,7 @@ class Recipe:
     takes: str
     stamped: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    library: str = ""
     links: tuple[str, ...] = ()
 
     @property
@@ -157,7 +159,19 @@ def _containerd(series: str) -> Recipe:
 
 CONTAINERD: Final = {series: _containerd(series) for series in ("2.3", "2.4")}
 """By series: the long-term one, and the newest."""
-PARTS: Final = {"kubernetes": (KUBERNETES, HELM), "containerd": tuple(CONTAINERD.values())}
+RUNC: Final = Recipe(
+    what="runc",
+    module="github.com/opencontainers/runc",
+    files=("runc/go.mod", "runc/go.sum"),
+    packages=("github.com/opencontainers/runc",),
+    stamped=("main.version",),
+    flags=("-tags=seccomp,urfave_cli_no_docs",),
+    library="libseccomp",
+    prefix="runc-",
+    takes="a minute",
+)
+"""The release that both series are tested with by their makers."""
+PARTS: Final = {"kubernetes": (KUBERNETES, HELM), "containerd": (*CONTAINERD.values(), RUNC)}
 
 
 def release() -> str:
@@ -186,6 +200,11 @@ def find_helm(*, build: bool = True) -> Path:
 def find_containerd(series: str, *, build: bool = True) -> Path:
     """The folder with containerd, ctr and the shim of a series; otherwise like `find_programs`."""
     return _find(CONTAINERD[series], build=build)
+
+
+def find_runc(*, build: bool = True) -> Path:
+    """The program runc; otherwise like `find_programs`."""
+    return _find(RUNC, build=build) / "runc"
 
 
 def _find(recipe: Recipe, *, build: bool) -> Path:
@@ -248,6 +267,11 @@ def _lock(directory: Path) -> Iterator[None]:
 
 
 def _build(recipe: Recipe, folder: Path, go: Path, scratch: Path, own: dict[str, str]) -> Path:
+    if recipe.library and not _has_library(recipe.library):
+        raise TestbedUnavailable(
+            f"{recipe.what} is linked with {recipe.library}, which is not here",
+            f"as root: apt-get install gcc libc6-dev pkg-config {recipe.library}-dev",
+        )
     target = recipe.target(folder, go)
     tree = scratch / recipe.what
     tree.mkdir()
@@ -264,7 +288,7 @@ def _build(recipe: Recipe, folder: Path, go: Path, scratch: Path, own: dict[str,
         f"{tree}/",
         *recipe.packages,
         directory=recipe.sources,
-        environment=own,
+        environment={**own, "CGO_ENABLED": str(int(bool(recipe.library)))},
     )
     if recipe.links:
         [program] = tree.iterdir()
@@ -274,9 +298,16 @@ def _build(recipe: Recipe, folder: Path, go: Path, scratch: Path, own: dict[str,
     return target
 
 
+def _has_library(name: str) -> bool:
+    try:
+        return subprocess.run(["pkg-config", "--exists", name], check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
 def _compile(go: Path, *arguments: str, directory: Path, environment: dict[str, str]) -> None:
     deadline = time.monotonic() + _BUILD_TIMEOUT_S
-    own = {"GOWORK": "off", "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
+    own = {"GOWORK": "off", "GOTOOLCHAIN": "local"}
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             done = subprocess.run(

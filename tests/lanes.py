@@ -163,9 +163,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for thread in threads:
             thread.join()
     except BaseException:
+        # pytest cleans up after SIGINT: containers, namespaces and machines end with it.
         for process in list(processes):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+                os.killpg(process.pid, signal.SIGINT)
+        for process in list(processes):
+            process.wait()
         raise
     return _summed_up(chosen, time.monotonic() - began)
 

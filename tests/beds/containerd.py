@@ -204,7 +204,7 @@ class Containerd:
         self.log_file = directory / "containerd.log"
         self.log_root = directory / "pods"
         self.cdi_directory = directory / "cdi"
-        self.end_limit_s = 20.0
+        self.end_limit_s = 180.0
         self._image_archive = image
         self._enter = list(enter)
         self._cni = cni
@@ -221,7 +221,7 @@ class Containerd:
             self._cri = self.client()
         return self._cri
 
-    def client(self, *, timeout_s: float = 60.0) -> CRI:
+    def client(self, *, timeout_s: float = 240.0) -> CRI:
         """Another client, with its own limit for each call."""
         return CRI(
             self.socket,
@@ -354,7 +354,7 @@ disabled_plugins = [
         # No proxies and no locale of ours: the daemon talks to nobody.
         return {"PATH": f"{tools}:{path}", "HOME": str(self.directory), "LC_ALL": "C"}
 
-    def start(self, *, timeout_s: float = 60.0, keep_configuration: bool = False) -> None:
+    def start(self, *, timeout_s: float = 180.0, keep_configuration: bool = False) -> None:
         """Start the daemon, wait until it serves CRI, have the image there.
 
         Args:
@@ -472,11 +472,11 @@ disabled_plugins = [
 
     def stop(self) -> None:
         """SIGTERM; containers go on."""
-        self._end(signal.SIGTERM, 20)
+        self._end(signal.SIGTERM, 180)
 
     def kill(self) -> None:
         """SIGKILL; containers go on."""
-        self._end(signal.SIGKILL, 20)
+        self._end(signal.SIGKILL, 180)
 
     def restart(self, *, kill: bool = False) -> None:
         """Stop (or kill) and start the daemon."""
@@ -489,7 +489,7 @@ disabled_plugins = [
     def close(self) -> None:
         """End everything this bed started and remove all it made except its directory's logs."""
         with contextlib.suppress(RuntimeError):
-            self._end(signal.SIGKILL, 20)
+            self._end(signal.SIGKILL, 180)
         if self._cri is not None:
             self._cri.close()
             self._cri = None

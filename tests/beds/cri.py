@@ -156,7 +156,7 @@ class Container:
 
 
 def poll(
-    probe: Callable[[], _T | None], what: str, *, timeout_s: float = 60.0, every_s: float = 0.02
+    probe: Callable[[], _T | None], what: str, *, timeout_s: float = 180.0, every_s: float = 0.02
 ) -> _T:
     """Ask until there is an answer; the limit only bounds a failure.
 
@@ -199,7 +199,7 @@ class CRI:
         *,
         image: str = IMAGE,
         on_cgroup: Callable[[str], None] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = 180.0,
         cgroup_root: str = "/kubepods",
     ) -> None:
         self.socket = socket

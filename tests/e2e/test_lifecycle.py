@@ -42,7 +42,7 @@ def settled(cri: CRI, container: Container, expected: CPUSet) -> None:
     poll(
         lambda: cpus(cri, container) == expected or None,
         f"{container.pod.name} on CPUs {expected}, it is on {cpus(cri, container)}",
-        timeout_s=15,
+        timeout_s=180,
     )
 
 

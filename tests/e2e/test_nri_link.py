@@ -143,7 +143,7 @@ class Plugin:
         self._run.cancel()
         await asyncio.wait({self._run})
 
-    def call(self, work: Coroutine[Any, Any, _T], timeout_s: float = 30) -> _T:
+    def call(self, work: Coroutine[Any, Any, _T], timeout_s: float = 180.0) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def wait_active(self) -> None:

@@ -92,5 +92,5 @@ def test_the_next_one_started_goes_on(containerd: Containerd, cri: CRI, launched
     poll(
         lambda: cri.allowed(shared).cpus == allowed("self").cpus or None,
         "CPUs given back",
-        timeout_s=60,
+        timeout_s=180,
     )

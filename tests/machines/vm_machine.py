@@ -439,6 +439,7 @@ def virtme_arguments(
     control: Path | None = None,
     more: Sequence[str] = (),
     emulator: Path | None = None,
+    kvm: bool = False,
     parameters: Iterable[str] = (),
 ) -> list[str]:
     """The arguments of ``vng`` that boot `machine` and run one command in it as root.
@@ -452,6 +453,7 @@ def virtme_arguments(
         control: socket for QEMU's machine protocol, needed to plug CPUs.
         more: further options of QEMU, without white space.
         emulator: QEMU's program; default: the one that is installed.
+        kvm: whether the host's processors run the guest; else it is emulated.
         parameters: of the kernel, besides those that every machine has.
     """
     present = len(machine.present)
@@ -484,8 +486,7 @@ def virtme_arguments(
         machine.name,
         "--user",
         "root",
-        # /dev/kvm may be there and still not work in a nested machine: always emulate.
-        "--disable-kvm",
+        *([] if kvm else ["--disable-kvm"]),
         "--force-9p",
         "--disable-microvm",
         "--append",

@@ -25,7 +25,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.beds import cgroups, processes
@@ -155,7 +154,7 @@ def _first(root: Path, candidates: Sequence[str]) -> Path:
     )
 
 
-class Containerd:
+class Containerd(processes.Bed):
     """One private daemon; a context manager that starts it and cleans up after it.
 
     Args:
@@ -248,9 +247,7 @@ class Containerd:
 
     def log(self) -> str:
         """Everything the daemon wrote so far."""
-        with contextlib.suppress(FileNotFoundError):
-            return self.log_file.read_text(encoding="utf-8", errors="replace")
-        return ""
+        return processes.logged(self.log_file)
 
     # -- configuration ---------------------------------------------------------------------
 
@@ -332,21 +329,7 @@ disabled_plugins = [
     # -- life ------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        try:
-            if not self.running:
-                self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        return self if self.running else super().__enter__()
 
     def _environment(self) -> dict[str, str]:
         path = os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
@@ -384,20 +367,9 @@ disabled_plugins = [
             self.configuration.write_text(self._configuration(), encoding="utf-8")
         if self._cni is not None:
             self._write_cni(*self._cni)
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *self._enter,
-                    str(self.binaries.directory / "containerd"),
-                    f"--config={self.configuration}",
-                ],
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Not our process group: Ctrl-C ends the test run, which then cleans up in order.
-                start_new_session=True,
-            )
+        program = str(self.binaries.directory / "containerd")
+        command = [*self._enter, program, f"--config={self.configuration}"]
+        self._process = processes.spawn(command, self.log_file, self._environment())
         self._wait_ready(time.monotonic() + timeout_s)
         if IMAGE not in self.cri.images():
             self._import_image()
@@ -459,16 +431,8 @@ disabled_plugins = [
 
     def _end(self, number: signal.Signals, timeout_s: float) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-        try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise RuntimeError(f"containerd did not end on {number.name}") from None
+        if process is not None and processes.end(process, number, timeout_s) is None:
+            raise RuntimeError(f"containerd did not end on {number.name}")
 
     def stop(self) -> None:
         """SIGTERM; containers go on."""

@@ -15,8 +15,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any
+
+from tests.beds.processes import Bed, end, logged, spawn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # An emulated machine takes its time for a document of many small files.
@@ -40,7 +41,7 @@ def plugin_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     return {**kept, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **(extra or {})}
 
 
-class PluginProcess:
+class PluginProcess(Bed):
     """One plugin; a context manager that starts it, waits until it is ready, and ends it.
 
     Args:
@@ -79,22 +80,6 @@ class PluginProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     # -- life ------------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def command(self) -> list[str]:
@@ -161,22 +146,13 @@ class PluginProcess:
         self.write_config()
         # A port for each start: the last one's connections may still linger.
         self._port = free_port()
-        with self.log_file.open("ab") as log:
-            self._log_start = log.tell()
-            self._process = self._spawn(plugin_environment(self._environment), log)
+        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
+        self._process = self._spawn(plugin_environment(self._environment))
         if wait:
             self.wait_ready(timeout_s=timeout_s)
 
-    def _spawn(self, environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self.command,
-            env=environment,
-            cwd=self.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    def _spawn(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return spawn(self.command, self.log_file, environment, directory=self.directory)
 
     def ready(self) -> bool:
         """Whether it says that it is connected and synchronised: the last word in its log."""
@@ -235,19 +211,10 @@ class PluginProcess:
 
     def _end(self, number: signal.Signals, timeout_s: float) -> int:
         assert self._process is not None, "the plugin does not run"
-        process = self._process
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise RuntimeError(
-                f"the plugin did not end on {number.name}:\n{self.log()[-4000:]}"
-            ) from None
-        finally:
-            self._process = None
+        process, self._process = self._process, None
+        code = end(process, number, timeout_s)
+        if code is None:
+            raise RuntimeError(f"the plugin did not end on {number.name}:\n{self.log()[-4000:]}")
         return code
 
     # -- seen from outside -----------------------------------------------------------------
@@ -299,9 +266,7 @@ class PluginProcess:
 
     def log(self, since: int = 0) -> str:
         """Everything it wrote so far, or from a byte of its log file on."""
-        with contextlib.suppress(FileNotFoundError):
-            return self.log_file.read_bytes()[since:].decode(errors="replace")
-        return ""
+        return logged(self.log_file, since)
 
     def records(self, since: int = 0) -> list[dict[str, Any]]:
         """Its log lines as documents; lines of another form are left out."""

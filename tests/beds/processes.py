@@ -1,11 +1,86 @@
-"""What /proc tells of the processes, sockets and mounts that a bed has to clean up."""
+"""Processes of a bed: started, ended, and what /proc says of those that have to be cleaned up."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import re
-from collections.abc import Iterator
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class Bed(abc.ABC):
+    """Starts on entry and is closed at the end, also where the start fails."""
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Start all of it; returns when it serves."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End it, whatever it does."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def spawn(
+    command: Sequence[str],
+    log_file: Path,
+    environment: Mapping[str, str],
+    *,
+    directory: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a program that writes into a log file.
+
+    It is not of our process group: Ctrl-C ends the test run, which then cleans up in order.
+    """
+    with log_file.open("ab") as log:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def end(process: subprocess.Popen[bytes], number: signal.Signals, timeout_s: float) -> int | None:
+    """Send a signal and wait; the exit status, or None where SIGKILL had to follow."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None
+
+
+def logged(log_file: Path, since: int = 0) -> str:
+    """What a program wrote so far, from a byte of its log file on."""
+    with contextlib.suppress(FileNotFoundError):
+        return log_file.read_bytes()[since:].decode(errors="replace")
+    return ""
 
 
 def commands() -> Iterator[tuple[int, bytes]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import time
 import urllib.parse
@@ -16,6 +18,7 @@ from typing import Any, Self
 import yaml
 
 from tests.beds.plugin_process import free_port
+from tests.beds.processes import end, spawn
 
 PROGRAM = shutil.which("prometheus")
 
@@ -48,17 +51,13 @@ class Prometheus:
         }
         file = self.directory / "prometheus.yml"
         file.write_text(yaml.safe_dump(config))
-        with (self.directory / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    PROGRAM,
-                    f"--config.file={file}",
-                    f"--storage.tsdb.path={self.directory / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{self._port}",
-                ],
-                stdout=log,
-                stderr=log,
-            )
+        command = [
+            PROGRAM,
+            f"--config.file={file}",
+            f"--storage.tsdb.path={self.directory / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self._port}",
+        ]
+        self._process = spawn(command, self.directory / "log", os.environ)
         return self
 
     def __exit__(
@@ -70,8 +69,7 @@ class Prometheus:
         if error is not None:
             print((self.directory / "log").read_text()[-3000:])
         if self._process is not None:
-            self._process.terminate()
-            self._process.wait(20)
+            end(self._process, signal.SIGTERM, 20)
 
     @property
     def url(self) -> str:

@@ -73,7 +73,7 @@ class NurseryPlugin(GuestPlugin):
         super().__init__(directory, nri_socket, log)
         self._nursery: subprocess.Popen[bytes] | None = None
 
-    def _spawn(self, environment: Mapping[str, str], log: Any) -> Any:
+    def _spawn(self, environment: Mapping[str, str]) -> Any:
         if self._nursery is None:
             self._nursery = subprocess.Popen(
                 [sys.executable, "-m", "tests.vm.nursery"],

@@ -17,18 +17,17 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tests.beds.kube.client import Client, KubeError, client_environment
 from tests.beds.kube.daemon import Daemon, wait_for
 from tests.beds.kube.namespaces import ADDRESS, Namespaces
+from tests.beds.processes import Bed
 from tests.beds.testbed import TestbedUnavailable
 
 _SERVER = f"https://{ADDRESS}:6443"
 
 
-class ControlPlane:
+class ControlPlane(Bed):
     """One control plane; a context manager.
 
     Args:
@@ -88,22 +87,6 @@ class ControlPlane:
         return self.directory / f"{user.replace(':', '-')}.kubeconfig"
 
     # -- life ------------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def start(self, *, timeout_s: float = 180.0) -> None:
         """Start all of it; returns when pods can be created.

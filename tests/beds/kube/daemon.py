@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.beds import processes
 from tests.beds.cri import poll
 
 
@@ -44,22 +44,11 @@ class Daemon:
     def start(self) -> None:
         """Start it; `wait` says when it serves."""
         assert not self.running, f"{self.name} runs already"
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C ends the test run, which then cleans up in order.
-                start_new_session=True,
-            )
+        self._process = processes.spawn(self.command, self.log_file, self._environment)
 
     def log(self) -> str:
         """Everything it wrote so far."""
-        with contextlib.suppress(FileNotFoundError):
-            return self.log_file.read_text(encoding="utf-8", errors="replace")
-        return ""
+        return processes.logged(self.log_file)
 
     def check(self) -> None:
         """Raise `RuntimeError` with the end of its log if it has ended."""
@@ -69,15 +58,8 @@ class Daemon:
     def end(self, number: signal.Signals = signal.SIGTERM, *, timeout_s: float = 180.0) -> None:
         """End it; by SIGKILL where the signal is not heard in time."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-        try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            processes.end(process, number, timeout_s)
 
 
 def wait_for(

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, Client
 from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.service import MANIFESTS, NAMESPACE, Service
+from tests.beds.processes import Bed
 
 ACCOUNT: Final = "nri-numa-scheduler"
 SCHEDULER: Final = "numa-scheduler"
@@ -44,7 +44,7 @@ def install(client: Client) -> None:
     client.kubectl("apply", *(f"--filename={MANIFESTS / file}" for file in files))
 
 
-class Extender:
+class Extender(Bed):
     """One extender and the kube-scheduler that asks it; a context manager.
 
     Attributes:
@@ -129,25 +129,13 @@ class Extender:
             bed.control.environment,
         )
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Start it; with a scheduler unless it has a certificate of its own."""
         self.process.start()
-        try:
-            if self._certificate is None:
-                self.scheduler.start()
-                if not self._standby:
-                    self.wait_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        if self._certificate is None:
+            self.scheduler.start()
+            if not self._standby:
+                self.wait_ready()
 
     def close(self) -> None:
         """End both."""

@@ -15,9 +15,8 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from tests.beds.processes import Bed
 from tests.beds.testbed import TestbedUnavailable, cache_dir, require_root
 
 ADDRESS = (
@@ -37,7 +36,7 @@ _KERNEL_SETTINGS = {
 _HIDDEN = (Path("/var/lib"), Path("/var/log"))
 
 
-class Namespaces:
+class Namespaces(Bed):
     """A network namespace and a mount namespace; a context manager.
 
     Inside, `ADDRESS` is on the loopback interface, ``/var/lib`` and ``/var/log`` are folders of the
@@ -62,22 +61,6 @@ class Namespaces:
         """The words before a command that make it run inside; its process id stays the same."""
         flags = [flag for flag, wanted in (("--net", network), ("--mount", mounts)) if wanted]
         return ["nsenter", f"--target={self.pid}", *flags, "--"]
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Make them.

@@ -9,8 +9,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any
 
 from nri_numa.machine.cpuset import CPUSet
 from tests.beds import cgroups
@@ -22,6 +21,7 @@ from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.daemon import Daemon, wait_for
 from tests.beds.kube.namespaces import ADDRESS, Namespaces
 from tests.beds.plugin_process import PluginProcess
+from tests.beds.processes import Bed, spawn
 
 NOBODY = 65534
 """User and group of whoever needs no rights."""
@@ -78,7 +78,7 @@ def kubelet_configuration(
     }
 
 
-class Node:
+class Node(Bed):
     """One node; a context manager. The kubelet starts when nri-numa is ready.
 
     Args:
@@ -144,22 +144,6 @@ class Node:
         )
 
     # -- life ------------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start all three; returns when the node is Ready and takes pods.
@@ -306,12 +290,6 @@ class _PluginInside(PluginProcess):
     def write_config(self, config: Mapping[str, Any] | None = None) -> None:
         super().write_config(None if config is None else {**self._always, **config})
 
-    def _spawn(self, environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [*self._namespaces.enter(network=False), *self.command],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    def _spawn(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        command = [*self._namespaces.enter(network=False), *self.command]
+        return spawn(command, self.log_file, environment)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import yaml
 
@@ -20,12 +19,13 @@ from tests.beds.kube.client import PATIENCE_S, KubeError
 from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.service import Service
 from tests.beds.plugin_process import REPOSITORY
+from tests.beds.processes import Bed
 from tests.shipped.test_install_manifests import program
 
 CHART: Final = REPOSITORY / "config/helm/nri-numa"
 
 
-class Release:
+class Release(Bed):
     """One installation; a context manager.
 
     Args:
@@ -57,7 +57,8 @@ class Release:
             raise KubeError(f"helm {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Make the namespace, in which no pod runs, and install."""
         metadata = {"name": self.name}
         self._bed.client.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata},
@@ -68,22 +69,10 @@ class Release:
                 "spec": {"hard": {"pods": "0"}},
             },
         )
-        try:
-            self.said = self.helm("install", self.name, str(CHART), "--create-namespace", "-f-")
-        except BaseException:
-            self._remove()
-            raise
-        return self
+        self.said = self.helm("install", self.name, str(CHART), "--create-namespace", "-f-")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
+    def close(self) -> None:
+        """Uninstall it."""
         self.helm("uninstall", self.name, "--ignore-not-found", "--wait")
         # Its end takes seconds, and nobody uses the name again.
         self._bed.client.request("DELETE", f"/api/v1/namespaces/{self.name}")

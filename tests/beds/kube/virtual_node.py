@@ -20,8 +20,6 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -31,6 +29,7 @@ from tests.beds.debs import CNI_PLUGINS, DebCache
 from tests.beds.kube.client import JsonObject, is_ready
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.namespaces import ADDRESS
+from tests.beds.processes import Bed
 from tests.beds.testbed import TestbedUnavailable
 from tests.beds.vm_bed import ARTIFACTS, GUEST_SHARED, Parts, booted, guest_variables, start_script
 from tests.machines.vm_machine import Machine
@@ -91,7 +90,7 @@ def container_id(pod: JsonObject) -> str:
     return str(status["containerID"]).removeprefix("containerd://")
 
 
-class VirtualNode:
+class VirtualNode(Bed):
     """One node in a virtual machine; a context manager. Boots it; returns when it takes pods.
 
     Args:
@@ -133,26 +132,14 @@ class VirtualNode:
         self._running = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Make its disk and its network, and switch it on."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True)
         self._make_disk()
         self._make_network()
         self._write_start()
-        try:
-            self.boot()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self.boot()
 
     def close(self) -> None:
         """Switch it off, as a power cut does."""

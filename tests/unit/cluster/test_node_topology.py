@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -17,12 +16,9 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.http.zones import Zones
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import CoreKind
-from nri_numa.machine.synthetic import synthetic
 from nri_numa.node import zones
 from nri_numa.scheduler import published
 from tests.beds.http_view import FakeView
-from tests.beds.topology_match import Pod, passes
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -45,35 +41,6 @@ def values(listed: list[dict[str, str]]) -> dict[str, str]:
 def resource(what: dict[str, Any], zone: str, name: str) -> tuple[int, int, int]:
     one = by_name(by_name(what["zones"])[zone]["resources"])[name]
     return int(one["capacity"]), int(one["allocatable"]), int(one["available"])
-
-
-def test_an_empty_machine() -> None:
-    what = contents("x.io", said(World(machines.snc_smt(), Settings(defaults={"scope": "pod"}))))
-    assert [zone["name"] for zone in what["zones"]] == [
-        "node-0", "node-1", "node-2", "node-3", "socket-0", "socket-1",
-    ]  # fmt: skip
-    zone = what["zones"][2]
-    assert (zone["type"], zone["parent"]) == ("Node", "socket-1")
-    assert zone["costs"] == [
-        {"name": "node-0", "value": 21}, {"name": "node-1", "value": 21},
-        {"name": "node-2", "value": 10}, {"name": "node-3", "value": 12},
-    ]  # fmt: skip
-    assert what["zones"][4] == {"name": "socket-0", "type": "Socket"}
-    assert values(zone["attributes"]) == {
-        "x.io/free-exclusive-cpus": "8",
-        "x.io/shared-cpus": "8",
-        "x.io/free-cpu-milli": "8000",
-        "x.io/threads-per-core": "2",
-    }
-    assert values(what["attributes"]) == {
-        "topologyManagerPolicy": "none",
-        "topologyManagerScope": "pod",
-        "topologyManagerMaxNUMANodes": "8",
-        "nodeTopologyPodsFingerprint": fingerprint([]),
-        "nodeTopologyPodsFingerprintMethod": "with-exclusive-resources",
-        "x.io/free-exclusive-cpus": "31",
-        "x.io/agent": "ready",
-    }
 
 
 def test_what_a_pod_takes_is_charged_and_its_name_counted() -> None:
@@ -108,16 +75,6 @@ def test_only_guaranteed_pods_are_counted() -> None:
     what = contents("x.io", replace(listed, pods=pods))
     counted = [(pods[0].namespace, pods[0].name)]
     assert values(what["attributes"])["nodeTopologyPodsFingerprint"] == fingerprint(counted)
-
-
-def test_ids_with_holes_keep_their_places() -> None:
-    """The plugin takes the id for an index; memory far beyond the CPUs has no place at all."""
-    what = contents("x.io", said(World(machines.sparse_ids())))
-    nodes = [zone for zone in what["zones"] if zone["type"] == "Node"]
-    assert [zone["name"] for zone in nodes] == [f"node-{i}" for i in range(9)]
-    assert nodes[1] == {"name": "node-1", "type": "Node"}
-    assert [one["name"] for one in nodes[0]["costs"]] == ["node-0", "node-8"]
-    assert values(what["attributes"])["topologyManagerMaxNUMANodes"] == "9"
 
 
 def test_memory_without_cpus_is_a_zone_without_cpus() -> None:
@@ -180,50 +137,7 @@ def test_an_agent_that_is_gone_keeps_its_numbers() -> None:
     assert values(not_ready["attributes"])["x.io/agent"] == "not-ready"
 
 
-@pytest.mark.parametrize(
-    ("size", "name"),
-    [
-        (64 << 10, "hugepages-64Ki"), (2 << 20, "hugepages-2Mi"), (32 << 20, "hugepages-32Mi"),
-        (1 << 30, "hugepages-1Gi"), (16 << 30, "hugepages-16Gi"), (1 << 40, "hugepages-1Ti"),
-        (1536, "hugepages-1536"),
-    ],
-)  # fmt: skip
-def test_huge_pages_are_named_as_kubernetes_does(size: int, name: str) -> None:
-    assert node_topology.page_resource(size) == name
-
-
 # --- the plugin's verdicts, on what is published --------------------------------------------------
-
-SINGLE = {"policy": "single-numa-node", "scope": "pod"}
-
-
-@pytest.mark.parametrize(
-    ("of", "let_through"),
-    [
-        (Pod(apps=[{"cpu": 8000, "memory": GIB}]), True),
-        (Pod(apps=[{"cpu": 9000, "memory": GIB}]), False),
-        (Pod(apps=[{"cpu": 5000, "memory": GIB}] * 2), False),
-        (Pod(apps=[{"cpu": 3000, "memory": GIB}], inits=[{"cpu": 9000}]), False),
-        (Pod(apps=[{"cpu": 9000, "memory": GIB}], qos="Burstable"), True),
-        (Pod(apps=[{}], qos="BestEffort"), True),
-        (Pod(apps=[{"cpu": 1000, "memory": 1 << 50}]), False),
-        (Pod(apps=[{"cpu": 1000, "memory": GIB, "example.com/gpu": 1}]), True),
-        (Pod(apps=[{"cpu": 1000, "memory": GIB, "hugepages-2Mi": 2 << 20}]), False),
-    ],
-)
-def test_a_node_for_single_numa_node(of: Pod, let_through: bool) -> None:
-    what = contents("x.io", said(World(machines.dual_no_smt(), Settings(defaults=SINGLE))))
-    assert passes(what, of) is let_through
-    elsewhere = contents("x.io", said(World(machines.dual_no_smt())))
-    assert passes(elsewhere, of)
-
-
-def test_scope_container_takes_from_the_lowest_zone_that_fits() -> None:
-    defaults = {"policy": "single-numa-node"}
-    what = contents("x.io", said(World(machines.dual_no_smt(), Settings(defaults=defaults))))
-    assert passes(what, Pod(apps=[{"cpu": 8000}, {"cpu": 8000}]))
-    assert not passes(what, Pod(apps=[{"cpu": 5000}, {"cpu": 5000}, {"cpu": 5000}]))
-    assert not passes(what, Pod(apps=[{"cpu": 1000}], inits=[{"cpu": 9000}]))
 
 
 def test_who_is_counted_is_named_beside_the_numbers() -> None:
@@ -281,16 +195,3 @@ def test_our_own_scheduler_reads_zones_with_devices_as_before() -> None:
     assert isinstance(with_them, published.Table)
     assert isinstance(without, published.Table)
     assert (with_them.cpu, with_them.exclusive) == (without.cpu, without.exclusive)
-
-
-def test_kinds_of_cores_and_roots_are_told_for_devices_of_claims() -> None:
-    hybrid = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, efficient_cores_per_numa=2)
-    agent = World(hybrid).agent
-    roots = {0: ("pci0000:00",)}
-    (zone,) = zones.document(agent.machine, agent.state, None, roots_of_pcie=roots).zones
-    assert (zone.core_kind, zone.pcie_roots) == ("mixed", ("pci0000:00",))
-    slow = {i: dataclasses.replace(c, kind=CoreKind.EFFICIENT) for i, c in hybrid.cores.items()}
-    agent = World(dataclasses.replace(hybrid, cores=slow)).agent
-    assert zones.document(agent.machine, agent.state, None).zones[0].core_kind == "efficient"
-    agent = World(synthetic()).agent
-    assert zones.document(agent.machine, agent.state, None).zones[0].core_kind == ""

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from nri_numa.cluster.publisher import Publisher
 from nri_numa.config import HTTP, AgentConfig
 from nri_numa.config.publishing import Publish
-from nri_numa.errors import ConfigError
 from nri_numa.http.server import HTTPServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
@@ -315,9 +314,3 @@ def test_a_missing_definition_is_said_once(
 
     played(story, node_resource_topology=True)
     assert len([r for r in caplog.records if "is not written" in r.message]) == 1
-
-
-def test_without_a_socket_there_is_nothing_to_publish() -> None:
-    with pytest.raises(ConfigError) as caught:
-        Publisher(AgentConfig(), "n1")
-    assert "http.socket: is empty" in caught.value.problems[0]

@@ -23,40 +23,10 @@ def look(tree: DeviceTree) -> SysfsDevices:
     return SysfsDevices(str(tree.root))
 
 
-def test_a_device_file_leads_to_the_card_above_it(tree: DeviceTree) -> None:
-    gpu = tree.pci(GPU_AT, 1, GPU_CLASS)
-    tree.number("char", "226:128", tree.child(gpu, "drm", "renderD128"))
-    assert look(tree).by_number("c", 226, 128) == (Found("GPU", GPU_AT, frozenset({1})),)
-
-
-def test_minus_one_is_unknown_so_the_bridge_above_is_asked(tree: DeviceTree) -> None:
-    tree.pci("0000:3a:00.0", 1, "0x060400")
-    tree.pci(GPU_AT, -1, GPU_CLASS, below="0000:3a:00.0")
-    assert look(tree).by_pci(GPU_AT) == (Found("GPU", GPU_AT, frozenset({1})),)
-
-
-def test_minus_one_all_the_way_up_is_a_device_of_no_numa_node(tree: DeviceTree) -> None:
-    tree.pci(GPU_AT, -1, GPU_CLASS)
-    assert look(tree).by_pci(GPU_AT) == (Found("GPU", GPU_AT),)
-
-
-@pytest.mark.parametrize("text", ["", "one", "99999", "1 2", "²", "-7"])
-def test_a_numa_node_that_is_no_number_is_unknown(tree: DeviceTree, text: str) -> None:
-    directory = tree.pci(GPU_AT, 0, GPU_CLASS)
-    (directory / "numa_node").write_text(text)
-    assert look(tree).by_pci(GPU_AT) == (Found("GPU", GPU_AT),)
-
-
 def test_a_partition_is_where_its_disk_is(tree: DeviceTree) -> None:
     disk = tree.child(tree.pci(DISK_AT, 1, "0x010601"), "ata1", "host0", "block", "sda")
     tree.number("block", "8:1", tree.child(disk, "sda1"))
     assert look(tree).by_number("b", 8, 1) == (Found("disk", DISK_AT, frozenset({1})),)
-
-
-def test_an_nvme_disk_is_where_its_controller_is(tree: DeviceTree) -> None:
-    disk = tree.child(tree.pci(DISK_AT, 0, NVME_CLASS), "nvme", "nvme0", "block", "nvme0n1")
-    tree.number("block", "259:0", disk)
-    assert look(tree).by_number("b", 259, 0) == (Found("NVMe disk", DISK_AT, frozenset({0})),)
 
 
 def test_an_nvme_disk_of_several_paths_is_where_all_its_controllers_are(tree: DeviceTree) -> None:
@@ -159,14 +129,6 @@ def test_a_device_that_went_is_not_there_any_more(tree: DeviceTree) -> None:
     assert devices.by_pci(GPU_AT) == ()
     assert devices.again()
     assert devices.by_pci(GPU_AT) == (Found("NIC", GPU_AT, frozenset({0})),)
-
-
-def test_a_captured_machine_has_directories_where_the_kernel_has_links(tree: DeviceTree) -> None:
-    directory = tree.root / f"sys/bus/pci/devices/{GPU_AT}"
-    directory.mkdir(parents=True)
-    (directory / "numa_node").write_text("1\n")
-    (directory / "class").write_text(GPU_CLASS)
-    assert look(tree).by_pci(GPU_AT) == (Found("GPU", GPU_AT, frozenset({1})),)
 
 
 def test_more_links_than_are_remembered_are_read_again(tree: DeviceTree) -> None:

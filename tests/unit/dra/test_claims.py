@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from hypothesis import strategies as st
 
 from nri_numa.dra.claims import (
     BadClaim,
-    cdi_device,
-    cdi_document,
     claim_from,
     claim_of,
     document_of,
@@ -162,27 +159,10 @@ def test_whatever_is_there_it_is_read_or_refused(place: tuple[Any, ...], value: 
     assert claim_of(document_of(found)) == found
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
-    found = read(claim(configs=[config({"smt": "any"})]))
-    assert claim_of(document_of(found)) == found
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":2}', "[" * 100_000, '{"version":1}'])
 def test_records_of_others_are_refused(text: str) -> None:
     with pytest.raises(BadClaim):
         claim_of(text)
-
-
-def test_the_cdi_file_has_a_variable_for_each_result() -> None:
-    found = read(claim(result(), result(request="more")))
-    document = json.loads(cdi_document(DRIVER, found))
-    assert (document["cdiVersion"], document["kind"]) == ("0.3.0", f"{DRIVER}/claim")
-    names = [f"{document['kind']}={one['name']}" for one in document["devices"]]
-    assert names == [cdi_device(DRIVER, UID, 0), cdi_device(DRIVER, UID, 1)]
-    # Names that begin with a digit are invalid before CDI 0.5.0.
-    assert not any(one["name"][0].isdigit() for one in document["devices"])
-    environment = [env for one in document["devices"] for env in one["containerEdits"]["env"]]
-    assert results_named(["PATH=/bin", *environment, *environment]) == [(UID, 0), (UID, 1)]
 
 
 @pytest.mark.parametrize(

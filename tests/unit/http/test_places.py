@@ -24,18 +24,6 @@ class Door:
         return place
 
 
-def test_everybody_gets_a_place_while_there_is_one() -> None:
-    door = Door()
-    made = [door.come(str(n)) for n in range(4)]
-    assert not any(place.reserve for place in made)
-    assert door.places.pause() == 0
-    made[1].idle_since = None
-    door.places.leave(made[1])
-    door.places.leave(made[1])  # once more does no harm
-    assert not door.come("again").reserve
-    assert (len(door.places), door.closed) == (4, [])
-
-
 def test_who_waits_longest_between_two_requests_makes_room() -> None:
     door = Door()
     made = [door.come(str(n)) for n in range(4)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.claims import ClaimBook
-from tests.beds.world import PREFIX, World, container, pod, resources
+from tests.beds.world import World, container, pod, resources
 from tests.unit.dra.test_claims import DRIVER, UID, claim, config, result
 
 OTHER = UID[:-1] + "b"
@@ -211,18 +210,6 @@ def test_a_place_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
 # --- containers -------------------------------------------------------------------------------
 
 
-def test_a_container_has_what_its_claim_says(bed: Bed) -> None:
-    bed.objects[UID] = bed.claim(configs=[config({"smt": "isolate"})])
-    bed.prepare()
-    of = pod("web", {"policy": "none"})
-    seen, made = bed.book.seen(of, container(of, wants=resources(4, 0.1)), environment())
-    cpus, mems = bed.world.place(seen, made)
-    assert CPUSet.parse(cpus) <= CPUSet.parse("9-15")
-    assert (len(CPUSet.parse(cpus)), mems) == (4, "1")
-    assert seen.annotations[f"{PREFIX}smt.app"] == "isolate"
-    assert seen.annotations[f"{PREFIX}policy"] == "none"
-
-
 @pytest.mark.parametrize(
     ("parameters", "mems"),
     [
@@ -243,14 +230,6 @@ def test_what_a_claim_asks_for_is_what_the_annotation_would(
     cpus, found = bed.world.place(*bed.book.seen(of, made, environment()))
     assert CPUSet.parse(cpus) <= bed.world.topology.numa_nodes[1].cpus
     assert (len(CPUSet.parse(cpus)), found) == (4, mems)
-
-
-def test_what_the_pod_says_of_the_container_beats_the_claim(bed: Bed) -> None:
-    bed.objects[UID] = bed.claim(configs=[config({"smt": "isolate"})])
-    bed.prepare()
-    of = pod("web", {"smt.app": "any"})
-    seen, _ = bed.book.seen(of, container(of), environment())
-    assert seen.annotations == of.annotations
 
 
 def test_other_containers_are_untouched(bed: Bed) -> None:
@@ -279,13 +258,3 @@ def test_a_variable_of_ones_own_gives_nothing(
     refused = bed.world.refuse(*bed.book.seen(of, container(of, wants=resources(4, 0.1)), named))
     assert refused.reason == "ClaimNotPrepared"
     assert words in refused.message
-
-
-def test_the_annotation_has_the_configured_prefix(bed: Bed) -> None:
-    bed.world.agent.machine = replace(
-        bed.world.agent.machine, settings=Settings(prefix="numa.example.org")
-    )
-    bed.prepare()
-    of = pod("web")
-    _, made = bed.book.seen(of, container(of), environment())
-    assert list(made.annotations) == ["numa.example.org/slots"]

@@ -206,8 +206,3 @@ def test_a_mistake_is_named_with_what_was_expected(text: str, words: str) -> Non
     with pytest.raises(ConfigError) as caught:
         configuration.load(text=text)
     assert any(words in problem for problem in caught.value.problems), caught.value.problems
-
-
-def test_it_is_off_unless_asked_for() -> None:
-    config = configuration.load(text="")
-    assert config.measured_capacity.mode is MeasuredMode.OFF

@@ -27,16 +27,6 @@ def test_who_tells_its_nri_hands_all_on(nri: str) -> None:
     assert found == MemoryPolicies()
 
 
-@pytest.mark.parametrize(("name", "version"), [("containerd", "1.7.24"), ("cri-o", "1.34.0")])
-def test_an_older_runtime_is_named_with_what_is_needed(name: str, version: str) -> None:
-    found = memory_policies(runtime(version, "", name), "6.12.0", over_cri=False).refused
-    assert set(found) == set(MemoryPolicy)
-    assert found[MemoryPolicy.BIND] == (
-        f"{name} {version} hands none on (its NRI is older than 0.12); expected containerd 2.3 "
-        "or newer, or another runtime with NRI 0.12, and runc 1.4 or newer"
-    )
-
-
 def test_over_cri_there_is_none() -> None:
     found = memory_policies(runtime("2.3.7", ""), "6.12.0", over_cri=True).refused
     assert set(found) == set(MemoryPolicy)

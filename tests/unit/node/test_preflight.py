@@ -229,15 +229,6 @@ def test_numa_balancing_is_mentioned(tmp_path: Path) -> None:
     assert "numa_balancing=0" in only(preflight.balancing(tmp_path)).message
 
 
-def test_the_gravest_finding_decides() -> None:
-    ok = Finding(subject="a", level=Level.OK, message="")
-    warn = Finding(subject="a", level=Level.WARN, message="", remedy="x")
-    fail = Finding(subject="a", level=Level.FAIL, message="", remedy="x")
-    assert preflight.worst([]) is Level.OK
-    assert preflight.worst([ok, warn]) is Level.WARN
-    assert preflight.worst([warn, fail, ok]) is Level.FAIL
-
-
 def test_a_machine_that_cannot_be_read_does_not_end_the_check(tmp_path: Path) -> None:
     config = AgentConfig(sysfs_root=str(tmp_path), cgroup_root=str(tmp_path))
     found = {f.subject: f.level for f in preflight.examine(config, tmp_path)}

@@ -28,11 +28,6 @@ def look(directory: Path, reserved: str = "", **section: str) -> list[Finding]:
     return found
 
 
-def test_no_kubelet_is_fine(tmp_path: Path) -> None:
-    (found,) = look(tmp_path / "absent")
-    assert found.level is Level.OK
-
-
 @pytest.mark.parametrize(
     ("files", "words"),
     [

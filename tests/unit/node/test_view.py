@@ -438,17 +438,6 @@ def test_a_state_that_cannot_be_saved_is_not_ready(bed: Bed) -> None:
     assert readiness.reason == "the state cannot be saved: no space left on device"
 
 
-def test_cpus_that_our_own_cpuset_withholds_are_counted_too() -> None:
-    made = Bed()
-    made.machine = Machine(topology=machines.inside_cpuset(), settings=Settings())
-    made.agent.retopology(made.machine)
-    for sample in made.view.snapshot().numa_nodes:
-        node = made.machine.topology.numa_nodes[sample.numa_node]
-        assert (
-            sample.exclusive_cpus + sample.idle_cpus + sample.shared_cpus + sample.reserved_cpus
-        ) == len(node.cpus)
-
-
 def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:
     """And gone from it when its container comes; the kept explanation is not changed by it."""
     bed = Bed()

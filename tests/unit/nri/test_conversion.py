@@ -13,7 +13,7 @@ from nri_numa.engine.values.answers import (
     ContainerAdjustment,
     ContainerUpdate,
 )
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import Container, QoSClass, Resources
 from nri_numa.errors import LocalProtocolError
 from nri_numa.machine.observed import NO_QUOTA
 from nri_numa.nri import conversion
@@ -22,7 +22,6 @@ from nri_numa.nri.conversion import (
     create_response,
     page_size,
     pod_from,
-    pods_from,
     qos_from_cgroup,
     resources_from,
     stop_response,
@@ -128,73 +127,6 @@ def test_outside_the_kubelets_cgroups_score_and_resources_tell_the_class(
     assert pod_from(pod, container).qos is qos
 
 
-def test_a_whole_pod_is_converted() -> None:
-    message = pb.PodSandbox(
-        id="sandbox",
-        name="web",
-        uid=UID,
-        namespace="shop",
-        labels={"app": "web"},
-        annotations={"numa.kubernetes.io/policy": "restricted"},
-        runtime_handler="kata",
-        pid=7,
-        ips=["10.0.0.1"],
-    )
-    message.linux.cgroup_parent = f"/kubepods/burstable/pod{UID}"
-    message.linux.pod_resources.CopyFrom(resources(shares=512, limit=1 << 30))
-    assert pod_from(pb.PodSandbox.FromString(message.SerializeToString())) == PodSandbox(
-        id="sandbox",
-        uid=UID,
-        namespace="shop",
-        name="web",
-        labels={"app": "web"},
-        annotations={"numa.kubernetes.io/policy": "restricted"},
-        qos=B,
-        runtime_handler="kata",
-        cgroup_parent=f"/kubepods/burstable/pod{UID}",
-        resources=Resources(cpu_shares=512, memory_limit=1 << 30),
-    )
-
-
-def test_names_come_from_labels_where_the_runtime_leaves_them_out() -> None:
-    labels = {
-        "io.kubernetes.pod.name": "web",
-        "io.kubernetes.pod.namespace": "shop",
-        "io.kubernetes.pod.uid": UID,
-        "io.kubernetes.container.name": "main",
-    }
-    pod = pod_from(pb.PodSandbox(id="sandbox", labels=labels))
-    assert (pod.name, pod.namespace, pod.uid) == ("web", "shop", UID)
-    assert container_from(pb.Container(id="c", labels=labels)).name == "main"
-    assert container_from(pb.Container(id="c", name="side", labels=labels)).name == "side"
-
-
-def test_empty_messages_give_empty_values() -> None:
-    assert pod_from(pb.PodSandbox()) == PodSandbox(id="", uid="", namespace="", name="")
-    assert pod_from(pb.PodSandbox(id="x"), pb.Container()).uid == "x"
-    assert container_from(pb.Container()) == Container(id="", pod_id="", name="")
-    assert container_from(pb.Container(linux=pb.LinuxContainer())).oom_score_adj is None
-    assert resources_from(pb.LinuxResources()) == Resources()
-
-
-def test_the_pods_of_a_node_are_converted_when_they_are_asked_for() -> None:
-    messages = [
-        pb.PodSandbox(id="a", uid=UID, name="web"),
-        pb.PodSandbox(id="b", labels={"io.kubernetes.pod.uid": "from-a-label"}),
-        pb.PodSandbox(id="c"),
-    ]
-    # Outside the kubelet's cgroups the first of a pod's containers tells the class.
-    live = [pb.Container(id=str(n), pod_sandbox_id="a") for n in range(2)]
-    live[0].linux.oom_score_adj.value, live[1].linux.oom_score_adj.value = -997, 1000
-    every = pods_from(messages, live)
-    assert every.uids == {"a": UID, "b": "from-a-label", "c": "c"}
-    assert ("a" in every, "x" in every) == (True, False)
-    assert every["a"] == pod_from(messages[0], live[0])
-    assert (every["a"].qos, every["b"].qos) == (G, BE)
-    assert every["a"] is every["a"]
-    assert [every[i].uid for i in every.uids] == list(every.uids.values())
-
-
 # --- containers -------------------------------------------------------------------------------
 
 
@@ -234,22 +166,6 @@ def test_a_whole_container_is_converted() -> None:
         pid=42,
         cgroups_path="kubepods.slice:cri-containerd:c",
     )
-
-
-def test_in_brief_named_annotations_stay_and_cost_the_others_nothing() -> None:
-    container = pb.Container(annotations={"a/slots": "slot-0", "io.kubernetes.hash": "x"})
-    assert container_from(container, brief=True).annotations == {}
-    assert container_from(container, brief=True, keep=("", "a/slots")).annotations == {
-        "a/slots": "slot-0"
-    }
-    assert container_from(container, brief=True, keep=("b/slots",)).annotations == {}
-    assert len(container.annotations) == 2
-
-
-def test_a_score_of_zero_is_not_the_same_as_none() -> None:
-    message = pb.Container()
-    message.linux.oom_score_adj.value = 0
-    assert container_from(message).oom_score_adj == 0
 
 
 def test_resources_are_the_same_however_much_else_is_told_with_them() -> None:

@@ -35,15 +35,6 @@ def test_device_files_variables_and_cdi_names_are_read() -> None:
     assert found.unread == 0
 
 
-def test_a_container_without_any_mentions_nothing() -> None:
-    assert mentions_of(pb.Container(id="c", env=["PATH=/bin", "NVIDIA=1", "="])) is NO_MENTIONS
-
-
-def test_of_a_variable_that_is_there_twice_the_last_counts() -> None:
-    made = container(0, env=["PCIDEVICE_A=one", "PCIDEVICE_A=two"])
-    assert mentions_of(made).variables == {"PCIDEVICE_A": "two"}
-
-
 def test_a_privileged_container_has_the_hosts_devices_and_none_of_its_own() -> None:
     for type in ("", "a"):
         made = container(3)

@@ -152,13 +152,6 @@ def test_a_runtime_that_was_replaced_is_not_told_any_more() -> None:
     assert told == ["nri_numa_runtime_info{name=cri-o,version=1.34}"]
 
 
-def test_without_a_checkpoint_there_is_no_age() -> None:
-    """Zero would look like a fresh one."""
-    told = values(Metrics("0"))
-    assert "nri_numa_checkpoint_age_seconds" not in told
-    assert "nri_numa_checkpoint_written_timestamp_seconds" not in told
-
-
 def test_the_longest_gap_is_kept() -> None:
     metrics = Metrics("0")
     metrics.loop_lag(0.5)

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from nri_numa.engine import admit
-from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand
+from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Trace
+from nri_numa.engine.decision import Admitted, Machine, Refused, Trace
 from nri_numa.engine.explain import explanation
 from nri_numa.engine.explain.explanation import Grounds, grounds
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import DeviceRequest, Policy, QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.engine.values.workload import Policy, QoSClass, Resources
+from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.agent import Agent
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.traces import LONGEST, KeptTrace, TraceKeeper, unpack
-from tests.beds.world import GIB, container, pod, resources
+from nri_numa.observe.traces import TraceKeeper, unpack
+from tests.beds.world import container, pod, resources
 from tests.machines import named as machines
 
 MACHINE = Machine(topology=machines.snc_smt(), settings=Settings(defaults={"smt": "spread"}))
@@ -78,58 +78,6 @@ def test_what_is_kept_explains_the_same(
         )
 
 
-def test_pools_that_grew_and_shrank_are_kept() -> None:
-    of = pod("web")
-    trace = Trace(
-        pod=of,
-        container=container(of),
-        pool_before=CPUSet.parse("0-3,8"),
-        pool_after=CPUSet.parse("2-5"),
-    )
-    kept = again(trace)
-    assert (kept.basis.pool_before, kept.basis.pool_after) == ("0-3,8", "2-5")
-    assert kept.basis.asked is None
-
-
-def test_demands_without_a_small_form_are_kept_as_they_are() -> None:
-    gpus = DeviceDemand(request=DeviceRequest(resource="gpu", count=0, devices=()))
-    cpu = ResourceDemand(resource="cpu", need=1, capacity={0: 4, 1: 4}, available={0: 1})
-    alignment = align(
-        [gpus, cpu],
-        numa_ids=NUMASet([0, 1]),
-        policy=Policy.RESTRICTED,
-        distance=MACHINE.topology.distance,
-    )
-    of = pod("web")
-    kept = again(Trace(pod=of, container=container(of), alignment=alignment))
-    assert kept.alignment is not None
-    assert kept.alignment.resources == alignment.resources
-    assert kept.alignment.candidates == alignment.candidates
-
-
-def test_large_machines_are_packed_harder() -> None:
-    machine = Machine(topology=machines.sixty_four_nodes(), settings=Settings())
-    reading = Reading(memory={i: GIB + 4096 * i for i in machine.numa_ids})
-    of = pod("web", {"policy": "restricted"})
-    decision = admit.admit(
-        machine, NodeState(), of, container(of, wants=resources(2, 0.5)), reading
-    )
-    keeper = TraceKeeper()
-    kept = keeper.keep(decision.trace)
-    assert len(kept.data) < 700
-    assert again(decision.trace, keeper).basis.memory_left == decision.trace.memory_left
-
-
-def test_what_containers_have_in_common_is_kept_once() -> None:
-    keeper = TraceKeeper()
-    kept: list[KeptTrace] = []
-    for name in "ab":
-        of = pod(name, {"policy": "restricted"})
-        decision = admit.admit(MACHINE, NodeState(), of, container(of, wants=resources(2, 1)))
-        kept.append(keeper.keep(decision.trace))
-    assert kept[0].shape is kept[1].shape
-
-
 def test_shapes_do_not_pile_up() -> None:
     """Capacities change with every reload; what nobody uses must not stay."""
     keeper = TraceKeeper()
@@ -145,19 +93,6 @@ def test_shapes_do_not_pile_up() -> None:
         kept = keeper.keep(Trace(pod=of, container=container(of), alignment=alignment))
         assert kept.shape[1] == ((0, n),)
     assert len(keeper._shapes) <= 512
-
-
-def test_texts_from_pods_are_cut() -> None:
-    hours = ",".join(f"{h:02}:{m:02}-{h:02}:{m + 1:02}" for h in range(24) for m in (0, 10, 20, 30))
-    of = pod("web", {"numacpu": "1," * 500 + "1", "load": hours})
-    decision = admit.admit(MACHINE, NodeState(), of, container(of))
-    keeper = TraceKeeper()
-    assert len(keeper.keep(decision.trace).data) < 1500
-    asked = again(decision.trace, keeper).basis.asked
-    assert asked is not None
-    assert len(asked["numacpu"][0]) == LONGEST + 1
-    assert asked["load"][0].startswith("00:00-00:01,00:10-00:11,")
-    assert len(asked["load"][0]) == LONGEST + 1
 
 
 # --- in the agent ---------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from nri_numa.cluster import node_topology
-from nri_numa.scheduler import freshness
 from nri_numa.scheduler.freshness import Freshness
 
 PREFIX = "numa.kubernetes.io"
@@ -16,11 +14,6 @@ PREFIX = "numa.kubernetes.io"
 def said(renewed: object = "12:00", valid: object = "900") -> dict[str, Any]:
     annotations = {f"{PREFIX}/renewed": renewed, f"{PREFIX}/valid-seconds": valid}
     return {"metadata": {"name": "n", "annotations": annotations}}
-
-
-def test_writer_and_reader_mean_the_same_annotations() -> None:
-    """Their rooms do not know each other."""
-    assert (freshness.RENEWED, freshness.VALID) == (node_topology.RENEWED, node_topology.VALID)
 
 
 def test_it_holds_while_it_is_renewed() -> None:

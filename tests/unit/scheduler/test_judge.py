@@ -17,7 +17,7 @@ from nri_numa.machine.cpuset import NUMASet
 from nri_numa.scheduler.judge import judge, surely
 from nri_numa.scheduler.pods import Reader
 from nri_numa.scheduler.published import Table
-from nri_numa.scheduler.room import charge_of, without
+from nri_numa.scheduler.room import without
 from nri_numa.scheduler.verdict import Fits, Short
 from nri_numa.scheduler.wish import Wish
 from tests.unit.scheduler.objects import GIB, PREFIX, container, pod, single, table
@@ -37,20 +37,6 @@ def places(found: Fits | Short) -> dict[str, str]:
 def text(found: Fits | Short) -> str:
     assert isinstance(found, Short), found
     return found.text(found.most)
-
-
-def test_the_only_numa_node_with_room() -> None:
-    found = judge(table(4, 8), wish(single(6)), SPREAD)
-    assert places(found) == {"main": "1"}
-    assert isinstance(found, Fits)
-    assert (found.width, found.wider) == (1, False)
-    assert found.charge is not None
-    assert found.charge.exclusive == (0, 6)
-
-
-def test_strategies_choose_as_on_the_node() -> None:
-    assert places(judge(table(4, 8), wish(single(2)), SPREAD)) == {"main": "1"}
-    assert places(judge(table(4, 8), wish(single(2)), PACK)) == {"main": "0"}
 
 
 @pytest.mark.parametrize(
@@ -161,17 +147,6 @@ def test_promises_are_taken_away_and_never_below_nothing() -> None:
     assert without(room, []) is room
     # The machine is another one by now.
     assert without(table(4), [found.charge]).exclusive.left == (4,)
-
-
-def test_what_was_promised_before_is_worked_out_again() -> None:
-    document = wish(single(6))
-    found = judge(table(4, 8), document, SPREAD)
-    assert isinstance(found, Fits)
-    assert charge_of(table(4, 8), document, dict(found.places)) == found.charge
-    # Also where the room is gone by now: nothing is forgotten.
-    again = charge_of(table(4, 0), document, dict(found.places))
-    assert again is not None
-    assert again.exclusive[1] == 6
 
 
 def unlike(room: Table) -> Table:

@@ -15,7 +15,6 @@ from nri_numa.scheduler.pods import Reader
 from nri_numa.scheduler.published import Unreadable
 from nri_numa.scheduler.scoring import score
 from nri_numa.scheduler.verdict import Fits
-from nri_numa.scheduler.wish import Wish
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
 
 READER = Reader(Settings())
@@ -36,17 +35,6 @@ def panel(
 NAMES = ["a", "b", "c", "odd", "none"]
 
 
-def test_a_class_of_reasons_has_one_text_with_the_best_number() -> None:
-    found = panel().filter(READER.wish(single(7)), NAMES)
-    assert found.fits == ["c"]
-    text = "needs 7 exclusive CPUs on one NUMA node; most free: 6"
-    assert found.failed == {"a": text, "b": text}
-    assert found.hopeless == {
-        "odd": "its NodeResourceTopology cannot be read",
-        "none": "no NodeResourceTopology says what its NUMA nodes have",
-    }
-
-
 def test_a_node_whose_agent_is_away_waits_with_ours() -> None:
     fleet = Fleet()
     fleet.put("away", table(8, 8, attributes={f"{PREFIX}/agent": "not-ready"}))
@@ -58,51 +46,6 @@ def test_a_node_whose_agent_is_away_waits_with_ours() -> None:
     )  # fmt: skip
     ordinary = READER.wish(pod(container(cpu="2", memory="1Gi"), name="o"))
     assert judges.filter(ordinary, ["away", "there"]).fits == ["away", "there"]
-
-
-def test_replicas_on_equal_nodes_are_bound_as_their_own_pods() -> None:
-    """What was found for one pod is true of the next one, of equal nodes, and for no longer."""
-    fleet = Fleet()
-    for name in ("a", "b"):
-        fleet.put(name, table(8, 4))
-    judges = Panel(fleet, Strategy.SPREAD)
-    asks = {"policy": "single-numa-node", "cpus": "exclusive"}
-
-    def of(name: str, called: str) -> Wish:
-        return READER.wish(pod(container(called, cpu="3", memory="1Gi"), name=name, **asks))
-
-    first, found = of("p", "main"), judges.verdict(of("p", "main"), "a")
-    assert isinstance(found, Fits)
-    assert judges.verdict(of("q", "main"), "b") == found
-    other = judges.verdict(of("r", "web"), "b")
-    assert isinstance(other, Fits)
-    assert (found.places, other.places) == (
-        (("main", NUMASet([0])),), (("web", NUMASet([0])),),
-    )  # fmt: skip
-    for number in range(2):
-        held = replace(first, uid=f"held {number}")
-        fleet.hold(
-            Hold(
-                wish=held,
-                node="a",
-                places=dict(found.places),
-                charge=found.charge,
-                since=0,
-                until=9,
-            )
-        )
-    later = judges.verdict(of("s", "main"), "a")
-    assert isinstance(later, Fits)
-    assert later.places == (("main", NUMASet([1])),)
-    assert judges.verdict(of("t", "main"), "b") == found
-
-
-def test_where_no_waiting_helps() -> None:
-    found = panel().filter(READER.wish(single(17)), ["a", "b"])
-    assert not found.failed
-    assert set(found.hopeless.values()) == {
-        "needs 17 exclusive CPUs on one NUMA node; most there is: 16"
-    }
 
 
 def test_ordinary_pods_pass() -> None:

@@ -8,32 +8,11 @@ from typing import Any
 import pytest
 
 from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.engine.values.workload import OnFailure, Policy
+from nri_numa.engine.values.workload import Policy
 from nri_numa.scheduler.pods import Reader
 from tests.unit.scheduler.objects import GIB, container, pod, single
 
 READER = Reader(Settings())
-
-
-def test_nothing_is_asked() -> None:
-    assert READER.wish(pod(container(cpu="250m", memory="1Gi"))).nothing
-    assert READER.wish(pod(container())).nothing
-    assert READER.wish(pod(container(cpu="2", memory="1Gi"), numacpu="0-1")).needs == ()
-
-
-def test_whole_cpus_concern_the_kubelet_alone() -> None:
-    wish = READER.wish(pod(container(cpu="2", memory="1Gi")))
-    assert not wish.ours
-    assert [need.exclusive for need in wish.kubelets] == [2]
-
-
-def test_one_numa_node() -> None:
-    wish = READER.wish(single(6))
-    (need,) = wish.needs
-    assert (need.exclusive, need.policy, need.on_failure) == (
-        6, Policy.SINGLE_NUMA_NODE, OnFailure.REJECT,
-    )  # fmt: skip
-    assert need.amounts == (("memory", GIB),)
 
 
 def test_the_extended_resource_makes_cpus_exclusive() -> None:
@@ -47,23 +26,12 @@ def test_the_extended_resource_makes_cpus_exclusive() -> None:
     assert "holds 3 slots" in reader.wish(pod(one, name="other")).wrong
 
 
-def test_a_rule_of_the_operator_counts_too() -> None:
-    settings = Settings(rules=(Rule(values={"policy": "restricted"}),))
-    wish = Reader(settings).wish(pod(container(cpu="2", memory="1Gi")))
-    assert [need.policy for need in wish.needs] == [Policy.RESTRICTED]
-
-
 def test_a_request_is_known_exactly_here() -> None:
     """The node reads it from a score, to a thousandth of the machine."""
     one = {"name": "main", "resources": {"requests": {"cpu": "500m", "memory": "700Mi"}}}
     (need,) = READER.wish(pod(one, policy="restricted")).needs
     assert need.amounts == need.paid == (("memory", 700 << 20),)
     assert (need.milli, need.paid_milli) == (500, 500)
-
-
-def test_best_effort_widens_by_itself() -> None:
-    (need,) = READER.wish(pod(container(cpu="2", memory="1Gi"), policy="best-effort")).needs
-    assert need.on_failure is OnFailure.WIDEN
 
 
 def test_a_pod_as_a_whole_needs_its_peak() -> None:
@@ -98,11 +66,6 @@ def test_a_memory_policy_without_memory_nodes_is_refused_everywhere() -> None:
     assert not READER.wish(pod(one, mempolicy="local")).wrong
     ruled = Reader(Settings(rules=(Rule(values={"mempolicy": "bind"}),)))
     assert not ruled.wish(pod(one)).wrong
-
-
-def test_replicas_have_equal_keys() -> None:
-    assert READER.wish(single(6, name="a")).key == READER.wish(single(6, name="b")).key
-    assert READER.wish(single(6)).key != Reader(Settings()).wish(single(7)).key
 
 
 def test_a_pod_that_cannot_be_read_is_wrong_only_if_it_asks() -> None:
@@ -190,19 +153,3 @@ def test_a_full_memory_of_kinds_begins_again(monkeypatch: pytest.MonkeyPatch) ->
         (need,) = reader.wish(single(count, name=f"p{count}")).needs
         assert need.exclusive == count
         assert len(reader._kinds) <= 2
-
-
-def test_what_a_claim_gives_is_left_to_who_allocates_it() -> None:
-    """Else its CPUs are counted twice, and another NUMA node is held than it has."""
-    claiming = container(cpu="4", memory="1Gi")
-    claiming["resources"]["claims"] = [{"name": "numa", "request": "web"}]
-    other = {**container(cpu="2", memory="1Gi"), "name": "other"}
-    both = pod(claiming, other, policy="single-numa-node")
-    both["spec"]["resourceClaims"] = [{"name": "numa", "resourceClaimTemplateName": "four"}]
-    # Without our driver the claim is of somebody else's device, and says nothing of CPUs.
-    assert [need.exclusive for need in READER.wish(both).needs] == [4, 2]
-    driver = Reader(Settings(), claims=True)
-    assert [need.exclusive for need in driver.wish(both).needs] == [2]
-    alone = pod(claiming, name="alone", policy="single-numa-node")
-    alone["spec"]["resourceClaims"] = both["spec"]["resourceClaims"]
-    assert driver.wish(alone).nothing

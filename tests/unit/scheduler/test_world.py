@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nri_numa.engine.values.settings import Settings
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.scheduler.fleet import Fleet, Hold
+from nri_numa.scheduler.fleet import Fleet
 from nri_numa.scheduler.pods import Reader
 from nri_numa.scheduler.published import Table, Unreadable
 from nri_numa.scheduler.world import World
@@ -87,18 +86,6 @@ def test_no_pod_is_held_for_ever() -> None:
     assert told.at(600.0) == (4, 4)
 
 
-def test_our_own_promise_is_not_replaced() -> None:
-    told = Told()
-    wish = told.reader.wish(single(3))
-    told.fleet.hold(Hold(wish=wish, node="n1", places={"main": NUMASet([0])}, since=0, until=600))
-    told.world.pod(bound())
-    assert told.free() == (1, 4)
-    elsewhere = bound()
-    elsewhere["spec"]["nodeName"] = "n2"  # somebody else bound it
-    told.world.pod(elsewhere)
-    assert told.free() == (4, 4)
-
-
 def test_what_others_bound_is_not_held() -> None:
     told = Told()
     for placed in ("{", "3", '{"main":"x"}', '{"main":3}', "{}"):
@@ -131,33 +118,6 @@ def test_nodes_come_change_and_go() -> None:
         told.world.node(garbage)
         told.world.pod(garbage)
         told.world.pod_gone(garbage)
-
-
-def test_a_hold_ends_when_the_object_counts_the_pod() -> None:
-    """Whatever the clock says: pods, and then the node; the node, and then pods."""
-    counted = topology(4, 1, charged=[("uid-p", "main")])
-    told = Told()
-    told.world.pod(bound())
-    told.world.pod_gone(bound())
-    told.world.node(counted)
-    assert told.free() == (4, 1)
-    assert not told.fleet.holds
-    told = Told()
-    told.world.pod(bound())
-    told.world.node(counted)
-    assert told.free() == (4, 1)
-    told.world.pod(bound())  # a change of its status
-    assert told.free() == (4, 1)
-    told.world.pod_gone(bound())
-    assert not told.fleet.holds
-    assert told.free() == (4, 1)
-
-
-def test_an_object_of_another_pod_of_that_name_ends_no_hold() -> None:
-    told = Told()
-    told.world.pod(bound())
-    told.world.node(topology(4, 4, charged=[("uid-earlier", "main")]))
-    assert told.free() == (4, 1)
 
 
 def test_a_list_ends_what_it_does_not_name_and_is_counted() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -140,16 +139,6 @@ def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_notice_is_a_line_more_of_the_same_file(tmp_path: Path) -> None:
-    notices, _, _ = opened(tmp_path)
-    path = tmp_path / "notices"
-    before, first = path.stat(), path.read_bytes()
-    assert stat.S_IMODE(before.st_mode) == 0o600
-    add(notices)
-    assert path.stat().st_ino == before.st_ino
-    assert path.read_bytes().startswith(first)
-
-
 def test_a_file_larger_than_any_of_ours_is_not_used_however_good_it_begins(tmp_path: Path) -> None:
     notices, _, _ = opened(tmp_path)
     path = tmp_path / "notices"
@@ -197,11 +186,3 @@ def test_a_disk_that_fills_is_said_with_the_first_notice_that_is_not_kept(
     # Others of this process may open some meanwhile.
     assert len(os.listdir("/proc/self/fd")) < before + 25
     assert len(opened(tmp_path)[0].after()) == 100
-
-
-def test_a_file_that_was_closed_closes_nobody_elses(tmp_path: Path) -> None:
-    _, file, _ = opened(tmp_path)
-    output = os.fstat(1)
-    file.close()
-    file.close()
-    assert os.path.samestat(os.fstat(1), output)

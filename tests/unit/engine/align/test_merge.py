@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
 from random import Random
 
 import pytest
@@ -76,125 +75,14 @@ def result(alignment: Alignment) -> tuple[str, bool]:
     return ("any" if alignment.affinity is None else str(alignment.affinity), alignment.preferred)
 
 
-def test_two_preferred_hints_of_different_masks_do_not_make_a_preferred_result() -> None:
-    merged = place(2, fixed("a", "0", preferred=True), fixed("b", "0-1", preferred=True))
-    assert result(merged) == ("0", False)
-
-
-def test_the_neediest_list_says_how_wide_a_result_that_is_not_preferred_should_be() -> None:
-    """CPUs need two nodes anyway; a mask of one would cut the CPU manager short."""
-    merged = place(4, fixed("cpu", "0-1", "0-2"), fixed("device", "0", "0-1"))
-    assert result(merged) == ("0-1", False)
-
-
-def test_an_impossible_resource_leaves_the_others_their_place() -> None:
-    merged = place(2, FixedHints("gpu", ()), quantity("cpu", 2, [4, 4], [0, 4]))
-    assert result(merged) == ("1", False)
-
-
-def test_nothing_asked_is_preferred_everywhere() -> None:
-    assert result(place(3)) == ("0-2", True)
-    assert result(place(3, FixedHints("a", None), quantity("cpu", 0, [1, 1, 1]))) == ("0-2", True)
-
-
-def test_only_impossible_resources_give_all_numa_nodes_not_preferred() -> None:
-    merged = place(3, FixedHints("a", ()), FixedHints("b", ()))
-    assert result(merged) == ("0-2", False)
-
-
-@pytest.mark.parametrize("exact_upto", [10, 0])
-def test_masks_that_never_meet_give_all_numa_nodes_not_preferred(exact_upto: int) -> None:
-    merged = place(3, fixed("a", "0"), fixed("b", "1"), exact_upto=exact_upto)
-    assert result(merged) == ("0-2", False)
-
-
-def test_of_two_preferred_hints_with_and_without_mask_the_narrower_wins() -> None:
-    free = FixedHints("a", (Hint(None, True), Hint(NUMASet([1]), True)))
-    assert result(place(3, free)) == ("1", True)
-
-
-def test_a_hint_without_mask_goes_along_with_anything() -> None:
-    free = FixedHints("a", (Hint(None, False), Hint(NUMASet([2]), False)))
-    assert result(place(3, free, fixed("b", "0", "1"))) == ("0", False)
-
-
 class TestTies:
     """Equally good masks: distance, then rank, then value."""
 
     CPU = quantity("cpu", 8, [4] * 8)
 
-    def test_the_kubelet_takes_the_lowest_value(self) -> None:
-        """Of {0,5} and {1,2} it is {1,2}: the values are 33 and 6."""
-        options = fixed("a", "0,5", "1-2", preferred=True)
-        assert result(place(8, options, closest=False)) == ("1-2", True)
-
-    def test_ranks_compare_the_best_ranked_node_first(self) -> None:
-        options = fixed("a", "0,5", "1-2", preferred=True)
-        rank = {i: i for i in range(8)}
-        assert result(place(8, options, closest=False, rank=rank)) == ("0,5", True)
-
-    def test_the_strategy_ranks_numa_nodes(self) -> None:
-        rank = dict(zip(range(8), (7, 6, 5, 4, 0, 3, 2, 1), strict=True))
-        assert result(place(8, self.CPU, rank=rank)) == ("4,7", True)
-
-    def test_closeness_comes_before_rank(self) -> None:
-        rank = dict(zip(range(8), (0, 7, 6, 5, 1, 2, 3, 4), strict=True))
-        assert result(place(8, self.CPU, rank=rank, closest=False)) == ("0,4", True)
-        assert result(place(8, self.CPU, rank=rank)) == ("0,3", True)
-
-    def test_equal_and_missing_ranks_go_by_number(self) -> None:
-        one = quantity("cpu", 4, [4] * 4)
-        assert result(place(4, one, rank={2: 0, 1: 0})) == ("1", True)
-        assert result(place(4, one, rank={})) == ("0", True)
-        two = quantity("cpu", 8, [4] * 4)
-        assert result(place(4, two, rank={3: 0})) == ("0,3", True)
-
-    def test_the_order_of_demands_does_not_matter(self) -> None:
-        demands: list[HintDemand] = [
-            quantity("cpu", 6, [4] * 5, [2, 1, 4, 3, 2]),
-            quantity("memory", 3, [2] * 5, [1, 2, 0, 1, 2]),
-            fixed("gpu", "1", "2-3", "4"),
-        ]
-        assert len({result(place(5, *p)) for p in permutations(demands)}) == 1
-
 
 class TestLargeMachines:
     """More than ten NUMA nodes: no mask is enumerated, the meaning stays."""
-
-    def test_the_everyday_case_looks_at_each_numa_node_once(self) -> None:
-        merged = place(64, *(quantity(x, 1, [4] * 64) for x in "abcd"))
-        assert (result(merged), merged.steps, merged.exact) == (("0", True), 64, True)
-
-    def test_devices_beside_quantities_are_as_everyday(self) -> None:
-        """Nothing is searched where one NUMA node has the device and all else."""
-        beside = gpu({7})
-        for closest in (True, False):
-            merged = place(64, quantity("cpu", 1, [4] * 64), beside, closest=closest)
-            assert (result(merged), merged.steps, merged.exact) == (("7", True), 64, True)
-        either = gpu({3, 9})
-        merged = place(64, either, gpu({9}, {40}, name="nic", count=1), quantity("m", 1, [4] * 64))
-        assert (result(merged), merged.steps) == (("9", True), 64)
-        nowhere = gpu(set())
-        merged = place(64, nowhere, quantity("cpu", 1, [4] * 64))
-        assert (result(merged), merged.steps) == (("0", True), 64)
-
-    def test_a_preferred_mask_of_several_numa_nodes_is_the_closest(self) -> None:
-        busy = [4] * 64
-        busy[1] = busy[6] = 3
-        merged = place(64, quantity("cpu", 16, [4] * 64, busy), quantity("memory", 16, [4] * 64))
-        assert result(merged) == ("8-11", True)
-
-    def test_results_that_are_not_preferred_are_as_wide_as_the_neediest(self) -> None:
-        merged = place(64, *(quantity(x, 3, [4] * 64, [2] * 64) for x in "abcd"))
-        assert (result(merged), merged.exact) == (("0-1", False), True)
-
-    def test_lists_share_what_they_give_up(self) -> None:
-        """Node 0 alone holds neither need, but each list can do without part of the others."""
-        cpu = quantity("cpu", 3, [3] * 12, [0, 3] + [1] * 10)
-        memory = quantity("memory", 3, [3] * 12, [0, 1, 3] + [1] * 9)
-        for closest in (True, False):
-            merged = place(12, cpu, memory, closest=closest)
-            assert (result(merged), merged.exact) == (("0", False), True)
 
     def test_a_deal_that_does_not_work_out_is_tried_otherwise(self) -> None:
         """Cheapest first is only a guess; other ways to deal are tried before giving in."""
@@ -202,56 +90,6 @@ class TestLargeMachines:
         memory = quantity("memory", 7, [9] * 4, [1, 3, 2, 4])
         for exact_upto in (10, 0):
             assert result(place(4, cpu, memory, exact_upto=exact_upto)) == ("0-1", False)
-
-    def test_what_is_held_is_part_of_it(self) -> None:
-        cpu = quantity("cpu", 8, [4] * 16, required=NUMASet([9]))
-        memory = quantity("memory", 8, [4] * 16, required=NUMASet([2]))
-        assert result(place(16, cpu, memory)) == ("2,9", True)
-        # What {0,1,9} and {0,1,2} have in common: the walk does not ask what is held any more.
-        third = quantity("pages", 8, [4] * 16, required=NUMASet([14]))
-        merged = place(16, cpu, memory, third)
-        assert (result(merged), merged.exact) == (("0-1", False), True)
-
-    def test_devices_on_several_numa_nodes(self) -> None:
-        devices = tuple(
-            Device(id=f"{k}", numa_nodes=frozenset({k, (k + 1) % 16})) for k in range(16)
-        )
-        gpu = DeviceDemand(request=DeviceRequest(resource="gpu", count=3, devices=devices))
-        merged = place(16, gpu, quantity("cpu", 8, [4] * 16))
-        assert (result(merged), merged.exact) == (("0-1", True), True)
-        busy = tuple(
-            Device(id=d.id, numa_nodes=d.numa_nodes, available=int(d.id) % 2 == 0) for d in devices
-        )
-        gpu = DeviceDemand(request=DeviceRequest(resource="gpu", count=3, devices=busy))
-        merged = place(16, gpu, quantity("cpu", 8, [4] * 16))
-        assert (merged.preferred, len(merged.affinity or ()), merged.exact) == (False, 3, True)
-
-    def test_memory_groups(self) -> None:
-        """Each memory is on one node or group; the CPUs decide which."""
-        memory = ResourceDemand(
-            resource="memory",
-            need=5,
-            capacity=dict.fromkeys(range(12), 4),
-            available=dict.fromkeys(range(12), 4),
-            groups={i: NUMASet([2, 3] if i in (2, 3) else [i]) for i in range(12)},
-            assigned=NUMASet([0, 1, 2, 3]),
-        )
-        cpu = quantity("cpu", 5, [4] * 12, [0, 0, 4, 4] + [1] * 8)
-        assert result(place(12, cpu, memory)) == ("2-3", True)
-        cpu = quantity("cpu", 5, [4] * 12, [4, 0, 0, 0] + [1] * 8)
-        merged = place(12, cpu, memory)
-        assert (result(merged), merged.exact) == (("2-3", False), True)
-        cpu = quantity("cpu", 5, [5] * 12, [4, 0, 0, 0] + [1] * 8)
-        assert result(place(12, cpu, memory)) == ("2-3", False)
-
-    def test_a_fixed_place_narrows_what_others_may_give_up(self) -> None:
-        cpu = quantity("cpu", 5, [8] * 12, [2] * 12)
-        merged = place(12, cpu, fixed("gpu", "4-7"))
-        assert (result(merged), merged.exact) == (("4-7", False), True)
-        merged = place(12, cpu, fixed("gpu", "4-8", "9"))
-        assert (result(merged), merged.exact) == (("4-6", False), True)
-        either = FixedHints("gpu", (Hint(None, False), Hint(NUMASet([9]), False)))
-        assert result(place(12, cpu, either)) == ("0-2", False)
 
     def test_very_many_fixed_masks_are_cut_and_it_is_said(self) -> None:
         random = Random(1)
@@ -290,28 +128,6 @@ class TestOddNumbers:
         found = result(place(2, *demands))
         assert found == (str(NUMASet(verdict.affinity or ())), verdict.preferred)
         return found
-
-    def test_devices_as_nobody_would_list_them(self) -> None:
-        cpu = quantity("cpu", 1, [4, 4])
-        assert self.both(cpu, gpu({1})) == ("1", True)
-        assert self.both(cpu, gpu({0}, {1})) == ("0-1", False)
-        assert self.both(cpu, gpu({1}, {0, 1}, {0}, count=2)) == ("0", True)
-        assert self.both(cpu, gpu({9}, {1}, count=1)) == ("1", True)
-        assert self.both(cpu, gpu({9})) == ("0", False)
-        assert self.both(cpu, gpu({1}, count=0)) == ("0", True)
-        assert self.both(cpu, gpu({1}, count=2)) == ("0", False)
-        assert self.both(quantity("cpu", 1, [4, 4], [4, 0]), gpu({1})) == ("0", False)
-        one = gpu({1}).request.devices[0]
-        for devices in (
-            (replace(one, available=False), replace(one, id="d1", numa_nodes=frozenset({0}))),
-            (one, replace(one, numa_nodes=frozenset({0}))),
-        ):
-            request = DeviceRequest(resource="gpu", count=1, devices=devices)
-            assert self.both(cpu, DeviceDemand(request=request)) == ("0", True)
-        held = replace(gpu({1}, {0}, count=1), owned=frozenset({"d0"}))
-        assert self.both(cpu, held) == ("1", True)
-        again = replace(gpu({1}, {0}, count=1), reusable=frozenset({"d0"}))
-        assert self.both(cpu, again) == ("1", True)
 
     def test_more_free_than_there_is(self) -> None:
         assert self.both(quantity("cpu", 2, [1, 1], [2, 2])) == ("0-1", True)

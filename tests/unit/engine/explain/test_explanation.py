@@ -12,12 +12,11 @@ import pytest
 from nri_numa.engine import admit
 from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, align
-from nri_numa.engine.decision import Admitted, Decision, Machine, Reading, Refused, Trace
+from nri_numa.engine.decision import Admitted, Decision, Machine, Reading, Refused
 from nri_numa.engine.explain import explanation
 from nri_numa.engine.explain import sentences as explain_text
 from nri_numa.engine.explain.explanation import grounds
-from nri_numa.engine.resize import resize
-from nri_numa.engine.state import Kind, NodeState
+from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
     Device,
@@ -26,13 +25,12 @@ from nri_numa.engine.values.workload import (
     Policy,
     QoSClass,
     Resources,
-    Strategy,
 )
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.explained import of_decision
-from tests.beds.world import GIB, container, pod, resources
+from tests.beds.world import container, pod, resources
 
 FOUR = synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16)
 SINGLE = {"policy": "single-numa-node"}
@@ -136,21 +134,6 @@ def test_every_value_names_the_annotation_rule_or_default_it_came_from() -> None
     assert "won for the whole pod: it suits" in text
 
 
-@pytest.mark.parametrize(
-    ("annotations", "wants", "expected"),
-    [
-        ({"bind": "cpu"}, resources(2, 4), "It asked for 2 CPUs to share on as few NUMA nodes"),
-        ({"bind": "cpu+mem"}, None, "It asked for a place to run on as few NUMA nodes"),
-        ({"policy": "none", "cpus": "exclusive"}, resources(2), "2 exclusive CPUs wherever"),
-        ({"smt": "isolate"}, resources(2), "smt: isolate (annotation"),
-    ],
-)
-def test_what_was_asked_is_told_whatever_asked_for_it(
-    annotations: dict[str, str], wants: Resources | None, expected: str
-) -> None:
-    assert expected in told(Node().explain(annotations, wants))
-
-
 def test_defaults_that_do_not_matter_are_not_told() -> None:
     node = Node(defaults={"smt": "spread", "on-failure": "reject"})
     assert "smt" not in told(node.explain({"numacpu": "1"}, name="a"))
@@ -160,42 +143,10 @@ def test_defaults_that_do_not_matter_are_not_told() -> None:
     assert "on-failure: reject (default)" in shared
 
 
-def test_lists_are_told_with_their_annotations() -> None:
-    text = told(Node().explain({"numacpu": "1,9", "numamem": "0"}))
-    assert (
-        "It asked for CPUs 1,9 (annotation numa.kubernetes.io/numacpu) and memory of NUMA node 0 "
-        "(annotation numa.kubernetes.io/numamem)."
-    ) in text
-    assert "It runs on CPUs 1,9, with memory of NUMA node 0." in text
-    assert "Free before it: NUMA node 0: 8 CPUs and 16 GiB of memory;" in text
-    assert "narrower" not in text
-
-
-def test_memory_lists_alone_leave_the_cpus_as_they_are() -> None:
-    text = told(Node().explain({"numamem": "1"}))
-    assert "It is listed: numamem 1." in text
-    assert "Its memory comes from NUMA node 1." in text
-
-
 def test_what_is_not_so_at_present_comes_first() -> None:
     document = {**Node().explain({"numamem": "1"}), "actual": "meant 4-7, has 0-7 since 12 s"}
     first = explain_text.sentences(document)[0]
     assert first == "Not so at present: meant 4-7, has 0-7 since 12 s."
-
-
-def test_a_container_that_asks_for_nothing_is_explained_too() -> None:
-    node = Node()
-    assert "It is not pinned: no annotation and no rule asks for a pin." in told(node.explain())
-    node.explain(SINGLE, resources(2), name="own")
-    assert "It runs on CPUs 0,2-31, which no container has" not in told(node.explain(name="b"))
-    assert "which no container has for itself." in told(node.explain(name="c"))
-
-
-def test_somebody_elses_pin_is_left_alone() -> None:
-    wants = replace(resources(1), cpus="3")
-    assert "It is left alone: pinned by somebody else to CPU 3." in told(
-        Node().explain(wants=wants)
-    )
 
 
 # --- what it needs ----------------------------------------------------------------------------
@@ -261,47 +212,7 @@ def test_how_the_need_was_worked_out(
     assert expected in told(Node().explain(annotations, wants, qos=qos))
 
 
-def test_memory_requests_and_huge_pages_are_told() -> None:
-    machine = synthetic(
-        sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=16, hugepages={2 << 20: GIB}
-    )
-    document = Node(machine).explain(
-        SINGLE,
-        resources(0.5, hugepages={2 << 20: 16 << 20}),
-        qos=QoSClass.BURSTABLE,
-        oom_score_adj=900,
-    )
-    text = told(document)
-    assert "About 3.2 GiB of memory: its request, worked out from its OOM score 900." in text
-    assert "16 MiB in huge pages of 2 MiB: its limit." in text
-    assert "It asked for 0.5 CPUs to share, 3.2 GiB and 16 MiB in huge pages on one" in text
-    assert "Huge pages of 2MiB: 16 MiB needed. One NUMA node is enough" in text
-    assert "1 of 1 GiB of huge pages of 2MiB" in text
-
-
 # --- where it fits, and why there --------------------------------------------------------------
-
-
-def test_a_loser_is_told_by_how_much_it_lost() -> None:
-    """Spread: the emptiest wins; what it had and what the others had is said."""
-    node = Node()
-    node.decide({"numamem": "0"}, resources(1, 4), name="a")
-    document = node.explain(SINGLE, resources(2, 1))
-    assert (
-        "NUMA node 0 lost: it would do as well, but would be fuller: 31.2% of its memory would be "
-        "in use, against 25% of its CPUs."
-    ) in told(document)
-    assert {c["separatedBy"] for c in document["candidates"]} == {"rank"}
-
-
-def test_packing_says_that_the_fuller_place_won() -> None:
-    node = Node(strategy=Strategy.PACK)
-    node.decide({"numamem": "2"}, resources(1, 4), name="a")
-    text = told(node.explain(SINGLE, resources(2, 1)))
-    assert (
-        "NUMA node 0 lost: it would do as well, but would be emptier (25% of its CPUs would be in "
-        "use, against 31.2% of its memory), and strategy decides."
-    ) in text
 
 
 def test_distance_width_and_number_separate_too() -> None:
@@ -318,21 +229,6 @@ def test_distance_width_and_number_separate_too() -> None:
     assert "NUMA node 1 lost: its NUMA nodes have higher numbers." in told(kubelet)
 
 
-def test_what_would_have_been_wider_or_lacked_something_says_so() -> None:
-    node = Node()
-    node.decide({"numamem": "2"}, resources(1, 15), name="a")
-    node.decide({"numamem": "1"}, resources(1, 15), name="b")
-    text = told(node.explain({"policy": "best-effort"}, resources(2, 4)))
-    assert "NUMA node 1 lost: it has only 1 of 16 GiB of memory free, and 4 GiB needed." in text
-    assert "lost: it is wider than an empty machine would need." in text
-
-
-def test_what_the_kernel_has_left_is_what_counts() -> None:
-    reading = Reading(memory={0: 512 << 20})
-    text = told(Node().explain(SINGLE, resources(2, 4), reading=reading))
-    assert "Free on NUMA node 0: 8 of 8 CPUs and 512 MiB of 16 GiB of memory (4 GiB needed)" in text
-
-
 def test_a_wider_place_than_ideal_is_called_that() -> None:
     node = Node()
     for n in range(4):
@@ -343,11 +239,6 @@ def test_a_wider_place_than_ideal_is_called_that() -> None:
     assert "This is a wider place than ideal." in text
     assert "On an empty machine one NUMA node would be enough; now it takes 2." in text
     assert "won, though wider than ideal: cpu: 6 exclusive CPUs needed, at most 4 CPUs free" in text
-
-
-def test_idle_siblings_are_told() -> None:
-    text = told(Node().explain({**SINGLE, "smt": "isolate"}, resources(2)))
-    assert "CPUs 16-17 on the same cores stay idle, so that nothing else runs on its cores." in text
 
 
 def test_machines_of_many_numa_nodes_are_not_listed_to_the_end() -> None:
@@ -415,32 +306,6 @@ def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:
     assert "NUMA nodes did not matter: every NUMA node suits." in told(document)
 
 
-def test_a_set_that_empty_machines_need_too_is_no_loss() -> None:
-    wide = ResourceDemand(
-        resource="cpu",
-        need=5,
-        capacity=dict.fromkeys(range(4), 2),
-        available=dict.fromkeys(range(4), 2),
-    )
-    tight = replace(wide, resource="memory", need=3, available={0: 1, 1: 1, 2: 1, 3: 0})
-    text = told(aligned(Policy.BEST_EFFORT, wide, tight, numa=4))
-    assert "Even an empty machine would need 3 NUMA nodes: any three of them." in text
-    assert "On an empty machine 2 NUMA nodes would be enough; now it takes 3." in text
-    assert "lost: it is narrower than the 3 NUMA nodes that the neediest resource" in text
-
-
-def test_separation_by_width_is_named() -> None:
-    """The winner is as wide as the neediest resource; narrower sets lost by their width."""
-    cpu = ResourceDemand(
-        resource="cpu", need=2, capacity={0: 2, 1: 2}, available={0: 1, 1: 1}, unit="cpus"
-    )
-    memory = ResourceDemand(
-        resource="memory", need=1, capacity={0: 2, 1: 2}, available={0: 1, 1: 0}
-    )
-    document = aligned(Policy.BEST_EFFORT, cpu, memory)
-    assert [c["separatedBy"] for c in document["candidates"]] == ["width"]
-
-
 # --- refusals -----------------------------------------------------------------------------------
 
 
@@ -466,24 +331,6 @@ def test_a_refusal_tells_rule_need_and_what_each_numa_node_had() -> None:
     assert "The shared CPUs" not in text
 
 
-def test_a_refusal_after_numa_nodes_were_found_does_not_claim_a_winner() -> None:
-    document = Node().explain({**SINGLE, "smt": "full-core"}, resources(3, 1))
-    text = told(document)
-    assert document["refusal"]["reason"] == "SMTAlignmentError"
-    assert "cpu: 3 exclusive CPUs needed, whole cores have 2 CPUs each" in text
-    assert "NUMA node 0 would have won: it suits every resource." in text
-    assert "lost" not in text
-
-
-def test_annotations_that_cannot_be_read_are_the_whole_story() -> None:
-    document = Node().explain({"numacpu": "3-1"})
-    sentences = explain_text.sentences(document)
-    assert len(sentences) == 2
-    assert "numacpu is '3-1' (annotation numa.kubernetes.io/numacpu), expected" in sentences[0]
-    assert "annotations must be readable" in sentences[1]
-    assert (document["asked"], document["understood"], document["demand"]) == ([], False, None)
-
-
 def test_a_refusal_without_a_rule_still_reads_well() -> None:
     decision = Node().decide(SINGLE, resources(9))
     assert isinstance(decision, Refused)
@@ -492,15 +339,6 @@ def test_a_refusal_without_a_rule_still_reads_well() -> None:
     )
     assert explain_text.sentences(document)[0] == "Refused (Odd): something is odd."
     assert "The rule" not in told(document)
-
-
-def test_starting_untouched_after_a_failure_says_what_failed() -> None:
-    document = Node().explain({**SINGLE, "on-failure": "unpinned"}, resources(9), name="big")
-    text = told(document)
-    assert document["outcome"] == explanation.UNPINNED
-    assert "It could not be pinned as asked (TopologyAffinityError), and was started" in text
-    assert "cpu: 9 exclusive CPUs needed" in text  # without the pod's name a second time
-    assert text.count("pod default/big") == 0
 
 
 def test_the_widened_say_what_they_could_not_have() -> None:
@@ -512,40 +350,10 @@ def test_the_widened_say_what_they_could_not_have() -> None:
 # --- later, and afterwards ------------------------------------------------------------------------
 
 
-def test_without_a_trace_what_it_has_is_still_told() -> None:
-    decision = Node().decide(SINGLE, resources(4, 8))
-    assert isinstance(decision, Admitted)
-    document = explanation.of_allocation(decision.allocation, None, "0-3")
-    text = explain_text.text(document)
-    assert "It runs on exclusive CPUs 0-3, with memory of NUMA node 0." in text
-    assert "How this came about is not known" in text
-    assert "group of CPUs" not in text
-    plain = Node().decide()
-    assert isinstance(plain, Admitted)
-    assert explain_text.sentences(explanation.of_allocation(plain.allocation, None, "")) == [
-        "It is not pinned: no annotation and no rule asks for a pin."
-    ]
-
-
 def test_what_happened_since_is_told_last() -> None:
     document = Node().explain(SINGLE, resources(4, 8))
     document["later"] = ["since then refused: too large"]
     assert explain_text.sections(document)[-1] == ("Later", ["Since then refused: too large."])
-
-
-def test_a_resize_is_explained_by_what_it_did() -> None:
-    node = Node()
-    decision = node.decide(SINGLE, resources(4, 8))
-    assert isinstance(decision, Admitted)
-    of = pod("web", SINGLE)
-    outcome = resize(
-        node.machine, node.state, of, container(of, wants=resources(4, 8)), resources(6, 8)
-    )
-    assert not isinstance(outcome, Refused)
-    allocation = outcome.state.allocations["web-app"]
-    text = told(explanation.of_allocation(allocation, grounds(outcome.trace), str(allocation.cpus)))
-    assert "6 CPUs: its CPU limit" in text
-    assert "Keeps the 4 CPUs it had." in text
 
 
 # --- hostile and odd input ----------------------------------------------------------------------
@@ -580,31 +388,3 @@ def test_values_of_any_length_are_cut() -> None:
     for asked in ({"numacpu": long}, {"numamem": "0" * 999}, {"numacpu": long + ",77"}):
         document = Node().explain(asked)
         assert max(map(len, explain_text.sentences(document))) < 400
-
-
-def test_explaining_changes_nothing() -> None:
-    node = Node()
-    decision = node.decide(SINGLE, resources(4, 8))
-    first = of_decision(node.machine, decision)
-    assert of_decision(node.machine, decision) == first
-    assert isinstance(decision, Admitted)
-    assert isinstance(decision.trace, Trace)
-    assert decision.allocation.kind is Kind.EXCLUSIVE
-
-
-def test_the_cpus_told_are_those_it_runs_on() -> None:
-    """A shared container's are those of the pool after the decision."""
-    node = Node()
-    node.decide(SINGLE, resources(4, 8), name="own")
-    document = node.explain({"policy": "best-effort"}, resources(0.5, 15), name="b")
-    assert CPUSet.parse(document["result"]["cpus"]).isdisjoint(node.state.owned)
-    assert "shared with others" in told(document)
-
-
-def test_pools_that_come_back_are_told() -> None:
-    """A repeated creation gives the old CPUs back before it takes new ones."""
-    node = Node()
-    node.decide(SINGLE, resources(4, 8))
-    document = node.explain(SINGLE, resources(2, 8))
-    assert document["pool"] == {"before": "4-31", "after": document["pool"]["after"]}
-    assert len(CPUSet.parse(document["pool"]["after"])) == 30

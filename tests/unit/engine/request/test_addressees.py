@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.request.addressees import MOST, Missing, addressees
+from nri_numa.engine.request.addressees import addressees
 
 PREFIX = "numa.kubernetes.io"
 
@@ -33,19 +33,3 @@ PREFIX = "numa.kubernetes.io"
 )
 def test_whom_an_annotation_speaks_to(annotation: str, name: str | None) -> None:
     assert addressees({annotation: "0"}, PREFIX) == ({} if name is None else {name: annotation})
-
-
-def test_one_name_is_told_once_and_there_is_an_end_of_names() -> None:
-    many = {f"{PREFIX}/{key}.web": "0" for key in ("numacpu", "bind")}
-    assert addressees(many, PREFIX) == {"web": f"{PREFIX}/bind.web"}
-    many = {f"{PREFIX}/numacpu.c{n:03}": "0" for n in range(3 * MOST)}
-    assert list(addressees(many, PREFIX)) == [f"c{n:03}" for n in range(MOST)]
-
-
-def test_the_sentence_names_who_was_perhaps_meant() -> None:
-    one = Missing(annotation="a/numacpu.enigne", name="enigne", had=("engine", "proxy"))
-    assert one.sentence == (
-        "annotation a/numacpu.enigne is ignored, because it names a container 'enigne', which "
-        "this pod has not had; it has had 'engine', 'proxy' (did you mean engine?)"
-    )
-    assert Missing(annotation="a", name="x", had=()).sentence.endswith("it has had none")

@@ -29,6 +29,9 @@ RENEWED: Final = "renewed"
 VALID: Final = "valid-seconds"
 """Annotations below the prefix where the object has a validity: another text after each renewal,
 and after how many seconds of the same text nobody should believe the object."""
+UNLISTED: Final = 64
+"""No zone has this id: the plugin has 64 places and looks only whether an id is above 64, so
+``node-64`` ends kube-scheduler with an index out of range. It passes over higher ids."""
 SMALLEST_MOST: Final = 8
 """The plugin takes eight NUMA nodes where nothing is said, as the kubelet does; with less than
 there are it gives scores below zero, and the scheduler then fails the pod's whole cycle."""
@@ -50,7 +53,7 @@ def contents(prefix: str, found: Zones) -> Object:
         found: what the agent says.
     """
     zones = {zone.id: zone for zone in found.zones}
-    listed = range(_listed(zones))
+    listed = [i for i in range(_listed(zones)) if i != UNLISTED]
     counted = [(pod.namespace, pod.name) for pod in found.pods if pod.qos == GUARANTEED]
     return {
         "attributes": [

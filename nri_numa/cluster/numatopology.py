@@ -31,7 +31,8 @@ def contents(topology: TopologyDocument, assignments: Iterable[Assignment], foun
 
     Free CPUs are those that no container has, no more on each NUMA node than one container could
     have there, and no more in all than the node can give, so that the shared pool keeps its floor.
-    Left out are those that somebody was pinned to, then the highest.
+    Left out are those that somebody was pinned to, then the highest. No reserved CPU is among
+    them, and ``resReserved`` is 0: numaaware subtracts that many CPUs of its own choice.
 
     Args:
         topology: the machine.
@@ -49,7 +50,7 @@ def contents(topology: TopologyDocument, assignments: Iterable[Assignment], foun
             "CPUManagerPolicy": STATIC if found.ready and not found.shares else NONE,
             "TopologyManagerPolicy": found.policy,
         },
-        "resReserved": {"cpu": str(len(reserved))},
+        "resReserved": {"cpu": "0"},
         "numares": {"cpu": {"allocatable": text_of(free), "capacity": len(cpus)}},
         "cpuDetail": {
             str(cpu): {

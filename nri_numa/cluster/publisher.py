@@ -21,6 +21,7 @@ from nri_numa.cluster.handover import HandoverOutput
 from nri_numa.cluster.handover_file import HandoverFile
 from nri_numa.cluster.kube import SKEW, APIServer
 from nri_numa.cluster.metrics import PublishMetrics
+from nri_numa.cluster.node_topology import UNLISTED
 from nri_numa.cluster.numatopology_output import NumatopologyOutput
 from nri_numa.cluster.outbox import pause
 from nri_numa.cluster.outputs import EventOutput, NodeOutput, Output, PodOutput
@@ -32,6 +33,7 @@ from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.config.node_name import node_name
 from nri_numa.dra.handover import Teller
 from nri_numa.errors import ConfigError
+from nri_numa.http.zones import Zones
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
@@ -134,6 +136,7 @@ class Publisher:
         self._machine_read = self._number_known = self._counted = False
         self._agent_problem = "the agent was not asked yet"
         self._api_problem = ""
+        self._unlisted_said = False
         self._topology_problem = self._slices_problem = self._numatopology_problem = ""
         self._said: set[tuple[str, str]] = set()
         self._skew_said = False
@@ -235,7 +238,17 @@ class Publisher:
             found = await self._source.zones()
             self._counted = found.devices_problem is not None
             self._topology.want(found)
+            self._say_unlisted(found)
         self._wake.set()
+
+    def _say_unlisted(self, found: Zones) -> None:
+        if not self._unlisted_said and any(zone.id == UNLISTED for zone in found.zones):
+            self._unlisted_said = True
+            log.warning(
+                "NUMA node left out of the NodeResourceTopology",
+                numa_node=UNLISTED,
+                why="its zone would end a kube-scheduler with the plugin NodeResourceTopologyMatch",
+            )
 
     async def _read_numatopology(self, output: NumatopologyOutput) -> None:
         topology, listed = await self._source.topology(), await self._source.assignments()

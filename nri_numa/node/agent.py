@@ -220,7 +220,7 @@ class Agent:
         if container.id not in self.state.allocations:
             self._meet(pod, container)
         if self.starts.end(container.id) and place.by_systemd:
-            # The scope's properties are those of before, and come back with a daemon-reload.
+            # The scope's AllowedCPUs= is that of before, and comes back with any other property.
             cpus = self.cpus_of(self.state.allocations[container.id]) or str(self._pool())
             self._remember([ContainerUpdate(container.id, cpus=cpus, ignore_failure=True)])
         self._soon.do(partial(self.concern, (container.id,), 0))

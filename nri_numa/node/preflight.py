@@ -89,7 +89,7 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     yield from balancing(root)
     from nri_numa.node.preflight_service import service  # which needs what stands above
 
-    yield from service(root)
+    yield from service(config, root)
 
 
 def _discover(config: AgentConfig) -> Topology:

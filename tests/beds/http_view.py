@@ -93,6 +93,7 @@ class FakeView:
     ready: bool = True
     serial: int = 7
     free_cpus: int = 3
+    zone_id: int = 0
     broken: bool = False
     unanswered: str = ""
     noted: list[Notice] = field(default_factory=list)
@@ -235,7 +236,7 @@ class FakeView:
     def zones(self) -> Zones:
         free = self.free_cpus
         zone = Zone(
-            id=0, socket=0, distances=(Distance(id=0, value=10),), cpus=4,
+            id=self.zone_id, socket=0, distances=(Distance(id=0, value=10),), cpus=4,
             cpu_allocatable_milli=4000, cpu_available_milli=1000 * free, exclusive_cpus=3,
             free_exclusive_cpus=free, shared_cpus=free, memory_bytes=1 << 34,
             memory_allocatable_bytes=1 << 34, memory_available_bytes=1 << 33,

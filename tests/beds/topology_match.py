@@ -16,6 +16,9 @@ Requests = Mapping[str, int]
 
 _NAME = re.compile(r"node-([0-9]+)")
 
+_PLACES = 64
+"""Of the plugin's array, which is indexed with ids up to and including this one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
@@ -37,6 +40,9 @@ def passes(found: Mapping[str, Any], pod: Pod) -> bool:
     Args:
         found: attributes and zones of the node's object.
         pod: to be scheduled.
+
+    Raises:
+        IndexError: as the plugin panics, and kube-scheduler with it.
     """
     names = {one["name"]: one["value"] for one in found.get("attributes", ())}
     requested = {name for one in (*pod.apps, *pod.inits) for name, amount in one.items() if amount}
@@ -65,6 +71,10 @@ def _zones(found: Mapping[str, Any]) -> dict[int, dict[str, int]]:
     for one in found["zones"]:
         name = _NAME.fullmatch(one["name"])
         if name and one["type"] == "Node":
+            if int(name[1]) > _PLACES:
+                continue
+            if int(name[1]) == _PLACES:
+                raise IndexError(f"index out of range [{_PLACES}] with length {_PLACES}")
             zones[int(name[1])] = {
                 each["name"]: int(each["available"]) * (1000 if each["name"] == "cpu" else 1)
                 for each in one.get("resources", ())

@@ -137,6 +137,19 @@ def test_who_went_without_is_not_said_to_have_one() -> None:
     assert "asked to start it" not in told(world)
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"policy": "best-effort"}, {"policy": "restricted", "on-failure": "reject"}]
+)
+def test_a_list_of_memory_nodes_is_no_excuse_to_go_without(more: dict[str, str]) -> None:
+    asks = {"numamem": "0-1", "mempolicy": "interleave"}
+    refused = two_nodes(OLD).refuse(pod("a", {**asks, **more}))
+    assert refused.reason == "MemoryPolicyUnsupported"
+    refused = two_nodes(OLD).refuse(pod("a", {**asks, **more, "on-failure": "widen"}))
+    assert refused.reason == "InvalidAnnotation"
+    untouched = admitted(two_nodes(OLD), pod("a", {**asks, **more, "on-failure": "unpinned"}))
+    assert untouched.adjustment.memory_policy is None
+
+
 def test_one_container_may_go_without() -> None:
     asks = {"numamem": "0", "mempolicy": "bind", "mempolicy.app": "default"}
     assert given(two_nodes(), asks) is None

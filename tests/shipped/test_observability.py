@@ -15,7 +15,11 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.cluster.metrics import PublishMetrics
+from nri_numa.controller.metrics import ControllerMetrics
+from nri_numa.observe.late import LateCounts
 from nri_numa.observe.metrics import DEPRECATED, Metrics, NUMANodeSample, Snapshot
+from nri_numa.observe.service_metrics import ServiceMetrics
+from nri_numa.scheduler.metrics import SchedulerMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "config" / "prometheus" / "alerts.yaml"
@@ -23,7 +27,7 @@ ALERTS_TEST = ALERTS.with_name("alerts_test.yaml")
 DASHBOARD = ROOT / "config" / "grafana" / "nri-numa.json"
 OPERATIONS = ROOT / "docs" / "operations.md"
 # About no node: there is nothing that a label could name.
-OF_THE_CLUSTER = frozenset({"NRINUMAAbsent", "NRINUMADaemonSetUnavailable"})
+OF_THE_CLUSTER = frozenset({"NRINUMAAbsent", "NRINUMADaemonSetUnavailable", "NRINUMANoLeader"})
 LABELS = frozenset({"job", "instance"})  # given by Prometheus
 METRIC = re.compile(r"\b((?:nri_numa|process)_\w+)(?:\{([^}]*)\})?")
 
@@ -57,11 +61,8 @@ def known() -> dict[str, frozenset[str]]:
         checkpoint_written=0.0,
         checkpoint_age=0.0,
     )
-    found = {
-        sample.name: frozenset(sample.labels)
-        for family in text_string_to_metric_families(metrics.text())
-        for sample in family.samples
-    }
+    LateCounts(metrics)
+    found = samples(metrics.text())
     kinds = {
         "pod_namespace",
         "pod_name",
@@ -74,15 +75,22 @@ def known() -> dict[str, frozenset[str]]:
     return {**found, "nri_numa_container_info": frozenset(kinds)}
 
 
-def published() -> dict[str, frozenset[str]]:
-    """Every sample of the publisher, with its labels."""
-    metrics = PublishMetrics("0.1.0")
-    metrics.dropped.labels("events")
-    metrics.requests.labels("events", "create", "done")
-    metrics.waiting.labels("events")
+def of_service(metrics: ServiceMetrics) -> dict[str, frozenset[str]]:
+    """Every sample of the publisher, the extender or the controller, with its labels."""
+    for one in metrics.all:
+        if one._labelnames:
+            one.labels(*one._labelnames)
+    return samples(metrics.text().decode())
+
+
+def of_the_cluster() -> dict[str, frozenset[str]]:
+    return {**of_service(SchedulerMetrics("0.1.0")), **of_service(ControllerMetrics("0.1.0"))}
+
+
+def samples(text: str) -> dict[str, frozenset[str]]:
     return {
         sample.name: frozenset(sample.labels)
-        for family in text_string_to_metric_families(metrics.text().decode())
+        for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
 
@@ -112,7 +120,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 def test_every_metric_and_label_of_alerts_and_panels_exists() -> None:
     """A renamed metric would leave an alert silent for ever."""
-    exposed = {**published(), **known()}
+    exposed = {**of_service(PublishMetrics("0.1.0")), **of_the_cluster(), **known()}
     asked = 0
     for who, expression in queries():
         for name, selector in re.findall(
@@ -134,7 +142,7 @@ def test_every_metric_of_ours_is_shown_or_watched() -> None:
     }
     ours = {
         re.sub(r"_(bucket|count|sum)$", "", name)
-        for name in known()
+        for name in {**known(), **of_the_cluster()}
         if name.startswith("nri_numa_")
     }
     assert ours - asked == DEPRECATED.keys()
@@ -166,7 +174,9 @@ def test_the_dashboard_can_be_imported() -> None:
         assert panel["datasource"]["uid"] == "${datasource}"
         for target in panel["targets"]:
             assert target["datasource"]["uid"] == "${datasource}"
-            assert 'instance=~"$instance"' in target["expr"]
+            # The instances to choose from are nodes, and neither extender nor controller is one.
+            of_a_node = not re.search("nri_numa_(scheduler|controller)_", target["expr"])
+            assert ('instance=~"$instance"' in target["expr"]) is of_a_node
 
 
 def test_the_dashboard_begins_with_the_fleet() -> None:

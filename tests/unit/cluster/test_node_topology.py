@@ -77,6 +77,19 @@ def test_only_guaranteed_pods_are_counted() -> None:
     assert values(what["attributes"])["nodeTopologyPodsFingerprint"] == fingerprint(counted)
 
 
+@pytest.mark.parametrize("numa_nodes", [64, 65, 66])
+def test_the_plugin_lives_through_more_numa_nodes_than_it_has_places_for(numa_nodes: int) -> None:
+    settings = Settings(defaults={"policy": "single-numa-node"})
+    machine = synthetic(sockets=1, numa_per_socket=numa_nodes, cores_per_numa=1)
+    what = contents("x.io", said(World(machine, settings)))
+    assert passes(what, Pod(apps=[{"cpu": 2000, "memory": GIB}]))
+    names = {zone["name"] for zone in what["zones"] if zone["type"] == "Node"}
+    assert names == {f"node-{i}" for i in range(numa_nodes) if i != 64}
+    costs = {one["name"] for zone in what["zones"] for one in zone.get("costs", ())}
+    assert costs == names
+    assert values(what["attributes"])["topologyManagerMaxNUMANodes"] == str(len(names))
+
+
 def test_memory_without_cpus_is_a_zone_without_cpus() -> None:
     what = contents("x.io", said(World(machines.memory_only())))
     zone = by_name(what["zones"])["node-2"]

@@ -48,12 +48,20 @@ def test_an_empty_machine() -> None:
     assert found["policies"] == {
         "CPUManagerPolicy": "static", "TopologyManagerPolicy": "restricted",
     }  # fmt: skip
-    assert found["resReserved"] == {"cpu": "1"}
     assert found["numares"]["cpu"]["capacity"] == 32
     assert 0 not in free(found)
     assert found["cpuDetail"]["20"] == {"numa": 1, "socket": 0, "core": 4}
     assert len(found["cpuDetail"]) == 32
     assert found["podAllocations"] == []
+
+
+@pytest.mark.parametrize("reserved", [CPUSet(), CPUSet([0]), CPUSet([16, 20, 24, 28])])
+def test_reserved_cpus_are_subtracted_once(reserved: CPUSet) -> None:
+    """The plugin takes ``resReserved`` CPUs of its own choice, core by core, out of the free."""
+    found = spec(World(machines.snc_smt(), Settings(reserved_cpus=reserved)))
+    core_by_core = list(map(int, found["cpuDetail"]))
+    admitted = free(found) - set(core_by_core[: int(found["resReserved"]["cpu"])])
+    assert len(admitted) == 32 - max(1, len(reserved))
 
 
 def test_what_containers_have_is_not_free_and_is_theirs() -> None:

@@ -302,6 +302,24 @@ def test_the_topology_follows_the_agent(played: Callable[..., None]) -> None:
     played(story, node_resource_topology=True)
 
 
+def test_a_numa_node_that_is_left_out_is_said_once(
+    played: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(world: World) -> None:
+        world.view.zone_id = 64
+        world.view.changed()
+        await until(lambda: len(world.cluster.topology.get("zones", ())) > 60)
+        world.view.ready = False
+        world.view.changed()
+        await until(
+            lambda: {"not-ready"} & {a["value"] for a in world.cluster.topology["attributes"]}
+        )
+        assert "node-64" not in {zone["name"] for zone in world.cluster.topology["zones"]}
+
+    played(story, node_resource_topology=True)
+    assert len([r for r in caplog.records if "left out" in r.message]) == 1
+
+
 def test_a_missing_definition_is_said_once(
     played: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,15 +1,20 @@
-"""The installed service and whether it can see its program."""
+"""The installed service, whether it can see its program and may do what is configured."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from nri_numa.config import AgentConfig
+from nri_numa.config.device_sources import Devices
 from nri_numa.node.preflight import Finding, Level
 from nri_numa.node.preflight_service import service
 
-OURS = Path(__file__).resolve().parents[3] / "systemd" / "nri-numa.service"
+REPOSITORY = Path(__file__).resolve().parents[3]
+OURS = REPOSITORY / "systemd" / "nri-numa.service"
 
 
 def install(root: Path, venv: str, *, drop_in: str = "") -> None:
@@ -31,7 +36,7 @@ def install(root: Path, venv: str, *, drop_in: str = "") -> None:
 
 def found(root: Path) -> Finding:
     """The one finding."""
-    (one,) = service(root)
+    (one,) = service(AgentConfig(), root)
     assert bool(one.remedy) == (one.level is not Level.OK)
     return one
 
@@ -69,7 +74,78 @@ def test_an_interpreter_below_a_home_directory_is_hidden_too(tmp_path: Path) -> 
 
 
 def test_without_a_service_there_is_nothing_to_say(tmp_path: Path) -> None:
-    assert list(service(tmp_path)) == []
+    assert list(service(AgentConfig(), tmp_path)) == []
     (tmp_path / "etc/systemd/system/nri-numa.service.d").mkdir(parents=True)
     (tmp_path / "etc/systemd/system/nri-numa.service.d/x.conf").write_text("ExecStart=/bin/x\n")
-    assert list(service(tmp_path)) == []
+    assert list(service(AgentConfig(), tmp_path)) == []
+
+
+# --- devices.network ----------------------------------------------------------------------------
+
+CARDS = AgentConfig(devices=Devices(enabled=True))
+
+
+def withheld(root: Path, config: AgentConfig = CARDS) -> bool:
+    """Whether the check says that network namespaces cannot be entered, and what to do."""
+    found = [one for one in service(config, root) if one.subject == "devices"]
+    assert all(one.level is Level.WARN and one.remedy for one in found)
+    return bool(found)
+
+
+def documented() -> str:
+    """The drop-in of docs/devices.md."""
+    text = (REPOSITORY / "docs" / "devices.md").read_text()
+    (block,) = re.findall(r"\n\n((?: {6}.*\n)+)\n", text)
+    assert "[Service]" in block
+    return textwrap.dedent(block)
+
+
+@pytest.mark.parametrize(
+    ("drop_in", "warns"),
+    [
+        ("", True),
+        ("CapabilityBoundingSet=CAP_SYS_ADMIN", True),
+        ("RestrictNamespaces=net", True),
+        ("RestrictNamespaces=yes\nRestrictNamespaces=ipc net\nCapabilityBoundingSet=~", False),
+        ("RestrictNamespaces=no\nCapabilityBoundingSet=CAP_SYS_ADMIN CAP_SYS_NICE", False),
+        ("RestrictNamespaces=\nCapabilityBoundingSet=~\nCapabilityBoundingSet=~CAP_KILL", False),
+        ("RestrictNamespaces=\nCapabilityBoundingSet=~CAP_SYS_ADMIN", True),
+        ("RestrictNamespaces=\nRestrictNamespaces=~net\nCapabilityBoundingSet=~", True),
+        ("CapabilityBoundingSet=CAP_SYS_ADMIN\nRestrictNamespaces=net\nRestrictNamespaces=1", True),
+    ],
+)
+def test_the_unit_keeps_the_agent_out_of_network_namespaces(
+    tmp_path: Path, drop_in: str, warns: bool
+) -> None:
+    install(tmp_path, "opt/nri-numa/.venv", drop_in=drop_in)
+    assert withheld(tmp_path) is warns
+    assert not withheld(tmp_path, AgentConfig())
+    assert not withheld(tmp_path, AgentConfig(devices=Devices(enabled=True, network=False)))
+
+
+def test_the_documented_drop_in_lets_it_in_beside_others(tmp_path: Path) -> None:
+    install(tmp_path, "opt/nri-numa/.venv", drop_in=documented())
+    assert not withheld(tmp_path)
+    other = tmp_path / "etc/systemd/system/nri-numa.service.d/zz-home.conf"
+    other.write_text(
+        "[Service]\nProtectHome=read-only\nCapabilityBoundingSet=CAP_DAC_READ_SEARCH\n"
+    )
+    assert not withheld(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "warns"),
+    [
+        ("Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n", True),
+        ("Uid:\t0\t0\t0\t0\nCapEff:\t0000000000200000\n", False),
+        ("Uid:\t0\t0\t0\t0\nCapEff:\t00000000a80425fb\n", True),
+        ("Uid:\t1000\t0\t0\t0\nCapEff:\t0000000000000000\n", False),
+        ("", False),
+    ],
+)
+def test_in_a_container_our_own_capabilities_are_the_agents(
+    tmp_path: Path, status: str, warns: bool
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text(status)
+    assert withheld(tmp_path) is warns

@@ -16,9 +16,11 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.http.zones import Zones
 from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.node import zones
 from nri_numa.scheduler import published
 from tests.beds.http_view import FakeView
+from tests.beds.topology_match import Pod, passes
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 

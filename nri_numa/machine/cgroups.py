@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from nri_numa.machine.cgroup_layout import find_hierarchy, inner, narrowed_by, refused_because
+from nri_numa.machine.cgroup_layout import find_hierarchy, in_the_way, inner, narrowed_by
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.cpuset_files import cpuset_files, text, v1_controller
 from nri_numa.machine.observed import NO_QUOTA, Observed
@@ -129,6 +129,21 @@ class CgroupReader:
             return directory
         path = self._path_of(place.pid) if place.pid > 0 else ""
         return os.path.join(self.hierarchy, path) if path else ""
+
+    def in_the_way(self, place: CgroupPlace, name: str, wanted: str) -> str:
+        """Which cgroup keeps the kernel from taking a list, in words; empty where none does.
+
+        Version 2 takes every list.
+
+        Args:
+            place: of the container.
+            name: of the file.
+            wanted: kernel list; empty for none.
+        """
+        if self.unified or self._effective or not wanted:
+            return ""
+        directory = self.directory_of(place)
+        return in_the_way(self.hierarchy, directory, name, wanted) if directory else ""
 
     def quota(self, place: CgroupPlace) -> int | None:
         """CFS quota of a container in microseconds per period, `NO_QUOTA` for none.
@@ -268,15 +283,12 @@ class CgroupWriter:
         except OSError as error:
             if error.errno in _GONE:
                 return NO_CGROUP
-            return Written(problem=f"{error.filename}: {error.strerror}{self._because(error)}")
+            name = os.path.basename(error.filename or "")
+            wanted = {"cpuset.cpus": cpus, "cpuset.mems": mems}.get(name, "")
+            why = self._reader.in_the_way(place, name, wanted)
+            because = f" ({why})" if why else ""
+            return Written(problem=f"{error.filename}: {error.strerror}{because}")
         return Written(changed=any(changed))
-
-    def _because(self, error: OSError) -> str:
-        """Which rule of version 1 a refused list broke, for people."""
-        if self._reader.unified or not error.filename:
-            return ""
-        said = refused_because(*os.path.split(error.filename), error.errno or 0)
-        return f" ({said})" if said else ""
 
     def _put(self, directory: str, name: str, wanted: str) -> bool:
         """Write one file whose list is another one; both in the kernel's own form."""

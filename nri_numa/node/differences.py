@@ -25,6 +25,7 @@ class Difference:
         meant_mems: kernel list of memory nodes, likewise.
         since: Unix time from which on it was so, as far as seen.
         intruder: it can run on CPUs that another container owns.
+        obstacle: which cgroup keeps it from what is meant; empty when none does.
         found: what the cgroup says, for people.
         given_up: it was put right again and again, and is left to whoever rewrites it.
     """
@@ -36,6 +37,7 @@ class Difference:
     since: float
     intruder: bool
     found: str
+    obstacle: str = ""
     given_up: bool = False
 
     @property
@@ -49,6 +51,8 @@ class Difference:
             parts.append(f"meant {self.meant_cpus}, has {self.cpus or 'none'}")
         if self.meant_mems:
             parts.append(f"memory nodes: meant {self.meant_mems}, has {self.mems or 'none'}")
+        if parts and self.obstacle:
+            parts.append(self.obstacle)
         return "; ".join(parts) or self.found
 
 
@@ -134,6 +138,7 @@ class Differences(Mapping[str, Difference]):
                 since=began,
                 intruder=intruder,
                 found=one.found,
+                obstacle=one.obstacle,
                 given_up=left,
             )
         self._swap(after)

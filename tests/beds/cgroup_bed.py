@@ -7,7 +7,8 @@ when somebody sleeps.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,3 +85,28 @@ class CgroupBed:
 def tree(request: pytest.FixtureRequest, tmp_path: Path) -> CgroupTree:
     """A cgroup file system of each version, for eight CPUs and two NUMA nodes."""
     return CgroupTree(tmp_path / "cgroup", request.param, CPUSet.parse("0-7"), NUMASet.parse("0-1"))
+
+
+@pytest.fixture
+def real() -> Iterator[Path]:
+    """Two cgroups of version 1 on this machine, one in the other, and none of them afterwards."""
+    root = Path("/sys/fs/cgroup/cpuset")
+    if not (root / "cpuset.cpus").exists():
+        pytest.skip("no cpusets of version 1 here")
+    if os.geteuid() != 0 or not os.access(root, os.W_OK):
+        pytest.skip("only root makes cgroups")
+    outer = root / f"nri-numa-test-{os.getpid()}"
+    inner = outer / "container"
+    try:
+        for one in (outer, inner):
+            try:
+                one.mkdir()
+            except OSError as error:
+                pytest.skip(f"cgroups cannot be made here: {error}")
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                (one / name).write_text((root / name).read_text())
+        yield inner
+    finally:
+        for one in (inner, outer):
+            if one.is_dir():
+                one.rmdir()

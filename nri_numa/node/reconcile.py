@@ -138,6 +138,7 @@ class Reconciler:
         while True:
             interval = parse_duration(config().reconcile.interval)
             self.watch_pool()
+            self._agent.differences.count_on()
             step = min(1.0, interval - waited) if interval > 0 else 1.0
             if step > 0:
                 # In small steps, so that a reloaded interval counts at once.

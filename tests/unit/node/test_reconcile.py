@@ -538,6 +538,35 @@ def test_a_difference_is_shown_until_it_is_repaired(bed: Bed) -> None:
     assert bed.count("neighbours_on_owned_cpus_seen") == 1
 
 
+def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
+    """Not when the overlap ends: it may last for hours."""
+    started = bed.clock
+    bed.world.agent.differences._now = lambda: 1_000_000.0 + bed.clock - started
+    bed.world.agent.differences.count_on()
+    bed.wall += 3600  # nobody is young
+    bed.failing = "the runtime is busy"
+    bed.drift("free-app", "0-7")
+    counted: dict[float, float] = {}
+
+    def tick() -> None:
+        counted[round(bed.clock - started)] = bed.count("neighbours_on_owned_cpus_seconds")
+        if bed.clock >= started + 60:
+            raise asyncio.CancelledError
+
+    bed.on_sleep = tick
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.reconciler.run(lambda: AgentConfig(reconcile=Reconcile(interval="5s"))))
+    assert counted[20] >= 10
+    assert counted[60] - counted[20] == pytest.approx(40)
+    bed.settle("free-app")
+    bed.on_sleep = lambda: None
+    bed.round()
+    ended = bed.count("neighbours_on_owned_cpus_seconds")
+    bed.clock += 100
+    bed.world.agent.differences.count_on()
+    assert bed.count("neighbours_on_owned_cpus_seconds") == ended
+
+
 def test_a_given_up_fight_is_shown_as_such_until_somebody_else_ends_it(bed: Bed) -> None:
     for _ in range(2):
         bed.drift("listed-app", "0-7", "0")

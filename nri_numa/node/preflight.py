@@ -234,7 +234,8 @@ def host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]
         yield _warn(
             _HOST_PROCESSES,
             "with cgroup v1 systemd keeps no slice off exclusive CPUs",
-            f"CPUAffinity={str(reserved).replace(',', ' ')} in /etc/systemd/system.conf, and reboot.",
+            "Write it into /etc/systemd/system.conf and reboot: "
+            f"CPUAffinity={str(reserved).replace(',', ' ')}.",
         )
         return
     every = _cpus_of(mount) or topology.online

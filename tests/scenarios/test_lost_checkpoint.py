@@ -16,6 +16,7 @@ from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import Container, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.node import give_back
 from nri_numa.observe import logs
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
@@ -130,6 +131,48 @@ def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
         [vars(record).get("fields") for record in caplog.records]
     )
     world.check()
+
+
+def test_after_release_everybody_is_decided_anew() -> None:
+    """The runtime has every CPU and memory node for all of them, which nobody asked for."""
+    world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1))
+    listed = grown(world, "z-listed", 1, {"numacpu": "1", "numamem": "1"})
+    memory = grown(world, "memory", 0.5, {"numamem": "1"})
+    shared = grown(world, "shared", 0.5, {"policy": "single-numa-node", "cpus": "shared"})
+    own = grown(world, "own", 2, {"policy": "single-numa-node"})
+    before = {i: world.has(i) for i in (listed, memory, shared)}
+    given = give_back.plan(
+        world.agent.machine, world.agent.state, world.pods.values(), world.live.values()
+    )
+    world.apply(one.update for one in given if one.changed)
+    assert {world.has(i) for i in world.live} == {("0-7", "0-1")}
+    lose(world)
+    assert world.has(listed) == before[listed] == ("1", "1")
+    assert world.agent.state.allocations[own].kind is Kind.EXCLUSIVE
+    assert not world.cpus(own) & world.cpus(listed)
+    assert world.has(memory)[1] == world.has(shared)[1] == "1"
+    grown(world, "later", 1, OWN)
+    world.check()
+
+
+def test_a_set_that_the_pod_lists_is_kept_where_the_annotation_is_narrower() -> None:
+    """A listed CPU and NUMA node came online since: the runtime has them by our update."""
+    world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1))
+    listed = grown(world, "listed", 1, {"numacpu": "1,5", "numamem": "0-1"})
+    text = world.live[listed].annotations[MARK]
+    narrow = text.replace('"cpus":"1,5","mems":"0-1"', '"cpus":"1","mems":"0"')
+    assert narrow != text
+    body = narrow.partition(',"signature"')[0]
+    world.live[listed] = replace(
+        world.live[listed], annotations={MARK: signed(body, listed, world.key)}
+    )
+    lose(world)
+    assert world.has(listed) == ("1,5", "0-1")
+    assert counted(world, "claims_disbelieved_total") == 0
+    of = world.pods["sandbox-listed"]
+    world.pods[of.id] = replace(of, annotations={PREFIX + "numacpu": "nothing"})
+    lose(world)
+    assert counted(world, "claims_disbelieved_total") == 1
 
 
 def test_every_container_that_is_created_is_marked() -> None:

@@ -103,7 +103,7 @@ def test_host_processes_without_reserved_cpus_and_on_version_1(tmp_path: Path) -
     (tmp_path / "cgroup/cgroup.controllers").unlink()
     found = host(tmp_path, "0-1,8", {"cpuset/cpuset.cpus": "0-15\n"})
     assert (found.level, "cgroup v1" in found.message) == (Level.WARN, True)
-    assert "CPUAffinity=0-1 8" in found.remedy
+    assert found.remedy.endswith("CPUAffinity=0-1 8.")
 
 
 def test_a_pod_cgroup_without_cpuset_is_a_warning(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import errno
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -246,22 +247,42 @@ class Written:
 
 
 NO_CGROUP: Final = Written(missing=True)
+BOUND: Final = 0.5
+"""Seconds that a write is waited for; the runtime waits two for the whole answer."""
 
 
 class CgroupWriter:
-    """Writes cpusets of containers; a few tens of microseconds, so also within a request.
+    """Writes cpusets of containers, also within a request: mostly some tens of microseconds.
+
+    Up to Linux 6.12 a write waits for as long as somebody's write of ``cpuset.mems`` moves memory,
+    anywhere on the machine: for seconds. So a thread writes, nobody waits longer than `BOUND` for
+    it, and until it is through nothing else is written.
 
     Args:
         reader: knows where cgroups are.
+
+    Attributes:
+        held_up: called when a write takes longer, with its place; it may still come to pass.
     """
 
     def __init__(self, reader: CgroupReader) -> None:
         self._reader = reader
+        self._thread = ThreadPoolExecutor(1, "cgroups")
+        self._last: Future[object] | None = None
+        self.held_up: Callable[[CgroupPlace], object] = lambda place: None
         if not reader.unified:
             v1_controller()  # imported now, and not while a container waits
 
+    @property
+    def busy(self) -> bool:
+        """Whether the kernel still holds up the last write."""
+        return self._last is not None and not self._last.done()
+
     def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
         """Give a container a cpuset, unless it has it; one without a cgroup is passed over.
+
+        CPUs come first: with NUMA balancing on, pages would follow a program that still runs on its
+        former NUMA node.
 
         Args:
             place: where its cgroup is.
@@ -277,9 +298,12 @@ class CgroupWriter:
             changed = [
                 self._put(each, name, wanted)
                 for each in ((directory, child) if child else (directory,))
-                for name, wanted in (("cpuset.mems", mems), ("cpuset.cpus", cpus))
+                for name, wanted in (("cpuset.cpus", cpus), ("cpuset.mems", mems))
                 if wanted
             ]
+        except TimeoutError:
+            self.held_up(place)
+            return Written(problem=f"{place.cgroups_path}: the kernel holds up writes of cpusets")
         except OSError as error:
             if error.errno in _GONE:
                 return NO_CGROUP
@@ -295,8 +319,13 @@ class CgroupWriter:
         files = cpuset_files(directory, unified=self._reader.unified)
         if files.get_property(name) == wanted:
             return False
+        if self.busy:
+            raise TimeoutError
+        self._last = self._thread.submit(files.set_property, name, wanted)
         try:
-            files.set_property(name, wanted)
+            self._last.result(BOUND)
+        except TimeoutError:
+            raise
         except OSError as error:
             error.filename = f"{directory}/{name}"
             raise

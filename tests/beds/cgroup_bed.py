@@ -6,8 +6,11 @@ when somebody sleeps.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +82,23 @@ class CgroupBed:
         """The runtime writes what its books say into the cgroup."""
         if container_id in self.world.live:
             self.tree.write(f"/pods/{container_id}", *self.world.has(container_id))
+
+
+@contextlib.contextmanager
+def blocked(file: Path) -> Iterator[None]:
+    """Whoever opens a file for writing waits meanwhile, as the kernel lets writes of cpusets wait.
+
+    A lease does it; see fcntl(2).
+    """
+    fd = os.open(file, os.O_RDONLY)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # says that somebody waits
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        yield
+    finally:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        os.close(fd)
+        signal.signal(signal.SIGIO, before)
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])

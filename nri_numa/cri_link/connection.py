@@ -68,12 +68,14 @@ class Ears:
         begun: of a container that is seen to run: its id, when it started, and when the runtime
             took its update (Unix times; None when it has not).
         started: of it again, with its start, when the runtime has applied its update.
+        resize_refused: the id of a container, and the CFS quota that is in force nevertheless.
         gone: the id of a container that ended.
     """
 
     refused: Callable[[str, str, str, str, str], object] = lambda *_: None
     begun: Callable[[str, float, float | None], object] = lambda *_: None
     started: Callable[[str, float], object] = lambda *_: None
+    resize_refused: Callable[[str, int], object] = lambda *_: None
     gone: Callable[[str], object] = lambda _: None
 
 
@@ -344,6 +346,8 @@ class Connection:
                 container=container.name,
                 problem=refusal.message,
             )
+            if change.asked.cpu.quota.value:
+                self._ears.resize_refused(status.id, change.asked.cpu.quota.value)
             return
         for one in () if response is None else response.update:
             self._put(one.container_id, cri_resources(one)).add_done_callback(

@@ -8,7 +8,7 @@ from a new look goes on from there: nothing that was put right is undone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
@@ -27,8 +27,7 @@ class Correction:
         meant_cpus, meant_mems: what it should be able to use; empty where it is so.
         has_cpus, has_mems: what it can really use.
         found: what the cgroup says, for people: ``cpuset.cpus is 0-3, meant 1``.
-        blocked: every file is written as meant, and a cgroup above takes some of it away: nothing
-            to write, only to report.
+        obstacle: which cgroup above or below keeps it from what is meant; empty when none does.
         rank: 0 when it runs on CPUs that belong to another container, 1 when it owns CPUs itself,
             2 otherwise.
         follows_pool: what is meant for its CPUs changes with every owner that comes or goes.
@@ -44,14 +43,32 @@ class Correction:
     has_cpus: CPUSet = NO_CPUS
     has_mems: NUMASet = NO_NUMA_NODES
     found: str
-    blocked: bool = False
+    obstacle: str = ""
     rank: int = 2
     follows_pool: bool = False
+
+    @property
+    def blocked(self) -> bool:
+        """Whether there is nothing that could be written, only something to report."""
+        return not (self.cpus or self.mems or self.quota)
 
     @property
     def order(self) -> tuple[int, str]:
         """Sort key: whoever disturbs an owner first, then owners, then by id."""
         return self.rank, self.container_id
+
+    def kept_from(self, cpus: str, mems: str) -> Correction:
+        """Without the lists that the kernel would refuse, for the reasons given."""
+        if not (cpus or mems):
+            return self
+        obstacle = "; ".join(dict.fromkeys(why for why in (cpus, mems) if why))
+        return replace(
+            self,
+            cpus=NO_CPUS if cpus else self.cpus,
+            mems=NO_NUMA_NODES if mems else self.mems,
+            found=f"{self.found}; {obstacle}",
+            obstacle=obstacle,
+        )
 
     @property
     def update(self) -> ContainerUpdate:
@@ -115,7 +132,7 @@ def plan_corrections(
                 has_cpus=real.effective_cpus,
                 has_mems=real.effective_mems,
                 found="; ".join(text for text in (cpus_found, mems_found, quota_found) if text),
-                blocked=not (cpus or mems or quota),
+                obstacle=real.above,
                 rank=rank,
                 follows_pool=bool(cpus) and group_of(allocation) is not None,
             )

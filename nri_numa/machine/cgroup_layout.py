@@ -9,7 +9,6 @@ makes one more cgroup in the container's scope and puts the programs there (crun
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass
 from typing import Final
@@ -147,22 +146,38 @@ def _partition(directory: str, name: str) -> str:
     return "" if state == "member" or not state else f"{name} is a partition: {state}"
 
 
-def refused_because(directory: str, name: str, code: int) -> str:
-    """Why the kernel refused a cpuset of version 1, in words; empty when that is not known.
+def in_the_way(hierarchy: str, directory: str, name: str, wanted: str) -> str:
+    """Which cgroup keeps the kernel from taking a list on version 1, in words; empty: none does.
 
-    A set must be part of the one above and have all of those below (cpuset(7), ERRORS).
+    A list must be part of the one above and have all of those below (cpuset(7), ERRORS).
 
     Args:
-        directory: of the cgroup that was written.
+        hierarchy: directory of the root.
+        directory: of the cgroup to write.
         name: of the file.
-        code: the kernel's error number.
+        wanted: kernel list.
     """
-    if code == errno.EBUSY:
-        return "a cgroup below has more"
-    if code != errno.EACCES:
-        return ""
+    meant = CPUSet.parse(wanted)
+    culprit, above = "", os.path.dirname(directory)
     try:
-        above = cpuset_files(os.path.dirname(directory), unified=False).get_property(name)
-    except OSError:
-        return ""
-    return f"the cgroup above has {above or 'none'}"
+        while len(above) > len(hierarchy) and meant - _list(above, name):
+            culprit, above = above, os.path.dirname(above)
+        if culprit:
+            return _has("above", culprit, hierarchy, name)
+        with os.scandir(directory) as entries:
+            below = sorted(entry.path for entry in entries if entry.is_dir())
+        for child in below:
+            if _list(child, name) - meant:
+                return _has("below", child, hierarchy, name)
+    except (OSError, ListFormatError):
+        pass  # gone meanwhile, or no cpusets
+    return ""
+
+
+def _list(directory: str, name: str) -> CPUSet:
+    return CPUSet.parse(cpuset_files(directory, unified=False).get_property(name))
+
+
+def _has(where: str, directory: str, hierarchy: str, name: str) -> str:
+    path = os.path.relpath(directory, hierarchy)
+    return f"the cgroup {where}, {path}, has {name} {_list(directory, name) or 'empty'}"

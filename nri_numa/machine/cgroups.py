@@ -11,11 +11,12 @@ from __future__ import annotations
 import errno
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from nri_numa.machine.cgroup_layout import find_hierarchy, inner, narrowed_by, refused_because
+from nri_numa.machine.cgroup_layout import find_hierarchy, in_the_way, inner, narrowed_by
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.cpuset_files import cpuset_files, text, v1_controller
 from nri_numa.machine.observed import NO_QUOTA, Observed
@@ -130,6 +131,21 @@ class CgroupReader:
         path = self._path_of(place.pid) if place.pid > 0 else ""
         return os.path.join(self.hierarchy, path) if path else ""
 
+    def in_the_way(self, place: CgroupPlace, name: str, wanted: str) -> str:
+        """Which cgroup keeps the kernel from taking a list, in words; empty where none does.
+
+        Version 2 takes every list.
+
+        Args:
+            place: of the container.
+            name: of the file.
+            wanted: kernel list; empty for none.
+        """
+        if self.unified or self._effective or not wanted:
+            return ""
+        directory = self.directory_of(place)
+        return in_the_way(self.hierarchy, directory, name, wanted) if directory else ""
+
     def quota(self, place: CgroupPlace) -> int | None:
         """CFS quota of a container in microseconds per period, `NO_QUOTA` for none.
 
@@ -231,22 +247,42 @@ class Written:
 
 
 NO_CGROUP: Final = Written(missing=True)
+BOUND: Final = 0.5
+"""Seconds that a write is waited for; the runtime waits two for the whole answer."""
 
 
 class CgroupWriter:
-    """Writes cpusets of containers; a few tens of microseconds, so also within a request.
+    """Writes cpusets of containers, also within a request: mostly some tens of microseconds.
+
+    Up to Linux 6.12 a write waits for as long as somebody's write of ``cpuset.mems`` moves memory,
+    anywhere on the machine: for seconds. So a thread writes, nobody waits longer than `BOUND` for
+    it, and until it is through nothing else is written.
 
     Args:
         reader: knows where cgroups are.
+
+    Attributes:
+        held_up: called when a write takes longer, with its place; it may still come to pass.
     """
 
     def __init__(self, reader: CgroupReader) -> None:
         self._reader = reader
+        self._thread = ThreadPoolExecutor(1, "cgroups")
+        self._last: Future[object] | None = None
+        self.held_up: Callable[[CgroupPlace], object] = lambda place: None
         if not reader.unified:
             v1_controller()  # imported now, and not while a container waits
 
+    @property
+    def busy(self) -> bool:
+        """Whether the kernel still holds up the last write."""
+        return self._last is not None and not self._last.done()
+
     def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
         """Give a container a cpuset, unless it has it; one without a cgroup is passed over.
+
+        CPUs come first: with NUMA balancing on, pages would follow a program that still runs on its
+        former NUMA node.
 
         Args:
             place: where its cgroup is.
@@ -262,29 +298,34 @@ class CgroupWriter:
             changed = [
                 self._put(each, name, wanted)
                 for each in ((directory, child) if child else (directory,))
-                for name, wanted in (("cpuset.mems", mems), ("cpuset.cpus", cpus))
+                for name, wanted in (("cpuset.cpus", cpus), ("cpuset.mems", mems))
                 if wanted
             ]
+        except TimeoutError:
+            self.held_up(place)
+            return Written(problem=f"{place.cgroups_path}: the kernel holds up writes of cpusets")
         except OSError as error:
             if error.errno in _GONE:
                 return NO_CGROUP
-            return Written(problem=f"{error.filename}: {error.strerror}{self._because(error)}")
+            name = os.path.basename(error.filename or "")
+            wanted = {"cpuset.cpus": cpus, "cpuset.mems": mems}.get(name, "")
+            why = self._reader.in_the_way(place, name, wanted)
+            because = f" ({why})" if why else ""
+            return Written(problem=f"{error.filename}: {error.strerror}{because}")
         return Written(changed=any(changed))
-
-    def _because(self, error: OSError) -> str:
-        """Which rule of version 1 a refused list broke, for people."""
-        if self._reader.unified or not error.filename:
-            return ""
-        said = refused_because(*os.path.split(error.filename), error.errno or 0)
-        return f" ({said})" if said else ""
 
     def _put(self, directory: str, name: str, wanted: str) -> bool:
         """Write one file whose list is another one; both in the kernel's own form."""
         files = cpuset_files(directory, unified=self._reader.unified)
         if files.get_property(name) == wanted:
             return False
+        if self.busy:
+            raise TimeoutError
+        self._last = self._thread.submit(files.set_property, name, wanted)
         try:
-            files.set_property(name, wanted)
+            self._last.result(BOUND)
+        except TimeoutError:
+            raise
         except OSError as error:
             error.filename = f"{directory}/{name}"
             raise

@@ -339,6 +339,15 @@ class Agent:
         self._swap(after, NO_CHANGE)
         self._remember(admit.pool_updates(self.machine, before, after, skip=""))
 
+    def limited(self, container_id: str, quota: int) -> None:
+        """A refused resize has a CFS quota in force: another one than we lifted is left there."""
+        allocation = self.state.allocations.get(container_id)
+        if allocation is None or allocation.quota in (None, quota):
+            return
+        after = self.state.without(container_id)
+        after = after.with_allocation(replace(allocation, quota=None))
+        self._swap(after, StateChange((container_id,), (allocation.pod_uid,)))
+
     def restore(self, state: NodeState) -> None:
         """Start from a remembered state, before the runtime has said anything."""
         self.state = state

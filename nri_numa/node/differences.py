@@ -25,6 +25,7 @@ class Difference:
         meant_mems: kernel list of memory nodes, likewise.
         since: Unix time from which on it was so, as far as seen.
         intruder: it can run on CPUs that another container owns.
+        obstacle: which cgroup keeps it from what is meant; empty when none does.
         found: what the cgroup says, for people.
         given_up: it was put right again and again, and is left to whoever rewrites it.
     """
@@ -36,6 +37,7 @@ class Difference:
     since: float
     intruder: bool
     found: str
+    obstacle: str = ""
     given_up: bool = False
 
     @property
@@ -49,6 +51,8 @@ class Difference:
             parts.append(f"meant {self.meant_cpus}, has {self.cpus or 'none'}")
         if self.meant_mems:
             parts.append(f"memory nodes: meant {self.meant_mems}, has {self.mems or 'none'}")
+        if parts and self.obstacle:
+            parts.append(self.obstacle)
         return "; ".join(parts) or self.found
 
 
@@ -79,6 +83,7 @@ class Differences(Mapping[str, Difference]):
         self._metrics = metrics
         self._now = now
         self._changed = changed
+        self._counted = now()
         self.known: Known = MappingProxyType({})
 
     def __getitem__(self, container_id: str) -> Difference:
@@ -108,20 +113,21 @@ class Differences(Mapping[str, Difference]):
             since: Unix time from which on it can have been so, where that is known.
             given_up: who of them is left to whoever rewrites it; None: as before.
         """
+        self.count_on()
         wrong = {c.container_id: c for c in corrections}
         after = dict(self.known)
         for container_id in container_ids:
-            if container_id not in wrong and (known := after.pop(container_id, None)):
-                self._count(known)
+            if container_id not in wrong:
+                after.pop(container_id, None)
         for container_id, one in wrong.items():
             known = after.get(container_id)
             began = known.since if known else (since or {}).get(container_id, self._now())
             intruder = one.rank == 0
+            if known and known.intruder != intruder:
+                began = self._counted
             if intruder and not (known and known.intruder):
                 self._metrics.neighbours_seen.inc()
-            if known and known.intruder and not intruder:
-                self._count(known)
-                began = self._now()
+                self._metrics.neighbour_seconds.inc(max(0.0, self._counted - began))
             if given_up is None:
                 left = known is not None and known.given_up
             else:
@@ -134,6 +140,7 @@ class Differences(Mapping[str, Difference]):
                 since=began,
                 intruder=intruder,
                 found=one.found,
+                obstacle=one.obstacle,
                 given_up=left,
             )
         self._swap(after)
@@ -143,13 +150,14 @@ class Differences(Mapping[str, Difference]):
         gone = self.known.keys() & set(container_ids)
         if not gone:
             return
-        for container_id in gone:
-            self._count(self.known[container_id])
+        self.count_on()
         self._swap({i: one for i, one in self.known.items() if i not in gone})
 
-    def _count(self, one: Difference) -> None:
-        if one.intruder:
-            self._metrics.neighbour_seconds.inc(max(0.0, self._now() - one.since))
+    def count_on(self) -> None:
+        """Count the seconds since the last call of those on exclusive CPUs of others."""
+        now = self._now()
+        seconds, self._counted = max(0.0, now - self._counted), now
+        self._metrics.neighbour_seconds.inc(seconds * sum(d.intruder for d in self.known.values()))
 
     def _swap(self, after: dict[str, Difference]) -> None:
         if after == self.known:

@@ -28,10 +28,11 @@ from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
 from nri_numa.engine.adopt.assigned import ASSIGNED
 from nri_numa.engine.decision import Machine
+from nri_numa.engine.request.demand import DEFAULT_PERIOD, request_milli
 from nri_numa.engine.resync import resync
-from nri_numa.engine.state import Kind, NodeState, build
+from nri_numa.engine.state import Allocation, Kind, NodeState, build
 from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass
 from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryBusy
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
@@ -174,12 +175,18 @@ def plan(
     outcome = resync(machine, prior, by_pod.values(), live)
     known = [outcome.state.allocations[i] for i in outcome.adopted]
     pool = build(known, kubelet=prior.kubelet).pool(machine.topology, machine.settings)
-    found = [_one(machine, prior, pool, by_pod[c.pod_id], c) for c in live]
+    placed = outcome.state.allocations
+    found = [_one(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id)) for c in live]
     return tuple(sorted(found, key=lambda r: (r.namespace, r.pod, r.container, r.container_id)))
 
 
 def _one(
-    machine: Machine, prior: NodeState, pool: CPUSet, pod: PodSandbox, container: Container
+    machine: Machine,
+    prior: NodeState,
+    pool: CPUSet,
+    pod: PodSandbox,
+    container: Container,
+    placed: Allocation | None,
 ) -> GivenBack:
     everything = machine.topology
     allocation = prior.allocations.get(container.id)
@@ -198,14 +205,17 @@ def _one(
     if allocation is not None:
         kind, lifted = allocation.kind, allocation.quota
     else:
-        kind, lifted = _annotated(machine, pool, container)
+        kind, lifted = _annotated(machine, pool, container, placed)
     if kind is Kind.FOREIGN:
         return entry
     cpus, mems = _cpus(resources.cpus), _mems(resources.mems)
     quota, note = None, ""
     if lifted is not None and (resources.cpu_quota or 0) <= 0:
+        milli = request_milli(resources, []) if pod.qos is QoSClass.GUARANTEED else 0
         if lifted > 0:
             quota = lifted
+        elif milli:  # the limit is the request
+            quota = milli * (resources.cpu_period or DEFAULT_PERIOD) // 1000
         else:
             note = "its CPU limit stays lifted: the checkpoint that knew it was lost"
     # What the kubelet sent, which does not send it again: the grant, or what is granted to nobody.
@@ -223,15 +233,22 @@ def _one(
     return replace(entry, result=Result.PLANNED if entry.changed else Result.FREE)
 
 
-def _annotated(machine: Machine, pool: CPUSet, container: Container) -> tuple[Kind, int | None]:
+def _annotated(
+    machine: Machine, pool: CPUSet, container: Container, placed: Allocation | None
+) -> tuple[Kind, int | None]:
     """What a container is that the checkpoint does not know, and the quota that was lifted.
 
-    The quota itself is in the checkpoint alone, so it is 0 where one was lifted.
+    The quota itself is in the checkpoint alone, so it is 0 where one was lifted. Over CRI no
+    container carries an annotation: it is ours where its pod asks for CPUs and it has those that it
+    would be given (``placed``).
     """
     marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED}")
     if marker is None:
-        ours = _cpus(container.resources.cpus) == pool
-        return (Kind.UNBOUND if ours else Kind.FOREIGN), None
+        cpus = _cpus(container.resources.cpus)
+        if placed is not None and placed.cpus and placed.cpus == cpus:
+            lifted = placed.owned and container.resources.cpu_quota == NO_QUOTA
+            return placed.kind, 0 if lifted else None
+        return (Kind.UNBOUND if cpus == pool else Kind.FOREIGN), None
     try:
         document = json.loads(marker)
         kind = Kind(document["kind"])

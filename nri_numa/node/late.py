@@ -10,12 +10,14 @@ are read, in a thread, until the runtime's update has arrived.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from nri_numa.engine.state import Kind
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
+from nri_numa.machine.cpuset_files import text
 from nri_numa.node.agent import Agent
 from nri_numa.node.reconcile import look
 from nri_numa.observe.late import LateCounts
@@ -62,7 +64,7 @@ class LateStarts:
 
     @property
     def known(self) -> Mapping[str, float]:
-        """Seconds by which live containers were late, by container id; 0 for those in time.
+        """Seconds by which live containers were late at most, by id; 0 for those in time.
 
         Replaced as a whole, never changed: others read it from their threads.
         """
@@ -79,9 +81,11 @@ class LateStarts:
         meant = self._meant(container_id)
         if meant is None:
             return
-        written = self._writer.write(self._agent.places[container_id], *meant)
+        place = self._agent.places[container_id]
+        written = self._writer.write(place, *meant)
         if written.problem or written.missing:
             return
+        started = self._forked(place.pid, started)
         right = self._wall() if written.changed else told or started
         self._right(container_id, max(0.0, right - started))
 
@@ -134,12 +138,31 @@ class LateStarts:
             reason="RefusedRunning",
         )
 
+    def resize_refused(self, container_id: str, quota: int) -> None:
+        """A resize was refused, and the runtime has its CFS quota nevertheless."""
+        if not self._agent.observe:
+            self._agent.limited(container_id, quota)
+
     async def close(self) -> None:
         """Stop measuring."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forked(self, pid: int, started: float) -> float:
+        """When the kernel made a container's process: before its program's first instruction.
+
+        A runtime notes the start when its call returns, which on a busy machine is long after that.
+        """
+        try:
+            ticks = int(text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
+        except (OSError, ValueError, IndexError):
+            return started
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        forked = self._wall() - age
+        # Without the host's PIDs it may be anybody's process.
+        return forked if 0 < started - forked < GIVEN_UP else started
 
     async def _measure(self, container_id: str, started: float) -> None:
         agent, wait = self._agent, FIRST_WAIT
@@ -160,7 +183,8 @@ class LateStarts:
                 log.debug("cgroup not read", problem=str(error))
                 return
             if found.seen and not found.corrections:
-                self._right(container_id, max(0.0, self._wall() - started))
+                began = self._forked(place.pid, started)
+                self._right(container_id, max(0.0, self._wall() - began))
                 return
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)

@@ -52,5 +52,11 @@ def cri_link(config: AgentConfig, adapter: Adapter, late: LateStarts) -> CRILink
         adapter,
         socket_path=config.runtime.cri_socket,
         listing=parse_duration(config.runtime.cri_listing),
-        ears=Ears(refused=late.refused, begun=late.begun, started=late.started, gone=late.gone),
+        ears=Ears(
+            refused=late.refused,
+            begun=late.begun,
+            started=late.started,
+            resize_refused=late.resize_refused,
+            gone=late.gone,
+        ),
     )

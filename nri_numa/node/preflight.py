@@ -17,6 +17,7 @@ from typing import Any
 from nri_numa.config import AgentConfig, LinkKind, problems, split_address
 from nri_numa.engine.values.settings import NohzFullCPUs
 from nri_numa.errors import TopologyError
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError
 from nri_numa.machine.model import Topology
 from nri_numa.machine.partitions import sentence
 from nri_numa.machine.words import cpus_text
@@ -78,6 +79,7 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
         yield from machine(topology)
         yield from configuration(config, topology)
         yield from tickless(config, topology)
+        yield from host_processes(config, topology)
     yield from privileges()
     yield from cgroups(Path(config.cgroup_root), root)
     yield from runtime(config, root)
@@ -209,6 +211,58 @@ def _controllers_v2(mount: Path, available: list[str]) -> Iterator[Finding]:
                 "The runtime enables it with the first pinned container; if it does not, check "
                 "Delegate= of the kubelet's and the runtime's unit.",
             )
+
+
+_HOST_PROCESSES = "host processes"
+
+
+def host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+    """Which processes outside of pods may run on CPUs that containers can have exclusively."""
+    from nri_numa.node.kubelet_settings import KubeletSettings
+
+    known = KubeletSettings(config.kubelet_root)
+    known.read(config)
+    reserved = known.settings(config, topology).reserved_cpus & topology.online
+    if not reserved:
+        yield _ok(
+            _HOST_PROCESSES,
+            "no CPUs are reserved for them (reservedCPUs), so that they run on exclusive CPUs too",
+        )
+        return
+    mount = Path(config.cgroup_root)
+    if not (mount / "cgroup.controllers").exists():
+        yield _warn(
+            _HOST_PROCESSES,
+            "with cgroup v1 systemd keeps no slice off exclusive CPUs",
+            "Write it into /etc/systemd/system.conf and reboot: "
+            f"CPUAffinity={str(reserved).replace(',', ' ')}.",
+        )
+        return
+    every = _cpus_of(mount) or topology.online
+    wider = {
+        unit.name: cpus
+        for unit in sorted(mount.iterdir())
+        if unit.suffix in (".slice", ".scope") and not unit.name.startswith("kubepods")
+        if not any(unit.glob("kubepods*"))
+        if (cpus := _cpus_of(unit) or every) - reserved
+    }
+    if not wider:
+        yield _ok(_HOST_PROCESSES, f"kept to reserved CPUs {reserved}")
+        return
+    said = ", ".join(f"{name} ({cpus})" for name, cpus in wider.items())
+    yield _warn(
+        _HOST_PROCESSES,
+        f"{cpus_text(reserved, 'is', 'are')} reserved for them, and they run elsewhere too: {said}",
+        "; ".join(f"systemctl set-property {name} AllowedCPUs={reserved}" for name in wider)
+        + ". See docs/operations.md, host processes.",
+    )
+
+
+def _cpus_of(directory: Path) -> CPUSet:
+    try:
+        return CPUSet.parse((_read(directory / "cpuset.cpus.effective") or "").strip())
+    except ListFormatError:
+        return NO_CPUS
 
 
 # --- the runtime --------------------------------------------------------------------------------

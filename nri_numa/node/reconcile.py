@@ -4,7 +4,8 @@ Every round reads the real cgroup files in a thread, some at a time with pauses,
 the loop only ever hears of containers that are not as meant. Those are looked at once more after a
 moment, because an update may have been on its way. What remains is repaired through the runtime,
 whose own record of the container is put right by that as well, and read back: a repair counts when
-the kernel says so.
+the kernel says so. What the kernel would refuse, because of a cgroup above or below, is not sent:
+that cgroup is named, and the repair follows when it is out of the way.
 
 Somebody who rewrites the same container again and again is not fought for ever. After
 ``maxRepairs`` within ``repairWindow`` that is reported, and the container left to them until the
@@ -56,6 +57,7 @@ runtime makes it, moves the process in, and writes the cpuset after that. No ins
 container runs before, so there is nothing to repair."""
 BLIND_ROUNDS: Final = 3
 """Rounds without any cgroup after which that is said; one may fall between create and start."""
+UNMOVED: Final = "the runtime took the update, and the cgroup is as before"
 RACES: Final = 3
 """Pushes of one round for containers that meanwhile were meant to have something else."""
 
@@ -125,6 +127,7 @@ class Reconciler:
         self._repairs: dict[str, deque[float]] = {}
         self._given_up: set[str] = set()
         self._said: dict[str, str] = {}
+        self._unmoved: set[str] = set()
         self._trouble = ""
         self._blind = 0
         self._pool = (agent.pool_changes, float("-inf"))
@@ -135,6 +138,7 @@ class Reconciler:
         while True:
             interval = parse_duration(config().reconcile.interval)
             self.watch_pool()
+            self._agent.differences.count_on()
             step = min(1.0, interval - waited) if interval > 0 else 1.0
             if step > 0:
                 # In small steps, so that a reloaded interval counts at once.
@@ -360,6 +364,7 @@ class Reconciler:
         """Drop what is remembered of containers that are right again, or gone."""
         for container_id in self._said.keys() - drifting:
             del self._said[container_id]
+        self._unmoved &= drifting
         oldest = self._now() - window
         for container_id, past in list(self._repairs.items()):
             if container_id in drifting:
@@ -377,14 +382,10 @@ class Reconciler:
         names = {c.container_id: c for c in corrections}
         left: Sequence[Correction] = corrections
         right: list[str] = []
-        for race in range(RACES):
+        for _ in range(RACES):
             taken = await self._send(left, push)
             if not taken:
                 break
-            if not race:
-                for correction in taken:
-                    past = self._repairs.setdefault(correction.container_id, deque())
-                    past.append(self._now())
             await self._sleep(READ_BACK)
             sent = {c.container_id: (c.cpus, c.mems) for c in taken}
             look_again = await self._look(sent)
@@ -393,6 +394,7 @@ class Reconciler:
             wrong = {c.container_id: c for c in look_again.corrections}
             live = self._agent.state.allocations
             right += [i for i in sent if i not in wrong and i in live]
+            self._say_unmoved([c for i, c in wrong.items() if (c.cpus, c.mems) == sent[i]])
             # Meant to have something else since: our push may have overtaken the answer to a
             # request. Whoever still has what was meant when we sent it is for the next round.
             left = [c for i, c in wrong.items() if not c.blocked and (c.cpus, c.mems) != sent[i]]
@@ -401,7 +403,9 @@ class Reconciler:
         self._metrics.drift_repaired.inc(len(right))
         self._agent.differences.forget(*right)
         for number, container_id in enumerate(right):
+            self._repairs.setdefault(container_id, deque()).append(self._now())
             self._said.pop(container_id, None)
+            self._unmoved.discard(container_id)
             if number < SAID_AT_ONCE:
                 correction = names[container_id]
                 log.info(
@@ -413,6 +417,24 @@ class Reconciler:
         if len(right) > SAID_AT_ONCE:
             log.info("more drift repaired", containers=len(right) - SAID_AT_ONCE)
         return right
+
+    def _say_unmoved(self, corrections: Sequence[Correction]) -> None:
+        """Say once that the runtime took an update and the cgroup is as before.
+
+        That is no repair: it is tried again in each round.
+        """
+        new = [c for c in corrections if c.container_id not in self._unmoved]
+        self._unmoved.update(c.container_id for c in new)
+        for correction in new:
+            self._notice(correction, f"{correction.found}; not put right: {UNMOVED}")
+        for correction in new[:SAID_AT_ONCE]:
+            log.warning(
+                "drift not repaired",
+                container=correction.name,
+                id=correction.container_id[:12],
+                found=correction.found,
+                because=UNMOVED,
+            )
 
     async def _send(self, corrections: Sequence[Correction], push: Push) -> list[Correction]:
         """Push in the order of the plan, a few at a time; those that the runtime took.
@@ -457,7 +479,7 @@ def look(
     """
     if not reader.available():
         raise FileNotFoundError(errno.ENOENT, "no cgroup file system here", reader.hierarchy)
-    seen = 0
+    seen, where = 0, dict(places)
     found: list[Correction] = []
     for start in range(0, len(places), BATCH):
         if start:
@@ -466,7 +488,11 @@ def look(
         seen += len(observed)
         if quotas:
             _add_quotas(reader, state, places[start : start + BATCH], observed)
-        found += plan_corrections(machine, state, observed, narrowed_at)
+        for one in plan_corrections(machine, state, observed, narrowed_at):
+            way = partial(reader.in_the_way, where[one.container_id])
+            found.append(
+                one.kept_from(way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems)))
+            )
     return _Look(seen, tuple(sorted(found, key=lambda correction: correction.order)))
 
 

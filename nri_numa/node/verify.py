@@ -93,6 +93,7 @@ class Verifier:
         self._wake = asyncio.Event()
         self._trouble = ""
         agent.concern = self.concern
+        writer.held_up = self._held_up
 
     def concern(self, container_ids: Collection[str], applying: int = 0) -> None:
         """Look at these containers as soon as the updates for them have been applied.
@@ -126,6 +127,8 @@ class Verifier:
 
     async def look(self) -> None:
         """Look at whoever is due, and put right what is not as meant."""
+        if self._writer.busy:
+            return  # whatever is read now may be written over in a moment
         due = self._take()
         if not due:
             return
@@ -193,7 +196,9 @@ class Verifier:
                 continue  # looked at again when what is on its way has arrived
             place = places[correction.container_id]
             written = self._writer.write(place, str(correction.cpus), str(correction.mems))
-            if written.problem:
+            if written.problem and self._writer.busy:
+                self.concern([correction.container_id])
+            elif written.problem:
                 self._say_trouble(written.problem)
                 failed.append(correction)
             elif not written.missing:
@@ -216,6 +221,17 @@ class Verifier:
         self._agent.differences.looked(ids, [c for c in wrong if self._ours(c)])
         still = {c.container_id for c in wrong}
         return [c for c in corrections if c.container_id not in still]
+
+    def _held_up(self, place: CgroupPlace) -> None:
+        """Say that a write takes long, and look what came of it when it is through."""
+        self._metrics.writes_held_up.inc()
+        ids = [i for i, each in self._agent.places.items() if each == place]
+        self.concern(ids)
+        log.warning(
+            "the kernel holds up writes of cpusets",
+            ids=",".join(i[:12] for i in ids),
+            because="somebody's write of cpuset.mems moves memory",
+        )
 
     def _say_trouble(self, problem: str) -> None:
         if problem != self._trouble:

@@ -261,6 +261,10 @@ class Metrics:
             "late_repairs_total",
             "Running containers that an update had not reached, found at once and put right.",
         )
+        self.writes_held_up = counter(
+            "cgroup_writes_held_up_total",
+            "Writes of cpusets that took the kernel more than half a second.",
+        )
         self.neighbours = gauge(
             "neighbours_on_owned_cpus",
             "Containers that can run on exclusive CPUs of another container, as last seen.",

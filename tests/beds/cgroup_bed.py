@@ -6,8 +6,12 @@ when somebody sleeps.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
-from collections.abc import Callable, Sequence
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,7 +84,49 @@ class CgroupBed:
             self.tree.write(f"/pods/{container_id}", *self.world.has(container_id))
 
 
+@contextlib.contextmanager
+def blocked(file: Path) -> Iterator[None]:
+    """Whoever opens a file for writing waits meanwhile, as the kernel lets writes of cpusets wait.
+
+    A lease does it; see fcntl(2).
+    """
+    fd = os.open(file, os.O_RDONLY)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # says that somebody waits
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        yield
+    finally:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        os.close(fd)
+        signal.signal(signal.SIGIO, before)
+
+
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
 def tree(request: pytest.FixtureRequest, tmp_path: Path) -> CgroupTree:
     """A cgroup file system of each version, for eight CPUs and two NUMA nodes."""
     return CgroupTree(tmp_path / "cgroup", request.param, CPUSet.parse("0-7"), NUMASet.parse("0-1"))
+
+
+@pytest.fixture
+def real() -> Iterator[Path]:
+    """Two cgroups of version 1 on this machine, one in the other, and none of them afterwards."""
+    root = Path("/sys/fs/cgroup/cpuset")
+    if not (root / "cpuset.cpus").exists():
+        pytest.skip("no cpusets of version 1 here")
+    if os.geteuid() != 0 or not os.access(root, os.W_OK):
+        pytest.skip("only root makes cgroups")
+    outer = root / f"nri-numa-test-{os.getpid()}"
+    inner = outer / "container"
+    try:
+        for one in (outer, inner):
+            try:
+                one.mkdir()
+            except OSError as error:
+                pytest.skip(f"cgroups cannot be made here: {error}")
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                (one / name).write_text((root / name).read_text())
+        yield inner
+    finally:
+        for one in (inner, outer):
+            if one.is_dir():
+                one.rmdir()

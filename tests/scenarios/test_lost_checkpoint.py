@@ -12,10 +12,12 @@ import pytest
 from nri_numa.engine.adopt.assigned import is_signed, signed
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
+from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import Container, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.node import give_back
 from nri_numa.observe import logs
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
@@ -130,6 +132,56 @@ def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
         [vars(record).get("fields") for record in caplog.records]
     )
     world.check()
+
+
+def test_after_release_everybody_is_decided_anew() -> None:
+    """The runtime has every CPU and memory node for all of them, which nobody asked for."""
+    world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1))
+    listed = grown(world, "a-listed", 1, {"numacpu": "1", "numamem": "1"})
+    memory = grown(world, "memory", 0.5, {"numamem": "1"})
+    shared = grown(world, "shared", 0.5, {"policy": "single-numa-node", "cpus": "shared"})
+    own = grown(world, "own", 2, {"policy": "single-numa-node"})
+    given = give_back.plan(
+        world.agent.machine, world.agent.state, world.pods.values(), world.live.values()
+    )
+    world.apply(one.update for one in given if one.changed)
+    assert {world.has(i) for i in world.live} == {("0-7", "0-1")}
+    lose(world)
+    assert world.has(listed) == ("1", "1")
+    assert world.agent.state.allocations[own].kind is Kind.EXCLUSIVE
+    assert not world.cpus(own) & world.cpus(listed)
+    assert world.has(memory)[1] == "1"
+    assert world.has(shared)[1] in ("0", "1")
+    grown(world, "later", 1, OWN)
+    world.check()
+
+
+def test_a_listed_cpu_that_came_online_since_is_kept() -> None:
+    """The annotation is from before, and the runtime has it by our update."""
+    whole = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
+    world = World(
+        synthetic(
+            sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, offline=CPUSet.parse("5")
+        )
+    )
+    listed = grown(world, "listed", 1, {"numacpu": "1"})
+    of = world.pods["sandbox-listed"]
+    world.pods[of.id] = replace(of, annotations={PREFIX + "numacpu": "1,5"})
+    world.topology = whole
+    world.apply([ContainerUpdate(listed, cpus="1,5")])
+    lose(world)
+    assert world.has(listed)[0] == "1,5"
+    assert counted(world, "claims_disbelieved_total") == 0
+
+
+def test_what_was_decided_is_kept_where_the_pod_s_annotations_cannot_be_read_any_more() -> None:
+    world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1))
+    listed = grown(world, "listed", 1, {"numacpu": "1", "numamem": "0"})
+    of = world.pods["sandbox-listed"]
+    world.pods[of.id] = replace(of, annotations={PREFIX + "numacpu": "nothing"})
+    lose(world)
+    assert world.has(listed) == ("1", "0")
+    assert counted(world, "claims_disbelieved_total") == 0
 
 
 def test_every_container_that_is_created_is_marked() -> None:

@@ -16,6 +16,7 @@ from nri_numa.engine.adopt.assigned import is_signed
 from nri_numa.engine.case import by_kubelet
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.invariants import contradiction
+from nri_numa.engine.others.foreign import pinned_to
 from nri_numa.engine.place.explicit import may_own
 from nri_numa.engine.place.placement import spread_charges
 from nri_numa.engine.request.demand import (
@@ -52,6 +53,9 @@ def adopt(machine: Machine, text: str, pod: PodSandbox, container: Container) ->
     if isinstance(read, str):
         return read
     allocation, same = read
+    if outside := _outside(machine, pod, container, allocation):
+        # Given back by `release`, or widened by somebody else.
+        return f"is out of date: the runtime has {outside} for it, which it did not ask for"
     signed = is_signed(text, container.id, machine.key)
     if not signed:
         # Its cpuset is the one in question, so nobody else's.
@@ -78,6 +82,21 @@ def adopt(machine: Machine, text: str, pod: PodSandbox, container: Container) ->
         idle = CPUSet.from_bits(index.members(index.touched(cpus)) & ~cpus)
     allocation = replace(allocation, idle=idle)
     return _contradicts(allocation) or allocation
+
+
+def _outside(machine: Machine, pod: PodSandbox, container: Container, claim: Allocation) -> str:
+    """What the runtime has beyond the pod's lists, or a shared container's NUMA nodes, in words."""
+    asked = machine.resolve(pod, container)
+    listed = Requested() if isinstance(asked, Refusal) else asked
+    cpus, within = claim.cpus, listed.listed_cpus if claim.kind is Kind.EXPLICIT else NO_CPUS
+    if claim.kind is Kind.SHARED:
+        cpus = pinned_to(container.resources.cpus)
+        within = machine.topology.cpus_of(claim.numa_nodes)
+    if within and cpus - within:
+        return cpus_text(cpus - within)
+    if listed.listed_mems and claim.mems - listed.listed_mems:
+        return numa_text(claim.mems - listed.listed_mems)
+    return ""
 
 
 def _contradicts(allocation: Allocation) -> str:

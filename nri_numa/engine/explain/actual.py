@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 
 def late_text(seconds: float) -> str:
-    """What over CRI is never sure: ``late by 12 ms: until then it could run on all CPUs``.
+    """What over CRI is never sure: ``late by at most 12 ms: it started before …``.
 
     Args:
-        seconds: from its start until it had what was decided.
+        seconds: from when its process was made until it had what was decided.
     """
     if seconds <= 0:
         return "in time: it had its CPUs when it started"
-    return f"late by {seconds * 1000:.0f} ms: it started before its CPUs were decided and set"
+    return (
+        f"late by at most {seconds * 1000:.0f} ms: it started before its CPUs were decided and set"
+    )
 
 
 _OWNERS = 3  # that are told by name

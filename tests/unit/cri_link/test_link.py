@@ -13,8 +13,11 @@ import pytest
 
 from nri_numa.cri_link.connection import Ears
 from nri_numa.cri_link.link import CRILink
+from nri_numa.engine.drift import plan_corrections
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.observed import Observed
 from nri_numa.nri import conversion
 from nri_numa.nri.adapter import Adapter
 from nri_numa.nri.handler import LinkState
@@ -67,6 +70,7 @@ class Bed:
                 refused=lambda *words: self.refused.append(words),
                 begun=lambda *facts: self.begun.append(facts),
                 started=lambda container_id, at: self.started.append(container_id),
+                resize_refused=self.world.agent.limited,
                 gone=self.gone.append,
             ),
             delays=lambda: iter([0.01] * 10_000),
@@ -199,6 +203,30 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(directo
         (refused,) = bed.world.agent.refusals
         assert "resize refused" in refused.message
         assert (runtime.cpus("owner"), runtime.cpus("neighbour")) == ("0", "1-3")
+        assert runtime.containers["owner"].cpu["quota"] == 900_000, "in force, as docs/cri.md says"
+        observed = Observed(
+            cpus=CPUSet.parse("0"),
+            mems=NUMASet.parse("0"),
+            effective_cpus=CPUSet.parse("0"),
+            effective_mems=NUMASet.parse("0"),
+            quota=900_000,
+        )
+        agent = bed.world.agent
+        assert plan_corrections(agent.machine, agent.state, {"owner": observed}) == ()
+        runtime.resize("owner", milli=1000)
+        await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
+
+
+@pytest.mark.asyncio
+async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(directory: Path) -> None:
+    """The kubelet sends the whole size, and that CPU limit is what the container has CPUs for."""
+    runtime = SmallCRI(directory / "c.sock", events=False)
+    bed = Bed(runtime)
+    async with linked(bed):
+        await owner_and_neighbour(bed)
+        runtime.resize("owner", milli=1000, memory=1 << 50)
+        await until(lambda: bed.world.agent.refusals, "the refusal")
+        assert bed.world.agent.state.allocations["owner"].quota == 100_000
 
 
 @pytest.mark.asyncio

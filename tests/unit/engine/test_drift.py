@@ -126,6 +126,21 @@ def test_the_cgroup_above_is_named_where_it_is_known() -> None:
     )
 
 
+def test_a_list_that_the_kernel_would_refuse_is_not_written_and_the_reason_is_said() -> None:
+    world = node()
+    observed = {"listed-app": seen("0", "1")}
+    (one,) = plan_corrections(world.agent.machine, world.agent.state, observed)
+    assert one.kept_from("", "") is one
+    half = one.kept_from("", "pods has 1")
+    assert (str(half.cpus), str(half.mems), half.blocked) == ("1", "", False)
+    none = one.kept_from("pods has 0", "pods has 1")
+    assert (none.blocked, none.obstacle) == (True, "pods has 0; pods has 1")
+    assert none.found == (
+        "cpuset.cpus is 0, meant 1; cpuset.mems is 1, meant 0; pods has 0; pods has 1"
+    )
+    assert (str(none.meant_cpus), str(none.meant_mems)) == ("1", "0")
+
+
 def test_what_can_be_repaired_is_repaired_beside_what_cannot() -> None:
     world = node()
     observed = {"listed-app": seen("1", "1", effective="3")}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cgroup_layout import find_hierarchy, refused_because
+from nri_numa.machine.cgroup_layout import find_hierarchy, in_the_way
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
 from nri_numa.machine.cpuset import CPUSet
+from tests.beds.cgroup_bed import real
+
+__all__ = ["real"]  # a fixture
 
 POD = "kubepods-burstable-pod12.slice"
 SCOPE = f"kubepods.slice/kubepods-burstable.slice/{POD}/crio-abc.scope"
@@ -268,41 +268,28 @@ def test_of_cgroups_above_whose_files_are_missing_what_is_known_is_told(unified:
     assert above(unified) == "kubepods.slice has 0-3"
 
 
-def test_refusals_of_version_1_are_told_with_their_reason(tmp_path: Path) -> None:
-    made(tmp_path, cpus="0-1")
-    inside = str(tmp_path / "inside")
-    assert refused_because(inside, "cpuset.cpus", errno.EBUSY) == "a cgroup below has more"
-    assert refused_because(inside, "cpuset.cpus", errno.EACCES) == "the cgroup above has 0-1"
-    assert refused_because(inside, "cpuset.mems", errno.EACCES) == ""
-    assert refused_because(inside, "cpuset.cpus", errno.ENOSPC) == ""
+def test_what_keeps_a_list_out_on_version_1_is_named(tmp_path: Path) -> None:
+    for path, cpus in (("", "0-7"), ("pods", "0-3"), ("pods/a", "0-1"), ("pods/a/app", "0")):
+        made(tmp_path / path, cpus=cpus, mems="0")
+    made(tmp_path / "pods/a/app/new", cpus="", mems="")
+    made(tmp_path / "pods/a/app/nested", cpus="0", mems="0")
+
+    def way(wanted: str, name: str = "cpuset.cpus") -> str:
+        return in_the_way(str(tmp_path), str(tmp_path / "pods/a/app"), name, wanted)
+
+    assert way("0-1") == ""
+    assert way("0,2") == "the cgroup above, pods/a, has cpuset.cpus 0-1"
+    assert way("0,5") == "the cgroup above, pods, has cpuset.cpus 0-3"
+    assert way("1") == "the cgroup below, pods/a/app/nested, has cpuset.cpus 0"
+    assert way("1", "cpuset.mems") == "the cgroup above, pods, has cpuset.mems 0"
+    (tmp_path / "pods/cpuset.cpus").write_text("\n")
+    (tmp_path / "pods/a/cpuset.cpus").write_text("\n")
+    assert way("0") == "the cgroup above, pods, has cpuset.cpus empty"
+    (tmp_path / "pods/a/cpuset.cpus").unlink()
+    assert way("0") == "", "what cannot be read gives no reason"
 
 
 # --- the kernel itself ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def real() -> Iterator[Path]:
-    """Two cgroups of version 1 on this machine, one in the other, and none of them afterwards."""
-    root = Path("/sys/fs/cgroup/cpuset")
-    if not (root / "cpuset.cpus").exists():
-        pytest.skip("no cpusets of version 1 here")
-    if os.geteuid() != 0 or not os.access(root, os.W_OK):
-        pytest.skip("only root makes cgroups")
-    outer = root / f"nri-numa-layout-{os.getpid()}"
-    inner = outer / "container"
-    try:
-        for one in (outer, inner):
-            try:
-                one.mkdir()
-            except OSError as error:
-                pytest.skip(f"cgroups cannot be made here: {error}")
-            for name in ("cpuset.cpus", "cpuset.mems"):
-                (one / name).write_text((root / name).read_text())
-        yield inner
-    finally:
-        for one in (inner, outer):
-            if one.is_dir():
-                one.rmdir()
 
 
 def test_the_kernel_s_own_cpusets_are_read_and_repaired(real: Path) -> None:
@@ -331,11 +318,13 @@ def test_the_kernel_s_refusals_are_told_with_their_reason(real: Path) -> None:
     inner = CgroupPlace(f"{outer.cgroups_path}/container")
     refused = writer.write(outer, first)
     assert refused.problem == (
-        f"{real.parent}/cpuset.cpus: Device or resource busy (a cgroup below has more)"
+        f"{real.parent}/cpuset.cpus: Device or resource busy (the cgroup below, "
+        f"{real.parent.name}/container, has cpuset.cpus {cpus})"
     )
     assert not writer.write(inner, first).problem
     assert not writer.write(outer, first).problem
     refused = writer.write(inner, last)
     assert refused.problem == (
-        f"{real}/cpuset.cpus: Permission denied (the cgroup above has {first})"
+        f"{real}/cpuset.cpus: Permission denied (the cgroup above, "
+        f"{real.parent.name}, has cpuset.cpus {first})"
     )

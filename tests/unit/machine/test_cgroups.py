@@ -18,6 +18,7 @@ from nri_numa.machine.cgroups import (
 )
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.observed import Observed
+from tests.beds.cgroup_bed import blocked
 from tests.beds.cgroup_tree import CgroupTree
 
 CPUS, MEMS = CPUSet.parse("0-7"), NUMASet.parse("0-1")
@@ -186,6 +187,30 @@ def test_a_cpuset_is_written_where_it_differs(tmp_path: Path, version: int) -> N
     assert tree.mems_of(POD) == "0"
     assert writer.write(CgroupPlace(POD), "1-3", "0") == Written()
     assert writer.write(CgroupPlace(POD), "") == Written()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_write_that_the_kernel_holds_up_is_not_waited_for(tmp_path: Path, version: int) -> None:
+    tree = CgroupTree(tmp_path / "cgroup", version, CPUSet.parse("0-7"), NUMASet.parse("0-1"))
+    for path in ("/pods/a", "/pods/b"):
+        tree.write(path, "0-7", "0-1")
+    held: list[CgroupPlace] = []
+    writer = CgroupWriter(CgroupReader(str(tree.root)))
+    writer.held_up = held.append
+    a, b = CgroupPlace("/pods/a"), CgroupPlace("/pods/b")
+    with blocked(tree.directory("/pods/a") / "cpuset.mems"):
+        assert "the kernel holds up writes of cpusets" in writer.write(a, "2", "1").problem
+        assert tree.cpus_of("/pods/a") == "2", "CPUs first"
+        assert tree.mems_of("/pods/a") == "0-1"
+        assert writer.busy
+        assert writer.write(b, "0-7", "0-1") == Written(), "as it is: nothing to write"
+        assert writer.write(b, "3").problem
+        assert tree.cpus_of("/pods/b") == "0-7"
+        assert held == [a, b]
+    while writer.busy:
+        pass
+    assert tree.mems_of("/pods/a") == "1"
+    assert writer.write(b, "3") == Written(changed=True)
 
 
 @pytest.mark.parametrize("version", [1, 2])

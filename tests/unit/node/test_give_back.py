@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,19 @@ def test_a_lifted_limit_that_nobody_knows_is_said() -> None:
     entry = planned(container("4", quota=-1, marker=marker))
     assert entry.quota is None
     assert "stays lifted" in entry.note
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "over CRI"])
+def test_a_lifted_limit_is_worked_out_again_where_the_limit_is_the_request(marked: bool) -> None:
+    """The state is lost, and over CRI nothing was written on the container either."""
+    one = container("2-3", "0", quota=-1, marker='{"kind":"exclusive"}' if marked else "")
+    one = replace(one, resources=replace(one.resources, cpu_shares=2048, memory_limit=1 << 20))
+    pod = replace(POD, annotations={f"{PREFIX}/policy": "best-effort"})
+    (entry,) = plan(MACHINE, build([]), [pod], [one])
+    assert (entry.result, entry.cpus, entry.quota) == (Result.PLANNED, "0-7", 200_000)
+    assert entry.note == ""
+    (entry,) = plan(MACHINE, build([]), [replace(pod, qos=QoSClass.BURSTABLE)], [one])
+    assert entry.quota is None
 
 
 def test_containers_of_unknown_pods_are_not_touched() -> None:

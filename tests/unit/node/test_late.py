@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import time
 from dataclasses import dataclass, replace
 
 import pytest
@@ -80,6 +82,22 @@ def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: Bed) -> None:
     assert bed.metric("nri_numa_late_seconds_count") == 1
     bed.late.gone(one)
     assert bed.late.known == {}
+
+
+def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_it(
+    bed: Bed,
+) -> None:
+    """On a busy machine the runtime notes it long after the program's first instruction."""
+    one = bed.place("one", numacpu="2")
+    waits = ["sh", "-c", "sleep 0.2; echo; exec sleep 1000"]
+    with subprocess.Popen(waits, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        bed.world.agent.places[one] = CgroupPlace(f"/pods/{one}", process.pid)
+        bed.wall = time.time()
+        bed.late.begun(one, bed.wall, None)
+        process.kill()
+    assert bed.late.known[one] >= 0.2
 
 
 @pytest.mark.parametrize(("told", "late"), [(STARTED - 1, 0.0), (STARTED + 0.5, 0.5), (None, 0.0)])

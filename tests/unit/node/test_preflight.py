@@ -60,6 +60,52 @@ def test_a_kernel_without_controllers_is_told_apart_from_a_missing_mount(tmp_pat
     assert "lacks cpuset" in only(preflight.cgroups(tmp_path / "x", tmp_path)).remedy
 
 
+def host(tmp_path: Path, reserved: str, files: dict[str, str]) -> Finding:
+    write_tree(tmp_path / "cgroup", files)
+    loaded = AgentConfig(
+        reserved_cpus=reserved,
+        cgroup_root=str(tmp_path / "cgroup"),
+        kubelet_root=str(tmp_path / "kubelet"),
+    )
+    return only(preflight.host_processes(loaded, machines.dual_smt_16()))
+
+
+def test_host_processes_on_cpus_that_are_not_reserved_are_named_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    effective = "cpuset.cpus.effective"
+    files = {
+        "cgroup.controllers": "cpuset cpu memory\n",
+        effective: "0-15\n",
+        "init.scope/cgroup.procs": "1\n",  # without the controller: as the root
+        f"system.slice/{effective}": "0-1\n",
+        f"user.slice/{effective}": "0-3\n",
+        f"kubepods.slice/{effective}": "0-15\n",
+        f"pods.slice/kubepods-besteffort.slice/{effective}": "0-15\n",
+    }
+    found = host(tmp_path, "0-1", files)
+    assert found.level is Level.WARN
+    assert found.message == (
+        "CPUs 0-1 are reserved for them, and they run elsewhere too: "
+        "init.scope (0-15), user.slice (0-3)"
+    )
+    assert found.remedy.startswith(
+        "systemctl set-property init.scope AllowedCPUs=0-1; "
+        "systemctl set-property user.slice AllowedCPUs=0-1. "
+    )
+    files |= {f"init.scope/{effective}": "0-1\n", f"user.slice/{effective}": "1\n"}
+    assert host(tmp_path, "0-1", files).level is Level.OK
+
+
+def test_host_processes_without_reserved_cpus_and_on_version_1(tmp_path: Path) -> None:
+    found = host(tmp_path, "", {"cgroup.controllers": "cpuset\n"})
+    assert (found.level, "reservedCPUs" in found.message) == (Level.OK, True)
+    (tmp_path / "cgroup/cgroup.controllers").unlink()
+    found = host(tmp_path, "0-1,8", {"cpuset/cpuset.cpus": "0-15\n"})
+    assert (found.level, "cgroup v1" in found.message) == (Level.WARN, True)
+    assert found.remedy.endswith("CPUAffinity=0-1 8.")
+
+
 def test_a_pod_cgroup_without_cpuset_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset memory")
     (tmp_path / "kubepods.slice").mkdir()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -14,14 +16,16 @@ from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.node import reconcile
 from nri_numa.node.reconcile import CHUNK, Reconciler, Round
 from nri_numa.node.sending import Pushed, Sender
-from tests.beds.cgroup_bed import CgroupBed, Result, tree
+from nri_numa.observe import logs
+from tests.beds.cgroup_bed import CgroupBed, Result, real, tree
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.world import container, pod, resources
+from tests.beds.world import World, container, pod, resources
 
-__all__ = ["tree"]  # a fixture
+__all__ = ["real", "tree"]  # fixtures
 
 
 @dataclass
@@ -339,10 +343,97 @@ def test_a_container_that_was_right_for_a_window_starts_anew(bed: Bed) -> None:
 def test_a_runtime_that_takes_the_update_and_does_nothing_is_noticed(bed: Bed) -> None:
     bed.deaf = True
     bed.drift("listed-app", "0-7", "0")
-    for _ in range(3):
-        assert bed.round(max_repairs=3).repaired == ()
-    assert bed.round(max_repairs=3).given_up == ("listed-app",)
-    assert bed.counts() == (1, 0, 1)
+    for _ in range(5):
+        assert bed.round(max_repairs=3) == Round(seen=3, drifted=("listed-app",))
+    assert bed.counts() == (1, 0, 0)
+    assert bed.log.count("the runtime took the update, and the cgroup is as before") == 1
+    bed.deaf = False
+    assert bed.round(max_repairs=3).repaired == ("listed-app",)
+
+
+@dataclass
+class KernelBed:
+    """Cgroups of the kernel's version 1, and a runtime whose failed updates are ignored."""
+
+    real: Path
+
+    def __post_init__(self) -> None:
+        every = (self.real / "cpuset.cpus").read_text().strip()
+        if every != "0-1":
+            pytest.skip("made for a machine of two CPUs")
+        self.world = World(
+            synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1),
+        )
+        self.world.synchronize()
+        self.path = f"/{self.real.relative_to('/sys/fs/cgroup/cpuset')}"
+        self.output = io.StringIO()
+        logs.setup("debug", stream=self.output)
+        self.clock = 0.0
+        self.reconciler = Reconciler(
+            self.world.agent,
+            self.world.metrics,
+            self.push,
+            reader=CgroupReader(),
+            now=lambda: self.clock,
+            wall=lambda: 1_000_000.0,
+            sleep=self.sleep,
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+
+    async def push(self, updates: Sequence[ContainerUpdate]) -> Result:
+        for update in updates:
+            place = self.world.agent.places[update.container_id]
+            CgroupWriter(CgroupReader()).write(place, update.cpus, update.mems)
+        return Result()
+
+    def place(self, of: PodSandbox, path: str = "/none", made: Container | None = None) -> None:
+        made = made or container(of)
+        self.world.place(of, replace(made, cgroups_path=path))
+        self.reconciler.watch_pool()
+        self.clock += 3600
+
+    def drifts(self, name: str, said: str) -> None:
+        """Round after round: found, named, not counted as repaired, and nobody blamed."""
+        for _ in range(5):
+            assert asyncio.run(self.reconciler.round()) == Round(seen=1, drifted=(name,))
+        counts = self.world.metrics.registry.get_sample_value
+        assert counts("nri_numa_drift_repaired_total") == 0
+        assert counts("nri_numa_drift_fights_total") == 0
+        assert "keeps rewriting" not in self.output.getvalue()
+        assert self.output.getvalue().count(said) == 1
+        assert said in self.world.agent.differences[name].text
+        assert said in self.world.agent.notices.after()[-1].message
+
+
+def test_a_cgroup_above_that_was_narrowed_is_named_and_repair_follows_it(real: Path) -> None:
+    bed = KernelBed(real)
+    bed.place(pod("listed", {"numacpu": "1"}), bed.path)
+    for directory in (real, real.parent):
+        (directory / "cpuset.cpus").write_text("0")
+    bed.drifts("listed-app", f"the cgroup above, {real.parent.name}, has cpuset.cpus 0")
+    (real.parent / "cpuset.cpus").write_text("0-1")
+    assert asyncio.run(bed.reconciler.round()).repaired == ("listed-app",)
+    assert (real / "cpuset.cpus").read_text().strip() == "1"
+
+
+def test_a_nested_cgroup_that_has_more_is_named_and_repair_follows_it(real: Path) -> None:
+    bed = KernelBed(real)
+    bed.place(pod("free", qos=QoSClass.BEST_EFFORT), bed.path)
+    own = pod("owner", {"cpus": "exclusive"})
+    bed.place(own, made=container(own, wants=resources(1)))
+    nested = real / "nested"
+    nested.mkdir()
+    try:
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            (nested / name).write_text((real / name).read_text())
+        bed.drifts("free-app", f"{real.name}/nested, has cpuset.cpus 0-1")
+        assert bed.world.agent.differences["free-app"].intruder
+    finally:
+        nested.rmdir()
+    assert asyncio.run(bed.reconciler.round()).repaired == ("free-app",)
+    assert (real / "cpuset.cpus").read_text().strip() == bed.world.has("free-app")[0]
 
 
 def test_a_push_that_fails_is_said_and_tried_again_and_is_no_fight(bed: Bed) -> None:
@@ -445,6 +536,35 @@ def test_a_difference_is_shown_until_it_is_repaired(bed: Bed) -> None:
     ]
     assert differing(bed) == {}
     assert bed.count("neighbours_on_owned_cpus_seen") == 1
+
+
+def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
+    """Not when the overlap ends: it may last for hours."""
+    started = bed.clock
+    bed.world.agent.differences._now = lambda: 1_000_000.0 + bed.clock - started
+    bed.world.agent.differences.count_on()
+    bed.wall += 3600  # nobody is young
+    bed.failing = "the runtime is busy"
+    bed.drift("free-app", "0-7")
+    counted: dict[float, float] = {}
+
+    def tick() -> None:
+        counted[round(bed.clock - started)] = bed.count("neighbours_on_owned_cpus_seconds")
+        if bed.clock >= started + 60:
+            raise asyncio.CancelledError
+
+    bed.on_sleep = tick
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.reconciler.run(lambda: AgentConfig(reconcile=Reconcile(interval="5s"))))
+    assert counted[20] >= 10
+    assert counted[60] - counted[20] == pytest.approx(40)
+    bed.settle("free-app")
+    bed.on_sleep = lambda: None
+    bed.round()
+    ended = bed.count("neighbours_on_owned_cpus_seconds")
+    bed.clock += 100
+    bed.world.agent.differences.count_on()
+    assert bed.count("neighbours_on_owned_cpus_seconds") == ended
 
 
 def test_a_given_up_fight_is_shown_as_such_until_somebody_else_ends_it(bed: Bed) -> None:

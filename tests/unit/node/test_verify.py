@@ -10,7 +10,7 @@ import pytest
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
 from nri_numa.node.verify import Verifier
-from tests.beds.cgroup_bed import CgroupBed, tree
+from tests.beds.cgroup_bed import CgroupBed, blocked, tree
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import container, pod, resources
 
@@ -26,6 +26,11 @@ class Writer(CgroupWriter):
         super().__init__(CgroupReader(str(tree.root)))
         self.tree = tree
         self.problem = ""
+
+    def finish(self) -> None:
+        """Wait until the kernel is through with the last write."""
+        assert self._last is not None
+        self._last.result()
 
     def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
         if self.problem:
@@ -107,6 +112,28 @@ def test_an_update_that_did_not_arrive_is_written_and_counted_as_late(bed: Bed) 
     assert "default/plain/app" in line
     assert "on_owned_cpus=true" in line
     assert "meant 2-7" in line
+
+
+def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_is_through(
+    bed: Bed,
+) -> None:
+    own(bed)
+    bed.clock += 0.1
+    with blocked(bed.tree.directory("/pods/plain-app") / "cpuset.cpus"):
+        bed.look()
+        assert bed.writer.busy
+        assert bed.has("plain-app") in ("", "0-7")
+        bed.look()
+    assert bed.count("cgroup_writes_held_up_total") == 1
+    assert bed.count("late_repairs_total") == 0
+    assert bed.pushes == [], "the runtime would wait as well"
+    [line] = bed.lines("the kernel holds up writes of cpusets")
+    assert "ids=plain-app" in line
+    bed.writer.finish()
+    bed.tree.settle("/pods/plain-app")
+    bed.look()
+    assert bed.has("plain-app") == bed.world.has("plain-app")[0] == "2-7"
+    assert not bed.world.agent.differences
 
 
 def test_a_late_container_that_is_pinned_is_noted_for_whoever_looks_at_its_pod(bed: Bed) -> None:

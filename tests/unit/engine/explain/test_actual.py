@@ -26,6 +26,9 @@ def test_a_fight_that_was_given_up_is_said() -> None:
 
 
 def test_late_and_in_time_are_told_apart() -> None:
-    assert late_text(0.0124) == "late by 12 ms: it started before its CPUs were decided and set"
+    assert (
+        late_text(0.0124)
+        == "late by at most 12 ms: it started before its CPUs were decided and set"
+    )
     for seconds in (0.0, -0.003):  # a clock may be set back
         assert late_text(seconds) == "in time: it had its CPUs when it started"

@@ -26,13 +26,13 @@ from nri_numa.cluster.numatopology_output import NumatopologyOutput
 from nri_numa.cluster.outbox import pause
 from nri_numa.cluster.outputs import EventOutput, NodeOutput, Output, PodOutput
 from nri_numa.cluster.requests import WHOLE, Outcome, Request, Resource, Result
-from nri_numa.cluster.serving import ProbeServer
 from nri_numa.cluster.source import AgentGone, AgentSource, Changed
 from nri_numa.cluster.topology_output import TopologyOutput
 from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.config.node_name import node_name
 from nri_numa.dra.handover import Teller
 from nri_numa.errors import ConfigError
+from nri_numa.http.guarded import Site
 from nri_numa.http.zones import Zones
 from nri_numa.observe.logs import get_logger
 
@@ -140,8 +140,12 @@ class Publisher:
         self._topology_problem = self._slices_problem = self._numatopology_problem = ""
         self._said: set[tuple[str, str]] = set()
         self._skew_said = False
-        self.probes = ProbeServer(
-            __version__, metrics=self.metrics.text, not_ready=lambda: self.problem
+        self._address = split_address(publish.address)
+        self.probes = Site(
+            self._address[0] if self._address else "",
+            version=__version__,
+            metrics=self.metrics.text,
+            not_ready=lambda: self.problem,
         )
         for output in outputs:
             self._count(output)
@@ -152,20 +156,24 @@ class Publisher:
         return self._agent_problem or self._api_problem
 
     async def run(self) -> None:
-        """Publish until cancelled."""
+        """Publish until cancelled.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        if self._address is not None:
+            self.probes.listen(self._address[1])
         tasks = [self._follow(), self._write(), self._look_again()]
         if self._topology is not None:
             tasks.append(self._count_again())
-        address = split_address(self._publish.address)
         if self._claims is not None:
             tasks.append(self._claims.run())
-        if address is not None:
-            tasks.append(self.probes.run(*address))
         try:
             async with asyncio.TaskGroup() as group:
                 for task in tasks:
                     group.create_task(task)
         finally:
+            await self.probes.stop()
             await self._source.close()
             await self._api.close()
 

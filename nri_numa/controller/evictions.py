@@ -19,10 +19,10 @@ def movable(document: Mapping[str, Any]) -> bool:
     """Whether a pod's owner makes another one, which may go elsewhere.
 
     Static pods and those of a DaemonSet come back to the same node; a pod without a controller does
-    not come back at all.
+    not come back at all. Those of kube-system are not ours to move, and a policy refuses it.
     """
     metadata = _mapping(document.get("metadata"))
-    if metadata.get("deletionTimestamp"):
+    if metadata.get("deletionTimestamp") or metadata.get("namespace") == "kube-system":
         return False
     if _mapping(document.get("status")).get("phase") in ("Succeeded", "Failed"):
         return False

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable
+from functools import partial
 from importlib import resources
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
 
 from nri_numa import __version__
-from nri_numa.config import AgentConfig, split_address
+from nri_numa.config import AgentConfig
 from nri_numa.controller.overview import BadQuery, Overview, query_of
-from nri_numa.http.api import CONTENT_SECURITY_POLICY
-from nri_numa.http.security import TokenFile, host_is_expected
+from nri_numa.http.api import CONTENT_SECURITY_POLICY, APIError, Request, Response
+from nri_numa.http.guarded import TEXT, Route
+from nri_numa.http.security import TokenFile
 from nri_numa.scheduler.follow import Follower
 from nri_numa.scheduler.kinds import Topology
 from nri_numa.scheduler.lean import LeanConnection
@@ -64,69 +65,58 @@ class Page:
             directory=section.credentials,
         )
         file = section.page.token_file
-        self._token = TokenFile(file) if file else None
-        address = split_address(section.address)
-        self._host = address[0] if address else ""
+        self._token = TokenFile(file, setting="controller.page") if file else None
         # A revision belongs to one life of one replica.
         self._life = uuid.uuid4().hex[:12]
         self._files = {name: _read(name) for name in (*SHARED, *OWN)}
 
-    def routes(self) -> Iterable[web.RouteDef]:
+    def routes(self) -> Iterable[Route]:
         """What is added to the controller's server."""
         return [
-            web.get(DOCUMENT, self._document),
-            web.get(PATH, self._file),
-            web.get(PATH.rstrip("/"), self._moved),
-            web.get(PATH + "{name}", self._file),
+            Route("GET", DOCUMENT, self._document),
+            Route("GET", PATH.rstrip("/"), self._moved),
+            *(
+                Route("GET", PATH + shown, partial(self._file, name))
+                for name in self._files
+                for shown in ((name, "") if name == "index.html" else (name,))
+            ),
         ]
 
-    async def _moved(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(status=308, headers={"Location": PATH})
+    def _moved(self, request: Request) -> Response:
+        return Response(308, b"", TEXT, [("Location", PATH)])
 
-    async def _file(self, request: web.Request) -> web.StreamResponse:
-        name = request.match_info.get("name", "index.html")
-        data = self._files.get(name)
-        if data is None:
-            raise web.HTTPNotFound
-        headers = {
-            "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-        }
-        kind = _TYPES[name.rpartition(".")[2]]
-        return web.Response(body=data, content_type=kind, charset="utf-8", headers=headers)
+    def _file(self, name: str, request: Request) -> Response:
+        headers = [
+            ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
+            ("Referrer-Policy", "no-referrer"),
+        ]
+        kind = f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8"
+        return Response(200, self._files[name], kind, headers)
 
-    async def _document(self, request: web.Request) -> web.StreamResponse:
-        if not host_is_expected(request.headers.get("Host", "").encode(), self._host):
-            return _said(421, "this server is only reachable as localhost or by its address")
-        given = request.headers.get("Authorization", "").encode()
-        if self._token is not None and not self._token.admits(given):
-            return _said(
+    async def _document(self, request: Request) -> Response:
+        if self._token is not None and not self._token.admits(request.header(b"authorization")):
+            raise APIError(
                 401,
+                "Unauthorized",
                 "expected the header Authorization: Bearer with the token of "
                 "controller.page.tokenFile",
-                {"WWW-Authenticate": "Bearer"},
+                [("WWW-Authenticate", "Bearer")],
             )
         if not self.follower.synced.is_set():
             problem = self.follower.problem or "the nodes are not known yet"
-            return _said(503, problem, {"Retry-After": "2"})
-        asked = hashlib.sha256(request.query_string.encode()).hexdigest()[:12]
+            raise APIError(503, "NotReady", problem, [("Retry-After", "2")])
+        asked = hashlib.sha256(repr(sorted(request.query.items())).encode()).hexdigest()[:12]
         tag = f'"{self._life}-{self.overview.revision}-{asked}"'
-        if request.headers.get("If-None-Match") == tag:
-            return web.Response(status=304, headers={"ETag": tag})
+        if request.header(b"if-none-match") == tag.encode():
+            return Response(304, b"", headers=[("ETag", tag)])
         try:
             query = query_of(request.query)
         except BadQuery as error:
-            return _said(400, str(error))
+            raise APIError(400, "BadRequest", str(error)) from error
         document: dict[str, Any] = await self.overview.document(query)
         if self.follower.problem:
             document["stale"] = self.follower.problem
-        body = msgspec.json.encode(document)
-        return web.Response(body=body, content_type="application/json", headers={"ETag": tag})
-
-
-def _said(status: int, text: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.json_response({"error": text}, status=status, headers=headers)
+        return Response(200, msgspec.json.encode(document), headers=[("ETag", tag)])
 
 
 def _read(name: str) -> bytes:

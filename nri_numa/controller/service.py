@@ -31,7 +31,6 @@ from nri_numa.controller.nodes import NodeOutput, UnknownNode
 from nri_numa.controller.offers import Offer, from_put
 from nri_numa.controller.server import Server
 from nri_numa.controller.sources import FileSource, PrometheusSource
-from nri_numa.errors import ConfigError
 from nri_numa.kube_client import namespace
 from nri_numa.observe.logs import get_logger
 from nri_numa.offline_capacity import LONGEST_VALIDITY, BadCapacity
@@ -120,18 +119,16 @@ class Service:
         )
         self._said: set[tuple[str, str]] = set()
         self._api_problem = ""
-        try:
-            self.server = Server(
-                self,
-                version=__version__,
-                token_file=controller.token_file,
-                certificate=controller.tls_cert,
-                key=controller.tls_key,
-                more=page.routes() if page is not None else (),
-            )
-        except ConfigError as error:
-            problems = [one.replace("http.", "controller.", 1) for one in error.problems]
-            raise ConfigError("configuration", problems) from error
+        self._address = split_address(controller.address)
+        self.server = Server(
+            self._address[0] if self._address else "",
+            self,
+            version=__version__,
+            token_file=controller.token_file,
+            certificate=controller.tls_cert,
+            key=controller.tls_key,
+            more=page.routes() if page is not None else (),
+        )
 
     async def run(self) -> None:
         """Work until cancelled; at the end the Lease is given back.
@@ -156,9 +153,9 @@ class Service:
             work.append(PrometheusSource(controller.prometheus, self._take, up).run())
         if self._page is not None:
             work.append(self._page.follower.run())
-        address = split_address(controller.address)
         try:
-            runner = None if address is None else await self.server.start(*address)
+            if self._address is not None:
+                self.server.listen(self._address[1])
         except BaseException:
             for one in work:
                 one.close()
@@ -168,8 +165,7 @@ class Service:
                 for one in work:
                     group.create_task(one)
         finally:
-            if runner is not None:
-                await runner.cleanup()
+            await self.server.stop()
             await self._election.give_back()
             await self._api.close()
             if self._page is not None:
@@ -317,11 +313,7 @@ def _page(config: AgentConfig) -> Page | None:
         return None
     from nri_numa.controller.page import Page
 
-    try:
-        return Page(config)
-    except ConfigError as error:
-        problems = [one.replace("http.", "controller.page.", 1) for one in error.problems]
-        raise ConfigError("configuration", problems) from error
+    return Page(config)
 
 
 def _zones(request: Request) -> str:

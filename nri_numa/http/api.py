@@ -50,13 +50,23 @@ class Request:
     Attributes:
         segments: the path's segments, decoded.
         query: parameters; the last of equal ones wins.
+        headers: by name in small letters.
+        local: it came over a unix socket.
+        certified: its client has shown a certificate that we trust.
     """
 
     method: str
     path: str
     segments: tuple[str, ...] = ()
     query: dict[str, str] = field(default_factory=dict)
-    if_none_match: str = ""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+    local: bool = False
+    certified: bool = False
+
+    def header(self, name: bytes) -> bytes:
+        """A header's value; empty when it is not there."""
+        return self.headers.get(name, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,6 @@ class API:
         self._topology: tuple[object, bytes] | None = None
         self._listed: tuple[_Listed, bytes] | None = None
         self._assets: dict[str, _Asset] | None = None
-        # Patterns by number of segments; "*" matches any one segment.
         self._routes: list[tuple[str, tuple[str, ...], Handler]] = [
             (pattern, tuple(pattern.split("/")[1:]), handler)
             for pattern, handler in (
@@ -173,7 +182,7 @@ class API:
                 [("Allow", "GET, HEAD")],
             )
         for _, pattern, handler in self._routes:
-            if _matches(pattern, request.segments):
+            if matches(pattern, request.segments):
                 return handler(request)
         asset = self._asset(request.path)
         if asset is not None:
@@ -183,7 +192,7 @@ class API:
     def route_of(self, request: Request) -> str:
         """The pattern of a path, for the metric's label: bounded, whatever clients send."""
         for name, pattern, _ in self._routes:
-            if _matches(pattern, request.segments):
+            if matches(pattern, request.segments):
                 return name
         return "page" if self._asset(request.path) is not None else "other"
 
@@ -357,7 +366,7 @@ class _Asset:
             ("Cache-Control", "no-cache"),
             ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
         ]
-        if request.if_none_match == self.tag:
+        if request.header(b"if-none-match").decode("latin-1") == self.tag:
             return Response(304, b"", self.content_type, headers)
         return Response(200, self.data, self.content_type, headers)
 
@@ -389,7 +398,8 @@ def _json(document: object, status: int = 200) -> Response:
     return Response(status, _encoder.encode(document) + b"\n")
 
 
-def _matches(pattern: tuple[str, ...], segments: tuple[str, ...]) -> bool:
+def matches(pattern: tuple[str, ...], segments: tuple[str, ...]) -> bool:
+    """Say whether a path is one of a pattern, whose ``{name}`` is any one segment."""
     if len(pattern) != len(segments):
         return False
     return all(

@@ -18,17 +18,21 @@ if TYPE_CHECKING:
 class TokenFile:
     """The bearer token, read again when its file changes.
 
+    Args:
+        path: of the file.
+        setting: section of the configuration, for errors.
+
     Raises:
         ConfigError: when the file cannot be read or is empty at the start.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, setting: str = "http") -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
         self._token = b""
         problem = self._read()
         if problem:
-            raise ConfigError("configuration", [f"http.tokenFile: {problem}"])
+            raise ConfigError("configuration", [f"{setting}.tokenFile: {problem}"])
 
     def admits(self, authorization: bytes) -> bool:
         """Say whether an Authorization header carries the token.
@@ -58,23 +62,26 @@ class TokenFile:
 class Certificate:
     """The server's certificate, loaded again when its files change.
 
+    Args:
+        cert, key: PEM files.
+        client_ca: file with the authority of clients; empty when none is asked for.
+        setting: section of the configuration, for errors.
+
     Raises:
         ConfigError: when the files are no certificate and key.
     """
 
-    def __init__(self, cert: str, key: str) -> None:
-        import ssl
+    context: ssl.SSLContext
 
-        self._files = (cert, key)
-        self.context: ssl.SSLContext = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+    def __init__(self, cert: str, key: str, client_ca: str = "", *, setting: str = "http") -> None:
+        self._files = (cert, key, *((client_ca,) if client_ca else ()))
         self._seen: tuple[int, ...] = ()
         try:
             self._load()
         except OSError as error:
             raise ConfigError(
                 "configuration",
-                [f"http.tlsCert: {cert} and {key} are no certificate and key: {error}"],
+                [f"{setting}.tlsCert: {' and '.join(self._files)} cannot be used: {error}"],
             ) from error
 
     def refresh(self) -> str:
@@ -93,10 +100,19 @@ class Certificate:
         return f"{self._files[0]} expired {int(-left // 86400)} days ago, clients will refuse it"
 
     def _load(self) -> None:
+        import ssl
+
         seen = tuple(os.stat(path).st_mtime_ns for path in self._files)
-        if seen != self._seen:
-            self.context.load_cert_chain(*self._files)
-            self._seen = seen
+        if seen == self._seen:
+            return
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(*self._files[:2])
+        for authority in self._files[2:]:
+            context.load_verify_locations(authority)
+            # Probes and scrapers have no certificate; who asks is looked at again.
+            context.verify_mode = ssl.CERT_OPTIONAL
+        self.context, self._seen = context, seen
 
 
 def seconds_left(cert: str, now: float) -> float | None:

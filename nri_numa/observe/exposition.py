@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from nri_numa.text import harmless
+
 
 def text(rows: list[str]) -> bytes:
     """The rows as bytes; the list is empty afterwards."""
@@ -16,5 +18,5 @@ def head(name: str, text: str) -> list[str]:
 
 
 def label(value: str) -> str:
-    """The value of a label, escaped."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    """The value of a label, escaped: for the format, and before that for whoever reads it."""
+    return harmless(value).replace("\\", "\\\\").replace('"', '\\"')

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import socket
 import time
 import uuid
 from collections.abc import Callable
 
-from aiohttp import web
 from lightkube.operators import not_equal
 
 from nri_numa import __version__, service
@@ -22,6 +20,7 @@ from nri_numa.cluster.requests import Outcome, Request, Result
 from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.config.extended_resource import slots_resource
 from nri_numa.config.scheduling import UnknownNodes
+from nri_numa.http.security import Certificate
 from nri_numa.kube_client import namespace
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler import protocol
@@ -35,7 +34,7 @@ from nri_numa.scheduler.panel import Panel
 from nri_numa.scheduler.pods import Reader
 from nri_numa.scheduler.unseen import Unseen
 from nri_numa.scheduler.waker import Waker
-from nri_numa.scheduler.web import application, tls
+from nri_numa.scheduler.web import site
 from nri_numa.scheduler.world import PARTLY, World, name_of, uid_of
 
 log = get_logger("scheduler")
@@ -57,6 +56,9 @@ class Extender:
         config: checked.
         clock: seconds that only grow.
         wall: Unix time in seconds.
+
+    Raises:
+        ConfigError: a certificate cannot be read.
     """
 
     def __init__(
@@ -68,6 +70,11 @@ class Extender:
     ) -> None:
         section, prefix = config.scheduler, config.annotation_prefix
         self._section, self._clock = section, clock
+        self._certificate = (
+            Certificate(section.tls_cert, section.tls_key, section.client_ca, setting="scheduler")
+            if section.tls_cert
+            else None
+        )
         settings = configuration.settings(config)
         limit = parse_duration(section.hold_limit)
         self.metrics = SchedulerMetrics(__version__)
@@ -267,30 +274,26 @@ class Extender:
         """Serve until cancelled.
 
         Raises:
-            OSError: the address cannot be had, or a certificate cannot be read.
+            OSError: the address cannot be had.
         """
         section = self._section
         log.info("starting", version=__version__, lease=section.lease)
-        context = tls(section.tls_cert, section.tls_key, section.client_ca)
-        app = application(
-            {"filter": self.filter, "prioritize": self.prioritize, "bind": self.bind},
-            self.metrics,
-            self.not_ready,
-            certified=bool(section.client_ca),
-            refresh=self.refresh,
-        )
-        runner = web.AppRunner(app, access_log=None, handle_signals=False)
-        await runner.setup()
         address = split_address(section.address)
         assert address is not None, section.address  # noqa: S101  # the configuration was checked
         host, port = address
+        server = site(
+            host,
+            {"filter": self.filter, "prioritize": self.prioritize, "bind": self.bind},
+            self.metrics,
+            self.not_ready,
+            certificate=self._certificate,
+            certified=bool(section.client_ca),
+            refresh=self.refresh,
+        )
         try:
-            site = web.TCPSite(
-                runner, host or None, port, ssl_context=context, shutdown_timeout=5.0
-            )
-            await site.start()
-            self.port = runner.addresses[0][1]
-            log.info("listening", address=section.address, tls=context is not None)
+            server.listen(port)
+            self.port = server.port
+            log.info("listening", address=section.address, tls=self._certificate is not None)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._nodes.run())
                 group.create_task(self._follow_pods())
@@ -298,10 +301,8 @@ class Extender:
                     group.create_task(self.election.run())
                 group.create_task(self.waker.run(self._leads))
                 group.create_task(self._tick())
-                if context is not None:
-                    group.create_task(self._renew(context))
         finally:
-            await runner.cleanup()
+            await server.stop()
             if self.election is not None:
                 await self.election.give_back()
             await self._lease_api.close()
@@ -324,31 +325,6 @@ class Extender:
             before, answers = answers, not self._not_ready_to_bind()
             if answers and not before:
                 self.waker.anew(min(self.fleet.names, default=""))
-
-    async def _renew(self, context: object) -> None:
-        """Take a renewed certificate; connections that are open keep the old one."""
-        import ssl
-
-        assert isinstance(context, ssl.SSLContext)  # noqa: S101
-        section, seen = self._section, _stamp(self._section.tls_cert)
-        while True:
-            await asyncio.sleep(60)
-            stamp = _stamp(section.tls_cert)
-            if stamp == seen:
-                continue
-            try:
-                context.load_cert_chain(section.tls_cert, section.tls_key)
-                seen = stamp
-                log.info("a renewed certificate is used", file=section.tls_cert)
-            except OSError as error:
-                log.warning("the certificate cannot be read", problem=str(error))
-
-
-def _stamp(file: str) -> int:
-    try:
-        return os.stat(file).st_mtime_ns
-    except OSError:
-        return 0
 
 
 def run(config: AgentConfig) -> int:

@@ -19,6 +19,15 @@ commonName = supplied
 """
 
 
+def make_certificate(directory: Path, name: str) -> None:
+    """A certificate for 127.0.0.1 that is its own authority: cert.pem and key.pem."""
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", f"/CN={name}"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", str(directory / "key.pem"), "-out", str(directory / "cert.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+
+
 def make_expired(directory: Path) -> None:
     """A certificate of the year 2020; only ``openssl ca`` takes dates of the past."""
     (directory / "ca.cnf").write_text(CA.format(at=directory))

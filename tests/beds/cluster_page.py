@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from nri_numa.config import AgentConfig
 from nri_numa.config.controlling import Controller
 from nri_numa.config.controlling import Page as Section
@@ -54,21 +52,28 @@ class ClusterPage:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._server = Server(
-            Nobody(), version="1", token_file="", certificate="", key="", more=self._page.routes()
+            "127.0.0.1",
+            Nobody(),
+            version="1",
+            token_file="",
+            certificate="",
+            key="",
+            more=self._page.routes(),
         )
-        self._runner: web.AppRunner | None = None
         self.serve()
         self.url = f"http://127.0.0.1:{self._server.port}/cluster/"
 
     def serve(self) -> None:
         """Listen; on the same port as before after a stop."""
-        self._runner = self._do(self._server.start("127.0.0.1", self._server.port))
+
+        async def listen() -> None:
+            self._server.listen(self._server.port)
+
+        self._do(listen())
 
     def hang_up(self) -> None:
         """Stop listening."""
-        if self._runner is not None:
-            self._do(self._runner.cleanup())
-        self._runner = None
+        self._do(self._server.stop())
 
     def tell(self, *documents: Mapping[str, Any], drained: Mapping[str, str] | None = None) -> None:
         """Nodes with what they publish; the first time says that these are all."""

@@ -231,6 +231,9 @@ class _Writer:
         """Keep it."""
         self.data += data
 
+    def get_extra_info(self, name: str) -> None:
+        """It shows no certificate."""
+
     async def drain(self) -> None:
         """Never has to wait."""
 

@@ -8,7 +8,6 @@ import gc
 import http.client
 import os
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,18 +20,10 @@ from nri_numa.config import HTTP
 from nri_numa.http import connection, places
 from nri_numa.http.server import HTTPServer
 from nri_numa.observe.metrics import Metrics
-from tests.beds.certificates import make_expired
+from tests.beds.certificates import make_certificate, make_expired
 from tests.beds.http_view import FakeView
 
 TOKEN = "0123456789abcdef0123456789abcdef"
-
-
-def make_certificate(directory: Path, name: str) -> None:
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-days", "2", "-subj", f"/CN={name}"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    command += ["-keyout", str(directory / "key.pem"), "-out", str(directory / "cert.pem")]
-    subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.fixture

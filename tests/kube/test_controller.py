@@ -167,6 +167,14 @@ def test_its_token_writes_one_annotation(bed: KubeBed, installed: Client) -> Non
     assert "nothing of a Node but its annotation" in cordon
     assert "forbidden" in thief.does("GET", "/api/v1/namespaces/nri-numa/secrets")
 
+    def evicts(namespace: str) -> str:
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "any"}}
+        path = f"/api/v1/namespaces/{namespace}/pods/any/eviction?dryRun=All"
+        return thief.does("POST", path, body)
+
+    assert "no pod of kube-system" in evicts("kube-system")
+    assert "not found" in evicts("default")
+
 
 BUDGET = {
     "apiVersion": "policy/v1",

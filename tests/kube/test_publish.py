@@ -487,3 +487,7 @@ def test_the_policies_for_tenants_let_updates_of_something_else_pass(tenants: Cl
         tenants.kubectl(
             "annotate", "--namespace=free", "--overwrite", "pod", "before", f"{PREFIX}/numacpu=1"
         )
+    patch = ["patch", "pod", "before", "--namespace=free", "--subresource=status", "--patch"]
+    tenants.kubectl(*patch, '{"status":{"message":"as a kubelet writes it"}}')
+    with pytest.raises(KubeError, match="numacpu=allowed"):
+        tenants.kubectl(*patch, json.dumps({"metadata": {"annotations": asks(numacpu="1")}}))

@@ -317,8 +317,8 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
         "target": {"apiVersion": "v1", "kind": "Node", "name": NODES[0]},
     }
 
-    def binds(**annotations: str) -> str:
-        metadata = {"name": "extender-stolen", "annotations": annotations}
+    def binds(labels: dict[str, str] | None = None, **annotations: str) -> str:
+        metadata = {"name": "extender-stolen", "annotations": annotations, "labels": labels or {}}
         return thief.does("POST", path, {**body, "metadata": metadata})
 
     poll(
@@ -326,6 +326,9 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
         "the other policy in force", timeout_s=PATIENCE_S, every_s=0.3,
     )  # fmt: skip
     assert binds(**{PLACED: '{"main":"0"}'}) == ""
+    assert "no labels" in binds({"app": "other"}, **{PLACED: '{"main":"0"}'})
+    zone = {"topology.kubernetes.io/zone": "a"}  # the API server writes it into bindings
+    assert binds(zone, **{PLACED: '{"main":"0"}'}) == ""
     assert "forbidden" in thief.does("GET", "/api/v1/namespaces/nri-numa/secrets")
     for method, where in (("PATCH", "/api/v1/namespaces/default/pods/extender-stolen"),
                           ("DELETE", f"/api/v1/nodes/{NODES[0]}")):  # fmt: skip

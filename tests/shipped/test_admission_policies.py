@@ -49,7 +49,7 @@ def test_a_policy_asks_for_a_label_of_the_namespace(name: str, label: str, keys:
         "apiGroups": [""],
         "apiVersions": ["v1"],
         "operations": ["CREATE", "UPDATE"],
-        "resources": ["pods"],
+        "resources": ["pods", "pods/status"],
     }
     (validation,) = spec["validations"]
     expression, message = validation["expression"], validation["message"]

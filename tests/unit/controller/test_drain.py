@@ -195,6 +195,7 @@ def test_a_failed_look_comes_again() -> None:
         {"ownerReferences": [{"kind": "Node", "name": "n", "controller": True}]},
         {"deletionTimestamp": "2026-11-22T15:00:00Z"},
         {"annotations": {"kubernetes.io/config.mirror": "x"}},
+        {"namespace": "kube-system"},
     ],
 )
 def test_who_does_not_come_back_elsewhere_stays(change: dict[str, Any]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -19,6 +21,7 @@ from nri_numa.config.controlling import Controller, Page
 from nri_numa.config.controlling import Prometheus as Query
 from nri_numa.controller.service import Service
 from nri_numa.errors import ConfigError
+from tests.beds.certificates import make_certificate
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
 from tests.unit.scheduler.objects import topology
 
@@ -193,7 +196,7 @@ def test_bad_requests_are_refused_with_a_sentence(live: Callable[..., World]) ->
             ("PUT", PATH, b"{", TOKEN, 400, "no JSON"),
             ("PUT", PATH, b"\xff\xfe", TOKEN, 400, "no JSON"),
             ("PUT", PATH, b"[" * 60_000, TOKEN, 400, "no JSON"),
-            ("PUT", PATH, b"x" * 70_000, TOKEN, 413, "Large"),
+            ("PUT", PATH, b"x" * 70_000, TOKEN, 413, "at most 65536 bytes"),
             ("PUT", PATH, [], TOKEN, 422, "expected a JSON object"),
             ("PUT", PATH, b'{"zones": {"0": NaN}}', TOKEN, 422, "nan, expected a number"),
             ("PUT", PATH, {"zones": {"0": -1}}, TOKEN, 422, "-1, expected a number"),
@@ -203,8 +206,8 @@ def test_bad_requests_are_refused_with_a_sentence(live: Callable[..., World]) ->
             ("DELETE", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
             ("GET", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
             ("GET", PATH, None, None, 401, "expected the header"),
-            ("POST", PATH, good, TOKEN, 405, "Method Not Allowed"),
-            ("GET", "/v1/secrets", None, TOKEN, 404, "Not Found"),
+            ("POST", PATH, good, TOKEN, 405, "expected PUT, DELETE, GET, HEAD"),
+            ("GET", "/v1/secrets", None, TOKEN, 404, "there is no such path"),
         ]
         for method, path, body, token, code, said in cases:
             assert (method, path, body, *(await world.ask(method, path, body, token)))[3] == code
@@ -322,7 +325,7 @@ def test_an_address_that_somebody_has_ends_it(tmp_path: Path) -> None:
         server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         section = Controller(address=f"127.0.0.1:{port}", credentials=str(tmp_path))
-        with pytest.raises(OSError, match="address already in use"):
+        with pytest.raises(OSError, match="Address already in use"):
             await Service(AgentConfig(controller=section)).run()
         server.close()
 
@@ -355,3 +358,50 @@ def test_without_it_nothing_is_asked_of_the_api_server(live: Callable[..., World
             assert (await world.ask("GET", path, token=None))[0] == 404
 
     live(test)
+
+
+def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
+    """Also one whose files are replaced one after the other."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    async def shown(port: int) -> bytes:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        return ssl.DER_cert_to_PEM_cert(found).encode()
+
+    async def run() -> None:
+        make_certificate(tmp_path, "first")
+        section = Controller(
+            address="127.0.0.1:0",
+            credentials=str(tmp_path),
+            tls_cert=str(cert),
+            tls_key=str(key),
+        )
+        service = Service(AgentConfig(controller=section))
+        service.server.listen(0)
+        first = await shown(service.server.port)
+        assert first.strip() == cert.read_bytes().strip()
+        (tmp_path / "new").mkdir()
+        make_certificate(tmp_path / "new", "second")
+        os.replace(tmp_path / "new" / "cert.pem", cert)
+        assert await shown(service.server.port) == first, "the key is still the old one"
+        os.replace(tmp_path / "new" / "key.pem", key)
+        assert (await shown(service.server.port)).strip() == cert.read_bytes().strip()
+        await service.server.stop()
+
+    asyncio.run(run())
+
+
+def test_files_that_are_no_certificate_end_it(tmp_path: Path) -> None:
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("nothing")
+    section = Controller(
+        credentials=str(tmp_path),
+        tls_cert=str(tmp_path / "cert.pem"),
+        tls_key=str(tmp_path / "key.pem"),
+    )
+    with pytest.raises(ConfigError, match=r"controller\.tlsCert: .* cannot be used"):
+        Service(AgentConfig(controller=section))

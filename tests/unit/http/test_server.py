@@ -18,7 +18,7 @@ import pytest
 
 from nri_numa.config import HTTP
 from nri_numa.errors import ConfigError
-from nri_numa.http import connection, places, sockets, streams
+from nri_numa.http import connection, guarded, places, sockets, streams
 from nri_numa.http import server as server_module
 from nri_numa.http.responses import Assignment, Readiness
 from nri_numa.http.scrape import SharedScrape
@@ -216,6 +216,18 @@ def test_hostile_names_travel_as_json_text() -> None:
         (
             b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 60000 + b"\r\n\r\n",
             431,
+            "BadRequest",
+        ),
+        (
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 17000 + b"\r\n\r\n",
+            431,
+            "BadRequest",
+        ),
+        (
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+            b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            400,
             "BadRequest",
         ),
     ],
@@ -493,7 +505,7 @@ def test_one_connection_gets_so_many_answers_and_no_more(monkeypatch: pytest.Mon
     """Whoever wants more connects again, and stands in line with the others."""
 
     async def test() -> None:
-        monkeypatch.setattr(server_module, "MAX_REQUESTS", 3)
+        monkeypatch.setattr(guarded, "MAX_REQUESTS", 3)
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
             replies = [await read_reply(reader) for _ in range(3)]
@@ -598,7 +610,7 @@ def test_running_out_of_files_is_said_once_and_is_not_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
-        monkeypatch.setattr(server_module, "EXHAUSTED_RETRY", 0.001)
+        monkeypatch.setattr(guarded, "EXHAUSTED_RETRY", 0.001)
         async with serving() as (_, address):
             failures = iter(range(20))
 
@@ -609,7 +621,7 @@ def test_running_out_of_files_is_said_once_and_is_not_the_end(
                     raise OSError(errno.EMFILE, "Too many open files")
                 return await sockets.accept(listener, nobody)
 
-            monkeypatch.setattr(server_module, "accept", exhausted)
+            monkeypatch.setattr(guarded, "accept", exhausted)
             assert (await get(address, "/healthz")).status == 200
             assert (await get(address, "/healthz")).status == 200
         said = [r for r in caplog.records if "no more connections" in r.getMessage()]

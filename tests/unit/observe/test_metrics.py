@@ -16,6 +16,7 @@ from nri_numa.observe.metrics import (
     NUMANodeSample,
     Snapshot,
 )
+from nri_numa.text import harmless
 
 HOSTILE = 'a"b\\c\n<script>\x1b\ud800'
 
@@ -166,7 +167,7 @@ def test_hostile_names_do_not_break_the_format() -> None:
     metrics.snapshot = lambda: Snapshot(containers=[container(1, HOSTILE)])
     families = {f.name: f for f in text_string_to_metric_families(metrics.text())}
     labels = families["nri_numa_container_info"].samples[0].labels
-    assert labels["container"] == HOSTILE.replace("\ud800", "\\ud800")
+    assert labels["container"] == harmless(HOSTILE)
 
 
 def test_names_follow_the_conventions() -> None:

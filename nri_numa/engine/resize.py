@@ -261,7 +261,8 @@ def _resized(
     requested = _with_what_it_holds(machine, pod, container, allocation, requested)
     if isinstance(requested, Refusal):
         return _resize_refused(requested, trace)
-    wanted = demand(pod, container, requested, machine.memory_total)
+    others = rest.charge_of_pod(pod.uid, container.id)
+    wanted = demand(pod, container, requested, machine.memory_total, others)
     trace = replace(trace, requested=requested)
     if isinstance(wanted, Refusal):
         return Refused(wanted, replace(trace, rule=wanted.rule))

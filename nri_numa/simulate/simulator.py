@@ -24,7 +24,7 @@ from nri_numa.simulate.devices import REASON, DeviceBooks, Given, TooFew, too_fe
 from nri_numa.simulate.inventory import Inventory
 from nri_numa.simulate.manifests import ManifestError, PodManifest, Role, Workload
 from nri_numa.simulate.manifests.pods import Amounts, ContainerManifest
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox, resources_of
+from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
 
 
 class Action(StrEnum):
@@ -417,11 +417,12 @@ class Simulator:
         sandbox = pod_sandbox(pod)
         outcomes: list[Outcome] = []
         for manifest in pod.containers:
-            container_id = container_of(pod, manifest, self._machine.memory_total).id
+            made = container_of(pod, manifest, self._machine.memory_total)
+            container_id = made.id
             live = self._live.get(container_id)
             if live is None:
                 continue  # an init container, or one of a pod that was refused
-            wanted = resources_of(manifest.requests, manifest.limits)
+            wanted = made.resources
             asked = Resources(
                 cpu_shares=wanted.cpu_shares,
                 cpu_quota=wanted.cpu_quota,

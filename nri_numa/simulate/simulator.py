@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Trace
+from nri_numa.engine.place.in_place import LESS
 from nri_numa.engine.resize import resize
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources
@@ -49,6 +50,8 @@ class Verdict(StrEnum):
 
     PLACED = "placed"
     WIDENED = "widened"
+    LESS = "less"
+    """It could not grow in place and keeps less than its new size."""
     UNPINNED = "unpinned"
     """It starts untouched, because what it asked for cannot be had."""
     UNTOUCHED = "untouched"
@@ -462,6 +465,8 @@ class Simulator:
         allocation = self.state.allocations[container_id]
         if allocation.kind in (Kind.UNBOUND, Kind.FOREIGN) and not allocation.mems:
             verdict = Verdict.UNTOUCHED if allocation.preferred else Verdict.UNPINNED
+        elif LESS in allocation.reason:
+            verdict = Verdict.LESS
         else:
             verdict = Verdict.PLACED if allocation.preferred else Verdict.WIDENED
         return Outcome(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nri_numa import config
 from nri_numa.config.sections import AgentConfig
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import QoSClass
+from nri_numa.engine.values.workload import Device, DeviceRequest, QoSClass
 from nri_numa.errors import ConfigError
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
@@ -208,6 +210,26 @@ def test_static_cpus_says_where_it_comes_from() -> None:
     assert known is not None
     assert known.basis.asked is not None
     assert known.basis.asked["cpus"][1] == "staticCPUs"
+
+
+# --- distribute-cpus-across-numa --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(CPUOrder))
+def test_cpus_are_on_every_numa_node_that_the_hint_has_for_devices(order: CPUOrder) -> None:
+    """22 CPUs fit three of four NUMA nodes, and the eight GPUs are on all of them."""
+    world = World(
+        synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
+        Settings(distribute_across_numa=True, cpu_order=order),
+    )
+    gpus = tuple(Device(id=f"gpu{n}", numa_nodes=frozenset([n // 2])) for n in range(8))
+    of = pod("p", {"policy": "best-effort", "smt": "any"})
+    made = container(of, wants=resources(22, 1))
+    request = DeviceRequest(resource="example.org/gpu", count=8, devices=gpus)
+    world.place(of, replace(made, devices=(request,)))
+    nodes = world.topology.numa_nodes.values()
+    cpus = world.cpus(made.id)
+    assert sorted(len(node.cpus & cpus) for node in nodes) == [5, 5, 6, 6]
 
 
 # --- align-by-socket --------------------------------------------------------------------------

@@ -16,7 +16,13 @@ from nri_numa.engine.cpus.allocator import (
     index,
     take_cpus,
 )
-from nri_numa.engine.values.settings import IsolatedCPUs, NohzFullCPUs, PreferredCores, Settings
+from nri_numa.engine.values.settings import (
+    CPUOrder,
+    IsolatedCPUs,
+    NohzFullCPUs,
+    PreferredCores,
+    Settings,
+)
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
@@ -260,6 +266,23 @@ def test_distribute_shares_evenly() -> None:
     assert per_node(topology, take(topology, 8, settings=even).cpus) == [8, 0, 0, 0]
     spread = take(topology, 6, smt=SMT.SPREAD, settings=even)
     assert per_node(topology, spread.cpus) == [3, 3, 0, 0]
+
+
+@pytest.mark.parametrize("order", list(CPUOrder))
+def test_distribute_uses_all_numa_nodes_of_the_hint(order: CPUOrder) -> None:
+    """22 CPUs on 0-3, where the GPUs are, of four NUMA nodes with 8 CPUs each."""
+    even = Settings(distribute_across_numa=True, cpu_order=order)
+    topology = machines.snc_smt()
+    taken = take(topology, 22, affinity="0-3", settings=even)
+    assert sorted(per_node(topology, taken.cpus)) == [5, 5, 6, 6]
+    two = take(topology, 2, affinity="1-2", settings=even)
+    assert per_node(topology, two.cpus) == [0, 1, 1, 0]
+    assert sorted(per_node(topology, take(topology, 1, affinity="1-2").cpus)) == [
+        0,
+        0,
+        0,
+        1,
+    ]
 
 
 def test_distribute_where_one_numa_node_has_little() -> None:

@@ -255,6 +255,8 @@ def _verdict(result: Simulation, *, trace: bool = True) -> Iterator[str]:
     pods = len({e.pod.uid for e in result.events if e.action is Action.CREATE and not e.refused})
     widened = result.counts[Verdict.WIDENED]
     extra = f", {_count(widened, 'container')} wider than ideal" if widened else ""
+    less = result.counts[Verdict.LESS]
+    extra += f", {_count(less, 'container')} with less than asked for" if less else ""
     unpinned = result.counts[Verdict.UNPINNED]
     extra += f", {_count(unpinned, 'container')} not pinned" if unpinned else ""
     if refused is None:

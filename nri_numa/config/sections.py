@@ -454,7 +454,10 @@ class AgentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_
     ] = CPUOrder.DEFAULT
     distribute_across_numa: Annotated[
         bool,
-        Meta(description="Spread an exclusive request evenly over the NUMA nodes it needs."),
+        Meta(
+            description="Spread an exclusive request evenly over the NUMA nodes it needs, or over "
+            "those of its hint where devices or memory make that wider."
+        ),
     ] = False
     distribute_across_cores: Annotated[
         bool,

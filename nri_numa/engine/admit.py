@@ -122,7 +122,8 @@ def admit(
     needs: Demand | Refusal = NO_DEMAND
     alone = requested.leave_alone
     if not alone and (side is None or isinstance(side, Ours)):
-        needs = demand(pod, container, requested, machine.memory_total)
+        others_have = state.charge_of_pod(pod.uid, container.id)
+        needs = demand(pod, container, requested, machine.memory_total, others_have)
     known = NO_DEMAND if isinstance(needs, Refusal) else needs
     if held is not NO_CPUS and len(held) > known.exclusive_cpus:
         held = NO_CPUS
@@ -429,8 +430,8 @@ def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
         numa_nodes=placed.numa_nodes,
         mems=placed.mems,
         charges=placed.charges,
-        cpu_milli=needs.cpu_milli,
-        memory_bytes=needs.memory_bytes,
+        cpu_milli=needs.size_milli,
+        memory_bytes=needs.size_bytes,
         hugepages=needs.hugepages,
         policy=placed.policy,
         smt=requested.smt if placed.owned else SMT.ANY,

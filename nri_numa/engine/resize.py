@@ -24,7 +24,6 @@ from nri_numa.engine.values.answers import NO_CHANGE, ContainerUpdate, StateChan
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import (
     Container,
-    OnFailure,
     PodSandbox,
     Requested,
     Resources,
@@ -261,7 +260,8 @@ def _resized(
     requested = _with_what_it_holds(machine, pod, container, allocation, requested)
     if isinstance(requested, Refusal):
         return _resize_refused(requested, trace)
-    wanted = demand(pod, container, requested, machine.memory_total)
+    others = rest.charge_of_pod(pod.uid, container.id)
+    wanted = demand(pod, container, requested, machine.memory_total, others)
     trace = replace(trace, requested=requested)
     if isinstance(wanted, Refusal):
         return Refused(wanted, replace(trace, rule=wanted.rule))
@@ -270,17 +270,7 @@ def _resized(
     case = Case(machine, rest, pod, container, requested, wanted, reading, allocation.policy)
     placed = place_in_place(case, allocation)
     if isinstance(placed, Refusal):
-        # What nobody pays for is no matter of room: it is refused, whatever was asked for then.
-        keeps_unpaid = (
-            allocation.kind is Kind.EXCLUSIVE
-            and 1000 * len(allocation.cpus) > wanted.cpu_paid_milli
-            and not requested.unpaid_cpus
-        )
-        if case.on_failure is OnFailure.REJECT or placed.reason == "UnpaidCPUs" or keeps_unpaid:
-            return _resize_refused(placed, trace)
-        return allocation, replace(
-            trace, steps=(placed.message, "it keeps what it has, which is less than asked for")
-        )
+        return _resize_refused(placed, trace)
     resized = new_allocation(case, placed, now)
     return (
         replace(

@@ -240,6 +240,15 @@ class NodeState:
         """What is booked on one NUMA node."""
         return self.charges.get(numa_node, NOTHING)
 
+    def charge_of_pod(self, uid: str, but: str) -> Charge:
+        """What is booked for a pod's live containers, without one of them."""
+        total, record = NOTHING, self.pods.get(uid)
+        if record is not None:
+            for container_id in record.containers - {but}:
+                for charge in self.allocations[container_id].charges.values():
+                    total = total.plus(charge)
+        return total
+
     def with_allocation(self, allocation: Allocation) -> NodeState:
         """Add one allocation; its container must not have one."""
         allocations = dict(self.allocations)

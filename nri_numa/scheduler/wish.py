@@ -17,6 +17,7 @@ from nri_numa.engine.request.demand import Demand, demand
 from nri_numa.engine.request.permissions import asked_by_pod
 from nri_numa.engine.request.slots import with_slots
 from nri_numa.engine.request.static_cpus import with_static_cpus
+from nri_numa.engine.state import NOTHING, Charge
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
@@ -122,15 +123,18 @@ def wish_of(settings: Settings, pod: PodSandbox, members: Sequence[Member]) -> W
     needs: list[Need] = []
     kubelets: list[Need] = []
     scopes: set[Scope] = set()
+    allocated, whole_milli = NOTHING, NOTHING  # of the containers that stay
     for member in members:
         container = member.container
         requested = with_slots(settings, pod, container, resolve(settings, pod, container))
         requested = with_static_cpus(settings, pod, container, requested)
         if isinstance(requested, Refusal):
             return replace(wish, wrong=_why(requested, pod, container), ours=True)
-        whole = _whole_cpus(pod, container)
+        whole = _whole_cpus(pod, container, whole_milli)
         if whole:
             kubelets.append(_kubelets(member, whole))
+            if not member.ends:
+                whole_milli = whole_milli.plus(Charge(cpu_milli=1000 * whole))
         # Whole CPUs a kubelet may pin, and what it pins is left to it.
         if not whole and _policy_without_nodes(requested):
             refused = without_nodes(requested, f"pod {pod.full_name}, container {container.name}")
@@ -138,11 +142,15 @@ def wish_of(settings: Settings, pod: PodSandbox, members: Sequence[Member]) -> W
         if requested.leave_alone or requested.numacpu is not None:
             # CPUs by number are known on the node alone.
             continue
-        found = demand(pod, container, requested, 0)
+        found = demand(pod, container, requested, 0, allocated)
         if isinstance(found, Refusal):
             return replace(wish, wrong=_why(found, pod, container), ours=True)
         scopes.add(requested.scope)
-        needs.append(_need(member, requested, _exact(pod, member, found)))
+        need = _need(member, requested, _exact(pod, member, found))
+        needs.append(need)
+        if not member.ends:
+            milli = 1000 * need.exclusive or min(need.milli, need.paid_milli)
+            allocated = allocated.plus(Charge(milli, dict(need.paid).get("memory", 0)))
     together = None
     if Scope.POD in scopes and len(needs) > 1:
         together = _together(needs)
@@ -171,12 +179,12 @@ def _why(refusal: Refusal, pod: PodSandbox, container: Container) -> str:
     return refusal.message.removeprefix(f"pod {pod.full_name}, container {container.name}: ")
 
 
-def _whole_cpus(pod: PodSandbox, container: Container) -> int:
+def _whole_cpus(pod: PodSandbox, container: Container, others: Charge) -> int:
     """CPUs that the kubelet's static policy would give (cm/cpumanager/policy_static.go)."""
     if pod.qos is not QoSClass.GUARANTEED:
         return 0
     asked = Requested(cpus=None, policy=Policy.BEST_EFFORT)
-    found = demand(pod, container, asked, 0)
+    found = demand(pod, container, asked, 0, others)
     return found.exclusive_cpus if isinstance(found, Demand) else 0
 
 

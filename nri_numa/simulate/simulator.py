@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Trace
+from nri_numa.engine.place.in_place import LESS
 from nri_numa.engine.resize import resize
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources
@@ -24,7 +25,7 @@ from nri_numa.simulate.devices import REASON, DeviceBooks, Given, TooFew, too_fe
 from nri_numa.simulate.inventory import Inventory
 from nri_numa.simulate.manifests import ManifestError, PodManifest, Role, Workload
 from nri_numa.simulate.manifests.pods import Amounts, ContainerManifest
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox, resources_of
+from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
 
 
 class Action(StrEnum):
@@ -49,6 +50,8 @@ class Verdict(StrEnum):
 
     PLACED = "placed"
     WIDENED = "widened"
+    LESS = "less"
+    """It could not grow in place and keeps less than its new size."""
     UNPINNED = "unpinned"
     """It starts untouched, because what it asked for cannot be had."""
     UNTOUCHED = "untouched"
@@ -417,11 +420,12 @@ class Simulator:
         sandbox = pod_sandbox(pod)
         outcomes: list[Outcome] = []
         for manifest in pod.containers:
-            container_id = container_of(pod, manifest, self._machine.memory_total).id
+            made = container_of(pod, manifest, self._machine.memory_total)
+            container_id = made.id
             live = self._live.get(container_id)
             if live is None:
                 continue  # an init container, or one of a pod that was refused
-            wanted = resources_of(manifest.requests, manifest.limits)
+            wanted = made.resources
             asked = Resources(
                 cpu_shares=wanted.cpu_shares,
                 cpu_quota=wanted.cpu_quota,
@@ -461,6 +465,8 @@ class Simulator:
         allocation = self.state.allocations[container_id]
         if allocation.kind in (Kind.UNBOUND, Kind.FOREIGN) and not allocation.mems:
             verdict = Verdict.UNTOUCHED if allocation.preferred else Verdict.UNPINNED
+        elif LESS in allocation.reason:
+            verdict = Verdict.LESS
         else:
             verdict = Verdict.PLACED if allocation.preferred else Verdict.WIDENED
         return Outcome(

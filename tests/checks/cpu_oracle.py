@@ -158,7 +158,7 @@ class KubeletOracle:
 
     # -- distributed ---------------------------------------------------------------------------
 
-    def distributed(self, free: Iterable[int], n: int, group: int) -> Ids:
+    def distributed(self, free: Iterable[int], n: int, group: int, hint: Iterable[int] = ()) -> Ids:
         free = frozenset(free)
         if n % group or not n:
             return self.packed(free, n)
@@ -167,7 +167,9 @@ class KubeletOracle:
         want = -(-n // group)
         groups = math.ceil(len(self.all) / group)
         per_node = math.ceil(groups / len(self.numa))
-        for k in range(-(-want // per_node), min(want, len(nodes)) + 1):
+        # As wide as the hint, where so many of its NUMA nodes have anything.
+        wide = min(sum(1 for v in hint if have.get(v)), want)
+        for k in range(max(-(-want // per_node), wide), min(want, len(nodes)) + 1):
             plans = [
                 p for c in itertools.combinations(nodes, k) for p in self._plans(have, c, n, group)
             ]

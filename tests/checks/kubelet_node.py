@@ -68,7 +68,10 @@ class KubeletNode:
         reserved: frozenset[int],
         allocatable: Mapping[int, Mapping[str, int]],
         distance: Callable[[int, int], int] | None = None,
+        *,
+        by_socket: bool = False,
     ) -> None:
+        self.by_socket = by_socket
         self.policy, self.scope, self.reserved, self.distance = policy, scope, reserved, distance
         self.oracle = KubeletOracle(topology)
         self.default: frozenset[int] = frozenset(topology.cpus)
@@ -146,12 +149,25 @@ class KubeletNode:
         available = self.default - self.reserved
         least, found = len(self.nodes), []
         for mask in masks_of(self.nodes):
-            inside = frozenset().union(*(self.oracle.numa.get(i, frozenset()) for i in mask))
+            inside = self.cpus_in(mask)
             if len(inside) >= request:
                 least = min(least, len(mask))
             if len(available & inside) >= request:
                 found.append(mask)
-        return [(mask, len(mask) == least) for mask in found]
+        per_socket = len(self.nodes) // len(self.oracle.sockets)
+        sockets = -(-least // per_socket) if self.by_socket and per_socket else 0
+        return [
+            (mask, len(mask) == least or len(self.sockets_of(mask)) == sockets) for mask in found
+        ]
+
+    def sockets_of(self, mask: Mask) -> list[frozenset[int]]:
+        """CPUs of the sockets that a mask touches."""
+        inside = self.cpus_in(mask)
+        return [cpus for cpus in self.oracle.sockets.values() if cpus & inside]
+
+    def cpus_in(self, mask: Mask) -> frozenset[int]:
+        """CPUs of a mask's NUMA nodes."""
+        return frozenset().union(*(self.oracle.numa.get(i, frozenset()) for i in mask))
 
     def take_cpus(self, key: tuple[str, str], count: int, mask: Mask | None) -> frozenset[int]:
         allocatable = self.default - self.reserved
@@ -159,7 +175,9 @@ class KubeletNode:
             raise NotAdmitted("UnexpectedAdmissionError")
         taken: frozenset[int] = frozenset()
         if mask is not None:
-            inside = frozenset().union(*(self.oracle.numa.get(i, frozenset()) for i in mask))
+            inside = self.cpus_in(mask)
+            if self.by_socket:
+                inside = frozenset().union(*self.sockets_of(mask))
             aligned = allocatable & inside
             taken = self.oracle.packed(aligned, min(count, len(aligned)))
         if len(taken) < count:

@@ -503,15 +503,19 @@ def test_packed_equals_the_kubelet_on_uneven_machines(
 def test_distributed_equals_the_kubelet(topology: Topology, data: st.DataObject) -> None:
     free = data.draw(st.one_of(st.just(topology.online), subsets(topology.online)))
     count = data.draw(st.integers(0, len(free)))
+    hint = data.draw(st.sets(st.sampled_from(sorted(topology.cpu_nodes)), min_size=1))
+    aligned = free & topology.cpus_of(NUMASet(hint))
+    count = min(count, len(aligned))
     request = TakeRequest(
         count=count,
         available=free,
         smt=SMT.ANY,
+        affinity=NUMASet(hint),
         settings=Settings(cpu_order=CPUOrder.KUBELET, distribute_across_numa=True),
     )
     result = take_cpus(topology, request)
     assert isinstance(result, Taken)
-    assert set(result.cpus) == KubeletOracle(topology).distributed(free, count, 1)
+    assert set(result.cpus) == KubeletOracle(topology).distributed(aligned, count, 1, hint)
 
 
 @_SLOW

@@ -127,6 +127,7 @@ def compare(seed: int) -> int:
     policy = random.choice([Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
     scope = random.choice(["container", "pod"])
     closest = random.random() < 0.5
+    by_socket = policy is not Policy.SINGLE_NUMA_NODE and random.random() < 0.4
     held_back = {i: random.choice([0, GIB, 3 * GIB]) for i in topology.numa_ids}
     settings = Settings(
         kubelet_ties=True,
@@ -135,6 +136,7 @@ def compare(seed: int) -> int:
         cpu_order=CPUOrder.KUBELET,
         align_l3=False,
         prefer_closest=closest,
+        align_by_socket=by_socket,
         reserved_cpus=CPUSet([0]),
         reserved_memory=held_back,
     )
@@ -147,7 +149,7 @@ def compare(seed: int) -> int:
     }
     kubelet = KubeletNode(
         topology, policy, scope, frozenset([0]), allocatable,
-        topology.distance if closest else None,
+        topology.distance if closest else None, by_socket=by_socket,
     )  # fmt: skip
     # What the kernel says is free must not matter.
     nothing = Reading(
@@ -155,6 +157,7 @@ def compare(seed: int) -> int:
         hugepages={i: dict.fromkeys(PAGES.values(), 0) for i in topology.numa_ids},
     )
     ours = Node(Machine(topology=topology, settings=settings), policy, scope, nothing)
+    by = ", alignBySocket" if by_socket else ""
     live: list[PodCase] = []
     admitted = 0
     for number in range(random.randint(6, 14)):
@@ -169,7 +172,7 @@ def compare(seed: int) -> int:
         except NotAdmitted:
             want = None
         got = ours.add(case)
-        assert got == want, f"seed {seed}, {policy}, scope {scope}: {case}"
+        assert got == want, f"seed {seed}, {policy}, scope {scope}{by}: {case}"
         ours.check_groups()
         if want is not None:
             live.append(case)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -48,6 +48,11 @@ RESIZES = st.lists(st.tuples(st.integers(0, 20), SIZES, MEMORIES), min_size=1, m
     pods=PODS,
     resizes=RESIZES,
 )
+@example(
+    machine=machines.dual_no_smt, kubelet=False, by_socket=False,
+    pods=[({"policy": "best-effort"}, cpus, 1.0, QoSClass.GUARANTEED) for cpus in (2.0, 9.0)],
+    resizes=[(0, 20.0, 5.0)],
+)  # fmt: skip
 @hypothesis_settings(deadline=None)
 def test_a_resize_never_moves_a_running_container(
     machine: object,
@@ -84,6 +89,8 @@ def test_a_resize_never_moves_a_running_container(
             mine = world.topology.cpus_of(allocation.numa_nodes)
             if allocation.kind.value == "shared":
                 assert CPUSet.parse(world.has(i)[0]) <= mine, "left its NUMA nodes"
+        world.synchronize()
+        assert world.agent.state.allocations == after, "a Synchronize changed what a resize did"
 
 
 def pods_wish(pods: list[tuple[dict[str, str], float, float, QoSClass]], name: str) -> str:

@@ -446,7 +446,7 @@ def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_whe
 
 def test_a_later_container_of_a_pinned_pod_is_refused_when_no_memory_is_left() -> None:
     world = World(machines.snc_smt())
-    of = pod("a", {**SINGLE, "scope": "pod"}, total=resources(3, 4))
+    of = pod("a", {**SINGLE, "scope": "pod"})  # the runtime does not say its sum
     world.place(of, container(of, "one", resources(1.5, 2)))
     refused = world.refuse(of, container(of, "two", resources(1.5, 100)))
     assert refused.reason == "NotEnoughMemory"

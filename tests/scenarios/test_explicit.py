@@ -163,6 +163,27 @@ def test_a_memory_limit_that_does_not_fit_is_refused_instead_of_left_to_the_oom_
     assert "NUMA node 0: 16.0 GiB" in refused.message
 
 
+@pytest.mark.parametrize("wishes", [{}, {"policy": "best-effort"}])
+def test_huge_pages_that_do_not_fit_are_refused_too(wishes: dict[str, str]) -> None:
+    """Three pods of 2 GiB in pages of 1 GiB, and one NUMA node that has two of them."""
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=16, hugepages={GIB: 2 * GIB}
+    )
+    world = World(topology)
+    wants = resources(1, 1, hugepages={GIB: 2 * GIB})
+    pods = [pod(name, {**wishes, "numamem": "1"}) for name in "abc"]
+    world.place(pods[0], container(pods[0], wants=wants))
+    for of in pods[1:]:
+        refused = world.refuse(of, container(of, wants=wants))
+        assert refused.reason == "NotEnoughMemory"
+        assert (
+            "numamem is '1' (annotation numa.kubernetes.io/numamem), but hugepages-1Gi: 2.0 GiB "
+            "needed, 0 bytes free there; NUMA node 1: 0 bytes; expected NUMA nodes that hold it, "
+            "since a page that is not there ends in SIGBUS"
+        ) in refused.message
+    world.check()
+
+
 def test_memory_that_the_kernel_does_not_have_counts_as_gone() -> None:
     world = World(machines.snc_smt(), reading=Reading(memory={0: GIB}))
     of = pod("a", {"numamem": "0"})

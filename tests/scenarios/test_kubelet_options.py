@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nri_numa import config
 from nri_numa.config.sections import AgentConfig
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import QoSClass
+from nri_numa.engine.values.workload import Device, DeviceRequest, QoSClass
 from nri_numa.errors import ConfigError
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
@@ -208,3 +210,74 @@ def test_static_cpus_says_where_it_comes_from() -> None:
     assert known is not None
     assert known.basis.asked is not None
     assert known.basis.asked["cpus"][1] == "staticCPUs"
+
+
+# --- distribute-cpus-across-numa --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(CPUOrder))
+def test_cpus_are_on_every_numa_node_that_the_hint_has_for_devices(order: CPUOrder) -> None:
+    """22 CPUs fit three of four NUMA nodes, and the eight GPUs are on all of them."""
+    world = World(
+        synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
+        Settings(distribute_across_numa=True, cpu_order=order),
+    )
+    gpus = tuple(Device(id=f"gpu{n}", numa_nodes=frozenset([n // 2])) for n in range(8))
+    of = pod("p", {"policy": "best-effort", "smt": "any"})
+    made = container(of, wants=resources(22, 1))
+    request = DeviceRequest(resource="example.org/gpu", count=8, devices=gpus)
+    world.place(of, replace(made, devices=(request,)))
+    nodes = world.topology.numa_nodes.values()
+    cpus = world.cpus(made.id)
+    assert sorted(len(node.cpus & cpus) for node in nodes) == [5, 5, 6, 6]
+
+
+# --- align-by-socket --------------------------------------------------------------------------
+
+
+def one_socket() -> World:
+    """Two NUMA nodes of one socket, CPUs 0-3 and 4-7, 8 GiB each; as under the kubelet."""
+    topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, memory_gib=8)
+    return World(
+        topology,
+        Settings(
+            align_by_socket=True, kubelet_cpus=True, kubelet_memory=True, kubelet_ties=True,
+            cpu_order=CPUOrder.KUBELET,
+        ),
+    )  # fmt: skip
+
+
+RESTRICTED_POD = {"policy": "restricted", "scope": "pod"}
+
+
+def test_a_pod_as_wide_as_its_socket_is_as_wide_as_it_needs_to_be() -> None:
+    """12 GiB take both NUMA nodes; one socket is what the kubelet's option asks for."""
+    world = one_socket()
+    of = pod("p", RESTRICTED_POD, total=resources(2.5, 12))
+    world.place(of, container(of, "a", resources(0.5, 4)))
+    for name in "bc":
+        assert world.place(of, container(of, name, resources(1, 4)))[1] == "0-1"
+    world.check()
+
+
+def test_cpus_from_elsewhere_in_the_socket_make_a_pod_no_wider() -> None:
+    world = one_socket()
+    other = pod("o", {"numacpu": "4-5", "cpus": "exclusive"})
+    world.place(other, container(other, wants=resources(2)))
+    of = pod("p", RESTRICTED_POD, total=resources(2, 2))
+    for name in "ab":
+        world.place(of, container(of, name, resources(1, 1)))
+    assert world.agent.state.pods[of.uid].affinity_preferred
+    world.check()
+
+
+def test_cpus_that_its_pod_would_not_have_had_are_refused() -> None:
+    """Four and four CPUs of which three are free each, as the pod comes that needs two and two."""
+    world = one_socket()
+    for number, listed in enumerate(("0", "4")):
+        own = pod(f"o{number}", {"numacpu": listed, "cpus": "exclusive"})
+        world.place(own, container(own, wants=resources(1)))
+    of = pod("p", RESTRICTED_POD, total=resources(4, 2))
+    world.place(of, container(of, "a", resources(2, 1)))
+    refused = world.refuse(of, container(of, "b", resources(2, 1)))
+    assert "cpu: 2 exclusive CPUs needed, 1 free on NUMA node 0" in refused.message

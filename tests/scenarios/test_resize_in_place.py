@@ -12,6 +12,7 @@ from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
+from tests.machines import pods
 
 SINGLE = {"policy": "single-numa-node"}
 OWN = {"cpus": "exclusive"}
@@ -116,6 +117,42 @@ def test_resize_under_widen_adds_cpus_elsewhere_and_keeps_cpus_and_memory_nodes(
     assert world.update("a-app", resources(20, 1)) is None
     assert world.cpus("a-app") == had
     world.check()
+
+
+def test_resize_whose_cpus_cannot_grow_books_its_new_memory() -> None:
+    """What it may use is promised to nobody else, and a Synchronize finds nothing to change."""
+    world = world_of()
+    wishes = {"policy": "best-effort", "bind": "cpu+mem"}
+    start(world, "a", wishes, resources(2, 2))
+    start(world, "b", wishes, resources(5, 1))
+    for cpus, memory in ((9, 5), (12, 6)):
+        assert world.update("a-app", resources(cpus, memory)) is None
+        allocation = world.agent.state.allocations["a-app"]
+        assert sum(c.memory for c in allocation.charges.values()) == memory * GIB
+        assert not allocation.preferred
+        assert allocation.reason.endswith(", less than asked for")
+        world.synchronize()
+        assert world.agent.state.allocations["a-app"] == allocation
+    assert world.update("a-app", resources(1, 1)) is None
+    assert "less" not in world.agent.state.allocations["a-app"].reason
+    assert world.agent.state.allocations["a-app"].preferred
+    world.check()
+
+
+def test_simulate_says_that_a_resize_got_less() -> None:
+    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
+    wishes = {"policy": "best-effort"}
+    result = pods.run(
+        topology,
+        pods.pod("a", 2, "2Gi", wishes),
+        pods.pod("b", 4, "1Gi", wishes),
+        pods.pod("a", 6, "11Gi", wishes),
+    )
+    outcome = pods.the(result)
+    assert outcome.verdict.value == "less"
+    assert outcome.allocation is not None
+    assert sum(c.memory for c in outcome.allocation.charges.values()) == 11 << 30
+    assert "less than asked for" in outcome.reason
 
 
 def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node() -> None:

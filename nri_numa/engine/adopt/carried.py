@@ -24,9 +24,9 @@ from nri_numa.engine.request.demand import (
     hugepages,
     limit_milli,
     memory_paid,
+    paid_milli,
     request_milli,
 )
-from nri_numa.engine.request.permissions import paid_milli
 from nri_numa.engine.request.slots import slots_held, with_slots
 from nri_numa.engine.request.static_cpus import with_static_cpus
 from nri_numa.engine.state import Allocation, Kind, identity
@@ -147,8 +147,8 @@ def _read(
     memory = max(0, resources.memory_limit or 0) if mems else 0
     on_node = {i: len(machine.topology.numa_nodes[i].cpus & cpus) * 1000 for i in numa_nodes}
     if not owned:
-        paid = paid_milli(pod, limit_milli(resources, []), request_milli(resources, []))
-        on_node = dict.fromkeys(numa_nodes, min(milli, paid) // max(1, len(numa_nodes)))
+        paid = min(milli, paid_milli(pod, resources))
+        on_node = dict.fromkeys(numa_nodes, paid // max(1, len(numa_nodes)))
     allocated = memory_paid(pod, container, machine.memory_total, memory)
     pages = hugepages(resources, []) if mems else {}
     allocation = Allocation(

@@ -176,6 +176,8 @@ class _Take:
         self.partners = (
             partners(request.load, request.loads) if request.smt is SMT.PAIR else Partners()
         )
+        hint = request.affinity or ()
+        self.hint = sum(1 << p for p, unit in enumerate(ix.numa) if unit.id in hint)
         inside = self._inside()
         elsewhere = 0 if request.strict else ix.all & ~inside
         self.regions = (inside, elsewhere) if elsewhere else (inside,)
@@ -283,7 +285,10 @@ class _Take:
         if self.settings.distribute_across_numa:
             if len(self.ix.numa) > kubelet_order.MOST_NUMA_NODES:
                 return self._select(free, n, fill=threads_filler(self.ix, self.taken))
-            return kubelet_order.take_distributed(self.ix, free, n, group)
+            least = sum(
+                1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free
+            )
+            return kubelet_order.take_distributed(self.ix, free, n, group, least)
         across = self.settings.distribute_across_cores and group == 1
         return kubelet_order.take_packed(
             self.ix, free, n, align_l3=self.settings.align_l3, across_cores=across
@@ -376,6 +381,7 @@ class _Take:
                 align_l3=self.settings.align_l3,
                 align_by_socket=self.settings.align_by_socket,
                 distribute=self.settings.distribute_across_numa,
+                hint=self.hint,
             ),
             n,
         )

@@ -36,6 +36,8 @@ class CorePlaces:
         align_l3: look at L3 groups at all.
         align_by_socket: more NUMA nodes of one socket rather than fewer of several.
         distribute: share evenly between NUMA nodes when more than one is needed.
+        hint: positions of the NUMA nodes that the policy chose, as bits; with ``distribute`` all
+            that have a candidate are used, since devices may be on any of them.
     """
 
     index: AllocatorIndex
@@ -47,6 +49,7 @@ class CorePlaces:
     align_l3: bool
     align_by_socket: bool
     distribute: bool
+    hint: int = 0
 
 
 def select(places: CorePlaces, n: int) -> int:
@@ -132,8 +135,11 @@ def _shares(
 ) -> dict[int, int]:
     """How many candidates to take from which NUMA nodes (positions)."""
     nodes = _choose_numa_nodes(places, room, n, near)
-    if len(nodes) > 1 and places.distribute:
-        return _even(room, nodes, n)
+    if places.distribute:
+        every = {*nodes, *(p for p in room if places.hint >> p & 1)}
+        nodes = sorted(every) if len(every) <= n else nodes
+        if len(nodes) > 1:
+            return _even(room, nodes, n)
     # Largest room first, then by position: most of the container is together, and only the last
     # NUMA node is left with a remainder.
     shares = {}

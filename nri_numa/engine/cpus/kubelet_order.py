@@ -57,11 +57,12 @@ def take_packed(
     return taker.taken
 
 
-def take_distributed(index: AllocatorIndex, free: int, n: int, group: int) -> int:
+def take_distributed(index: AllocatorIndex, free: int, n: int, group: int, least: int = 0) -> int:
     """Take ``n`` CPUs of ``free`` in groups, evenly from the fewest NUMA nodes that allow it.
 
-    Packed when ``n`` is no multiple of the group size and when nothing works out evenly. For at
-    most `MOST_NUMA_NODES`: it compares all combinations.
+    From no fewer than ``least`` where that many have any: the width of the hint, whose devices
+    may be on all of them (kubernetes#139456). Packed when ``n`` is no multiple of the group size
+    and when nothing works out evenly. For at most `MOST_NUMA_NODES`: it compares all combinations.
     """
     if n % group:
         return take_packed(index, free, n)
@@ -70,6 +71,7 @@ def take_distributed(index: AllocatorIndex, free: int, n: int, group: int) -> in
     groups = -(-index.all.bit_count() // group)
     wanted = -(-n // group)
     fewest = -(-wanted // -(-groups // len(index.numa)))
+    fewest = max(fewest, min(least, wanted, len(order)))
     for k in range(fewest, min(wanted, len(order)) + 1):
         found = _best_combination(order, counts, n, k, group)
         if found is not None:

@@ -58,6 +58,7 @@ from nri_numa.engine.place.strategy import rank
 from nri_numa.engine.place.strict import beside_its_pod, no_memory
 from nri_numa.engine.state import Charge, Kind
 from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
     SMT,
     Bind,
@@ -258,13 +259,25 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
     if back:
         steps.append(f"{cpus_text(back)} {agree(back, 'was', 'were')} the pod's before")
     numa_nodes = machine.topology.numa_of(taken.cpus)
-    preferred = found.preferred and (affinity is None or numa_nodes <= affinity)
+    preferred = found.preferred and (
+        affinity is None or numa_nodes <= _reach(settings, machine, affinity)
+    )
     return _finish(
         case,
         table,
         _Aligned(affinity, preferred, found.alignment, tuple(steps), found.warnings),
         _CPUs(Kind.EXCLUSIVE, numa_nodes, taken.cpus, taken.idle),
     )
+
+
+def _reach(settings: Settings, machine: Machine, affinity: NUMASet) -> NUMASet:
+    """Where CPUs are taken for an affinity: with ``alignBySocket`` from all of its sockets."""
+    reach = affinity
+    if settings.align_by_socket:
+        for socket in machine.topology.sockets.values():
+            if socket.numa_nodes & affinity:
+                reach = reach | socket.numa_nodes
+    return reach
 
 
 def _take_failed(

@@ -7,8 +7,11 @@ names pod, container, annotation, value and expectation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nri_numa.engine.case import Case
 from nri_numa.engine.decision import Machine
+from nri_numa.engine.memory.memory_manager import pages_name
 from nri_numa.engine.memory.tiers import tier_text
 from nri_numa.engine.others.kubelets import granted_names
 from nri_numa.engine.place.listed_memory import STRICT
@@ -273,16 +276,28 @@ def check_numamem(case: Case) -> Refusal | None:
             f"expected NUMA nodes among {topology.memory_nodes}",
             rule="listed NUMA nodes must have memory",
         )
-    left, need = case.memory_left, case.demand.memory_bytes
-    have = {i: left.get(i, topology.numa_nodes[i].memory_bytes) for i in mems}
-    if need > sum(have.values()):
-        return Refusal(
-            reason="NotEnoughMemory",
-            message=f"{text}, but memory: {human_bytes(need)} needed, "
-            f"{human_bytes(sum(have.values()))} free there; "
-            + per_node({i: human_bytes(amount) for i, amount in have.items()})
-            + "; expected NUMA nodes that hold it, since a pin that does not fit ends in the "
-            "OOM killer",
-            rule="the memory limit must fit the listed NUMA nodes",
-        )
+    left = case.memory_left
+    memory = {i: left.get(i, topology.numa_nodes[i].memory_bytes) for i in mems}
+    needs: list[tuple[str, int, Mapping[int, int]]] = [("memory", case.demand.memory_bytes, memory)]
+    if case.demand.hugepages:
+        pages = case.hugepages_left()
+        needs += [
+            (pages_name(size), amount, {i: pages[size].get(i, 0) for i in mems})
+            for size, amount in sorted(case.demand.hugepages.items())  # by page size
+        ]
+    for what, need, have in needs:
+        if need > sum(have.values()):
+            return Refusal(
+                reason="NotEnoughMemory",
+                message=f"{text}, but {what}: {human_bytes(need)} needed, "
+                f"{human_bytes(sum(have.values()))} free there; "
+                + per_node({i: human_bytes(amount) for i, amount in have.items()})
+                + "; expected NUMA nodes that hold it, since "
+                + (
+                    "a pin that does not fit ends in the OOM killer"
+                    if what == "memory"
+                    else "a page that is not there ends in SIGBUS"
+                ),
+                rule="the memory limit must fit the listed NUMA nodes",
+            )
     return None

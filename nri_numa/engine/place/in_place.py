@@ -42,6 +42,9 @@ from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.words import numa_text
 
 RULE = "a resize stays in place"
+LESS = "less than asked for"
+"""The end of its reason where a running container could not grow."""
+WIDER = "wider than ideal"
 
 
 def place_in_place(case: Case, allocation: Allocation) -> Placed | Refusal:
@@ -71,7 +74,10 @@ class _Change:
     def __init__(self, case: Case, allocation: Allocation) -> None:
         self.case, self.had = case, allocation
         self.steps: list[str] = []
-        self.preferred = allocation.preferred
+        self.less = False
+        self.wider = not allocation.preferred and (
+            LESS not in allocation.reason or WIDER in allocation.reason
+        )
 
     def listed(self) -> Placed | Refusal:
         """CPUs of a list stay that list; only the amounts change."""
@@ -101,7 +107,7 @@ class _Change:
                 if case.on_failure is OnFailure.REJECT:
                     return Refusal(reason="NotEnoughCPUs", message=text, rule=RULE)
                 self.steps.append(text)
-                self.preferred = False
+                self.less = True
         milli = share_out(self._allocated_milli(), numa_nodes, left)
         return self._allocated(
             Kind.SHARED,
@@ -116,15 +122,33 @@ class _Change:
         """CPUs of its own: those it has, fewer of them, or these and more beside them."""
         taken = self._take()
         if isinstance(taken, Refusal):
-            return taken
+            if not self._may_stay(taken):
+                return taken
+            # Memory is booked at the new size all the same: that is what the container may use.
+            self.steps += (taken.message, f"it keeps what it has, which is {LESS}")
+            self.less = True
+            if self.had.kind is not Kind.EXCLUSIVE:
+                return self.shared()
+            taken = Taken(cpus=self.had.cpus, idle=self.had.idle)
         topology = self.case.machine.topology
         numa_nodes = topology.numa_of(taken.cpus)
         self.steps += taken.notes
         if not numa_nodes <= self._home():
-            self.preferred = False
+            self.wider = True
         milli = {i: 1000 * len(topology.numa_nodes[i].cpus & taken.cpus) for i in numa_nodes}
         reason = f"{exclusive_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
         return self._allocated(Kind.EXCLUSIVE, taken.cpus, taken.idle, numa_nodes, milli, reason)
+
+    def _may_stay(self, why: Refusal) -> bool:
+        """Whether it keeps its CPUs where it cannot have the new number of them.
+
+        What is not paid for is no matter of room: it is refused, whatever ``on-failure`` says.
+        """
+        case, had = self.case, self.had
+        if case.on_failure is OnFailure.REJECT or why.reason == "UnpaidCPUs":
+            return False
+        paid = 1000 * len(had.cpus) <= case.demand.cpu_paid_milli
+        return had.kind is not Kind.EXCLUSIVE or paid or case.requested.unpaid_cpus
 
     def _home(self) -> NUMASet:
         """The NUMA nodes that growing may use: its own, and those chosen for its whole pod."""
@@ -241,10 +265,11 @@ class _Change:
             if case.on_failure is OnFailure.REJECT:
                 return Refusal(reason="NotEnoughMemory", message=text, rule=RULE)
             self.steps.append(text + "; memory nodes of a running container do not change")
-            self.preferred = False
-        ideal = (
-            "" if self.preferred or kind in (Kind.EXPLICIT, Kind.UNBOUND) else ", wider than ideal"
-        )
+            self.less = True
+        listed = kind in (Kind.EXPLICIT, Kind.UNBOUND)
+        reason = reason.removesuffix(f", {LESS}")
+        reason += f", {WIDER}" if self.wider and not listed else ""
+        reason += f", {LESS}" if self.less else ""
         return Placed(
             kind=kind,
             cpus=cpus,
@@ -262,8 +287,8 @@ class _Change:
                 pages_left,
             ),
             policy=had.policy,
-            preferred=self.preferred,
-            reason=reason + ideal,
+            preferred=not (self.wider or self.less),
+            reason=reason,
             steps=tuple(self.steps),
         )
 

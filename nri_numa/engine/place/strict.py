@@ -8,17 +8,18 @@ gone by the time it is taken.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from dataclasses import replace
 
+from nri_numa.engine.align.families import families_of
 from nri_numa.engine.align.policies import Alignment
+from nri_numa.engine.align.search import Steps
 from nri_numa.engine.align.shortage import short
 from nri_numa.engine.case import Case
-from nri_numa.engine.decision import Machine
 from nri_numa.engine.place.listed_memory import STRICT, near
-from nri_numa.engine.place.needs import ResourceTable, pod_demand
-from nri_numa.engine.place.placement import human_milli
+from nri_numa.engine.place.needs import ResourceTable, demands, pod_demand
+from nri_numa.engine.place.placement import exclusive_text, human_milli
 from nri_numa.engine.place.refusals import left_text, memory_lacking, needed_text, not_let_in
-from nri_numa.engine.state import PodRecord
+from nri_numa.engine.state import PodRecord, union
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
@@ -49,10 +50,18 @@ def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refus
         policy is Policy.RESTRICTED
         and case.by_kubelet
         and demand.exclusive_cpus
-        and _narrowest(machine, pod_demand(case.pod, demand).exclusive_cpus) < len(affinity)
+        and not _ideal(case, table, affinity)
     ):
         # Its first container had a fraction, so nobody knew of these CPUs then.
         wrong = "more NUMA nodes than its CPUs need on an empty machine"
+    elif policy is Policy.RESTRICTED and case.by_kubelet and demand.exclusive_cpus:
+        # They may come from all of its sockets, and would have had to fit there beforehand.
+        has = union(case.state.allocations[i].cpus for i in record.containers)
+        back = len(has & machine.topology.cpus_of(affinity)) - len(has)
+        have = back + sum(table.free_by_node.get(i, 0) for i in affinity)
+        if have < demand.exclusive_cpus:
+            need = exclusive_text(demand.exclusive_cpus)
+            few = short("cpu", need, f"{max(0, have)} free on {here}")
     elif policy in STRICT and not demand.exclusive_cpus and not case.by_kubelet:
         have = sum(table.cpu_left.get(i, 0) for i in affinity)
         if have < demand.cpu_milli:
@@ -74,11 +83,11 @@ def _beside(near_list: NUMASet | None, affinity: NUMASet) -> bool:
     return near_list is None or affinity <= near_list or near_list <= affinity
 
 
-def _narrowest(machine: Machine, count: int) -> int:
-    """How many NUMA nodes an empty machine needs for so many whole CPUs."""
-    sizes = sorted(machine.whole_cpus.values(), reverse=True)
-    enough = (n for n, have in enumerate(accumulate(sizes), 1) if have >= count)
-    return next(enough, len(sizes))
+def _ideal(case: Case, table: ResourceTable, affinity: NUMASet) -> bool:
+    """Whether the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
+    whole = replace(case, demand=pod_demand(case.pod, case.demand))
+    cpus = demands(whole, table)[0]
+    return families_of([cpus], case.machine.places, Steps())[0].prefers_width(affinity.bits)
 
 
 def no_memory(

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from nri_numa.engine.request.permissions import asked_by_pod, paid_milli
+from nri_numa.engine.request.permissions import asked_by_pod
+from nri_numa.engine.state import NOTHING, Charge
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import (
     SMT,
@@ -44,11 +45,13 @@ class Demand:
     """What a container needs.
 
     Attributes:
-        cpu_milli: thousandths of a CPU: the limit, else the request, else 0.
+        cpu_milli: thousandths of a CPU: the limit, else the request, else 0; in a Guaranteed pod
+            at most what the pod's sum leaves it.
         cpu_request_milli: thousandths of a CPU that are requested, as far as the shares tell.
         cpu_at_least: it may be more: shares cannot tell more than 256 CPUs.
         exclusive_cpus: whole CPUs to own; 0 for a container that shares.
-        memory_bytes: the limit, else the request as far as the OOM score tells, else 0.
+        memory_bytes: the limit, else the request as far as the OOM score tells, else 0; in a
+            Guaranteed pod at most what the pod's sum leaves it.
         hugepages: bytes by page size in bytes, whole pages, no zero entries.
         cpu_paid_milli: thousandths of a CPU that the request pays for: what may be owned, and what
             is allocated for a container that shares.
@@ -56,6 +59,8 @@ class Demand:
             ``memory_bytes``.
         cpu_source: ``limit``, ``request`` or ``none``.
         memory_source: ``limit``, ``request`` (to a thousandth of the machine) or ``none``.
+        size_milli, size_bytes: as ``cpu_milli`` and ``memory_bytes``, whatever its pod has: what a
+            resize changes.
         notes: values that were disregarded, and why, one clause each.
         ignored: what is requested, not permitted and was passed over, in a sentence; or empty.
     """
@@ -71,6 +76,8 @@ class Demand:
     notes: tuple[str, ...] = ()
     cpu_paid_milli: int = 0
     memory_paid: int = 0
+    size_milli: int = 0
+    size_bytes: int = 0
     ignored: str = ""
 
 
@@ -86,7 +93,11 @@ def _wrong(
 
 
 def demand(
-    pod: PodSandbox, container: Container, requested: Requested, capacity_bytes: int
+    pod: PodSandbox,
+    container: Container,
+    requested: Requested,
+    capacity_bytes: int,
+    others: Charge = NOTHING,
 ) -> Demand | Refusal:
     """Work out what a container needs.
 
@@ -97,11 +108,16 @@ def demand(
     without a whole number share; a pod or a rule that says it is refused instead. Likewise where
     the request does not pay for them, unless a permission allows that.
 
+    A container without resources in a pod that has some of its own is given the pod's limits by the
+    kubelet (KEP-2837), as its limits and its request. So what a container has is bounded by what
+    the other containers leave of the pod's sum.
+
     Args:
-        pod: for its QoS class.
+        pod: for its QoS class and its sum.
         container: for its resources and OOM score.
         requested: as `nri_numa.engine.request.annotations.resolve` gave them.
         capacity_bytes: memory of the machine as the kubelet counts it (MemTotal).
+        others: what is allocated for the other containers of the pod.
     """
     resources = container.resources
     notes: list[str] = []
@@ -113,7 +129,7 @@ def demand(
         notes.append(_at_least(pod))
     exclusive = 0
     ignored = ""
-    paid = paid_milli(pod, limit, request)
+    paid = paid_milli(pod, resources, others)
     # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
     if requested.numacpu is None and requested.bind is not Bind.NONE:
         owning = requested.smt in (SMT.FULL_CORE, SMT.ISOLATE) and "smt" in requested.given
@@ -127,6 +143,9 @@ def demand(
                 return _not_whole(pod, container, requested, milli)
         elif requested.cpus is None and whole and pod.qos is QoSClass.GUARANTEED:
             exclusive = milli // 1000 if owning or requested.policy is not Policy.NONE else 0
+            if 1000 * exclusive > paid:
+                notes.append(f"it shares CPUs: {_pays(paid, exclusive)}")
+                exclusive = 0
         if exclusive and saturated and requested.slots is None:
             if requested.cpus is not CPUMode.EXCLUSIVE or "cpus" in requested.given:
                 return _unknown(pod, container)
@@ -143,12 +162,15 @@ def demand(
             exclusive = 0
         if owning and not exclusive:
             notes.append(f"smt: {requested.smt.value} has no effect on shared CPUs")
-    memory, memory_source = _memory(pod, container, capacity_bytes, notes)
-    allocated = memory_paid(pod, container, capacity_bytes, memory)
-    if allocated < memory:
-        notes.append(f"{allocated} of {memory} bytes of memory are allocated: what the request is")
+    size, memory_source = _memory(pod, container, capacity_bytes, notes)
+    allocated = memory_paid(pod, container, capacity_bytes, size, others)
+    need, memory = milli, size
+    if pod.qos is QoSClass.GUARANTEED and _sum(pod) is not None:
+        need, memory = min(milli, paid), allocated
+    if allocated < size:
+        notes.append(f"{allocated} of {size} bytes of memory are allocated: what the request is")
     return Demand(
-        cpu_milli=milli,
+        cpu_milli=need,
         cpu_request_milli=request,
         cpu_at_least=saturated,
         exclusive_cpus=exclusive,
@@ -159,6 +181,8 @@ def demand(
         notes=tuple(notes),
         cpu_paid_milli=paid,
         memory_paid=allocated,
+        size_milli=milli,
+        size_bytes=size,
         ignored=ignored,
     )
 
@@ -252,7 +276,51 @@ def request_milli(resources: Resources, notes: list[str]) -> int:
     return -(-shares * 1000 // SHARES_PER_CPU)
 
 
-def memory_paid(pod: PodSandbox, container: Container, capacity_bytes: int, need: int) -> int:
+def paid_milli(pod: PodSandbox, resources: Resources, others: Charge = NOTHING) -> int:
+    """Thousandths of a CPU that a container's request pays for.
+
+    Args:
+        pod: for its QoS class and its sum.
+        resources: of the container.
+        others: what is allocated for the other containers of the pod.
+    """
+    paid = _requested(pod.qos, resources)
+    total = _sum(pod)
+    if total is None:
+        return paid
+    if pod.qos is QoSClass.GUARANTEED:
+        # Before UpdatePodSandbox, runtimes report the sum of when the pod was made; no container
+        # has a larger limit than its pod.
+        total = max(total, paid)
+    return max(0, min(paid, total - others.cpu_milli))
+
+
+def _sum(pod: PodSandbox) -> int | None:
+    """Thousandths of a CPU that a whole pod requests; None where the runtime does not say."""
+    resources = pod.resources
+    if resources.cpu_shares is None and not resources.cpu_quota:
+        return None
+    if (resources.cpu_shares or 0) >= MAX_SHARES and not resources.cpu_quota:
+        return None
+    return _requested(pod.qos, resources)
+
+
+def _requested(qos: QoSClass, resources: Resources) -> int:
+    """Thousandths of a CPU that are requested; a Guaranteed pod's limits are its requests."""
+    request = request_milli(resources, [])
+    shares = resources.cpu_shares
+    if qos is QoSClass.GUARANTEED and (shares is None or shares >= MAX_SHARES):
+        return max(request, limit_milli(resources, []))
+    return request
+
+
+def memory_paid(
+    pod: PodSandbox,
+    container: Container,
+    capacity_bytes: int,
+    need: int,
+    others: Charge = NOTHING,
+) -> int:
     """Bytes of a container's need that its request pays for.
 
     A Guaranteed pod requests its limits. For the others the OOM score tells the request to a
@@ -261,13 +329,17 @@ def memory_paid(pod: PodSandbox, container: Container, capacity_bytes: int, need
     is still seen, in what the kernel says is free.
 
     Args:
-        pod: for its QoS class.
+        pod: for its QoS class and its sum.
         container: for its OOM score.
         capacity_bytes: memory of the machine as the kubelet counts it (MemTotal).
         need: bytes; never more is allocated.
+        others: what is allocated for the other containers of the pod.
     """
     if pod.qos is QoSClass.GUARANTEED:
-        return need
+        total = pod.resources.memory_limit
+        if total is None or total <= 0:
+            return need
+        return max(0, min(need, max(total, need) - others.memory))
     score = container.oom_score_adj
     if pod.qos is QoSClass.BURSTABLE and score is not None and 2 <= score < 999:
         return min(need, max(0, capacity_bytes) * (1000 - score) // 1000)

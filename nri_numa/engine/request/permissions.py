@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from nri_numa.engine.values.limits import ANY_KEY, BUILT_IN, Permission
-from nri_numa.engine.values.workload import PodSandbox, QoSClass, Requested
+from nri_numa.engine.values.workload import PodSandbox, Requested
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 
 _LISTS: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
@@ -62,15 +62,3 @@ def barred(permission: Permission, key: str, value: str) -> str | None:
 def asked_by_pod(requested: Requested, key: str) -> bool:
     """Say whether a key's value comes from an annotation, not from the operator."""
     return requested.sources.get(key, "").startswith("annotation ")
-
-
-def paid_milli(pod: PodSandbox, limit: int, request: int) -> int:
-    """Thousandths of a CPU that a container's request pays for.
-
-    Args:
-        pod: for its QoS class. In a Guaranteed pod the request is the limit, which is exact where
-            shares end at the kernel's maximum.
-        limit: from quota and period; 0 without one.
-        request: from the shares; 0 without one.
-    """
-    return max(limit, request) if pod.qos is QoSClass.GUARANTEED else request

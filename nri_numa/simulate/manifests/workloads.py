@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from nri_numa.engine.request.slots import MOST
@@ -148,6 +149,9 @@ def container_of(
             where nobody says so.
     """
     sandbox_id = _id(pod.uid)
+    # What it does not limit itself, the kubelet limits to what the pod has (KEP-2837).
+    limits = _over(container.limits, pod.pod_limits or NO_AMOUNTS)
+    limits = replace(limits, hugepages=container.limits.hugepages)
     held = ",".join(f"slot-{number}" for number in range(min(container.slots, MOST + 1)))
     return Container(
         id=_id(f"{pod.uid}/{container.name}"),
@@ -155,7 +159,7 @@ def container_of(
         name=container.name,
         labels={"io.kubernetes.container.name": container.name, **_labels(pod)},
         annotations={slots_key: held} if slots_key and held else {},
-        resources=resources_of(container.requests, container.limits),
+        resources=resources_of(container.requests, limits),
         oom_score_adj=oom_score(pod, container, memory_total),
         cgroups_path=f"{cgroup_parent(pod.uid, pod.qos).rpartition('/')[2]}:cri-containerd:"
         f"{_id(f'{pod.uid}/{container.name}')}",

@@ -91,14 +91,15 @@ def test_what_was_read_is_remembered_by_its_version() -> None:
     assert reader.remembered("uid-p") is None
 
 
-def test_pod_level_resources_are_no_containers() -> None:
-    """Who asks for exclusive CPUs is told what the node would say: the container names none."""
-    document = pod(container(), policy="single-numa-node", cpus="exclusive")
+def test_pod_level_resources_are_those_of_its_containers_once() -> None:
+    """As on the node: the first of those without limits has the pod's, the next what is left."""
+    document = pod(container("a"), container("b"), policy="single-numa-node")
     amounts = {"cpu": "4", "memory": "1Gi"}
     document["spec"]["resources"] = {"requests": amounts, "limits": amounts}
-    assert (
-        "cpu is not set, expected a CPU limit or request" in Reader(Settings()).wish(document).wrong
-    )
+    wish = Reader(Settings()).wish(document)
+    assert [(need.exclusive, need.paid_milli) for need in wish.needs] == [(4, 0), (0, 0)]
+    assert [dict(need.paid).get("memory", 0) for need in wish.needs] == [1 << 30, 0]
+    assert [need.exclusive for need in wish.kubelets] == [4]
 
 
 def test_pods_of_one_kind_are_told_apart_by_what_they_ask_and_by_nothing_else() -> None:

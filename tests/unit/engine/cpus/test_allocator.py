@@ -13,7 +13,7 @@ from nri_numa.engine.cpus.allocator import (
     TakeRequest,
     take_cpus,
 )
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUOrder, Settings
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
@@ -120,3 +120,24 @@ def _partly_without_numa() -> Topology:
         isolated=NO_CPUS,
         allowed=online,
     )
+
+
+def per_node(topology: Topology, chosen: CPUSet) -> list[int]:
+    return [len(n.cpus & chosen) for n in topology.numa_nodes.values() if n.cpus]
+
+
+@pytest.mark.parametrize("order", list(CPUOrder))
+def test_distribute_uses_all_numa_nodes_of_the_hint(order: CPUOrder) -> None:
+    """22 CPUs on 0-3, where the GPUs are, of four NUMA nodes with 8 CPUs each."""
+    even = Settings(distribute_across_numa=True, cpu_order=order)
+    topology = machines.snc_smt()
+    taken = take(topology, 22, affinity="0-3", settings=even)
+    assert sorted(per_node(topology, taken.cpus)) == [5, 5, 6, 6]
+    two = take(topology, 2, affinity="1-2", settings=even)
+    assert per_node(topology, two.cpus) == [0, 1, 1, 0]
+    assert sorted(per_node(topology, take(topology, 1, affinity="1-2").cpus)) == [
+        0,
+        0,
+        0,
+        1,
+    ]

@@ -1,0 +1,123 @@
+"""Pods with resources of their own (KEP-2837): no more than the pod's sum is owned or allocated.
+
+The kubelet gives a container without limits those of its pod, as its limits and its request.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_numa.engine.decision import Refused
+from nri_numa.engine.values.workload import Resources
+from nri_numa.machine.synthetic import synthetic
+from tests.beds.world import GIB, World, container, pod, resources
+from tests.machines import pods
+
+NARROW = {"policy": "single-numa-node"}
+
+
+def world() -> World:
+    """CPUs 0-7 and 8-15, 16 GiB each."""
+    return World(
+        synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
+    )
+
+
+def sums(of: World) -> tuple[int, int, int]:
+    """CPUs that are owned, thousandths of a CPU and bytes that are allocated."""
+    state = of.agent.state
+    charges = state.charges.values()
+    return len(state.owned), sum(c.cpu_milli for c in charges), sum(c.memory for c in charges)
+
+
+@pytest.mark.parametrize("scope", ["container", "pod"])
+def test_three_containers_without_resources_have_their_pods_once(scope: str) -> None:
+    node = world()
+    of = pod("p", {**NARROW, "scope": scope}, total=resources(4, 4))
+    for name in "abc":
+        node.place(of, container(of, name, resources(4, 4)))
+    assert sums(node) == (4, 4000, 4 * GIB)
+    node.check()
+
+
+def test_a_container_without_resources_beside_one_with_some_has_the_rest() -> None:
+    node = world()
+    of = pod("p", NARROW, total=resources(4, 4))
+    node.place(of, container(of, "a", resources(2, 1)))
+    node.place(of, container(of, "b", resources(4, 4)))
+    assert sums(node) == (2, 4000, 4 * GIB)
+    node.check()
+
+
+def test_one_that_asks_for_cpus_of_its_own_is_refused_what_its_pod_does_not_have() -> None:
+    node = world()
+    of = pod("p", {**NARROW, "cpus": "exclusive"}, total=resources(4, 4))
+    node.place(of, container(of, "a", resources(2, 1)))
+    refused = node.refuse(of, container(of, "b", resources(4, 4)))
+    assert refused.reason == "UnpaidCPUs"
+    assert refused.message.startswith(
+        "pod default/p, container b: cpu request is 2000m, expected 4000m, because exclusive CPUs "
+        "must be paid for"
+    )
+
+
+def test_half_a_cpu_of_request_pays_for_no_whole_one() -> None:
+    """A Guaranteed pod by its own resources; its container requests 500m and is limited to 1."""
+    node = world()
+    of = pod("p", NARROW, total=resources(4, 4))
+    half = Resources(cpu_shares=512, cpu_quota=100_000, cpu_period=100_000, memory_limit=GIB)
+    node.place(of, container(of, "a", half))
+    assert sums(node)[:2] == (0, 500)
+
+
+def test_a_pod_that_was_resized_before_the_runtime_knew_grows() -> None:
+    node = world()
+    of = pod("p", NARROW, total=resources(2, 2))
+    node.place(of, container(of, "a", resources(2, 2)))
+    assert node.update("p-a", resources(3, 3)) is None
+    assert sums(node) == (3, 3000, 3 * GIB)
+
+
+def test_simulate_says_the_same() -> None:
+    spec = {
+        "resources": {"limits": {"cpu": 4, "memory": "4Gi"}},
+        "containers": [pods.container(name, {}) for name in "ab"],
+    }
+    documents = [pods.document("Pod", f"p{i}", spec, NARROW) for i in range(6)]
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=16)
+    result = pods.run(topology, *documents, keep_going=True)
+    verdicts = [outcome.verdict.value for outcome in pods.outcomes(result).values()]
+    assert verdicts.count("refused") >= 4
+
+
+@given(
+    whole=st.integers(1, 6),
+    own=st.lists(st.none() | st.integers(100, 2000), min_size=1, max_size=4),
+    scope=st.sampled_from(["container", "pod"]),
+    policy=st.sampled_from(["best-effort", "restricted", "single-numa-node"]),
+    given_level=st.booleans(),
+)
+def test_no_pod_has_more_than_its_sum(
+    whole: int, own: list[int | None], scope: str, policy: str, given_level: bool
+) -> None:
+    sizes = [s for s in own if s is not None]
+    if given_level:
+        total = max(1000 * whole, sum(sizes))
+    else:
+        own, total = [*sizes], sum(sizes)
+    node = world()
+    of = pod("p", {"policy": policy, "scope": scope}, total=resources(total / 1000, total / 1000))
+    for number, size in enumerate(own):
+        milli = total if size is None else size
+        wants = resources(milli / 1000, milli / 1000)
+        answer = node.create(of, container(of, f"c{number}", wants))
+        assert not isinstance(answer, Refused), answer.message
+        owned, milli, memory = sums(node)
+        assert 1000 * owned <= milli <= total
+        assert memory <= total * GIB // 1000
+        node.check()
+    before = node.agent.state
+    node.synchronize()
+    assert node.agent.state.allocations == before.allocations

@@ -476,7 +476,9 @@ class AgentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_
     isolated_cpus: Annotated[
         IsolatedCPUs,
         Meta(
-            description="What exclusive assignments do with the CPUs of the kernel's isolcpus list."
+            description="What exclusive assignments do with the CPUs of the kernel's isolcpus "
+            "list. Containers that share run on none of them, unless this is any or no others are "
+            "left; with only, exclusive containers get no others."
         ),
     ] = IsolatedCPUs.AVOID
     nohz_full_cpus: Annotated[

@@ -27,6 +27,7 @@ from nri_numa.engine.decision import (
 )
 from nri_numa.engine.growing import Growing
 from nri_numa.engine.others.foreign import covers, judged, pinned_to
+from nri_numa.engine.place.quotas import ownable
 from nri_numa.engine.resize import other_size, resized_meanwhile
 from nri_numa.engine.state import (
     Allocation,
@@ -407,8 +408,7 @@ def _ownable(machine: Machine, state: NodeState, container: Container) -> CPUSet
         cpus = CPUSet.parse(container.resources.cpus)
     except ListFormatError:
         return NO_CPUS
-    free = state.pool(machine.topology, machine.settings) - machine.settings.reserved_cpus
-    return cpus if cpus <= free - state.listed_cpus else NO_CPUS
+    return cpus if cpus <= ownable(machine, state) else NO_CPUS
 
 
 def _unpinned(

@@ -5,8 +5,9 @@ Pools, all subsets of the CPUs that may be given to containers (`Topology.allowe
 - *owned*: CPUs that belong to one container alone;
 - *idle*: thread siblings kept idle for an owner (``smt: isolate``);
 - *the kubelet's*: CPUs that its static CPU Manager granted exclusively; nobody else gets them;
-- *shared pool*: everything else; with strict reservation, without the reserved CPUs too.
-  Containers without CPUs of their own run here. It is never empty.
+- *shared pool*: everything else; with strict reservation, without the reserved CPUs too, and
+  without the kernel's isolated CPUs (`isolated`). Containers without CPUs of their own run here.
+  It is never empty.
 - *reserved*: never owned; normally still part of the shared pool.
 
 A `NodeState` is immutable. Every operation returns a new one, so a decision is an offer until the
@@ -24,7 +25,7 @@ from typing import TypedDict
 
 from nri_numa.engine.values.kubelet import NO_GRANTS, KubeletGrants
 from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, Settings
 from nri_numa.engine.values.workload import SMT, Container, Load, PodSandbox, Policy, QoSClass
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.machine.model import Topology
@@ -220,7 +221,13 @@ class NodeState:
         bits = topology.allowed.bits & ~(self.owned.bits | self.idle.bits)
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
-        return CPUSet.from_bits(bits & ~self.kubelet.taken.bits or bits)
+        free = bits & ~self.kubelet.taken.bits
+        return CPUSet.from_bits(free & ~isolated(topology, settings).bits or free or bits)
+
+    def grantable(self, topology: Topology, settings: Settings) -> CPUSet:
+        """CPUs of which a container may own some: the pool's, and isolated ones nobody has."""
+        apart = isolated(topology, settings).bits & ~self.withheld_bits
+        return CPUSet.from_bits(self.pool(topology, settings).bits | apart)
 
     @property
     def withheld(self) -> CPUSet:
@@ -370,6 +377,21 @@ class NodeState:
             groups=self.groups,
             kubelet=self.kubelet,
         )
+
+
+def isolated(topology: Topology, settings: Settings) -> CPUSet:
+    """The kernel's isolated CPUs, where they are kept out of the shared pool.
+
+    The kernel moves no process between them, so that all processes of a container that shares such
+    CPUs would run on one. Where the pool could have no others, they are CPUs as any.
+    """
+    if settings.isolated is IsolatedCPUs.ANY or settings.cpu_order is CPUOrder.KUBELET:
+        return NO_CPUS  # the kubelet knows none
+    bits = topology.allowed.bits
+    if settings.strict_reserved:
+        bits &= ~settings.reserved_cpus.bits
+    apart = topology.isolated.bits & bits
+    return CPUSet.from_bits(apart) if bits & ~apart else NO_CPUS
 
 
 def union(sets: Iterable[CPUSet]) -> CPUSet:

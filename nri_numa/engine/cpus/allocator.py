@@ -36,7 +36,7 @@ from nri_numa.engine.cpus.smt import (
     partners,
     whole_cores,
 )
-from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores
+from nri_numa.engine.values.settings import CPUOrder, NohzFullCPUs, PreferredCores
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
@@ -158,10 +158,7 @@ class _Take:
         # The kubelet knows neither isolated CPUs, ticks nor core kinds.
         self.good_isolation = self.good_tick = self.good_kind = ix.all
         if not self.kubelet:
-            if settings.isolated is IsolatedCPUs.AVOID:
-                self.good_isolation = ix.all & ~ix.isolated
-            elif settings.isolated is IsolatedCPUs.PREFER:
-                self.good_isolation = ix.isolated
+            self.good_isolation = ix.suiting_isolation(settings)
             if ix.nohz_full and settings.nohz_full is not NohzFullCPUs.ANY:
                 avoid = settings.nohz_full is NohzFullCPUs.AVOID
                 self.good_tick = ix.all & ~ix.nohz_full if avoid else ix.nohz_full

@@ -27,11 +27,16 @@ class CPUOrder(StrEnum):
 
 
 class IsolatedCPUs(StrEnum):
-    """What to do with CPUs of the kernel's isolcpus list in exclusive assignments."""
+    """What to do with CPUs of the kernel's isolcpus list.
+
+    With all but ``any`` they are no part of the shared pool, while it has others; ``only`` gives
+    exclusive containers no others.
+    """
 
     ANY = "any"
     PREFER = "prefer"
     AVOID = "avoid"
+    ONLY = "only"
 
 
 class NohzFullCPUs(StrEnum):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.accounting import exclusive_left, ownable_at_most, share_out
+from nri_numa.engine.accounting import exclusive_left, share_out
 from nri_numa.engine.decision import Machine
+from nri_numa.engine.place.quotas import ownable_at_most
 from nri_numa.engine.state import Charge, Kind, NodeState
+from nri_numa.engine.values.limits import CPUAmount, Limits
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import CPUSet, NUMASet
@@ -62,8 +64,9 @@ def test_no_more_is_owned_than_the_accounting_has() -> None:
     ],
 )
 def test_the_pool_keeps_its_floor(smt: SMT, floor: int, most: int) -> None:
-    machine = Machine(topology=machines.dual_smt_16(), settings=Settings())
-    assert ownable_at_most(machine, machine.topology.allowed, smt, floor) == most
+    settings = Settings(limits=Limits(pool=CPUAmount(floor)))
+    machine = Machine(topology=machines.dual_smt_16(), settings=settings)
+    assert ownable_at_most(machine, NodeState(), smt) == most
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.place.quotas import cpu_count, floor, kept_for_pool
+from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.limits import CPUAmount, Limits
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import CPUSet
@@ -87,7 +88,7 @@ def test_each_numa_node_keeps_its_part_and_spares_whole_cores(
     where = machine(machines.dual_smt_16, numa_pool=CPUAmount(numa_pool))
     pool = where.topology.allowed - CPUSet.parse(owned)
     free = pool - CPUSet.parse(listed)
-    assert str(kept_for_pool(where, pool, free)) == kept
+    assert str(kept_for_pool(where, NodeState(), pool, free)) == kept
 
 
 def test_siblings_kept_idle_are_a_quarter_unless_configured() -> None:

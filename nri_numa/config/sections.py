@@ -372,6 +372,14 @@ class AgentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_
     shared_pool: Annotated[
         SharedPool, Meta(description="What stays for containers without exclusive CPUs.")
     ] = SharedPool()
+    keep_exclusive_cpus: Annotated[
+        Duration,
+        Meta(
+            description="How long a pod keeps exclusive CPUs of a container that ended, for its "
+            "restart or the next container of the pod; no longer than its sandbox runs. 0 gives "
+            "them back at once."
+        ),
+    ] = "10m"
     strategy: Annotated[
         Strategy,
         Meta(

@@ -90,6 +90,8 @@ class Allocation:
         slots: ids of the extended resource that it holds, separated by commas.
         mempolicy: the memory policy that the runtime was asked to start it with, if any.
         since: Unix time in seconds at which it was decided.
+        ended: Unix time in seconds at which its container ended; its CPUs are kept for the pod.
+            0 while it lives.
     """
 
     container_id: str
@@ -119,6 +121,7 @@ class Allocation:
     slots: str = ""
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     since: float = 0.0
+    ended: float = 0.0
 
     @property
     def full_name(self) -> str:
@@ -178,6 +181,9 @@ class PodRecord:
     former: Mapping[str, Former] = field(default_factory=dict)
 
 
+ALL = "*"
+"""Name of what is kept for all containers of a pod that are still to come."""
+KEPT = "kept for its pod: the container ended"
 UNBOUND_GROUP = -1
 """Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes."""
 
@@ -352,6 +358,28 @@ class NodeState:
             groups=grouped(self.groups, allocation, present=False),
             kubelet=self.kubelet,
         )
+
+    def with_kept(self, container_id: str, now: float) -> NodeState:
+        """Its container ended; its exclusive CPUs are kept for its pod, and nothing else."""
+        allocation = self.allocations[container_id]
+        kept = replace(
+            allocation,
+            mems=NO_NUMA_NODES,
+            charges={i: Charge(c.cpu_milli) for i, c in allocation.charges.items() if c.cpu_milli},
+            memory_bytes=0,
+            hugepages={},
+            quota=None,
+            mempolicy=MemoryPolicy.DEFAULT,
+            reason=KEPT,
+            ended=now,
+        )
+        return self.without(container_id).with_allocation(kept)
+
+    def kept_for(self, uid: str) -> tuple[Allocation, ...]:
+        """What is kept for a pod of containers that ended, by container id."""
+        record = self.pods.get(uid)
+        ids = sorted(record.containers) if record is not None else ()
+        return tuple(a for i in ids if (a := self.allocations[i]).ended)
 
     def with_pod(self, record: PodRecord) -> NodeState:
         """Replace what is remembered of one pod."""

@@ -116,6 +116,7 @@ class Settings:
         permissions: in order; the first that matches a pod says what its annotations may ask for.
         limits: quotas and the floor of the shared pool.
         kubelet_override: see `KubeletOverride`.
+        kept_seconds: how long a pod keeps exclusive CPUs of a container that ended.
         kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, where known.
     """
 
@@ -149,4 +150,5 @@ class Settings:
     permissions: tuple[Permission, ...] = ()
     limits: Limits = field(default_factory=Limits)
     kubelet_override: KubeletOverride = KubeletOverride.NEVER
+    kept_seconds: float = 0.0
     kubelet_reserved: CPUSet = NO_CPUS

@@ -43,6 +43,7 @@ WHOLE = replace(
     quota=0,
     slots="0-1,0-2",
     mempolicy=MemoryPolicy.INTERLEAVE,
+    ended=20.5,
     since=17.5,
 )
 SHORT = {
@@ -88,6 +89,7 @@ def test_everything_that_is_known_of_a_container_comes_back() -> None:
         "quota": 0,
         "slots": "0-1,0-2",
         "mempolicy": "interleave",
+        "ended": 20.5,
     }
     assert allocation_from("c", document) == WHOLE
     usual = {each.name: getattr(BARE, each.name) for each in fields(Allocation)}

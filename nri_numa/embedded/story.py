@@ -184,10 +184,10 @@ class _Story:
         await self._stage.remove(pod)
         say(f"  {pod.name} is removed.")
         # They were kept for the pod until its sandbox stopped, and no reply carries what follows.
-        for _ in range(_LOOKS):
-            if moved := self._moved(before):
-                break
+        moved, looks = self._moved(before), _LOOKS
+        while not moved and looks:
             await asyncio.sleep(0.1)
+            moved, looks = self._moved(before), looks - 1
         expect(bool(moved), "somebody must have got the database's CPUs back")
         self._show_moves(moved)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nri_numa.engine.decision import Reading
@@ -130,6 +132,39 @@ def test_best_effort_admits_wider_and_says_so() -> None:
     allocation = world.agent.state.allocations["c-app"]
     assert not allocation.preferred
     assert "wider than ideal" in allocation.reason
+
+
+@pytest.mark.parametrize("policy", ["restricted", "best-effort"])
+def test_restricted_goes_by_the_neediest_resource(policy: str) -> None:
+    """CPUs need two NUMA nodes, memory and a device one each: two are no wider than needed."""
+    world = World(machines.dual_smt())  # 2 x 32 CPUs
+    device = DeviceRequest(
+        resource="gpu", count=1, devices=(Device(id="g0", numa_nodes=frozenset([1])),)
+    )
+    of = pod("wide", {"policy": policy})
+    made = replace(container(of, wants=resources(40, 1)), devices=(device,))
+    assert world.place(of, made)[1] == "0-1"
+    (allocation,) = world.agent.state.allocations.values()
+    assert allocation.preferred
+
+
+def test_restricted_admits_no_wider_set_than_the_neediest_resource_needs() -> None:
+    world = World(machines.dual_smt())
+    put(world, "half", {"policy": "single-numa-node"}, 20, 1)
+    put(world, "other", {"policy": "single-numa-node"}, 20, 1)
+    of = pod("one", {"policy": "restricted"})
+    message = world.refuse(of, container(of, wants=resources(20, 1))).message
+    assert "at most 12 CPUs free on one NUMA node" in message
+
+
+def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
+    world = World(machines.dual_smt(), Settings(kubelet_memory=True))
+    of = pod("wide", {"policy": "restricted"})
+    message = world.refuse(of, container(of, wants=resources(40, 1))).message
+    assert (
+        "wants one number of NUMA nodes for all, as the kubelet's does (kubeletMemory)" in message
+    )
+    put(world, "even", {"policy": "restricted"}, 40, 100)
 
 
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])

@@ -165,6 +165,7 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> _Aligned | Refusal:
         distance=machine.topology.distance,
         prefer_closest=machine.settings.prefer_closest,
         rank=ranks,
+        one_width=not machine.settings.kubelet_memory,
     )
     if not alignment.admitted:
         if demand.exclusive_cpus > own and case.by_kubelet:

@@ -161,7 +161,7 @@ def affinity_message(case: Case, table: ResourceTable, alignment: Alignment) -> 
         # The kubelet's verdict. More free CPUs or memory would not change it.
         return (
             f"{needs}; policy {policy} wants one number of NUMA nodes for all, as the kubelet's "
-            f"does, so take best-effort; free: {left}"
+            f"does (kubeletMemory), so take best-effort; free: {left}"
         )
     limit = (
         "one NUMA node"

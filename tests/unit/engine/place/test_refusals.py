@@ -24,28 +24,33 @@ MACHINE = Machine(
 )
 
 
-def refusal(policy: str, cpus: float, memory: float, scope: str = "container") -> str:
+KUBELETS = Machine(topology=MACHINE.topology, settings=Settings(kubelet_memory=True))
+
+
+def refusal(
+    policy: str, cpus: float, memory: float, scope: str = "container", machine: Machine = MACHINE
+) -> str:
     of = pod(
         "db",
         {"policy": policy, "cpus": "exclusive", "scope": scope},
         total=resources(cpus, memory),
     )
-    refused = admit(MACHINE, NodeState(), of, container(of, wants=resources(cpus, memory)))
+    refused = admit(machine, NodeState(), of, container(of, wants=resources(cpus, memory)))
     assert isinstance(refused, Refused)
     assert refused.reason == "TopologyAffinityError"
     return refused.message
 
 
 def test_restricted_says_when_no_machine_state_would_help() -> None:
-    """CPUs that need two NUMA nodes and memory that needs one are refused when all is free."""
-    assert refusal("restricted", 6, 8) == (
+    """By the kubelet's rules: two NUMA nodes for CPUs and one for memory never agree."""
+    assert refusal("restricted", 6, 8, machine=KUBELETS) == (
         "pod default/db, container app: cpu and memory: different numbers of NUMA nodes needed: 6 "
         "exclusive CPUs on 2 NUMA nodes, 8 GiB on 1 NUMA node; it needs 6 exclusive CPUs and 8.0 "
         "GiB memory; policy restricted wants one number of NUMA nodes for all, as the kubelet's "
-        "does, so take best-effort; free: NUMA node 0: 4 CPUs, 64.0 GiB memory; NUMA "
-        "node 1: 4 CPUs, 64.0 GiB memory"
+        "does (kubeletMemory), so take best-effort; free: NUMA node 0: 4 CPUs, 64.0 GiB memory; "
+        "NUMA node 1: 4 CPUs, 64.0 GiB memory"
     )
-    assert "; all its containers together need 6 " in refusal("restricted", 6, 8, "pod")
+    assert "; all its containers together need 6 " in refusal("restricted", 6, 8, "pod", KUBELETS)
 
 
 def test_other_refusals_name_the_limit() -> None:

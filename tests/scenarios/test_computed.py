@@ -518,3 +518,17 @@ def test_huge_pages_widen_the_memory_nodes_too() -> None:
     of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
     made = container(of, wants=resources(1.5, 1, hugepages={2 << 20: 768 << 20}))
     assert world.place(of, made)[1] == "0-1"
+
+
+@pytest.mark.parametrize(
+    ("cores", "cpus", "each"), [(8, 18, [9, 9]), (8, 24, [12, 12]), (14, 40, [20, 20])]
+)
+def test_distributed_cpus_are_as_many_on_each_numa_node(
+    cores: int, cpus: int, each: list[int]
+) -> None:
+    """Whatever becomes of siblings: it was 10 and 8, 16 and 8, 26 and 14."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=cores)
+    for smt in ("spread", "any", "pair", "full-core") if cpus % 4 == 0 else ("spread", "any"):
+        world = World(topology, Settings(distribute_across_numa=True))
+        owned = CPUSet.parse(put(world, "a", {"cpus": "exclusive", "smt": smt}, cpus)[0])
+        assert [len(owned & n.cpus) for n in topology.numa_nodes.values()] == each, smt

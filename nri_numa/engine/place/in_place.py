@@ -25,6 +25,7 @@ from nri_numa.engine.decision import Reading
 from nri_numa.engine.memory.memory_manager import pages_name
 from nri_numa.engine.others.elsewhere import given_last
 from nri_numa.engine.place.explicit import may_own, unpaid
+from nri_numa.engine.place.memory_policy import in_turn
 from nri_numa.engine.place.needs import kept_for_groups, loads_of
 from nri_numa.engine.place.placement import (
     Placed,
@@ -254,14 +255,19 @@ class _Change:
             owned=kind is Kind.EXCLUSIVE or (kind is had.kind and had.owned),
             numa_nodes=numa_nodes,
             mems=mems,
-            charges=spread_charges(
-                numa_nodes,
-                milli,
+            charges=in_turn(
+                case,
+                had.mempolicy,
                 mems,
-                wanted.memory_paid if mems else 0,
-                memory_left,
-                hugepages,
-                pages_left,
+                spread_charges(
+                    numa_nodes,
+                    milli,
+                    mems,
+                    wanted.memory_paid if mems else 0,
+                    memory_left,
+                    hugepages,
+                    pages_left,
+                ),
             ),
             policy=had.policy,
             preferred=self.preferred,

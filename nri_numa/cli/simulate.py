@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nri_numa.machine.model import Topology
     from nri_numa.simulate.inventory import Inventory
     from nri_numa.simulate.manifests import Manifests
+    from nri_numa.simulate.simulator import Simulation
 
 SYNTHETIC = "synthetic:"
 
@@ -172,7 +173,7 @@ def simulate(
         result = run(first, planned, reading=reading, keep_going=keep_going, inventory=devices)
         if second is not None:
             other = run(second, planned, reading=reading, keep_going=keep_going, inventory=devices)
-    notes = [*manifests.notes, *topology.warnings]
+    notes = [*manifests.notes, *topology.warnings, *_memory_policies(result)]
     if devices is not None and not hinted:
         notes.append(
             "devices.enabled is off in the configuration; containers are placed beside their "
@@ -192,6 +193,24 @@ def simulate(
         click.echo("\n".join(view.comparison(described, result, other, compare, notes)))
     if any(one.first_refused is not None for one in (result, other) if one is not None):
         ctx.exit(1)
+
+
+def _memory_policies(result: Simulation) -> list[str]:
+    """Who sets the memory policies that were asked for: any runtime is taken for one that does."""
+    from nri_numa.engine.values.memory_policy import RUNTIMES, SINCE, MemoryPolicy
+
+    modes = {
+        o.allocation.mempolicy
+        for event in result.events
+        for o in event.outcomes
+        if o.allocation is not None
+    }
+    return [
+        f"mempolicy {mode} needs {RUNTIMES}"
+        + (f", and Linux {SINCE[mode][0]}.{SINCE[mode][1]} or newer" if mode in SINCE else "")
+        + "; other nodes refuse it (MemoryPolicyUnsupported), or with on-failure: widen go without."
+        for mode in sorted(modes - {MemoryPolicy.DEFAULT})
+    ]
 
 
 def _in_cluster(

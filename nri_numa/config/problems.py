@@ -215,6 +215,7 @@ def _numbers(config: AgentConfig) -> Iterator[str]:
         yield from _try(path, functools.partial(parse_quantity, quantity))
     yield from _try("runtime.hungAfter", lambda: parse_duration(config.runtime.hung_after))
     yield from _try("runtime.criListing", lambda: _listing(config.runtime.cri_listing))
+    yield from _try("keepExclusiveCPUs", lambda: parse_duration(config.keep_exclusive_cpus))
     yield from _try("reconcile.interval", lambda: parse_duration(config.reconcile.interval))
     yield from _try(
         "reconcile.repairWindow", lambda: parse_duration(config.reconcile.repair_window)

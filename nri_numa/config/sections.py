@@ -372,6 +372,14 @@ class AgentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_
     shared_pool: Annotated[
         SharedPool, Meta(description="What stays for containers without exclusive CPUs.")
     ] = SharedPool()
+    keep_exclusive_cpus: Annotated[
+        Duration,
+        Meta(
+            description="How long a pod keeps exclusive CPUs of a container that ended, for its "
+            "restart or the next container of the pod; no longer than its sandbox runs. 0 gives "
+            "them back at once."
+        ),
+    ] = "10m"
     strategy: Annotated[
         Strategy,
         Meta(
@@ -479,7 +487,9 @@ class AgentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_
     isolated_cpus: Annotated[
         IsolatedCPUs,
         Meta(
-            description="What exclusive assignments do with the CPUs of the kernel's isolcpus list."
+            description="What exclusive assignments do with the CPUs of the kernel's isolcpus "
+            "list. Containers that share run on none of them, unless this is any or no others are "
+            "left; with only, exclusive containers get no others."
         ),
     ] = IsolatedCPUs.AVOID
     nohz_full_cpus: Annotated[

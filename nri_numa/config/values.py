@@ -163,5 +163,6 @@ def settings(config: AgentConfig) -> Settings:
         tell_environment=config.environment,
         permissions=tenants.permissions(config.permissions),
         limits=tenants.limits(config.quotas, config.shared_pool),
+        kept_seconds=parse_duration(config.keep_exclusive_cpus),
         kubelet_override=config.kubelet.override,
     )

@@ -38,12 +38,35 @@ def cpu_left(machine: Machine, state: NodeState) -> dict[int, int]:
             left[i] = rest if rest > 0 else 0
     withdrawn = state.withheld_bits
     if withdrawn:
-        pool = state.pool(machine.topology, machine.settings).bits
+        serving = state.grantable(machine.topology, machine.settings).bits
         for i, cpus in machine.node_cpus.items():
             if cpus.bits & withdrawn:
-                serves = machine.serves((cpus.bits & pool).bit_count())
-                left[i] = max(0, min(left[i], serves - _shared(state, i, cpus)))
+                serves = machine.serves((cpus.bits & serving).bit_count())
+                left[i] = max(0, min(left[i], serves - shared_milli(state, i, cpus)))
     return left
+
+
+def shared_left(machine: Machine, state: NodeState, left: dict[int, int]) -> dict[int, int]:
+    """By NUMA node, thousandths that can still be promised to containers that share.
+
+    Args:
+        machine: where.
+        state: as it is.
+        left: `cpu_left`, which counts isolated CPUs that only owners get.
+    """
+    if not machine.isolated:
+        return left
+    pool = state.pool(machine.topology, machine.settings).bits
+    return {
+        i: max(
+            0,
+            min(
+                left[i],
+                machine.serves((cpus.bits & pool).bit_count()) - shared_milli(state, i, cpus),
+            ),
+        )
+        for i, cpus in machine.node_cpus.items()
+    }
 
 
 def exclusive_left(
@@ -57,7 +80,7 @@ def exclusive_left(
     Args:
         machine: where.
         state: as it is.
-        free: CPUs that may be owned: of the pool, not reserved, not listed.
+        free: CPUs that may be owned: grantable, not reserved, not listed.
         smt: ``full-core`` counts CPUs of whole cores only; ``isolate`` counts cores, each of which
             costs the pool all of its threads.
         left: `cpu_left`.
@@ -67,8 +90,9 @@ def exclusive_left(
     found: dict[int, int] = {}
     for i, cpus in machine.node_cpus.items():
         here = (cpus.bits & pool).bit_count()
-        needed = -(-_shared(state, i, cpus) // max(1, machine.serves(1)))
-        spare = max(0, here - needed)
+        needed = -(-shared_milli(state, i, cpus) // max(1, machine.serves(1)))
+        apart = (cpus.bits & free.bits & ~pool).bit_count()
+        spare = max(0, here - needed) + apart
         if smt is SMT.ISOLATE:
             count = _how_many(sizes.get(i, []), spare)
         elif smt is SMT.FULL_CORE:
@@ -82,25 +106,7 @@ def exclusive_left(
     return found
 
 
-def ownable_at_most(machine: Machine, pool: CPUSet, smt: SMT, floor: int) -> int:
-    """How many CPUs one more container could own at all, so that the pool keeps its floor.
-
-    Where cores differ in their threads, fewer are told for ``isolate`` than might be had.
-
-    Args:
-        machine: where.
-        pool: the shared pool.
-        smt: what is to become of siblings.
-        floor: CPUs of the pool that stay; see `nri_numa.engine.place.quotas.floor`.
-    """
-    most, threads = max(0, len(pool) - floor), machine.topology.threads_per_core
-    if smt is SMT.ISOLATE:
-        return most // threads
-    uniform = len({len(offsets) for _, offsets in machine.index.shapes}) == 1
-    return most - most % threads if smt is SMT.FULL_CORE and uniform else most
-
-
-def _shared(state: NodeState, numa_node: int, cpus: CPUSet) -> int:
+def shared_milli(state: NodeState, numa_node: int, cpus: CPUSet) -> int:
     """Thousandths promised on a NUMA node to containers without CPUs of their own.
 
     An owner is allocated exactly its CPUs. One that is offline is no longer seen among them and

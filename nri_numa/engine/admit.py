@@ -7,7 +7,7 @@ doors, built from the same parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -29,13 +29,16 @@ from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.kubelet_claims import Kubelets, Ours, whose
 from nri_numa.engine.place.memory_policy import with_memory_policy
+from nri_numa.engine.place.needs import pod_demand
 from nri_numa.engine.place.placement import Placed
 from nri_numa.engine.request.claims import in_use
 from nri_numa.engine.request.demand import Demand, demand
 from nri_numa.engine.request.slots import with_slots
 from nri_numa.engine.request.static_cpus import with_static_cpus
 from nri_numa.engine.state import (
+    ALL,
     Allocation,
+    Charge,
     Kind,
     NodeState,
     PodRecord,
@@ -56,8 +59,9 @@ from nri_numa.engine.values.workload import (
     PodSandbox,
     Policy,
     Requested,
+    Scope,
 )
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
 from nri_numa.machine.observed import NO_QUOTA
 from nri_numa.machine.words import cpus_text
 
@@ -100,9 +104,11 @@ def admit(
     pool_before = before.pool(machine.topology, machine.settings)
     state = _drop_leftovers(state, pod, container)
     requested = machine.resolve(pod, container) if asked is None else asked
+    kept = state.kept_for(pod.uid)
+    open_to_pod = _without(state, kept)
     if container.annotations:
         requested = with_slots(machine.settings, pod, container, requested)
-        requested = in_use(state, pod, container, requested)
+        requested = in_use(open_to_pod, pod, container, requested)
     requested = with_static_cpus(machine.settings, pod, container, requested)
     if isinstance(requested, Refusal):
         trace = Trace(pod=pod, container=container, pool_before=pool_before, rule=requested.rule)
@@ -125,6 +131,16 @@ def admit(
         others_have = state.charge_of_pod(pod.uid, container.id)
         needs = demand(pod, container, requested, machine.memory_total, others_have)
     known = NO_DEMAND if isinstance(needs, Refusal) else needs
+    first = record is None or record.affinity is None
+    if kept and (known.exclusive_cpus or requested.numacpu is not None):
+        # What its pod kept is for it; a container that shares leaves it.
+        state = open_to_pod
+        others = replace(state, kubelet=others.kubelet)
+    elif kept and first:
+        # One that shares speaks for its pod: what was kept for containers to come is not needed.
+        state = _without(state, (a for a in kept if a.container == ALL))
+        others = replace(state, kubelet=others.kubelet)
+        kept = tuple(a for a in kept if a.container != ALL)
     if held is not NO_CPUS and len(held) > known.exclusive_cpus:
         held = NO_CPUS
     case = Case(
@@ -166,10 +182,13 @@ def admit(
             after = after.with_pod(
                 replace(grown, affinity=placed.pod_affinity, affinity_preferred=placed.preferred)
             )
+            if allocation.owned and requested.slots is None and machine.settings.kept_seconds:
+                kept = tuple(a for a in kept if a.container != ALL) + _to_come(case, after, now)
+    after = _kept_again(after, kept, allocation.cpus | allocation.idle)
     pool = after.pool(machine.topology, machine.settings)
     return Admitted(
         state=after,
-        change=_change(record, after, pod.uid, container.id),
+        change=_change(record, after, pod.uid, container.id, kept),
         allocation=allocation,
         adjustment=adjustment(machine, allocation, pool, placed.memory_policy, marked=not running),
         updates=pool_updates(machine, before, after, skip=container.id),
@@ -244,24 +263,125 @@ def _trace(case: Case, placed: Placed | Refusal, pool_before: CPUSet, pool_after
     )
 
 
-def _change(record: PodRecord | None, after: NodeState, uid: str, container_id: str) -> StateChange:
-    """The container, and those of its pod, as it was, whose place it takes."""
+def _change(
+    record: PodRecord | None,
+    after: NodeState,
+    uid: str,
+    container_id: str,
+    kept: tuple[Allocation, ...],
+) -> StateChange:
+    """The container, and those of its pod, as it was, whose place or CPUs it takes."""
     if record is None:
         return StateChange((container_id,), (uid,))
-    gone = record.containers - after.pods[uid].containers
-    return StateChange((container_id, *sorted(gone)), (uid,))
+    gone = record.containers - after.pods[uid].containers | {a.container_id for a in kept}
+    return StateChange((container_id, *sorted(gone - {container_id})), (uid,))
 
 
-def release(machine: Machine, state: NodeState, container_id: str) -> Released:
-    """Take back what a container has; unknown ids change nothing (stop may come twice)."""
-    if container_id not in state.allocations:
+def _without(state: NodeState, allocations: Iterable[Allocation]) -> NodeState:
+    for allocation in allocations:
+        state = state.without(allocation.container_id)
+    return state
+
+
+def _to_come(case: Case, after: NodeState, now: float) -> tuple[Allocation, ...]:
+    """The rest of the pod's sum, kept where its first container was placed."""
+    whole = pod_demand(case.pod, case.demand, fractions=not case.by_kubelet).exclusive_cpus
+    rest = whole - case.demand.exclusive_cpus
+    if rest <= 0:
+        return ()
+    demand = Demand(cpu_milli=1000 * rest, cpu_paid_milli=1000 * rest, exclusive_cpus=rest)
+    container = replace(
+        case.container, id=f"{case.pod.id}/{ALL}", name=ALL, devices=(), pod_devices=()
+    )
+    state = replace(after, kubelet=case.state.kubelet)
+    coming = replace(case, state=state, container=container, demand=demand, held=NO_CPUS)
+    placed = place_computed(coming)
+    if isinstance(placed, Refusal):
+        return ()
+    return (
+        replace(
+            new_allocation(coming, placed, now),
+            mems=NO_NUMA_NODES,
+            quota=None,
+            reason="kept for its pod: containers that are still to come",
+            ended=now,
+        ),
+    )
+
+
+def sandbox(
+    machine: Machine, state: NodeState, pod: PodSandbox, reading: Reading | None, now: float
+) -> Released:
+    """Keep the pod's sum of exclusive CPUs from its sandbox on, where all go to one place.
+
+    Its devices are not known yet, so its first container decides about the place.
+    """
+    all_of_it = Container(id=f"{pod.id}/{ALL}", pod_id=pod.id, name=ALL, resources=pod.resources)
+    if not machine.settings.kept_seconds or pod.uid in state.pods:
         return Released(state=state)
-    after = state.without(container_id)
-    uid = state.allocations[container_id].pod_uid
+    requested = machine.resolve(pod, all_of_it)
+    if isinstance(requested, Refusal) or requested.scope is not Scope.POD:
+        return Released(state=state)
+    decided = admit(machine, state, pod, all_of_it, reading, now, asked=requested)
+    if isinstance(decided, Refused) or not decided.allocation.owned:
+        return Released(state=state)
+    after = decided.state.with_kept(all_of_it.id, now)
+    after = after.with_pod(replace(after.pods[pod.uid], affinity=None, affinity_preferred=True))
+    return Released(state=after, change=decided.change, updates=decided.updates)
+
+
+def _kept_again(state: NodeState, kept: Iterable[Allocation], taken: CPUSet) -> NodeState:
+    """Keep for a pod what its next container did not take."""
+    for one in kept:
+        if one.container_id in state.allocations:
+            continue
+        cpus, idle = one.cpus - taken, one.idle - taken
+        if cpus == one.cpus and idle == one.idle:
+            state = state.with_allocation(one)
+        elif cpus:
+            charges = {
+                i: Charge(c.cpu_milli * len(cpus) // len(one.cpus)) for i, c in one.charges.items()
+            }
+            state = state.with_allocation(replace(one, cpus=cpus, idle=idle, charges=charges))
+    return state
+
+
+def release(
+    machine: Machine, state: NodeState, container_id: str, ended: float | None = None
+) -> Released:
+    """Take back what a container has; unknown ids change nothing (stop may come twice).
+
+    Args:
+        machine: topology and settings.
+        state: as it is.
+        container_id: of the container.
+        ended: Unix time in seconds; its pod keeps its exclusive CPUs from then on. None when
+            nobody is to keep them.
+    """
+    allocation = state.allocations.get(container_id)
+    if allocation is None or allocation.ended:
+        return Released(state=state)
+    keep = ended is not None and allocation.owned and machine.settings.kept_seconds
+    after = (
+        state.with_kept(container_id, ended)
+        if keep and ended is not None
+        else state.without(container_id)
+    )
     return Released(
         state=after,
-        change=StateChange((container_id,), (uid,)),
+        change=StateChange((container_id,), (allocation.pod_uid,)),
         updates=pool_updates(machine, state, after, skip=container_id),
+    )
+
+
+def let_go(machine: Machine, state: NodeState, kept: Iterable[Allocation]) -> Released:
+    """Give back what was kept for pods."""
+    kept = tuple(kept)
+    after = _without(state, kept)
+    return Released(
+        state=after,
+        change=StateChange(tuple(a.container_id for a in kept), tuple({a.pod_uid for a in kept})),
+        updates=pool_updates(machine, state, after, skip=""),
     )
 
 

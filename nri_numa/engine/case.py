@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from nri_numa.engine.accounting import shared_left
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState, PodRecord
@@ -66,6 +67,11 @@ class Case:
     def cpu_left(self) -> dict[int, int]:
         """By NUMA node, thousandths of a CPU that can be promised."""
         return self.machine.cpu_left(self.state)
+
+    @cached_property
+    def shared_left(self) -> dict[int, int]:
+        """By NUMA node, of these what a container without CPUs of its own can be promised."""
+        return shared_left(self.machine, self.state, self.cpu_left)
 
     @cached_property
     def memory_left(self) -> dict[int, int]:

@@ -15,7 +15,7 @@ from nri_numa.engine.request.annotations import Resolver
 from nri_numa.engine.request.bounds import longest_list
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.request.slots import SLOTS
-from nri_numa.engine.state import Allocation, NodeState
+from nri_numa.engine.state import Allocation, NodeState, isolated
 from nri_numa.engine.values.answers import (
     NO_ADJUSTMENT,
     NO_CHANGE,
@@ -25,7 +25,7 @@ from nri_numa.engine.values.answers import (
 )
 from nri_numa.engine.values.memory_policy import EVERY_MEMORY_POLICY, MemoryPolicies
 from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import IsolatedCPUs, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, Requested
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import Topology
@@ -125,15 +125,18 @@ class Machine:
         return {i: self.topology.numa_nodes[i].cpus & allowed for i in self.numa_ids}
 
     @cached_property
-    def cpu_capacity(self) -> Mapping[int, int]:
-        """By NUMA node, thousandths of a CPU on an empty machine, oversale included."""
-        oversale = self.settings.oversale
-        return {i: int(len(cpus) * 1000 * oversale) for i, cpus in self.node_cpus.items()}
+    def isolated(self) -> CPUSet:
+        """Isolated CPUs that are kept out of the shared pool."""
+        return isolated(self.topology, self.settings)
 
     @cached_property
     def cpu_milli(self) -> Mapping[int, int]:
-        """`cpu_capacity` without the NUMA nodes that have none."""
-        return {i: n for i, n in self.cpu_capacity.items() if n}
+        """By NUMA node, thousandths of a CPU that an empty machine has to share, oversale included.
+
+        Without the NUMA nodes that have none.
+        """
+        shared = {i: self.serves(len(cpus - self.isolated)) for i, cpus in self.node_cpus.items()}
+        return {i: n for i, n in shared.items() if n}
 
     @cached_property
     def cpu_counts(self) -> Mapping[int, int]:
@@ -142,8 +145,10 @@ class Machine:
 
     @cached_property
     def whole_cpus(self) -> Mapping[int, int]:
-        """By NUMA node, the number of CPUs that containers may use there; without the empty."""
-        return {i: len(cpus) for i, cpus in self.node_cpus.items() if cpus}
+        """By NUMA node, the number of CPUs that may be owned there; without the empty."""
+        only = self.settings.isolated is IsolatedCPUs.ONLY and self.isolated
+        counts = {i: len(cpus & only if only else cpus) for i, cpus in self.node_cpus.items()}
+        return {i: count for i, count in counts.items() if count}
 
     def serves(self, cpus: int) -> int:
         """Thousandths of a CPU that so many CPUs of the shared pool can be promised as."""
@@ -157,11 +162,20 @@ class Machine:
     @cached_property
     def cpu_total(self) -> Mapping[int, int]:
         """By NUMA node, what can be allocated: CPUs × oversale × capacity factor, in milli-CPUs."""
+        return self._total(NO_CPUS)
+
+    @cached_property
+    def shared_total(self) -> Mapping[int, int]:
+        """By NUMA node, of `cpu_total` what containers without CPUs of their own could have."""
+        return self._total(self.isolated)
+
+    def _total(self, apart: CPUSet) -> Mapping[int, int]:
         settings = self.settings
-        strict = settings.reserved_cpus if settings.strict_reserved else NO_CPUS
+        if settings.strict_reserved:
+            apart = apart | settings.reserved_cpus
         return {
             i: int(
-                len(cpus - strict) * 1000 * settings.oversale * settings.capacity_factor.get(i, 1.0)
+                len(cpus - apart) * 1000 * settings.oversale * settings.capacity_factor.get(i, 1.0)
             )
             for i, cpus in self.node_cpus.items()
         }

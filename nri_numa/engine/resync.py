@@ -27,6 +27,7 @@ from nri_numa.engine.decision import (
 )
 from nri_numa.engine.growing import Growing
 from nri_numa.engine.others.foreign import covers, judged, pinned_to
+from nri_numa.engine.place.quotas import ownable
 from nri_numa.engine.resize import other_size, resized_meanwhile
 from nri_numa.engine.state import (
     Allocation,
@@ -87,6 +88,9 @@ def resync(
         if uid in uids
     ]
     state = build(kept, records, prior.serial, prior.kubelet)
+    for ended in _ended(prior, uids, live, now) if machine.settings.kept_seconds else ():
+        if not (ended.cpus | ended.idle) & (state.withheld | state.listed_cpus):
+            state = state.with_allocation(ended).with_kept(ended.container_id, ended.ended)
     adopted = [a.container_id for a in kept]
     resized: list[tuple[Allocation, Trace]] = []
     for allocation in kept:
@@ -176,6 +180,17 @@ def resync(
         unexplained=tuple(unexplained),
         undecided=tuple(undecided),
     )
+
+
+def _ended(
+    prior: NodeState, uids: Collection[str], live: Mapping[str, Container], now: float
+) -> list[Allocation]:
+    """What pods keep of containers that ended, some of them while we were away."""
+    return [
+        allocation if allocation.ended else replace(allocation, ended=now)
+        for container_id, allocation in sorted(prior.allocations.items())
+        if allocation.owned and container_id not in live and allocation.pod_uid in uids
+    ]
 
 
 def without_answer(outcome: Resynced, unsure: Collection[str]) -> Resynced:
@@ -407,8 +422,7 @@ def _ownable(machine: Machine, state: NodeState, container: Container) -> CPUSet
         cpus = CPUSet.parse(container.resources.cpus)
     except ListFormatError:
         return NO_CPUS
-    free = state.pool(machine.topology, machine.settings) - machine.settings.reserved_cpus
-    return cpus if cpus <= free - state.listed_cpus else NO_CPUS
+    return cpus if cpus <= ownable(machine, state) else NO_CPUS
 
 
 def _unpinned(
@@ -437,6 +451,8 @@ def _updates(
     texts: dict[int, str] = {}
     for container_id, allocation in sorted(state.allocations.items()):
         key = group_of(allocation)
+        if allocation.ended:
+            continue
         if key is not None:
             # Hundreds follow the pool in few groups, and most have what they should.
             if key not in texts:

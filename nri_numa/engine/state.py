@@ -5,8 +5,9 @@ Pools, all subsets of the CPUs that may be given to containers (`Topology.allowe
 - *owned*: CPUs that belong to one container alone;
 - *idle*: thread siblings kept idle for an owner (``smt: isolate``);
 - *the kubelet's*: CPUs that its static CPU Manager granted exclusively; nobody else gets them;
-- *shared pool*: everything else; with strict reservation, without the reserved CPUs too.
-  Containers without CPUs of their own run here. It is never empty.
+- *shared pool*: everything else; with strict reservation, without the reserved CPUs too, and
+  without the kernel's isolated CPUs (`isolated`). Containers without CPUs of their own run here.
+  It is never empty.
 - *reserved*: never owned; normally still part of the shared pool.
 
 A `NodeState` is immutable. Every operation returns a new one, so a decision is an offer until the
@@ -24,7 +25,7 @@ from typing import TypedDict
 
 from nri_numa.engine.values.kubelet import NO_GRANTS, KubeletGrants
 from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, Settings
 from nri_numa.engine.values.workload import SMT, Container, Load, PodSandbox, Policy, QoSClass
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.machine.model import Topology
@@ -89,6 +90,8 @@ class Allocation:
         slots: ids of the extended resource that it holds, separated by commas.
         mempolicy: the memory policy that the runtime was asked to start it with, if any.
         since: Unix time in seconds at which it was decided.
+        ended: Unix time in seconds at which its container ended; its CPUs are kept for the pod.
+            0 while it lives.
     """
 
     container_id: str
@@ -118,6 +121,7 @@ class Allocation:
     slots: str = ""
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     since: float = 0.0
+    ended: float = 0.0
 
     @property
     def full_name(self) -> str:
@@ -177,6 +181,9 @@ class PodRecord:
     former: Mapping[str, Former] = field(default_factory=dict)
 
 
+ALL = "*"
+"""Name of what is kept for all containers of a pod that are still to come."""
+KEPT = "kept for its pod: the container ended"
 UNBOUND_GROUP = -1
 """Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes."""
 
@@ -220,7 +227,13 @@ class NodeState:
         bits = topology.allowed.bits & ~(self.owned.bits | self.idle.bits)
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
-        return CPUSet.from_bits(bits & ~self.kubelet.taken.bits or bits)
+        free = bits & ~self.kubelet.taken.bits
+        return CPUSet.from_bits(free & ~isolated(topology, settings).bits or free or bits)
+
+    def grantable(self, topology: Topology, settings: Settings) -> CPUSet:
+        """CPUs of which a container may own some: the pool's, and isolated ones nobody has."""
+        apart = isolated(topology, settings).bits & ~self.withheld_bits
+        return CPUSet.from_bits(self.pool(topology, settings).bits | apart)
 
     @property
     def withheld(self) -> CPUSet:
@@ -355,6 +368,28 @@ class NodeState:
             kubelet=self.kubelet,
         )
 
+    def with_kept(self, container_id: str, now: float) -> NodeState:
+        """Its container ended; its exclusive CPUs are kept for its pod, and nothing else."""
+        allocation = self.allocations[container_id]
+        kept = replace(
+            allocation,
+            mems=NO_NUMA_NODES,
+            charges={i: Charge(c.cpu_milli) for i, c in allocation.charges.items() if c.cpu_milli},
+            memory_bytes=0,
+            hugepages={},
+            quota=None,
+            mempolicy=MemoryPolicy.DEFAULT,
+            reason=KEPT,
+            ended=now,
+        )
+        return self.without(container_id).with_allocation(kept)
+
+    def kept_for(self, uid: str) -> tuple[Allocation, ...]:
+        """What is kept for a pod of containers that ended, by container id."""
+        record = self.pods.get(uid)
+        ids = sorted(record.containers) if record is not None else ()
+        return tuple(a for i in ids if (a := self.allocations[i]).ended)
+
     def with_pod(self, record: PodRecord) -> NodeState:
         """Replace what is remembered of one pod."""
         return replace(self, serial=self.serial + 1, pods={**self.pods, record.uid: record})
@@ -379,6 +414,21 @@ class NodeState:
             groups=self.groups,
             kubelet=self.kubelet,
         )
+
+
+def isolated(topology: Topology, settings: Settings) -> CPUSet:
+    """The kernel's isolated CPUs, where they are kept out of the shared pool.
+
+    The kernel moves no process between them, so that all processes of a container that shares such
+    CPUs would run on one. Where the pool could have no others, they are CPUs as any.
+    """
+    if settings.isolated is IsolatedCPUs.ANY or settings.cpu_order is CPUOrder.KUBELET:
+        return NO_CPUS  # the kubelet knows none
+    bits = topology.allowed.bits
+    if settings.strict_reserved:
+        bits &= ~settings.reserved_cpus.bits
+    apart = topology.isolated.bits & bits
+    return CPUSet.from_bits(apart) if bits & ~apart else NO_CPUS
 
 
 def union(sets: Iterable[CPUSet]) -> CPUSet:

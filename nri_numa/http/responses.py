@@ -127,8 +127,9 @@ class Assignment(Document, frozen=True, kw_only=True):
     kind: Annotated[
         str,
         Meta(
-            description="exclusive, shared, explicit, unbound, foreign (pinned by others), or "
-            "kubelet (by the kubelet's static policy)."
+            description="exclusive, shared, explicit, unbound, foreign (pinned by others), "
+            "kubelet (by the kubelet's static policy), or kept (the container ended, and its pod "
+            "keeps its exclusive CPUs; container is * for those of containers to come)."
         ),
     ]
     policy: str

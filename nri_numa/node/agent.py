@@ -267,6 +267,31 @@ class Agent:
         """A container is gone; normally it gave everything back when it stopped."""
         self._remember(self._release(container_id))
 
+    def run_pod(self, pod: PodSandbox) -> None:
+        """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
+        kept = admit.sandbox(self.machine, self.state, pod, self._reading(), self._now())
+        if kept.state is not self.state:
+            self._swap(kept.state, kept.change)
+            self._remember(kept.updates)
+
+    def stop_pod(self, uid: str) -> None:
+        """A pod's sandbox stopped: none of its containers comes again."""
+        self._let_go(self.state.kept_for(uid))
+
+    def look_at_kept(self) -> None:
+        """Give back what pods have kept for too long; called every few seconds."""
+        latest = self._now() - self.machine.settings.kept_seconds
+        self._let_go([a for a in self.state.allocations.values() if a.ended and a.ended <= latest])
+
+    def _let_go(self, kept: Sequence[Allocation]) -> None:
+        if not kept:
+            return
+        released = admit.let_go(self.machine, self.state, kept)
+        self._swap(released.state, released.change)
+        for allocation in kept:
+            self._tell.let_go(allocation)
+        self._remember(released.updates)
+
     def remove_pod(self, uid: str) -> None:
         """A pod is gone, and with it containers that were never reported stopped."""
         released = admit.forget_pod(self.machine, self.state, uid)
@@ -456,11 +481,11 @@ class Agent:
 
     def _release(self, container_id: str) -> tuple[ContainerUpdate, ...]:
         allocation = self.state.allocations.get(container_id)
-        if allocation is None:
-            # Its successor in the pod took its place already.
+        if allocation is None or allocation.ended:
+            # Its successor in the pod took its place already, or its pod keeps its CPUs.
             self._forget(container_id)
             return ()
-        released = admit.release(self.machine, self.state, container_id)
+        released = admit.release(self.machine, self.state, container_id, self._now())
         self._swap(released.state, released.change)
         self._forget(container_id)
         self._soon.do(partial(self._tell.released, allocation, partial(self._cpus_in, self.state)))

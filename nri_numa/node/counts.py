@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 
 from nri_numa.engine.others.kubelets import KUBELETS, shown_kind
 from nri_numa.engine.state import Kind, NodeState
 from nri_numa.observe.metrics import ContainerSample
 
-_sort_of = attrgetter("kind", "preferred")
 _FOREIGN = frozenset((Kind.FOREIGN, preferred) for preferred in (False, True))
 
 
@@ -28,10 +26,11 @@ class Counts:
     @classmethod
     def of(cls, state: NodeState) -> Counts:
         """Count them."""
-        counted = Counter(map(_sort_of, state.allocations.values()))
+        live = [a for a in state.allocations.values() if not a.ended]
+        counted = Counter((a.kind, a.preferred) for a in live)
         by_kind = {(k.value, p): counted[k, p] for k in Kind for p in (False, True)}
         by_kind |= {(KUBELETS, p): 0 for p in (False, True)}
-        for a in state.allocations.values() if counted.keys() & _FOREIGN else ():
+        for a in live if counted.keys() & _FOREIGN else ():
             if shown_kind(state, a) == KUBELETS:
                 by_kind[a.kind.value, a.preferred] -= 1
                 by_kind[KUBELETS, a.preferred] += 1
@@ -61,4 +60,5 @@ def container_samples(state: NodeState) -> Iterator[ContainerSample]:
             preferred=a.preferred,
         )
         for a in state.allocations.values()
+        if not a.ended
     )

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nri_numa import __version__
@@ -463,7 +464,12 @@ class Daemon:
     def _configured(self, info: RuntimeInfo) -> None:
         self.runtime = info
         self.agent.runtime_waits(info.request_timeout)
-        policies = memory_policies(info, os.uname().release, over_cri=self._over_cri)
+        policies = memory_policies(
+            info,
+            os.uname().release,
+            over_cri=self._over_cri,
+            sysfs_root=Path(self.config.sysfs_root),
+        )
         self.agent.machine = self.agent.machine.with_memory_policies(policies)
         self._housekeeping.blind = self._launched and not synchronizes_launched_plugins(info)
         if info.config and info.config != self._drop_in:

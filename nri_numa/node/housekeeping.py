@@ -103,6 +103,7 @@ class Housekeeping:
                 await self._rereading.read_memory(self._agent)
             if round_number % HOTPLUG_EVERY == 0:
                 await self._rereading.look(self._agent)
+                self._agent.look_at_kept()
             self._compact()
             self._claim.share()
             if round_number % EXPLANATIONS_EVERY == 0:

@@ -14,13 +14,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from nri_numa.config import AgentConfig, LinkKind, problems, split_address
-from nri_numa.engine.values.settings import NohzFullCPUs
+from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
+from nri_numa.engine.state import NodeState
+from nri_numa.engine.values.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.errors import TopologyError
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.partitions import sentence
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.words import cpus_text, numa_text
 from nri_numa.store.files import directory_problem
 
 _TIMEOUT = 2.0
@@ -80,6 +81,7 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
         yield from configuration(config, topology)
         yield from tickless(config, topology)
         yield from host_processes(config, topology)
+        yield from isolation(config, topology)
     yield from privileges()
     yield from cgroups(Path(config.cgroup_root), root)
     yield from runtime(config, root)
@@ -135,6 +137,30 @@ def tickless(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
             "kernel",
             f"{cpus_text(topology.nohz_full, 'runs', 'run')} without a timer tick (nohz_full); "
             "nohzFullCPUs: prefer keeps exclusive containers there",
+        )
+
+
+def isolation(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+    """Whether containers that share have CPUs between which the kernel balances load."""
+    if config.isolated_cpus is IsolatedCPUs.ONLY and not topology.isolated & topology.allowed:
+        yield _warn(
+            "kernel",
+            "isolatedCPUs is only, but no CPU that containers may use is isolated: no container "
+            "can have CPUs of its own",
+            "Boot with isolcpus=, or set isolatedCPUs: avoid.",
+        )
+    pool = NodeState().pool(topology, settings(config))
+    lone = [
+        i for i, node in topology.numa_nodes.items()
+        if (here := node.cpus & pool) and here <= topology.isolated
+    ]  # fmt: skip
+    if lone:
+        yield _warn(
+            "kernel",
+            f"all shared CPUs of {numa_text(NUMASet(lone))} are isolated (isolcpus): the kernel "
+            "moves no process between them, so that all of a container's may run on one",
+            "Set isolatedCPUs to something else than any, or leave CPUs of that NUMA node out of "
+            "isolcpus= and of reservedCPUs.",
         )
 
 

@@ -105,5 +105,5 @@ async def prepare_aside(
 
 def with_tables(machine: Machine) -> Machine:
     """The machine with its tables made, so that no container waits for those that all need."""
-    _ = machine.index, machine.cpu_total, machine.memory_capacity, machine.cpu_capacity
+    _ = machine.index, machine.cpu_total, machine.memory_capacity, machine.cpu_milli
     return machine

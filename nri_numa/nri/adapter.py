@@ -76,6 +76,14 @@ class AgentLike(Protocol):
         """Forget it."""
         ...
 
+    def run_pod(self, pod: PodSandbox) -> None:
+        """Keep what its containers will need."""
+        ...
+
+    def stop_pod(self, uid: str) -> None:
+        """Give back what was kept for its containers."""
+        ...
+
     def remove_pod(self, uid: str) -> None:
         """Forget the pod."""
         ...
@@ -380,8 +388,11 @@ class Adapter:
         A refusal would leak the sandbox on older runtimes.
         """
         devices, ahead = self._devices, self._ahead
+        known = conversion.pod_from(pod)
+        with operation():
+            self._agent.run_pod(known)
         if self._coming is not None:
-            self._coming.began(conversion.pod_from(pod))
+            self._coming.began(known)
         if devices is None:
             if ahead is not None:
                 ahead.began(partial(foreseen, pod))
@@ -438,10 +449,12 @@ class Adapter:
         return found
 
     def stop_pod(self, pod: pb.PodSandbox) -> None:
-        """Its containers report for themselves; the pod is forgotten when it is removed."""
+        """What was kept for it is given back; the pod is forgotten when it is removed."""
         self._stopped[pod.id] = self._clock()
         if self._coming is not None:
             self._coming.over(pod.id)
+        with operation():
+            self._agent.stop_pod(self._pod_uids.get(pod.id, "") or pod.uid or pod.id)
 
     def remove_pod(self, pod: pb.PodSandbox) -> None:
         """Forget the pod."""

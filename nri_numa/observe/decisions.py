@@ -137,6 +137,10 @@ class DecisionTeller:
         """A container gave back what it had; ``cpus`` makes the kernel list of it."""
         self.note("info", "container released", **fields_of(allocation, cpus(allocation)))
 
+    def let_go(self, allocation: Allocation) -> None:
+        """Its pod kept CPUs of a container that ended, and does no more."""
+        self.note("info", "kept CPUs released", **fields_of(allocation, str(allocation.cpus)))
+
     def overridden(self, pod: PodSandbox, container: Container, asked: str, kept: str) -> None:
         """A request would have changed the cpuset, and did not."""
         self.note(

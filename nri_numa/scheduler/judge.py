@@ -138,7 +138,12 @@ def _place(room: Room, need: Need, strategy: Strategy) -> tuple[NUMASet, bool] |
         room.take([place], need, kept)
         return NUMASet([keys[0][-1]]), True
     found = align(
-        demands, numa_ids=table.numa_ids, policy=policy, distance=table.distance, rank=ranks
+        demands,
+        numa_ids=table.numa_ids,
+        policy=policy,
+        distance=table.distance,
+        rank=ranks,
+        one_width=True,
     )
     preferred = found.preferred
     if not found.admitted:
@@ -146,7 +151,12 @@ def _place(room: Room, need: Need, strategy: Strategy) -> tuple[NUMASet, bool] |
             return short(room, need, kept)
         policy, preferred = Policy.BEST_EFFORT, False
         found = align(
-            demands, numa_ids=table.numa_ids, policy=policy, distance=table.distance, rank=ranks
+            demands,
+            numa_ids=table.numa_ids,
+            policy=policy,
+            distance=table.distance,
+            rank=ranks,
+            one_width=True,
         )
     chosen = table.numa_ids if found.affinity is None else found.affinity
     for name, amount, column in room.columns(need, kept):

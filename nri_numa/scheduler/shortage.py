@@ -37,7 +37,6 @@ def short(room: Room, need: Need, kept: int) -> Short:
     worst: Short | None = None
     texts: list[str] = []
     limit = ONE
-    widths: set[int] = set()
     for name, amount, column in room.columns(need, kept):
         if name == "millicpu" and not amount:
             continue
@@ -55,7 +54,6 @@ def short(room: Room, need: Need, kept: int) -> Short:
             width = 1
         elif need.policy not in STRICT or width is None:
             width = len(table.ids)
-        widths.add(width)
         where = "" if width == len(table.ids) and width > 1 else _where(width)
         limit = where or limit
         least = max(1, amount)
@@ -65,9 +63,6 @@ def short(room: Room, need: Need, kept: int) -> Short:
         if free < least and worst is None:
             worst = Short(what, where, unit, free)
     what = " and ".join(texts) or "a place to run"
-    if worst is None and need.policy is Policy.RESTRICTED and len(widths) > 1:
-        # The kubelet's verdict, which no free CPU would change.
-        return Short(f"{what} on equally many NUMA nodes (policy restricted)", never=True)
     return worst or Short(what, limit, apart=True)
 
 

@@ -74,6 +74,8 @@ def allocation_document(a: Allocation) -> Document:
         document["slots"] = a.slots
     if a.mempolicy is not MemoryPolicy.DEFAULT:
         document["mempolicy"] = a.mempolicy.value
+    if a.ended:
+        document["ended"] = a.ended
     return document
 
 
@@ -115,6 +117,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
         quota=None if quota is None else int(quota),
         slots=_text(document.get("slots", "")),
         mempolicy=MemoryPolicy(document.get("mempolicy", "default")),
+        ended=float(document.get("ended", 0.0)),
     )
     problem = contradiction(allocation)
     if problem:

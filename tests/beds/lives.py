@@ -314,7 +314,7 @@ def _settings(random: Random, topology: Topology) -> Settings:
         distribute_across_cores=random.random() < 0.2,
         align_l3=random.random() < 0.8,
         align_by_socket=random.random() < 0.2,
-        isolated=random.choice(list(IsolatedCPUs)),
+        isolated=random.choice((IsolatedCPUs.ANY, IsolatedCPUs.PREFER, IsolatedCPUs.AVOID)),
         nohz_full=random.choice(list(NohzFullCPUs)),
         cores=random.choice(list(PreferredCores)),
         memory_only_nodes=memory_only,

@@ -127,6 +127,7 @@ class World:
         self.clock = clock
         self.topology = topology
         self.settings = settings or Settings()
+        self.now = 1_000_000.0
         self.store = MemoryStore()
         self.pods: dict[str, PodSandbox] = {}
         self.live: dict[str, Container] = {}
@@ -143,7 +144,7 @@ class World:
             Machine(topology=self.topology, settings=self.settings, key=self.key),
             metrics=self.metrics,
             store=self.store,
-            now=lambda: 1_000_000.0,
+            now=lambda: self.now,
             reading=lambda: self.reading,
             observe=self._observe,
             write=self._write,
@@ -331,4 +332,5 @@ class World:
             assert self._observe or not self.cpus(container_id) & theirs, (
                 f"{container_id} may run on CPUs that the kubelet granted"
             )
-        assert set(state.allocations) <= set(self.live), "the state remembers dead containers"
+        alive = {i for i, a in state.allocations.items() if not a.ended}
+        assert alive <= set(self.live), "the state remembers dead containers"

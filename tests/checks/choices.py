@@ -80,7 +80,7 @@ def _request(random: Random, topology: Topology) -> TakeRequest:
             distribute_across_cores=kubelet and random.random() < 0.25,
             align_l3=random.random() < 0.7,
             align_by_socket=random.random() < 0.2,
-            isolated=random.choice(list(IsolatedCPUs)),
+            isolated=random.choice((IsolatedCPUs.ANY, IsolatedCPUs.PREFER, IsolatedCPUs.AVOID)),
             nohz_full=random.choice(list(NohzFullCPUs)),
             cores=random.choice(list(PreferredCores)),
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nri_numa.engine.decision import Reading
@@ -130,6 +132,39 @@ def test_best_effort_admits_wider_and_says_so() -> None:
     allocation = world.agent.state.allocations["c-app"]
     assert not allocation.preferred
     assert "wider than ideal" in allocation.reason
+
+
+@pytest.mark.parametrize("policy", ["restricted", "best-effort"])
+def test_restricted_goes_by_the_neediest_resource(policy: str) -> None:
+    """CPUs need two NUMA nodes, memory and a device one each: two are no wider than needed."""
+    world = World(machines.dual_smt())  # 2 x 32 CPUs
+    device = DeviceRequest(
+        resource="gpu", count=1, devices=(Device(id="g0", numa_nodes=frozenset([1])),)
+    )
+    of = pod("wide", {"policy": policy})
+    made = replace(container(of, wants=resources(40, 1)), devices=(device,))
+    assert world.place(of, made)[1] == "0-1"
+    (allocation,) = world.agent.state.allocations.values()
+    assert allocation.preferred
+
+
+def test_restricted_admits_no_wider_set_than_the_neediest_resource_needs() -> None:
+    world = World(machines.dual_smt())
+    put(world, "half", {"policy": "single-numa-node"}, 20, 1)
+    put(world, "other", {"policy": "single-numa-node"}, 20, 1)
+    of = pod("one", {"policy": "restricted"})
+    message = world.refuse(of, container(of, wants=resources(20, 1))).message
+    assert "at most 12 CPUs free on one NUMA node" in message
+
+
+def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
+    world = World(machines.dual_smt(), Settings(kubelet_memory=True))
+    of = pod("wide", {"policy": "restricted"})
+    message = world.refuse(of, container(of, wants=resources(40, 1))).message
+    assert (
+        "wants one number of NUMA nodes for all, as the kubelet's does (kubeletMemory)" in message
+    )
+    put(world, "even", {"policy": "restricted"}, 40, 100)
 
 
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
@@ -483,3 +518,17 @@ def test_huge_pages_widen_the_memory_nodes_too() -> None:
     of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
     made = container(of, wants=resources(1.5, 1, hugepages={2 << 20: 768 << 20}))
     assert world.place(of, made)[1] == "0-1"
+
+
+@pytest.mark.parametrize(
+    ("cores", "cpus", "each"), [(8, 18, [9, 9]), (8, 24, [12, 12]), (14, 40, [20, 20])]
+)
+def test_distributed_cpus_are_as_many_on_each_numa_node(
+    cores: int, cpus: int, each: list[int]
+) -> None:
+    """Whatever becomes of siblings: it was 10 and 8, 16 and 8, 26 and 14."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=cores)
+    for smt in ("spread", "any", "pair", "full-core") if cpus % 4 == 0 else ("spread", "any"):
+        world = World(topology, Settings(distribute_across_numa=True))
+        owned = CPUSet.parse(put(world, "a", {"cpus": "exclusive", "smt": smt}, cpus)[0])
+        assert [len(owned & n.cpus) for n in topology.numa_nodes.values()] == each, smt

@@ -21,7 +21,7 @@ from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.nri.conversion import create_response
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import GIB, World, container, pod, resources
 
 OLD = MemoryPolicies(dict.fromkeys(MemoryPolicy, "oldd 1.0 hands none on; expected oldd 2"))
 
@@ -62,6 +62,58 @@ def given(
 def test_it_is_about_the_memory_nodes_of_the_container(mode: str, nodes: str) -> None:
     found = given(two_nodes(), {"numamem": "0-1", "mempolicy": mode})
     assert found == MemoryPolicySetting(MemoryPolicy(mode), NUMASet.parse(nodes))
+
+
+def booked(world: World, name: str = "a-app") -> dict[int, float]:
+    charges = world.agent.state.allocations[name].charges
+    return {i: charge.memory / GIB for i, charge in charges.items()}
+
+
+def test_interleaved_memory_is_booked_as_it_is_used() -> None:
+    """8 of 2 x 8 GiB were booked on NUMA node 0, and the next pod was put onto node 1."""
+    world = two_nodes()
+    asks = {"numamem": "0-1", "mempolicy": "interleave"}
+    of = pod("a", asks)
+    admitted(world, of, memory=10)
+    assert booked(world) == {0: 5, 1: 5}
+    assert world.update("a-app", resources(1, 12)) is None
+    assert booked(world) == {0: 6, 1: 6}
+    small = pod("b", {"policy": "single-numa-node"})
+    assert (
+        "at most 2 GiB free" in world.refuse(small, container(small, wants=resources(1, 3))).message
+    )
+
+
+def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:
+    world = two_nodes(MemoryPolicies(weights={0: 3}))
+    admitted(world, pod("a", {"numamem": "0-1", "mempolicy": "weighted-interleave"}), memory=8)
+    assert booked(world) == {0: 6, 1: 2}
+    # What a NUMA node has no room for comes from the other.
+    admitted(world, pod("b", {"numamem": "0-1", "mempolicy": "interleave"}), memory=6)
+    assert booked(world, "b-app") == {0: 2, 1: 4}
+
+
+def test_interleaved_huge_pages_are_booked_page_by_page() -> None:
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
+        hugepages={GIB: 4 * GIB},
+    )  # fmt: skip
+    world = World(topology)
+    of = pod("a", {"numamem": "0-1", "mempolicy": "interleave"})
+    made = container(of, wants=resources(1, 1, hugepages={GIB: 3 * GIB}))
+    assert isinstance(world.create(of, made), Admitted)
+    charges = world.agent.state.allocations[made.id].charges
+    assert [c.hugepages for c in charges.values()] == [{GIB: 2 * GIB}, {GIB: GIB}]
+
+
+def test_without_its_policy_memory_is_booked_node_by_node() -> None:
+    world = two_nodes(OLD)
+    asks = {"policy": "best-effort", "mempolicy": "interleave", "on-failure": "widen"}
+    admitted(world, pod("a", asks), cpus=6, memory=6)
+    assert (booked(world)[0], booked(world).get(1, 0)) == (6, 0)
+    kubelets = two_nodes(kubelet_memory=True)
+    admitted(kubelets, pod("a", {"numamem": "0-1", "mempolicy": "interleave"}), memory=6)
+    assert booked(kubelets) == {0: 6}
 
 
 def test_computed_memory_nodes_count_as_listed_ones_do() -> None:

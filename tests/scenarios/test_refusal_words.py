@@ -174,7 +174,7 @@ def test_case_19_one_or_several() -> None:
     of = pod("p", {"policy": "best-effort"})
     world.place(of, container(of, wants=resources(24, 1)))
     reasons = [a.reason for a in world.agent.state.allocations.values()]
-    assert reasons == ["24 exclusive CPUs on NUMA nodes 0-1, wider than ideal"]
+    assert reasons == ["24 exclusive CPUs on NUMA nodes 0-1"]
     unknown = World(EIGHT).refuse(pod("q", {"numacpu": "127-129"}))
     assert "but CPUs 128-129 do not exist;" in unknown.message
     unknown = World(EIGHT).refuse(pod("q", {"numacpu": "127-128"}))

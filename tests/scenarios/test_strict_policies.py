@@ -98,8 +98,10 @@ def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_on
     assert place(world, of, "c", 0.5, 1) == "0-1"
     assert place(world, of, "d", 0.5, 1) == "0-1"
     world.stop("p-a")
+    place(world, pod("s", {"policy": "best-effort"}), "a", 1.5, 1)
+    place(world, pod("t", {"policy": "best-effort"}), "a", 1.5, 1)
     of = pod("r", wishes)
-    assert place(world, of, "a", 6.5, 1) == "0-1"
+    assert place(world, of, "a", 2.5, 1) == "0-1"
     refused = world.refuse(of, container(of, "c", resources(0.5, 1)))
     assert "wider than an empty machine would need" in refused.message
 

@@ -172,6 +172,14 @@ class Family:
             )
         return all(d.have(mask) >= d.need for d in self.free)
 
+    def widen(self, width: int) -> None:
+        """Hints of this width are preferred."""
+        self.width = width
+        # The kubelet divides the machine's counts; fewer NUMA nodes than sockets switches it off.
+        sockets = len(self.socket_bits)
+        per_socket = self.universe.bit_count() // sockets if sockets else 0
+        self.aligned_sockets = -(-width // per_socket) if per_socket else 0
+
     def prefers_width(self, mask: int) -> bool:
         """Say whether a hint of this mask would be preferred."""
         if mask.bit_count() == self.width:
@@ -282,8 +290,7 @@ def _resource_family(demands: Sequence[ResourceDemand], machine: int, steps: Ste
         family.extra = {
             m.bits: [d.reusable.get(m, 0) for d in demands] for d in demands for m in d.reusable
         }
-    nodes = universe.bit_count()
-    family.width = _least_width(_cover(family.capacity, universe, 0), 1, nodes, steps)
+    width = _least_width(_cover(family.capacity, universe, 0), 1, universe.bit_count(), steps)
     sockets = demands[0].sockets
     if sockets is not None:
         by_socket: dict[int, int] = {}
@@ -291,9 +298,7 @@ def _resource_family(demands: Sequence[ResourceDemand], machine: int, steps: Ste
             if universe >> i & 1:
                 by_socket[socket] = by_socket.get(socket, 0) | 1 << i
         family.socket_bits = tuple(by_socket.values())
-        # The kubelet divides the machine's counts; fewer NUMA nodes than sockets switches it off.
-        per_socket = nodes // len(by_socket) if by_socket else 0
-        family.aligned_sockets = -(-family.width // per_socket) if per_socket else 0
+    family.widen(width)
     if not family.possible():
         family.nil = any(d.nothing_is_no_wish for d in demands)
     return family
@@ -350,8 +355,8 @@ def _device_family(demand: DeviceDemand, machine: int, steps: Steps) -> Family:
         free=(_device_dimension([masks.get(i, 0) for i in sorted(free)], request.count),),
         capacity=(capacity,),
     )
-    nodes = machine.bit_count()
-    family.width = _least_width(_cover(family.capacity, machine, 0), 1, nodes, steps)
+    width = _least_width(_cover(family.capacity, machine, 0), 1, machine.bit_count(), steps)
+    family.widen(width)
     if impossible or not family.possible():
         family.nil = False
     return family
@@ -377,13 +382,17 @@ def _fixed_family(demand: FixedHints, machine: int) -> Family:
     )
 
 
-def families_of(demands: Sequence[HintDemand], numa_ids: NUMASet, steps: Steps) -> list[Family]:
+def families_of(
+    demands: Sequence[HintDemand], numa_ids: NUMASet, steps: Steps, *, one_width: bool = False
+) -> list[Family]:
     """One family for each demand, in order; demands that share a list share the object.
 
     Args:
         demands: what is asked.
         numa_ids: the machine's NUMA nodes.
         steps: bounds the searches for preferred widths.
+        one_width: the width that the neediest of them needs on an empty machine is preferred by
+            all, instead of each one's own, as the kubelet has it.
     """
     machine = numa_ids.bits
     shared: dict[str, list[ResourceDemand]] = {}
@@ -407,4 +416,9 @@ def families_of(demands: Sequence[HintDemand], numa_ids: NUMASet, steps: Steps) 
             family = _resource_family(shared[demand.share], machine, steps)
             done[demand.share] = family
         families.append(family)
+    if one_width:
+        width = max((f.width for f in families), default=0)
+        for family in families:
+            if family.additive:
+                family.widen(width)
     return families

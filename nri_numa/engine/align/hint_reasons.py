@@ -43,6 +43,14 @@ class Problem:
     rank: Mapping[int, int] | None
     exact_upto: int
     step_limit: int
+    one_width: bool = False
+
+    def families(self, steps: Steps) -> list[Family]:
+        """The hints of each demand."""
+        single = self.policy is Policy.SINGLE_NUMA_NODE
+        return families_of(
+            self.demands, self.numa_ids, steps, one_width=self.one_width and not single
+        )
 
     def steps(self) -> Steps:
         """A fresh budget."""
@@ -265,7 +273,7 @@ def sets_text(sets: Sequence[str], every: bool, count: int | None) -> str:
 def summarize(problem: Problem) -> tuple[ResourceSummary, ...]:
     """What each resource asked and which masks suit it, in the order of the demands."""
     order = problem.order()
-    families = families_of(problem.demands, problem.numa_ids, problem.steps())
+    families = problem.families(problem.steps())
     found: list[ResourceSummary] = []
     for demand, family in zip(problem.demands, families, strict=True):
         unit = unit_of(demand)
@@ -363,7 +371,7 @@ def runners_up(problem: Problem, affinity: NUMASet | None, preferred: bool) -> l
     if problem.policy is Policy.NONE:
         return []
     steps = problem.steps()
-    families = families_of(problem.demands, problem.numa_ids, steps)
+    families = problem.families(steps)
     winner = problem.numa_ids.bits if affinity is None else affinity.bits
     order, distances = problem.order(), problem.distances()
     found: list[Candidate] = []

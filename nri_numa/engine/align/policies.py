@@ -11,7 +11,8 @@ single-numa-node  preferred ones with one NUMA node or none  when the result is 
 ================  =========================================  ======================================
 
 For machines of up to `nri_numa.engine.align.merge.EXACT_UPTO` NUMA nodes verdict, mask and
-preferred flag are the kubelet's, given its tie-break (no ``rank``).
+preferred flag are the kubelet's, given its tie-break (no ``rank``) and its widths (no
+``one_width``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nri_numa.engine.align.devices import FilteredDevices, filter_devices_by_affinity
-from nri_numa.engine.align.families import families_of
 from nri_numa.engine.align.hint_reasons import (
     Candidate,
     Problem,
@@ -47,7 +47,8 @@ class Alignment:
         admitted: the policy lets the container in.
         affinity: NUMA nodes its resources should come from; None for no restriction. Filled for
             refusals of ``restricted`` too: it is where best-effort would have put the container.
-        preferred: no wider than an empty machine would have required, for every resource.
+        preferred: no wider than an empty machine would have required: for every resource, or with
+            ``one_width`` for the neediest one.
         exact: False when a search on a large machine stopped early and this is the best it found.
         steps: NUMA nodes tried, a measure of the work.
         problem: the inputs. What explains the outcome is worked out from them when asked for, so
@@ -93,6 +94,7 @@ def align(
     distance: Callable[[int, int], int],
     prefer_closest: bool = True,
     rank: Mapping[int, int] | None = None,
+    one_width: bool = False,
     exact_upto: int = EXACT_UPTO,
     step_limit: int = STEP_LIMIT,
 ) -> Alignment:
@@ -108,6 +110,8 @@ def align(
         distance: SLIT distance between two NUMA nodes.
         prefer_closest: the kubelet's ``prefer-closest-numa-nodes``.
         rank: NUMA node to rank, 0 the best; None reproduces the kubelet's tie-break.
+        one_width: what the neediest resource needs on an empty machine is narrow enough for all.
+            The kubelet wants each to need that many NUMA nodes.
         exact_upto: largest number of NUMA nodes at which every mask may be looked at.
         step_limit: bound of the search on larger machines.
     """
@@ -120,6 +124,7 @@ def align(
         rank=rank,
         exact_upto=exact_upto,
         step_limit=step_limit,
+        one_width=one_width,
     )
     if policy is Policy.NONE:
         return Alignment(
@@ -135,7 +140,7 @@ def align(
         steps.used = len(numa_ids)
     else:
         order = Order(tuple(numa_ids), rank)
-        families = families_of(demands, numa_ids, steps)
+        families = problem.families(steps)
         if single:
             found = single_mask(families, order)
             preferred = found is not None

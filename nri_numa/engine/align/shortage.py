@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nri_numa.engine.align.families import Family, families_of
+from nri_numa.engine.align.families import Family
 from nri_numa.engine.align.hint_reasons import (
     HintState,
     Problem,
@@ -72,7 +72,7 @@ _Looked = tuple[ResourceSummary, Family, HintDemand]
 
 def shortage(problem: Problem) -> Shortage:
     """Which resource, or which several, kept the result from being a preferred one."""
-    families = families_of(problem.demands, problem.numa_ids, problem.steps())
+    families = problem.families(problem.steps())
     looked = list(zip(summarize(problem), families, problem.demands, strict=True))
     impossible = [one for one in looked if one[0].state is HintState.IMPOSSIBLE]
     if impossible:

@@ -36,7 +36,7 @@ from nri_numa.engine.cpus.smt import (
     partners,
     whole_cores,
 )
-from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores
+from nri_numa.engine.values.settings import CPUOrder, NohzFullCPUs, PreferredCores
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
@@ -158,10 +158,7 @@ class _Take:
         # The kubelet knows neither isolated CPUs, ticks nor core kinds.
         self.good_isolation = self.good_tick = self.good_kind = ix.all
         if not self.kubelet:
-            if settings.isolated is IsolatedCPUs.AVOID:
-                self.good_isolation = ix.all & ~ix.isolated
-            elif settings.isolated is IsolatedCPUs.PREFER:
-                self.good_isolation = ix.isolated
+            self.good_isolation = ix.suiting_isolation(settings)
             if ix.nohz_full and settings.nohz_full is not NohzFullCPUs.ANY:
                 avoid = settings.nohz_full is NohzFullCPUs.AVOID
                 self.good_tick = ix.all & ~ix.nohz_full if avoid else ix.nohz_full
@@ -297,12 +294,40 @@ class _Take:
     def _threads_of_cores(self) -> None:
         for region in self.regions:
             for zone in self._narrowest_first(region) if self.needed else ():
-                for foreign in self._foreign_last():
-                    for isolation in (self.good_isolation | self.prefer, self.ix.all):
-                        part = zone & (foreign | self.prefer) & isolation
-                        while self.needed and (candidates := self._next(part)):
-                            n = min(self.needed, candidates.bit_count())
-                            self._add(self._pick(candidates, n))
+                for part, count in self._shares(zone):
+                    self._threads_of_cores_in(part, count)
+
+    def _threads_of_cores_in(self, zone: int, count: int) -> None:
+        stop = self.needed - count
+        for foreign in self._foreign_last():
+            for isolation in (self.good_isolation | self.prefer, self.ix.all):
+                part = zone & (foreign | self.prefer) & isolation
+                while self.needed > stop and (candidates := self._next(part)):
+                    self._add(
+                        self._pick(candidates, min(self.needed - stop, candidates.bit_count()))
+                    )
+
+    def _shares(self, zone: int) -> Iterator[tuple[int, int]]:
+        """Parts of a zone, and how many CPUs to take from each.
+
+        To distribute evenly over NUMA nodes, the numbers come first: thread kind by thread kind
+        each round would be even and their sum would not.
+        """
+        if self.settings.distribute_across_numa:
+            ix, kinds = self.ix, []
+            for free in (self.free & zone & self.good_isolation & ~self.last, self.free & zone):
+                kinds.append(self._next(free))
+                if self.request.smt is not SMT.ISOLATE:
+                    cores = ix.touched(free) & ~ix.touched(self.taken)
+                    kinds += [ix.lowest_threads(cores, free), free]
+            enough = next((k for k in kinds if k.bit_count() >= self.needed), 0)
+            chosen = self._select(enough, self.needed, fill=lowest) if enough else 0
+            parts = [(u.bits & zone, (u.bits & chosen).bit_count()) for u in ix.numa]
+            parts = [part for part in parts if part[1]]
+            if len(parts) > 1:
+                yield from parts
+        if self.needed:
+            yield zone, self.needed
 
     def _next(self, zone: int) -> int:
         threads = Threads(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, Settings
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import CoreKind, Topology
 
@@ -76,6 +77,13 @@ class AllocatorIndex:
     efficient: int
     performance: int
     threads: int
+
+    def suiting_isolation(self, settings: Settings) -> int:
+        """CPUs that come first by ``isolatedCPUs``. The kubelet knows no isolated CPUs."""
+        if settings.cpu_order is CPUOrder.KUBELET or settings.isolated is IsolatedCPUs.ANY:
+            return self.all
+        avoid = settings.isolated is IsolatedCPUs.AVOID
+        return self.all & ~self.isolated if avoid else self.isolated
 
     def planes(self, cpus: int) -> list[int]:
         """For each thread position, the cores that have that thread in ``cpus``."""

@@ -12,6 +12,7 @@ from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.words import cpus_text
 
 KUBELETS: Final = "kubelet"
+KEPT_FOR_POD: Final = "kept"
 """How a container that the kubelet granted something to is called where kinds are shown."""
 
 
@@ -33,7 +34,12 @@ def taken_back(allocation: Allocation, cpus: CPUSet) -> Allocation:
 
 
 def shown_kind(state: NodeState, allocation: Allocation) -> str:
-    """The kind as users see it: a foreign container with a grant is the kubelet's."""
+    """The kind as users see it: a foreign container with a grant is the kubelet's.
+
+    CPUs whose container ended are kept for its pod.
+    """
+    if allocation.ended:
+        return KEPT_FOR_POD
     if allocation.kind is Kind.FOREIGN and state.kubelet.cpus_of(
         allocation.pod_uid, allocation.container, allocation.container_id
     ):

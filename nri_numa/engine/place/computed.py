@@ -29,7 +29,7 @@ from nri_numa.engine.memory.memory_manager import charges_of, grant, needs_of, t
 from nri_numa.engine.others.elsewhere import given_last
 from nri_numa.engine.others.holders import holders_text
 from nri_numa.engine.place.device_words import device_steps
-from nri_numa.engine.place.explicit import check_numamem, doubtful
+from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
 from nri_numa.engine.place.listed_memory import STRICT, by_distance, near, near_cpus
 from nri_numa.engine.place.memory_nodes import choose_memory
 from nri_numa.engine.place.needs import (
@@ -56,7 +56,7 @@ from nri_numa.engine.place.refusals import (
 )
 from nri_numa.engine.place.strategy import rank
 from nri_numa.engine.place.strict import beside_its_pod, no_memory
-from nri_numa.engine.state import Charge, Kind
+from nri_numa.engine.state import Charge, Kind, group_cpus
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
@@ -166,6 +166,7 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> _Aligned | Refusal:
         distance=machine.topology.distance,
         prefer_closest=machine.settings.prefer_closest,
         rank=ranks,
+        one_width=not machine.settings.kubelet_memory,
     )
     if not alignment.admitted:
         if demand.exclusive_cpus > own and case.by_kubelet:
@@ -358,6 +359,10 @@ def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) ->
             demand.memory_paid if mems else 0, table.memory_left,
             demand.hugepages if mems else {}, table.hugepages_left,
         )  # fmt: skip
+    if kind is Kind.SHARED:
+        doubts = all_isolated(machine, group_cpus(numa_nodes.bits, table.pool, machine.topology))
+        warnings += doubts
+        steps += doubts
     what = exclusive_text(len(chosen.cpus)) if kind is Kind.EXCLUSIVE else "shared CPUs"
     where = f" on {numa_text(numa_nodes)}"
     if kind is Kind.UNBOUND:

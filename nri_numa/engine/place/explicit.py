@@ -54,6 +54,8 @@ def place_explicit(case: Case) -> Placed | Refusal:
         mems = case.requested.listed_mems
     topology = machine.topology
     warnings = doubtful(machine, mems)
+    if not owned:
+        warnings += all_isolated(machine, cpus)
     numa_nodes = topology.numa_of(cpus)
     milli = {}
     if cpus:
@@ -101,6 +103,16 @@ def doubtful(machine: Machine, mems: NUMASet) -> tuple[str, ...]:
             "(memoryOnlyNodes, memoryTiers); it may be a device's memory or a slow tier"
         )
     return tuple(found)
+
+
+def all_isolated(machine: Machine, cpus: CPUSet) -> tuple[str, ...]:
+    """Warn of a shared set in which the kernel balances no load."""
+    if len(cpus) < 2 or not cpus <= machine.topology.isolated:
+        return ()
+    return (
+        f"{cpus_text(cpus, 'is', 'are')} isolated (isolcpus): the kernel moves no process between "
+        "them, so that the container's processes may all run on one",
+    )
 
 
 def _text(case: Case) -> str:
@@ -182,7 +194,7 @@ def _check_cpus(case: Case, cpus: CPUSet) -> Refusal | None:
             reason="CPUOwned",
             message=f"{text}, but {cpus_text(taken, 'is', 'are')} exclusive "
             f"to {_owner(state, taken)}; "
-            f"expected CPUs among {state.pool(topology, settings)}",
+            f"expected CPUs among {state.grantable(topology, settings)}",
             rule="listed CPUs must not be exclusive to another container",
         )
     return None

@@ -25,6 +25,7 @@ from nri_numa.engine.decision import Reading
 from nri_numa.engine.memory.memory_manager import pages_name
 from nri_numa.engine.others.elsewhere import given_last
 from nri_numa.engine.place.explicit import may_own, unpaid
+from nri_numa.engine.place.memory_policy import in_turn
 from nri_numa.engine.place.needs import kept_for_groups, loads_of
 from nri_numa.engine.place.placement import (
     Placed,
@@ -33,7 +34,7 @@ from nri_numa.engine.place.placement import (
     human_milli,
     spread_charges,
 )
-from nri_numa.engine.place.quotas import grant_refused
+from nri_numa.engine.place.quotas import grant_refused, kept_for_pool, ownable
 from nri_numa.engine.place.refusals import misaligned, too_few
 from nri_numa.engine.state import Allocation, Kind
 from nri_numa.engine.values.refusal import Refusal
@@ -98,7 +99,7 @@ class _Change:
         case, had, wanted = self.case, self.had, self.case.demand
         numa_nodes = had.numa_nodes & case.machine.topology.cpu_nodes or had.numa_nodes
         self.steps.append(f"stays on {numa_text(numa_nodes)}")
-        left = case.cpu_left
+        left = case.shared_left
         if wanted.cpu_milli > had.cpu_milli:
             have = sum(left.get(i, 0) for i in numa_nodes)
             if have < wanted.cpu_milli:
@@ -168,7 +169,9 @@ class _Change:
             return fewer if isinstance(fewer, Taken) else self._misaligned(fewer)
         machine, rest = case.machine, case.state
         pool = rest.pool(machine.topology, machine.settings)
-        free = pool - machine.settings.reserved_cpus - rest.listed_cpus
+        free = ownable(machine, rest)
+        if machine.isolated:
+            free = free - kept_for_pool(machine, rest, pool - held, free - held)
         free = free - kept_for_groups(machine, rest, pool, free, held)
         home = self._home()
         limits = exclusive_left(machine, rest, free | held, self._smt(), case.cpu_left)
@@ -277,14 +280,19 @@ class _Change:
             owned=kind is Kind.EXCLUSIVE or (kind is had.kind and had.owned),
             numa_nodes=numa_nodes,
             mems=mems,
-            charges=spread_charges(
-                numa_nodes,
-                milli,
+            charges=in_turn(
+                case,
+                had.mempolicy,
                 mems,
-                wanted.memory_paid if mems else 0,
-                memory_left,
-                hugepages,
-                pages_left,
+                spread_charges(
+                    numa_nodes,
+                    milli,
+                    mems,
+                    wanted.memory_paid if mems else 0,
+                    memory_left,
+                    hugepages,
+                    pages_left,
+                ),
             ),
             policy=had.policy,
             preferred=not (self.wider or self.less),

@@ -6,13 +6,14 @@ outside. So a container that runs already goes without.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from nri_numa.engine.case import Case
 from nri_numa.engine.place.placement import Placed
 from nri_numa.engine.request.permissions import asked_by_pod
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import NOTHING, Charge, Kind
 from nri_numa.engine.values.memory_policy import MemoryPolicy, MemoryPolicySetting
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import OnFailure, Requested
@@ -46,6 +47,7 @@ def with_memory_policy(case: Case, placed: Placed, *, running: bool) -> Placed |
         return _without(placed, mode, "nothing pins the memory of the container")
     missing = case.machine.memory_policies.refused.get(mode)
     if missing is None:
+        placed = replace(placed, charges=in_turn(case, mode, placed.mems, placed.charges))
         setting = MemoryPolicySetting(mode, _nodes(mode, placed))
         step = f"mempolicy: {mode}{_on(setting.nodes)}, from its first instruction"
         return replace(placed, memory_policy=setting, steps=(*placed.steps, step))
@@ -57,6 +59,52 @@ def with_memory_policy(case: Case, placed: Placed, *, running: bool) -> Placed |
         message=f"{_text(case.requested, case.who)}, but {missing}",
         rule="a memory policy must be known to the kernel and to all who hand it on",
     )
+
+
+def in_turn(
+    case: Case, mode: MemoryPolicy, mems: NUMASet, charges: Mapping[int, Charge]
+) -> Mapping[int, Charge]:
+    """Memory as it will be used where it comes from its NUMA nodes in turn, by their weights.
+
+    The kubelet's rules know no memory policies.
+
+    Args:
+        case: says what is left.
+        mode: the policy of the container.
+        mems: its memory nodes.
+        charges: what is allocated for it, node by node.
+    """
+    if not mode.in_turn or len(mems) < 2 or case.machine.settings.kubelet_memory:
+        return charges
+    weights = {i: case.machine.memory_policies.weight(mode, i) for i in mems}
+    whole = NOTHING
+    for charge in charges.values():
+        whole = whole.plus(charge)
+    memory = _by_weight(whole.memory, weights, case.memory_left)
+    pages: dict[int, dict[int, int]] = {}
+    for size, amount in whole.hugepages.items():
+        left = case.hugepages_left()[size]
+        shares = _by_weight(amount // size, weights, {i: n // size for i, n in left.items()})
+        for i, count in shares.items():
+            pages.setdefault(i, {})[size] = count * size
+    found = {
+        i: Charge(charges.get(i, NOTHING).cpu_milli, memory.get(i, 0), pages.get(i, {}))
+        for i in sorted({*charges, *mems})
+    }
+    return {i: charge for i, charge in found.items() if charge != NOTHING}
+
+
+def _by_weight(amount: int, weights: Mapping[int, int], left: Mapping[int, int]) -> dict[int, int]:
+    """Share an amount out; what a NUMA node lacks comes from the others, what all lack from one."""
+    taken: dict[int, int] = {}
+    # Least room for its weight first, then by id: what it cannot give is shared by the others.
+    order = sorted(weights, key=lambda i: (left.get(i, 0) // weights[i], i))
+    for n, i in enumerate(order):
+        among = sum(weights[j] for j in order[n:])
+        taken[i] = min(left.get(i, 0), -(-amount * weights[i] // among))
+        amount -= taken[i]
+    taken[min(order)] += amount
+    return taken
 
 
 def without_nodes(requested: Requested, who: str) -> Refusal:

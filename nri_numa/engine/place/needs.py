@@ -12,7 +12,7 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.memory.grants import MemoryTable
 from nri_numa.engine.memory.memory_manager import memory_table, needs_of, pages_name
 from nri_numa.engine.place.device_words import aligned_devices
-from nri_numa.engine.place.quotas import kept_for_pool
+from nri_numa.engine.place.quotas import kept_for_pool, ownable
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.workload import (
@@ -33,7 +33,7 @@ class ResourceTable:
         cpu_left: by NUMA node, thousandths of a CPU that can be promised.
         memory_left, hugepages_left: bytes.
         pool: the shared pool.
-        free: CPUs of it that may be owned.
+        free: CPUs that may be owned: of the pool, or isolated.
         former: CPUs of them that the pod had before; empty when the container owns none.
         free_by_node: how many of them the container could own; see
             `nri_numa.engine.accounting.exclusive_left`. Empty when it owns none.
@@ -56,12 +56,11 @@ def resource_table(case: Case) -> ResourceTable:
     """Look up what is free, once for the whole decision."""
     machine, state, demand, requested = case.machine, case.state, case.demand, case.requested
     pool = state.pool(machine.topology, machine.settings)
-    withheld = machine.settings.reserved_cpus.bits | state.listed_cpus.bits
-    free = CPUSet.from_bits(pool.bits & ~withheld)
-    cpu_left = case.cpu_left
+    free = ownable(machine, state)
+    cpu_left = case.cpu_left if demand.exclusive_cpus else case.shared_left
     free_by_node: dict[int, int] = {}
     if demand.exclusive_cpus:
-        free = free - kept_for_pool(machine, pool, free)
+        free = free - kept_for_pool(machine, state, pool, free)
         free = free - kept_for_groups(machine, state, pool, free, pair=case.smt is SMT.PAIR)
         free_by_node = exclusive_left(machine, state, free, case.smt, cpu_left)
         if requested.slots is not None and (chosen := requested.slots.by_node):
@@ -110,7 +109,7 @@ def kept_for_groups(
         machine: where.
         state: whose containers share.
         pool: the shared pool.
-        free: CPUs of it that may be owned.
+        free: CPUs that may be owned.
         held: CPUs of a container that keeps them.
         pair: the other threads of cores in use are what the container looks for.
     """

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from nri_numa.engine.accounting import exclusive_left, ownable_at_most
+from nri_numa.engine.accounting import exclusive_left
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.place.needs import kept_for_groups
-from nri_numa.engine.place.quotas import cpu_count, floor, kept_for_pool
+from nri_numa.engine.place.quotas import cpu_count, kept_for_pool, ownable, ownable_at_most
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.engine.values.settings import CPUOrder
 from nri_numa.engine.values.workload import SMT
@@ -91,13 +91,11 @@ def _left(machine: Machine, state: NodeState) -> tuple[dict[int, int], int]:
     """What each NUMA node has left, and what the machine as a whole can give."""
     smt = _smt(machine)
     pool = state.pool(machine.topology, machine.settings)
-    free = pool - machine.settings.reserved_cpus - state.listed_cpus
-    free = free - kept_for_pool(machine, pool, free)
+    free = ownable(machine, state)
+    free = free - kept_for_pool(machine, state, pool, free)
     free = free - kept_for_groups(machine, state, pool, free, pair=smt is SMT.PAIR)
     left = exclusive_left(machine, state, free, smt, machine.cpu_left(state))
-    most = min(
-        ownable_at_most(machine, pool, smt, floor(machine)), _quota_left(machine, state, smt)
-    )
+    most = min(ownable_at_most(machine, state, smt), _quota_left(machine, state, smt))
     return left, most
 
 

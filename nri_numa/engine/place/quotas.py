@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from nri_numa.engine.accounting import shared_milli
 from nri_numa.engine.case import Case
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.others.holders import holders_text, named
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.engine.values.limits import EVERYTHING, CPUAmount, NamespaceQuota
 from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.workload import PodSandbox
+from nri_numa.engine.values.settings import IsolatedCPUs
+from nri_numa.engine.values.workload import SMT, PodSandbox
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
 from nri_numa.machine.words import counted
 
@@ -46,12 +48,12 @@ def cpu_count(machine: Machine) -> int:
 
 
 def floor(machine: Machine) -> int:
-    """CPUs that stay in the shared pool of the machine.
+    """CPUs that stay in the shared pool of the machine; isolated ones do not count.
 
     Unless it is configured: where reserved CPUs are part of the pool, the operator has said what
     the system needs, and one is enough; else a twentieth of the CPUs, at least one.
     """
-    settings, total = machine.settings, cpu_count(machine)
+    settings, total = machine.settings, cpu_count(machine) - len(machine.isolated)
     if settings.limits.pool is not None:
         return max(1, settings.limits.pool.of(total))
     if settings.reserved_cpus and not settings.strict_reserved:
@@ -59,37 +61,80 @@ def floor(machine: Machine) -> int:
     return max(1, total // 20)
 
 
-def kept_for_pool(machine: Machine, pool: CPUSet, free: CPUSet) -> CPUSet:
+def ownable(machine: Machine, state: NodeState) -> CPUSet:
+    """CPUs that a container may own, before the floors of the pool are looked at."""
+    settings = machine.settings
+    bits = state.grantable(machine.topology, settings).bits
+    if settings.isolated is IsolatedCPUs.ONLY:
+        bits &= machine.topology.isolated.bits
+    return CPUSet.from_bits(bits & ~(settings.reserved_cpus.bits | state.listed_cpus.bits))
+
+
+def ownable_at_most(machine: Machine, state: NodeState, smt: SMT) -> int:
+    """How many CPUs one more container could own at all, so that the pool keeps its floor.
+
+    Where cores differ in their threads, fewer are named for ``isolate`` than might be had.
+
+    Args:
+        machine: where.
+        state: as it is.
+        smt: what is to become of siblings.
+    """
+    pool = state.pool(machine.topology, machine.settings)
+    apart = ownable(machine, state) - pool
+    only = machine.isolated and machine.settings.isolated is IsolatedCPUs.ONLY
+    most = len(apart) + (0 if only else max(0, len(pool) - floor(machine)))
+    threads = machine.topology.threads_per_core
+    if smt is SMT.ISOLATE:
+        return most // threads
+    uniform = len({len(offsets) for _, offsets in machine.index.shapes}) == 1
+    return most - most % threads if smt is SMT.FULL_CORE and uniform else most
+
+
+def kept_for_pool(machine: Machine, state: NodeState, pool: CPUSet, free: CPUSet) -> CPUSet:
     """Free CPUs that no exclusive grant may take, so that each NUMA node keeps its floor.
+
+    Where isolated CPUs may be owned instead, CPUs are also kept for the floor of the machine and
+    for what is promised to containers that share.
 
     Args:
         machine: topology and settings.
+        state: whose containers share.
         pool: the shared pool.
-        free: the part of it that could be owned.
+        free: what could be owned.
 
     Returns:
         Those that spare most whole cores: threads of cores in use first, then from the highest
         core and CPU down. The same CPUs from one decision to the next, while they last.
     """
     amount = machine.settings.limits.numa_pool
-    if amount == CPUAmount(0):
+    if amount == CPUAmount(0) and not machine.isolated:
         return NO_CPUS
     topology, kept = machine.topology, 0
     in_use = machine.index.members(machine.index.touched(topology.allowed.bits & ~free.bits))
-    for cpus in machine.node_cpus.values():
-        here = free & cpus
-        missing = amount.of(len(cpus)) - len((pool & cpus) - here)
-        order = sorted(
-            here,
-            key=lambda i: (not in_use >> i & 1, -topology.cpus[i].core, -i),
-        )
-        for i in order[: max(0, missing)]:
-            kept |= 1 << i
+
+    def keep(here: CPUSet, most: int) -> int:
+        order = sorted(here, key=lambda i: (not in_use >> i & 1, -topology.cpus[i].core, -i))
+        return sum(1 << i for i in order[: max(0, most)])
+
+    for i, cpus in machine.node_cpus.items():
+        here = pool & cpus
+        floor_here = amount.of(len(cpus - machine.isolated))
+        if machine.isolated:
+            promised = -(-shared_milli(state, i, cpus) // max(1, machine.serves(1)))
+            floor_here = max(floor_here, promised)
+        kept |= keep(here & free, floor_here - len(here - free))
+    if machine.isolated:
+        stays = CPUSet.from_bits(kept) | (pool - free)
+        kept |= keep(pool - stays, floor(machine) - len(stays))
     return CPUSet.from_bits(kept)
 
 
 def _below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet) -> Refusal | None:
     pool = state.pool(machine.topology, machine.settings)
+    withheld = withheld & pool
+    if not withheld:
+        return None  # isolated CPUs are no part of it
     left, keep = pool - withheld, floor(machine)
     if not left:
         return Refusal(
@@ -108,7 +153,7 @@ def _below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet)
         )
     amount = machine.settings.limits.numa_pool
     for i, cpus in machine.node_cpus.items():
-        keep = amount.of(len(cpus))
+        keep = amount.of(len(cpus - machine.isolated))
         if withheld & cpus and len(left & cpus) < keep:
             return Refusal(
                 reason="SharedPoolFloor",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.accounting import ownable_at_most
 from nri_numa.engine.align.hints import Amounts
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.align.shortage import short
@@ -19,8 +18,9 @@ from nri_numa.engine.place.placement import (
     human_milli,
     per_node,
 )
-from nri_numa.engine.place.quotas import floor
+from nri_numa.engine.place.quotas import ownable_at_most
 from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.values.settings import IsolatedCPUs
 from nri_numa.engine.values.workload import SMT, Bind, Policy, Scope
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.words import agree, numa_text
@@ -46,9 +46,12 @@ def needed_text(case: Case) -> str:
 
 
 def mode_text(case: Case) -> str:
-    """What of ``smt`` makes CPUs that are free no free ones for this container."""
+    """Which settings make CPUs that are free no free ones for this container."""
+    if not case.demand.exclusive_cpus:
+        return ""
     strict = case.smt in (SMT.ISOLATE, SMT.FULL_CORE)
-    return f" (smt: {case.smt})" if case.demand.exclusive_cpus and strict else ""
+    only = case.machine.settings.isolated is IsolatedCPUs.ONLY
+    return (f" (smt: {case.smt})" if strict else "") + (" (isolatedCPUs: only)" if only else "")
 
 
 def too_few(machine: Machine, failed: NotEnoughCPUs, within: NUMASet | None) -> str:
@@ -109,7 +112,7 @@ def left_text(case: Case, table: ResourceTable) -> str:
     """What is free of the things needed: ``NUMA node 0: 3 CPUs, 1.0 GiB memory; …``."""
     machine, demand = case.machine, case.demand
     parts: dict[int, str] = {}
-    most = ownable_at_most(machine, table.pool, case.smt, floor(machine))
+    most = ownable_at_most(machine, case.state, case.smt)
     for i in machine.numa_ids:
         texts: list[str] = []
         if demand.exclusive_cpus:
@@ -158,7 +161,7 @@ def affinity_message(case: Case, table: ResourceTable, alignment: Alignment) -> 
         # The kubelet's verdict. More free CPUs or memory would not change it.
         return (
             f"{needs}; policy {policy} wants one number of NUMA nodes for all, as the kubelet's "
-            f"does, so take best-effort; free: {left}"
+            f"does (kubeletMemory), so take best-effort; free: {left}"
         )
     limit = (
         "one NUMA node"

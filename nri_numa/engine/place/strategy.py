@@ -23,9 +23,9 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
 
     Order: NUMA nodes that would hold the container by themselves before others; those that the
     scheduler held for it; for CPUs of its own those with enough that nobody else pinned containers
-    to; for ``smt: pair`` those with enough beside opposite loads; those with CPUs that the pod had
-    before (the kubelet's rule: its hints contain all CPUs of finished init containers); then by
-    strategy, then the lowest id.
+    to; those with enough isolated CPUs, or others, as set; for ``smt: pair`` those with enough
+    beside opposite loads; those with CPUs that the pod had before (the kubelet's rule: its hints
+    contain all CPUs of finished init containers); then by strategy, then the lowest id.
 
     * ``spread``: the least share in use, once the container is there, of whatever is scarcest
       there (CPUs, memory, huge pages); then of the next scarcest.
@@ -42,6 +42,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     need, ids = case.demand.exclusive_cpus, machine.place_ids
     static = settings.kubelet_reserved and case.state.kubelet.cpu_policy == "static"
     quiet = (_quiet(case, table) or None) if need and (case.state.foreign or static) else None
+    kernels = (_suiting_isolation(case, table) or None) if need else None
     beside = (_beside_opposite(case, table) or None) if need else None
     placed = case.requested.placed.bits
     former = table.former.bits
@@ -51,6 +52,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
             i in short,
             placed != 0 and not placed >> i & 1,
             quiet is not None and quiet[i] < need,
+            kernels is not None and kernels[i] < need,
             beside is not None and beside[i] < need,
             former != 0 and not machine.node_cpus[i].bits & former,
             measure,
@@ -72,7 +74,7 @@ def _asked(case: Case, table: ResourceTable) -> list[Asked]:
     if demand.exclusive_cpus:
         asked: list[Asked] = [(demand.exclusive_cpus, table.free_by_node, machine.cpu_counts)]
     else:
-        asked = [(demand.cpu_milli, table.cpu_left, machine.cpu_total)]
+        asked = [(demand.cpu_milli, table.cpu_left, machine.shared_total)]
     near = machine.tiers.near
     if demand.memory_bytes and table.memory_left:
         left, there = together(near, table.memory_left), together(near, machine.memory_capacity)
@@ -114,6 +116,15 @@ def _quiet(case: Case, table: ResourceTable) -> Mapping[int, int]:
     machine = case.machine
     bits = table.free.bits & ~given_last(case.state, machine.topology, machine.settings).bits
     return {i: (cpus.bits & bits).bit_count() for i, cpus in machine.node_cpus.items()}
+
+
+def _suiting_isolation(case: Case, table: ResourceTable) -> Mapping[int, int]:
+    """By NUMA node, free CPUs that are isolated, or are not, as ``isolatedCPUs`` says."""
+    machine = case.machine
+    good = machine.index.suiting_isolation(machine.settings) & table.free.bits
+    if good == table.free.bits:
+        return {}
+    return {i: (cpus.bits & good).bit_count() for i, cpus in machine.node_cpus.items()}
 
 
 def _beside_opposite(case: Case, table: ResourceTable) -> Mapping[int, int]:

@@ -26,6 +26,11 @@ class MemoryPolicy(StrEnum):
         """Whether it is about certain NUMA nodes; the others name none."""
         return self not in (MemoryPolicy.DEFAULT, MemoryPolicy.LOCAL)
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether memory comes from its NUMA nodes in turn."""
+        return self in (MemoryPolicy.INTERLEAVE, MemoryPolicy.WEIGHTED_INTERLEAVE)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPolicySetting:
@@ -47,10 +52,25 @@ class MemoryPolicies:
     Attributes:
         refused: for those that cannot be had, who does not know it and what is needed, as a clause
             after *but*.
+        weights: of the kernel for ``weighted-interleave``, by NUMA node; 1 where none is given.
     """
 
     refused: Mapping[MemoryPolicy, str] = field(default_factory=dict)
+    weights: Mapping[int, int] = field(default_factory=dict)
 
+    def weight(self, mode: MemoryPolicy, numa_node: int) -> int:
+        """How many pages come from a NUMA node in its turn."""
+        return self.weights.get(numa_node, 1) if mode is MemoryPolicy.WEIGHTED_INTERLEAVE else 1
+
+
+RUNTIMES: Final = "containerd 2.3 or newer, or another runtime with NRI 0.12, and runc 1.4 or newer"
+"""Who hands a memory policy on."""
+
+SINCE: Final = {
+    MemoryPolicy.PREFERRED_MANY: (5, 15),
+    MemoryPolicy.WEIGHTED_INTERLEAVE: (6, 9),
+}
+"""Kernels that have what not every kernel has, set_mempolicy(2)."""
 
 EVERY_MEMORY_POLICY: Final = MemoryPolicies()
 """Nobody said that any of them is missing."""

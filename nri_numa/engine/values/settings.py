@@ -27,11 +27,16 @@ class CPUOrder(StrEnum):
 
 
 class IsolatedCPUs(StrEnum):
-    """What to do with CPUs of the kernel's isolcpus list in exclusive assignments."""
+    """What to do with CPUs of the kernel's isolcpus list.
+
+    With all but ``any`` they are no part of the shared pool, while it has others; ``only`` gives
+    exclusive containers no others.
+    """
 
     ANY = "any"
     PREFER = "prefer"
     AVOID = "avoid"
+    ONLY = "only"
 
 
 class NohzFullCPUs(StrEnum):
@@ -111,6 +116,7 @@ class Settings:
         permissions: in order; the first that matches a pod says what its annotations may ask for.
         limits: quotas and the floor of the shared pool.
         kubelet_override: see `KubeletOverride`.
+        kept_seconds: how long a pod keeps exclusive CPUs of a container that ended.
         kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, where known.
     """
 
@@ -144,4 +150,5 @@ class Settings:
     permissions: tuple[Permission, ...] = ()
     limits: Limits = field(default_factory=Limits)
     kubelet_override: KubeletOverride = KubeletOverride.NEVER
+    kept_seconds: float = 0.0
     kubelet_reserved: CPUSet = NO_CPUS

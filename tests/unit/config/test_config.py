@@ -65,7 +65,7 @@ def mistakes(
 
 def test_nothing_given_is_the_defaults() -> None:
     assert config.load() == AgentConfig()
-    assert config.settings(AgentConfig()) == Settings()
+    assert config.settings(AgentConfig()) == Settings(kept_seconds=600.0)
 
 
 def test_flags_beat_environment_beats_runtime_text_beats_file(tmp_path: Path) -> None:
@@ -463,6 +463,7 @@ def test_settings_are_what_the_file_says() -> None:
         config.load(
             text="""
 annotationPrefix: numa.example.org
+keepExclusiveCPUs: 1m30s
 defaults: {policy: restricted}
 rules:
   - match:
@@ -485,6 +486,7 @@ environment: false
         )
     )
     assert made == Settings(
+        kept_seconds=90.0,
         prefix="numa.example.org",
         defaults={"policy": "restricted"},
         rules=(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from nri_numa.engine.values.memory_policy import MemoryPolicies, MemoryPolicy
@@ -23,8 +25,23 @@ def runtime(version: str, nri: str, name: str = "containerd") -> RuntimeInfo:
 @pytest.mark.parametrize("nri", ["v0.12.0", "v0.12.5", "0.13.0", "v0.12.1-0.20260101", "(devel)"])
 def test_who_tells_its_nri_hands_all_on(nri: str) -> None:
     """The first release that tells its own version is the first with memory policies."""
-    found = memory_policies(runtime("v2.3.7", nri), "6.12.0-amd64", over_cri=False)
+    here = Path("/nothing/here")
+    found = memory_policies(runtime("v2.3.7", nri), "6.12.0-amd64", over_cri=False, sysfs_root=here)
     assert found == MemoryPolicies()
+
+
+def test_the_kernels_weights_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/kernel/mm/mempolicy/weighted_interleave"
+    folder.mkdir(parents=True)
+    files = {"node0": "3\n", "node12": "1\n", "node2": "0\n", "node3": "x", "auto": "1"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    found = memory_policies(
+        runtime("v2.3.7", "v0.12.0"), "6.12.0", over_cri=False, sysfs_root=tmp_path
+    )
+    assert found == MemoryPolicies(weights={0: 3, 12: 1})
+    assert found.weight(MemoryPolicy.WEIGHTED_INTERLEAVE, 0) == 3
+    assert found.weight(MemoryPolicy.INTERLEAVE, 0) == 1
 
 
 def test_over_cri_there_is_none() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nri_numa import config
 from nri_numa.config import HTTP, AgentConfig, LinkKind, Runtime
-from nri_numa.engine.values.settings import NohzFullCPUs
+from nri_numa.engine.values.settings import IsolatedCPUs, NohzFullCPUs
+from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.sysfs import discover
 from nri_numa.node import preflight
@@ -350,6 +352,24 @@ def test_a_list_of_cpus_without_a_tick_that_nobody_asks_for_is_mentioned(tmp_pat
             AgentConfig(nohz_full_cpus=NohzFullCPUs.PREFER), machines.nohz_full_cpus()
         )
     )
+
+
+def test_isolated_cpus_are_mentioned_where_containers_would_share_nothing_else() -> None:
+    some, every = (
+        machines.isolated_cpus(),
+        replace(machines.dual_smt_16(), isolated=CPUSet(range(16))),
+    )
+    assert not list(preflight.isolation(AgentConfig(), some))
+    message = only(preflight.isolation(AgentConfig(), every)).message
+    assert "all shared CPUs of NUMA nodes 0-1 are isolated" in message
+    one = replace(machines.dual_smt_16(), isolated=CPUSet.parse("0-3,8-11"))
+    assert not list(preflight.isolation(AgentConfig(), one))
+    shared = AgentConfig(isolated_cpus=IsolatedCPUs.ANY)
+    assert "all shared CPUs of NUMA node 0 are" in only(preflight.isolation(shared, one)).message
+    alone = AgentConfig(isolated_cpus=IsolatedCPUs.ONLY)
+    assert not list(preflight.isolation(alone, one))
+    none = only(preflight.isolation(alone, machines.dual_smt_16())).message
+    assert "no container can have CPUs of its own" in none
 
 
 def test_a_configuration_for_another_machine_is_a_failure(tmp_path: Path) -> None:

@@ -1,0 +1,212 @@
+"""A pod keeps its exclusive CPUs between two of its containers' lives, as under the kubelet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.engine.decision import Refused
+from nri_numa.engine.others.kubelets import shown_kind
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import PodSandbox, QoSClass
+from nri_numa.machine.cpuset import CPUSet
+from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
+
+OWN = {"cpus": "exclusive"}
+WHOLE = {"policy": "single-numa-node", "scope": "pod"}
+KEEP = Settings(kept_seconds=600.0)
+
+
+def four(settings: Settings = KEEP) -> World:
+    """Four CPUs that are four cores."""
+    return World(machines.single_no_smt(), settings)
+
+
+def sixteen() -> World:
+    """Two NUMA nodes of 8 CPUs, every CPU a core."""
+    return World(machines.dual_no_smt(), KEEP)
+
+
+def start(world: World, of: PodSandbox, name: str, cpus: float, memory: float = 0) -> str:
+    made = container(of, name, wants=resources(cpus, memory))
+    world.place(of, made)
+    return made.id
+
+
+def owned(world: World, container_id: str) -> CPUSet:
+    return CPUSet.parse(world.has(container_id)[0])
+
+
+def refused(world: World, of: PodSandbox, cpus: float) -> Refused:
+    return world.refuse(of, container(of, "late", wants=resources(cpus)))
+
+
+def test_a_container_that_was_killed_comes_back_to_its_cpus() -> None:
+    world = four()
+    of = pod("db", OWN)
+    first = start(world, of, "main", 3)
+    had = owned(world, first)
+    assert world.stop(first) == (), "nobody gets its CPUs"
+    other = refused(world, pod("other", OWN), 1)
+    assert "default/db/main has exclusive" in other.message
+    world.check()
+    again = start(world, of, "main", 3)
+    assert owned(world, again) == had
+    world.check()
+
+
+def test_the_app_gets_the_cpus_of_the_init_container() -> None:
+    world = four()
+    of = pod("job", OWN)
+    init = start(world, of, "init", 3)
+    had = owned(world, init)
+    world.stop(init)
+    refused(world, pod("other", OWN), 1)
+    app = start(world, of, "app", 2)
+    assert owned(world, app) < had
+    world.check()
+    (left,) = world.agent.state.kept_for(of.uid)
+    assert left.cpus == had - owned(world, app), "the rest is kept, too"
+    assert sum(c.cpu_milli for c in left.charges.values()) == 1000
+    assert owned(world, start(world, of, "second", 1)) == left.cpus
+    assert not world.agent.state.kept_for(of.uid)
+    world.check()
+
+
+def test_a_container_that_shares_leaves_what_its_pod_keeps() -> None:
+    world = four()
+    of = pod("db", OWN)
+    main = start(world, of, "main", 3)
+    had = owned(world, main)
+    world.stop(main)
+    shared = container(of, "log", wants=resources(0.5))
+    world.place(replace(of, annotations={}), shared)
+    assert world.cpus(shared.id) == CPUSet(range(4)) - had
+    assert [a.container for a in world.agent.state.kept_for(of.uid)] == ["main"]
+    world.check()
+
+
+def test_kept_cpus_go_back_when_the_sandbox_stops() -> None:
+    world = four()
+    of = pod("db", OWN)
+    world.stop(start(world, of, "main", 3))
+    world.agent.stop_pod(of.uid)
+    assert not world.agent.state.owned
+    start(world, pod("other", OWN), "main", 3)
+    world.check()
+
+
+def test_kept_cpus_go_back_after_a_while() -> None:
+    world = four()
+    of = pod("db", OWN)
+    world.stop(start(world, of, "main", 3))
+    world.now += 599
+    world.agent.look_at_kept()
+    assert world.agent.state.owned
+    world.now += 1
+    world.agent.look_at_kept()
+    assert not world.agent.state.owned
+    world.check()
+
+
+def test_nothing_is_kept_where_it_is_switched_off() -> None:
+    world = four(Settings())
+    of = pod("db", OWN)
+    world.stop(start(world, of, "main", 3))
+    assert not world.agent.state.owned
+    world.check()
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_what_is_kept_survives_a_restart_of_the_agent(seen: bool) -> None:
+    """The container ended before, or while nobody looked."""
+    world = four()
+    of = pod("db", OWN)
+    main = start(world, of, "main", 3)
+    had = owned(world, main)
+    if seen:
+        world.stop(main)
+    else:
+        del world.live[main]
+    world.boot()
+    world.synchronize()
+    (left,) = world.agent.state.kept_for(of.uid)
+    assert (left.cpus, left.ended) == (had, world.now)
+    refused(world, pod("other", OWN), 1)
+    assert owned(world, start(world, of, "main", 3)) == had
+    world.check()
+
+
+def test_it_is_shown_for_whom_they_are_kept() -> None:
+    world = four()
+    of = pod("db", OWN)
+    world.stop(start(world, of, "main", 3))
+    (left,) = world.agent.state.kept_for(of.uid)
+    assert left.reason == "kept for its pod: the container ended"
+    assert shown_kind(world.agent.state, left) == "kept"
+
+
+def whole(name: str, cpus: float) -> PodSandbox:
+    """A pod that is placed as a whole, with the sum that the kubelet names."""
+    return replace(pod(name, WHOLE, qos=QoSClass.GUARANTEED), resources=resources(cpus, 1))
+
+
+def test_the_pods_sum_is_kept_for_its_second_container() -> None:
+    world = sixteen()
+    of = whole("pair", 6)
+    first = start(world, of, "a", 3, 0.5)
+    for n in (1, 2):  # each needs more than is left there
+        assert world.topology.numa_of(owned(world, start(world, whole(f"x{n}", 4), "a", 4, 0.5)))
+    second = start(world, of, "b", 3, 0.5)
+    assert world.topology.numa_of(owned(world, second)) == world.topology.numa_of(
+        owned(world, first)
+    )
+    assert not world.agent.state.kept_for(of.uid)
+    world.check()
+
+
+def test_the_pods_sum_is_kept_from_its_sandbox_on() -> None:
+    world = sixteen()
+    of = whole("pair", 7)
+    world.pods[of.id] = of
+    world.agent.run_pod(of)
+    (held,) = world.agent.state.kept_for(of.uid)
+    assert (len(held.cpus), held.container) == (7, "*")
+    assert world.agent.state.pods[of.uid].affinity is None, "its devices may say where"
+    world.check()
+    first = start(world, of, "a", 3, 0.5)
+    assert owned(world, first) < held.cpus
+    (held,) = world.agent.state.kept_for(of.uid)
+    assert len(held.cpus) == 4
+    world.check()
+    start(world, of, "b", 4, 0.5)
+    assert not world.agent.state.kept_for(of.uid)
+    world.check()
+
+
+def test_a_pod_that_begins_with_a_fraction_shares_and_keeps_nothing() -> None:
+    world = sixteen()
+    of = whole("halves", 2)
+    world.pods[of.id] = of
+    world.agent.run_pod(of)
+    assert world.agent.state.owned
+    start(world, of, "a", 0.5, 0.5)
+    assert not world.agent.state.owned
+    world.check()
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pod("single", {"policy": "single-numa-node"}, qos=QoSClass.GUARANTEED),
+        pod("wrong", {**WHOLE, "smt": "isolated"}, qos=QoSClass.GUARANTEED),
+        pod("small", WHOLE, qos=QoSClass.BURSTABLE),
+    ],
+)
+def test_a_sandbox_of_other_pods_keeps_nothing(of: PodSandbox) -> None:
+    world = sixteen()
+    of = replace(of, resources=resources(4, 1))
+    world.agent.run_pod(of)
+    assert not world.agent.state.pods

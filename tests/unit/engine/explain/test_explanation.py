@@ -191,6 +191,13 @@ def test_a_container_that_asks_for_nothing_is_explained_too() -> None:
     assert "which no container has for itself." in told(node.explain(name="c"))
 
 
+def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> None:
+    text = told(Node().explain({"cpus": "exclusive"}))
+    assert "cpus: exclusive (annotation" in text
+    assert "It asked for nothing" not in text
+    assert "It asked for nothing about CPUs or memory." in told(Node().explain({"bind": "none"}))
+
+
 def test_somebody_elses_pin_is_left_alone() -> None:
     wants = replace(resources(1), cpus="3")
     assert "It is left alone: pinned by somebody else to CPU 3." in told(
@@ -343,6 +350,20 @@ def test_a_wider_place_than_ideal_is_called_that() -> None:
     assert "This is a wider place than ideal." in text
     assert "On an empty machine one NUMA node would be enough; now it takes 2." in text
     assert "won, though wider than ideal: cpu: 6 exclusive CPUs needed, at most 4 CPUs free" in text
+
+
+def test_what_a_resize_could_not_get_is_not_called_wider() -> None:
+    node = Node()
+    of = pod("p", {"policy": "best-effort"})
+    made = container(of, wants=resources(2, 1))
+    decision = admit.admit(node.machine, node.state, of, made)
+    assert isinstance(decision, Admitted)
+    outcome = resize(node.machine, decision.state, of, made, resources(100, 1))
+    assert not isinstance(outcome, Refused)
+    has = outcome.state.allocations[made.id]
+    text = told(explanation.of_allocation(has, grounds(outcome.trace), str(has.cpus)))
+    assert "It has less than it asks for since it was resized: no more was free there." in text
+    assert "wider place" not in text
 
 
 def test_idle_siblings_are_told() -> None:

@@ -28,10 +28,12 @@ class Packages:
     Attributes:
         socket_of: core to socket id.
         unplaced: cores that nothing tells the socket of; they are in socket 0.
+        without_id: cores whose package id is missing, -1 or no number; their siblings tell.
     """
 
     socket_of: Mapping[int, int]
     unplaced: CPUSet
+    without_id: CPUSet
 
 
 def packages(cores: Mapping[int, CPUSet], online: CPUSet, number: Numbers, ids: Ids) -> Packages:
@@ -50,6 +52,7 @@ def packages(cores: Mapping[int, CPUSet], online: CPUSet, number: Numbers, ids: 
     )
     key_of: dict[int, tuple[int, ...]] = {}
     unplaced: list[int] = []
+    without_id: list[int] = []
     for i, threads in cores.items():
         directory = f"{CPU_DIR}/cpu{i}/topology"
         package = number(f"{directory}/physical_package_id")
@@ -64,6 +67,7 @@ def packages(cores: Mapping[int, CPUSet], online: CPUSet, number: Numbers, ids: 
             # A core that is all by itself says no more than that nothing is known.
             if siblings is not None and len(siblings & online) > len(threads):
                 key_of[i] = ((siblings & online).bits, 0, 0, 0)
+                without_id.append(i)
                 break
         else:
             unplaced.append(i)
@@ -71,6 +75,7 @@ def packages(cores: Mapping[int, CPUSet], online: CPUSet, number: Numbers, ids: 
     return Packages(
         socket_of={i: numbers[key_of[i]] if i in key_of else 0 for i in cores},
         unplaced=CPUSet(unplaced),
+        without_id=CPUSet(without_id),
     )
 
 

@@ -423,6 +423,9 @@ class _Discovery:
         if found.unplaced:
             whose = cpus_text(found.unplaced, "tells", "tell")
             self._warn(f"{whose} no socket; socket 0 is assumed")
+        if found.without_id:
+            whose = cpus_text(found.without_id, "tells", "tell")
+            self._warn(f"{whose} no package id that can be read; siblings tell which socket it is")
         if torn:
             self._warn(
                 f"the {agree(CPUSet(torn), 'core', 'cores')} of {cpus_text(CPUSet(torn))} "

@@ -74,6 +74,9 @@ def test_case_14_siblings_tell_the_sockets_where_package_ids_are_minus_one(tmp_p
     machine = _read(tmp_path, base, lambda files: _siblings(files, EIGHT))
     assert [str(s.cpus) for s in machine.sockets.values()] == list(EIGHT.values())
     assert list(machine.sockets) == list(range(8))
+    assert machine.warnings == (
+        "CPUs 0-15 tell no package id that can be read; siblings tell which socket it is",
+    )
 
 
 @pytest.mark.parametrize("level", ["book", "drawer"])

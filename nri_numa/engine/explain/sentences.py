@@ -12,6 +12,7 @@ from typing import Any
 
 from nri_numa.engine.align.hint_reasons import amount_text, sets_text
 from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Document
+from nri_numa.engine.place.in_place import LESS
 from nri_numa.engine.request.demand import DEFAULT_PERIOD
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.words import counted, cpus_text, numa_text
@@ -138,7 +139,9 @@ def _outcome(document: Document) -> Iterator[str]:
                 f"{cpus_text(result['idle'])} on the same cores stay idle, so that nothing else "
                 "runs on its cores."
             )
-        if outcome == WIDENED:
+        if LESS in summary:
+            yield "It has less than it asks for since it was resized: no more was free there."
+        elif outcome == WIDENED:
             yield "This is a wider place than ideal."
         elif kind != "explicit":
             yield "An empty machine would not have given it a narrower place."
@@ -163,7 +166,7 @@ def _asked(document: Document) -> Iterator[str]:
             for one in lists
         ]
         yield f"It asked for {_listed(told)}."
-    if demand is None and not lists:
+    if demand is None and not lists and not any(map(_wants_a_place, asked.values())):
         yield "It asked for nothing about CPUs or memory."
     elif demand is not None and (not lists or _computed(asked)):
         policy = asked.pop("policy", None)
@@ -175,6 +178,12 @@ def _asked(document: Document) -> Iterator[str]:
         if one["source"] == "default" and (lists or demand is None or _idle_talk(key, demand)):
             continue
         yield f"{key}: {_short(one['value'])} ({_source(one)}): {_meaning(key, one['value'])}."
+
+
+def _wants_a_place(one: Document) -> bool:
+    """Whether a key and its value, which the pod or a rule gave, are about CPUs or memory."""
+    given = one["source"] != "default" and one["value"] not in ("none", "shared")
+    return given and one["key"] in ("policy", "cpus", "smt", "mempolicy")
 
 
 def _meaning(key: str, value: str) -> str:

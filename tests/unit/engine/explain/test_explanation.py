@@ -16,6 +16,7 @@ from nri_numa.engine.decision import Admitted, Decision, Machine, Reading, Refus
 from nri_numa.engine.explain import explanation
 from nri_numa.engine.explain import sentences as explain_text
 from nri_numa.engine.explain.explanation import grounds
+from nri_numa.engine.resize import resize
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
@@ -149,6 +150,13 @@ def test_what_is_not_so_at_present_comes_first() -> None:
     assert first == "Not so at present: meant 4-7, has 0-7 since 12 s."
 
 
+def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> None:
+    text = told(Node().explain({"cpus": "exclusive"}))
+    assert "cpus: exclusive (annotation" in text
+    assert "It asked for nothing" not in text
+    assert "It asked for nothing about CPUs or memory." in told(Node().explain({"bind": "none"}))
+
+
 # --- what it needs ----------------------------------------------------------------------------
 
 
@@ -239,6 +247,20 @@ def test_a_wider_place_than_ideal_is_called_that() -> None:
     assert "This is a wider place than ideal." in text
     assert "On an empty machine one NUMA node would be enough; now it takes 2." in text
     assert "won, though wider than ideal: cpu: 6 exclusive CPUs needed, at most 4 CPUs free" in text
+
+
+def test_what_a_resize_could_not_get_is_not_called_wider() -> None:
+    node = Node()
+    of = pod("p", {"policy": "best-effort"})
+    made = container(of, wants=resources(2, 1))
+    decision = admit.admit(node.machine, node.state, of, made)
+    assert isinstance(decision, Admitted)
+    outcome = resize(node.machine, decision.state, of, made, resources(100, 1))
+    assert not isinstance(outcome, Refused)
+    has = outcome.state.allocations[made.id]
+    text = told(explanation.of_allocation(has, grounds(outcome.trace), str(has.cpus)))
+    assert "It has less than it asks for since it was resized: no more was free there." in text
+    assert "wider place" not in text
 
 
 def test_machines_of_many_numa_nodes_are_not_listed_to_the_end() -> None:

@@ -25,9 +25,9 @@ def said(actual: Mapping[str, Any], now: float) -> str:
 
 
 def mark(one: Mapping[str, Any], key: str) -> str:
-    """Behind ``CPUs`` or ``Mems``: a mark where the container has others."""
-    actual = one.get("actual")
-    return MARK if actual and actual[f"meant{key}"] else ""
+    """Behind ``CPUs`` or ``Mems``: a mark where the container has others, or CPUs of others."""
+    actual = one.get("actual") or {f"meant{key}": "", "intruder": False}
+    return MARK if actual[f"meant{key}"] or (key == "CPUs" and actual["intruder"]) else ""
 
 
 def legend(

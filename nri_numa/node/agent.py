@@ -158,6 +158,7 @@ class Agent:
                 self._forget(container_id)
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         self._admitted(decision)
+        self._look_if_foreign(decision.allocation)
         if self.observe:
             return None
         self._ended.pop(container.id, None)
@@ -245,8 +246,8 @@ class Agent:
             self._swap(outcome.state, outcome.change)
             allocation = self.state.allocations[container.id]
             self._resized(allocation, outcome.trace, before)
-            if allocation.kind in (Kind.FOREIGN, Kind.UNBOUND):
-                self._soon.do(self._foreign.look)
+            self._look_if_foreign(before)
+            self._look_if_foreign(allocation)
         kept = outcome.own.cpus if outcome.own is not None else ""
         if asked.cpus and before is not None:
             after = self.state.allocations[container.id]
@@ -294,12 +295,13 @@ class Agent:
 
     def remove_pod(self, uid: str) -> None:
         """A pod is gone, and with it containers that were never reported stopped."""
-        released = admit.forget_pod(self.machine, self.state, uid)
+        before, released = self.state, admit.forget_pod(self.machine, self.state, uid)
         if released.state is self.state:
             return
         self._swap(released.state, released.change)
         for container_id in released.change.containers:
             self._forget(container_id)
+            self._look_if_foreign(before.allocations.get(container_id))
         self._remember(released.updates)
 
     def synchronize(
@@ -353,6 +355,7 @@ class Agent:
         if gap:
             self._metrics.gap_containers.inc()
         self._admitted(decision, gap=gap)
+        self._look_if_foreign(decision.allocation)
         self._remember(updates)
 
     # --- changes of our own ----------------------------------------------------------------------
@@ -488,6 +491,7 @@ class Agent:
         released = admit.release(self.machine, self.state, container_id, self._now())
         self._swap(released.state, released.change)
         self._forget(container_id)
+        self._look_if_foreign(allocation)
         self._soon.do(partial(self._tell.released, allocation, partial(self._cpus_in, self.state)))
         return released.updates
 
@@ -508,6 +512,11 @@ class Agent:
         if self.starts.begun:
             self._settle_all()
         self.notify()
+
+    def _look_if_foreign(self, allocation: Allocation | None) -> None:
+        """Somebody else's pin came, changed or went: does it overlap with exclusive CPUs?"""
+        if allocation is not None and allocation.kind is Kind.FOREIGN:
+            self._soon.do(self._foreign.look)
 
     def _settle_all(self) -> None:
         for container_id in tuple(self.starts.begun):
@@ -535,6 +544,7 @@ class Agent:
         self._metrics.gap_containers.inc()
         if isinstance(met.decision, Admitted):
             self._admitted(met.decision, gap=True)
+            self._look_if_foreign(met.decision.allocation)
         elif not (self.refusals and self.refusals[-1].tells_of(met.decision)):
             self._refused(met.decision)
         self._soon.do(partial(self.concern, tuple(u.container_id for u in met.updates), 0))

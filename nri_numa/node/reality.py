@@ -25,8 +25,8 @@ class Reality:
         self._owners: dict[int, str] | None = None
 
     def of(self, container_id: str) -> Actual | None:
-        """What this one has; None while it is as meant."""
-        one = self._known.get(container_id)
+        """What this one has; None while it is as meant, and on no exclusive CPUs of others."""
+        one = self._known.get(container_id) or self._foreign(container_id)
         if one is None:
             return None
         return Actual(
@@ -40,6 +40,19 @@ class Reality:
             intruder=one.intruder,
             owners=self._disturbed(container_id, one) if one.intruder else (),
             given_up=one.given_up,
+        )
+
+    def _foreign(self, container_id: str) -> Difference | None:
+        """One that somebody else pinned to CPUs that are exclusive to others."""
+        allocation = self._state.allocations.get(container_id)
+        if allocation is None or not allocation.pinned & (self._state.owned | self._state.idle):
+            return None
+        return Difference(
+            cpus=str(allocation.pinned),
+            mems=str(allocation.mems),
+            since=allocation.since,
+            intruder=True,
+            found=allocation.reason,
         )
 
     def _disturbed(self, container_id: str, one: Difference) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
+from nri_numa.node.reality import Reality
 from nri_numa.store import documents
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
@@ -54,6 +55,25 @@ def test_a_pin_that_is_taken_back_is_no_pin_any_more() -> None:
     world.check()
     world.stop(own)
     assert world.has(one)[0] == "0-3"
+
+
+def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created() -> None:
+    """Another plugin, called before us, writes a CPU that is exclusive to somebody."""
+    world = World(machines.single_no_smt())
+    own = owner(world)
+    assert (world.has(own)[0], overlaps(world)) == ("0", 0)
+    one = plain(world, cpus="0")
+    assert kind(world, one) is Kind.FOREIGN
+    assert overlaps(world) == 1
+    total = world.metrics.registry.get_sample_value("nri_numa_foreign_overlaps_total")
+    assert total == 1
+    real = Reality(world.agent.state, {}).of(one)
+    assert real is not None
+    assert (real.cpus, real.intruder, real.owners) == ("0", True, ("default/own/app",))
+    assert real.text == "pinned by somebody else to CPU 0"
+    assert Reality(world.agent.state, {}).of(own) is None
+    world.stop(one)
+    assert overlaps(world) == 0
 
 
 def test_all_cpus_are_the_shared_pool_while_somebody_owns_some() -> None:

@@ -163,6 +163,7 @@ class Containerd:
         enter: the words before the daemon's command line, ``nsenter … --``, that put it into
             namespaces of its own; they must become the daemon without a fork.
         cni: (configuration, folder of the CNI plugins) for pods with a network of their own.
+        systemd_cgroup: containers are scopes of systemd, pods its slices.
     """
 
     def __init__(
@@ -179,7 +180,9 @@ class Containerd:
         log_level: str = "debug",
         enter: Sequence[str] = (),
         cni: tuple[Mapping[str, object], Path] | None = None,
+        systemd_cgroup: bool = False,
     ) -> None:
+        self.systemd_cgroup = systemd_cgroup
         self.binaries = binaries
         self.directory = directory
         self.log_level = log_level
@@ -213,7 +216,12 @@ class Containerd:
     def cri(self) -> CRI:
         """The client; one for the life of this object."""
         if self._cri is None:
-            self._cri = CRI(self.socket, self.log_root, on_cgroup=self.note_cgroup)
+            self._cri = CRI(
+                self.socket,
+                self.log_root,
+                on_cgroup=self.note_cgroup,
+                slices=self.systemd_cgroup,
+            )
         return self._cri
 
     def note_cgroup(self, path: str) -> None:
@@ -245,7 +253,7 @@ class Containerd:
 """
         options = f"""
           BinaryName = '{self.binaries.runc}'
-          SystemdCgroup = false
+          SystemdCgroup = {str(self.systemd_cgroup).lower()}
           Root = '{self.state}/runc'
 """
         # The private, empty CNI directories keep the machine's own network out of the bed.

@@ -156,7 +156,7 @@ class Container:
 
 
 def poll(
-    probe: Callable[[], _T | None], what: str, *, timeout_s: float = 60.0, every_s: float = 0.02
+    probe: Callable[[], _T | None], what: str, *, timeout_s: float = 180.0, every_s: float = 0.02
 ) -> _T:
     """Ask until there is an answer; the limit only bounds a failure.
 
@@ -200,7 +200,7 @@ class CRI:
         *,
         image: str = IMAGE,
         on_cgroup: Callable[[str], None] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = 180.0,
         cgroup_root: str = "/kubepods",
         slices: bool = False,
     ) -> None:
@@ -209,7 +209,7 @@ class CRI:
         self._image = image
         self._on_cgroup = on_cgroup
         self._timeout_s = timeout_s
-        self._cgroup_root = cgroup_root
+        self.cgroup_root = cgroup_root
         self._slices = slices
         self._channel = grpc.insecure_channel(f"unix://{socket}", options=_OPTIONS)
 
@@ -297,7 +297,7 @@ class CRI:
             own_network: have the runtime's CNI plugins make a network for it.
         """
         uid = uid or str(uuid.uuid4())
-        parts = [part for part in (self._cgroup_root, qos.value, f"pod{uid}") if part]
+        parts = [part for part in (self.cgroup_root, qos.value, f"pod{uid}") if part]
         parent = "/".join(parts)
         if self._slices:
             # "kubepods-burstable-podUID.slice" in that of its class: systemd.slice(5)

@@ -92,7 +92,7 @@ def _binaries(machine: Machine) -> Binaries:
     runc, busybox = Path("/usr/sbin/runc"), Path("/usr/bin/busybox")
     if machine.containerd == "1.7":
         return Binaries(
-            label="1.7", version="1.7", directory=Path("/usr/bin"), runc=runc, busybox=busybox
+            series="1.7", version="1.7", directory=Path("/usr/bin"), runc=runc, busybox=busybox
         )
     found = dataclasses.replace(find_binaries(machine.containerd), runc=runc, busybox=busybox)
     return near(found, _BED / "bin")

@@ -170,6 +170,7 @@ class Containerd(processes.Bed):
         enter: the words before the daemon's command line, ``nsenter … --``, that put it into
             namespaces of its own; they must become the daemon without a fork.
         cni: (configuration, folder of the CNI plugins) for pods with a network of their own.
+        systemd_cgroup: containers are scopes of systemd, pods its slices.
     """
 
     def __init__(
@@ -186,7 +187,9 @@ class Containerd(processes.Bed):
         log_level: str = "debug",
         enter: Sequence[str] = (),
         cni: tuple[Mapping[str, object], Path] | None = None,
+        systemd_cgroup: bool = False,
     ) -> None:
+        self.systemd_cgroup = systemd_cgroup
         self.binaries = binaries
         self.directory = directory
         self.log_level = log_level
@@ -211,7 +214,7 @@ class Containerd(processes.Bed):
         self._cri: CRI | None = None
         self._cgroups: set[str] = set()
         # Of this process alone, so that beds do not share cgroups with each other or a kubelet.
-        self.cgroup_root = f"/nri-numa-{os.getpid()}/kubepods"
+        self.cgroup_root = "/kubepods" if systemd_cgroup else f"/nri-numa-{os.getpid()}/kubepods"
 
     @property
     def cri(self) -> CRI:
@@ -228,6 +231,7 @@ class Containerd(processes.Bed):
             on_cgroup=self.note_cgroup,
             timeout_s=timeout_s,
             cgroup_root=self.cgroup_root,
+            slices=self.systemd_cgroup,
         )
 
     def note_cgroup(self, path: str) -> None:
@@ -257,7 +261,7 @@ class Containerd(processes.Bed):
 """
         options = f"""
           BinaryName = '{self.binaries.runc}'
-          SystemdCgroup = false
+          SystemdCgroup = {str(self.systemd_cgroup).lower()}
           Root = '{self.state}/runc'
 """
         # The private, empty CNI directories keep the machine's own network out of the bed.

@@ -190,6 +190,7 @@ class CRI:
         on_cgroup: told the cgroup parent of each pod, so that somebody can clean up.
         timeout_s: limit of each call.
         cgroup_root: where the kubelet's cgroup tree begins.
+        slices: cgroup parents are slices, as a kubelet with the systemd driver names them.
     """
 
     def __init__(
@@ -201,6 +202,7 @@ class CRI:
         on_cgroup: Callable[[str], None] | None = None,
         timeout_s: float = 180.0,
         cgroup_root: str = "/kubepods",
+        slices: bool = False,
     ) -> None:
         self.socket = socket
         self._log_root = log_root
@@ -208,6 +210,7 @@ class CRI:
         self._on_cgroup = on_cgroup
         self._timeout_s = timeout_s
         self.cgroup_root = cgroup_root
+        self._slices = slices
         self._channel = grpc.insecure_channel(f"unix://{socket}", options=_OPTIONS)
 
     def __enter__(self) -> Self:
@@ -294,7 +297,12 @@ class CRI:
             own_network: have the runtime's CNI plugins make a network for it.
         """
         uid = uid or str(uuid.uuid4())
-        parent = "/".join(part for part in (self.cgroup_root, qos.value, f"pod{uid}") if part)
+        parts = [part for part in (self.cgroup_root, qos.value, f"pod{uid}") if part]
+        parent = "/".join(parts)
+        if self._slices:
+            # "kubepods-burstable-podUID.slice" in that of its class: systemd.slice(5)
+            names = [part.strip("/").replace("-", "_") for part in parts]
+            parent = "".join(f"/{'-'.join(names[: i + 1])}.slice" for i in range(len(names)))
         log_directory = self._log_root / f"{namespace}_{name}_{uid}"
         log_directory.mkdir(parents=True)
         config = cri_pb2.PodSandboxConfig(

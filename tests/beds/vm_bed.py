@@ -28,12 +28,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from tests.beds import vm_counted
+from tests.beds import vm_counted, vm_system
 from tests.beds.containerd import find_binaries, find_crun
 from tests.beds.debs import CNI_PLUGINS
 from tests.beds.testbed import TestbedUnavailable, cache_dir
@@ -70,6 +70,8 @@ PROGRAMS = {
     "busybox": "busybox-static",
     "depmod": "kmod",
     "file": "file",
+    "debootstrap": "debootstrap",
+    "mke2fs": "e2fsprogs",
 }
 
 
@@ -136,16 +138,26 @@ class Parts:
     kernel: Kernel
     virtme: Path
     qemu: str
+    systems: Mapping[str, vm_system.System] = field(default_factory=dict)
+
+    def kernel_of(self, machine: Machine) -> Kernel:
+        """What a machine boots: a whole Debian has its own."""
+        return self.systems[machine.system].kernel if machine.system else self.kernel
 
 
 def prepare(
-    *, containerd: Sequence[str] = ("1.7", "2.3"), cni: bool = False, cache: Path | None = None
+    *,
+    containerd: Sequence[str] = ("1.7", "2.3"),
+    cni: bool = False,
+    systems: Iterable[str] = (),
+    cache: Path | None = None,
 ) -> Parts:
     """Install and download what is missing; a second call takes no download.
 
     Args:
         containerd: release lines to have.
         cni: whether pods get network cards, for which CNI plugins are needed.
+        systems: releases of Debian that machines boot as a whole.
         cache: where downloads are kept, default `cache_dir`.
 
     Raises:
@@ -167,6 +179,7 @@ def prepare(
         if cni:
             debs.fetch(CNI_PLUGINS)
         kernel = debs.kernel()
+        images = {release: vm_system.system(release, cache) for release in systems if release}
     except OSError as error:
         raise TestbedUnavailable(
             f"cannot write the cache {debs.directory}: {error}",
@@ -174,7 +187,7 @@ def prepare(
         ) from error
     qemu = _find_program("qemu-system-x86_64")
     assert qemu is not None
-    return Parts(kernel=kernel, virtme=virtme, qemu=qemu)
+    return Parts(kernel=kernel, virtme=virtme, qemu=qemu, systems=images)
 
 
 def available() -> str:
@@ -268,10 +281,9 @@ class Run:
             (self.directory / "room").write_bytes(b"\0" * 16_000_000)
             (self.directory / "room").unlink()
             variables = {**guest_variables(), **self._environment}
-            (self.directory / "start").write_text(
-                start_script(variables, [self.machine.name, str(GUEST_SHARED), *self.cases]),
-                encoding="utf-8",
-            )
+            arguments = [self.machine.name, str(GUEST_SHARED), *self.cases]
+            script = vm_system.start_script if self.machine.system else start_script
+            (self.directory / "start").write_text(script(variables, arguments), encoding="utf-8")
         except OSError as error:
             raise TestbedUnavailable(
                 f"cannot write {self.directory}: {error.strerror}",
@@ -422,19 +434,25 @@ def booted(
     assert writer.stdin is not None
     try:
         with writer.stdin:
-            arguments = virtme_arguments(
-                machine,
-                kernel=parts.kernel.image,
-                shared=directory,
-                guest_shared=GUEST_SHARED,
-                command=f"sh {GUEST_SHARED}/start >>{GUEST_SHARED}/guest.log 2>&1",
-                control=control,
-                more=more,
-                emulator=emulator,
-                kvm=emulator is None and kvm_works(),
-                parameters=parameters,
-            )
-            command = [*enter, str(parts.virtme), *arguments]
+            if machine.system:
+                system = parts.systems[machine.system]
+                command = vm_system.command(
+                    machine, system, qemu=parts.qemu, shared=directory, control=control, more=more
+                )
+            else:
+                arguments = virtme_arguments(
+                    machine,
+                    kernel=parts.kernel.image,
+                    shared=directory,
+                    guest_shared=GUEST_SHARED,
+                    command=f"sh {GUEST_SHARED}/start >>{GUEST_SHARED}/guest.log 2>&1",
+                    control=control,
+                    more=more,
+                    emulator=emulator,
+                    kvm=emulator is None and kvm_works(),
+                    parameters=parameters,
+                )
+                command = [*enter, str(parts.virtme), *arguments]
             (directory / "command").write_text(shlex.join(command) + "\n", encoding="utf-8")
             environment = dict(os.environ)
             # vng calls its own parts, and depmod, by name.

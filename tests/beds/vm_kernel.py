@@ -45,13 +45,17 @@ class _Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KernelCache(DebCache):
     """The kernel's package beside the other packages of the cache."""
 
-    def kernel(self) -> Kernel:
+    def kernel(self, series: str = "") -> Kernel:
         """The kernel, downloaded where it is missing or damaged.
+
+        Args:
+            series: ``6.12``; empty: the oldest.
 
         Raises:
             TestbedUnavailable: it cannot be had.
         """
-        package = self.cached(_LABEL)
+        label = f"{_LABEL}-{series}" if series else _LABEL
+        package = self.cached(label)
         if package is not None:
             kernel = self._checked(package)
             if kernel is not None:
@@ -59,7 +63,9 @@ class KernelCache(DebCache):
             # Killed between unpacking and indexing, or a full disk: start afresh.
             self._forget(package)
         self._need_space()
-        (package,) = self.fetch(Wanted(label=_LABEL, package=self._package_name(), suites=_SUITES))
+        (package,) = self.fetch(
+            Wanted(label=label, package=self._package_name(series), suites=_SUITES)
+        )
         return self._index(package)
 
     def damaged(self) -> bool:
@@ -81,14 +87,15 @@ class KernelCache(DebCache):
                 "free some space or set NRI_NUMA_CACHE to a directory on another disk",
             )
 
-    def _package_name(self) -> str:
+    def _package_name(self, series: str) -> str:
         """What the meta package ``linux-image-amd64`` stands for now."""
         with self._lock():
             self._update_lists()
             text = self._apt("apt-cache", "show", "--all-versions", "linux-image-amd64")
         names = re.findall(r"^Depends:.*?\b(linux-image-[0-9][^ ,]*-amd64)\b", text, re.MULTILINE)
         versions: list[str] = sorted(
-            set(names), key=lambda name: [int(part) for part in re.findall(r"\d+", name)]
+            {name for name in names if name.startswith(f"linux-image-{series}")},
+            key=lambda name: [int(part) for part in re.findall(r"\d+", name)],
         )
         if not versions:
             raise TestbedUnavailable(

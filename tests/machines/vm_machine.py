@@ -22,6 +22,7 @@ The document (``tests/vm/machines/*.yaml``)::
       - {numa_node: 1, device: e1000e}
     containerd: "2.3"         # series of containerd in the guest: "1.7", "2.3" or "2.4"
     core: true                # part of the core set, which CI runs
+    system: trixie            # a whole Debian of this release, with systemd as init
     kubernetes: true          # a node of a Kubernetes on the host (tests/kube), not for the cases
 
 Everything here is pure; `tests.beds.vm_bed` does the booting.
@@ -87,6 +88,7 @@ class _MachineDocument(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     pci: list[_PciDocument] = []
     containerd: Literal["1.7", "2.3", "2.4"] = "2.3"
     core: bool = False
+    system: Literal["", "trixie"] = ""
     kubernetes: bool = False
 
 
@@ -128,6 +130,7 @@ class Machine:
     core: bool
     explicit_distances: bool = field(default=True)
     nohz_full: frozenset[int] = frozenset()
+    system: str = ""
     kubernetes: bool = False
 
     @property
@@ -361,6 +364,7 @@ def parse_machine(name: str, text: str | bytes) -> Machine:
         pci=pci,
         containerd=document.containerd,
         core=document.core,
+        system=document.system,
         kubernetes=document.kubernetes,
     )
 

@@ -129,6 +129,7 @@ def _run(machines: dict[str, Machine], options: argparse.Namespace) -> int:
     parts = prepare(
         containerd=sorted({machine.containerd for machine in chosen}),
         cni=any(moves_cards(machine) for machine in chosen),
+        systems={machine.system for machine in chosen},
     )
     count: Counter[Outcome] = Counter()
     for machine in chosen:
@@ -140,7 +141,10 @@ def _run(machines: dict[str, Machine], options: argparse.Namespace) -> int:
         if not cases:
             print(f"{machine.name}: none of the cases makes sense on it")
             continue
-        print(f"{machine.name}: {machine.description}, kernel {parts.kernel.version}", flush=True)
+        print(
+            f"{machine.name}: {machine.description}, kernel {parts.kernel_of(machine).version}",
+            flush=True,
+        )
         start = time.monotonic()
         run = Run(
             parts,

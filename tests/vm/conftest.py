@@ -143,6 +143,7 @@ def machine_runs(request: pytest.FixtureRequest) -> Iterator[MachineRuns]:
         parts = prepare(
             containerd=sorted({MACHINES[name].containerd for name in selected}),
             cni=any(moves_cards(MACHINES[name]) for name in selected),
+            systems={MACHINES[name].system for name in selected},
         )
     except TestbedUnavailable as error:
         _unavailable(str(error))

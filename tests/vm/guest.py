@@ -37,8 +37,9 @@ from tests.beds.vm_records import (
 )
 from tests.machines.vm_machine import Machine, format_list, load_machines, parse_list
 from tests.vm import pod_cards, words
-from tests.vm.plugin import GuestPlugin
+from tests.vm.plugin import GuestPlugin, UnitPlugin
 from tests.vm.registry import CASE_LIMIT_S, Case, SkipCase, all_cases
+from tests.vm.scopes import systemd_agrees
 from tests.vm.standstill import NeverAgain, Standstill, insist
 
 MACHINES = Path(__file__).parent / "machines"
@@ -84,6 +85,19 @@ def near(binaries: Binaries, directory: Path) -> Binaries:
     )
 
 
+def _binaries(machine: Machine) -> Binaries:
+    """The programs of the machine: a whole Debian has its own runc, and containerd 1.7."""
+    if not machine.system:
+        return near(find_binaries(machine.containerd), _BED / "bin")
+    runc, busybox = Path("/usr/sbin/runc"), Path("/usr/bin/busybox")
+    if machine.containerd == "1.7":
+        return Binaries(
+            series="1.7", version="1.7", directory=Path("/usr/bin"), runc=runc, busybox=busybox
+        )
+    found = dataclasses.replace(find_binaries(machine.containerd), runc=runc, busybox=busybox)
+    return near(found, _BED / "bin")
+
+
 class CaseTimeoutError(Exception):
     """A case took longer than its limit."""
 
@@ -103,15 +117,18 @@ class Guest:
         self.shared = shared
         self.notes: list[str] = []
         self.containerd = GuestContainerd(
-            near(find_binaries(machine.containerd), _BED / "bin"),
+            _binaries(machine),
             _BED,
             nri_request_timeout=_NRI_TIMEOUT,
             cni=pod_cards.network(_BED) if pod_cards.moves_cards(machine) else None,
+            systemd_cgroup=bool(machine.system),
         )
         # On the host's disk at once: it must survive this guest.
         self.containerd.log_file = shared / "containerd.log"
-        self.plugin = GuestPlugin(
-            _BED / "plugin", self.containerd.nri_socket, shared / "plugin.log"
+        self.plugin = (
+            UnitPlugin(self.containerd.nri_socket, shared / "plugin.log")
+            if machine.system
+            else GuestPlugin(_BED / "plugin", self.containerd.nri_socket, shared / "plugin.log")
         )
         self._asked = 0
         self._standstill = Standstill()
@@ -403,6 +420,8 @@ class Guest:
                 if case.plugin:
                     self.plugin.ensure_ready()
                 case.run(self)
+                if self.machine.system and case.plugin:
+                    systemd_agrees(self)
         except SkipCase as reason:
             outcome, detail = Outcome.SKIPPED, str(reason)
         except Exception as error:
@@ -447,7 +466,8 @@ def _set_up(machine: Machine) -> None:
     have = (root / "cgroup.controllers").read_text(encoding="ascii").split()
     for controller in ("cpuset", "cpu", "memory", "pids"):
         assert controller in have, f"the kernel has no {controller} controller for cgroup v2"
-        (root / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
+        if not machine.system:  # systemd does it where it is needed
+            (root / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
     for cpu in sorted(machine.offline):
         words.set_online(cpu, online=False)
 

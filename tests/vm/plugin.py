@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.beds.plugin_process import PluginProcess
+from tests.beds.cri import poll
+from tests.beds.plugin_process import REPOSITORY, PluginProcess
 
 START_LIMIT_S = 150.0
 # A plugin that did not get ready once need not keep each further case waiting that long.
@@ -65,3 +69,84 @@ class GuestPlugin(PluginProcess):
             if isinstance(record, dict):
                 found.append(record)
         return found
+
+
+UNIT = Path("/etc/systemd/system/nri-numa.service")
+# An emulated CPU is twenty to fifty times slower than a real one; the shipped limits are for that.
+_SLOW = "[Service]\nTimeoutStartSec=300\nTimeoutStopSec=60\nWatchdogSec=120\n"
+
+
+class UnitPlugin(GuestPlugin):
+    """The plugin as docs/install.md installs it: the shipped unit, under the guest's systemd."""
+
+    def __init__(self, nri_socket: Path, log: Path) -> None:
+        super().__init__(Path("/etc/nri-numa"), nri_socket, log)
+        self.state_directory = Path("/run/nri-numa")
+        self._port = 9891
+        self._installed = False
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 while there is none."""
+        shown = systemctl("show", "--property=MainPID", "--value", "nri-numa")
+        return int(shown or 0)
+
+    @property
+    def running(self) -> bool:
+        """Whether systemd has a process of it."""
+        return self.pid != 0
+
+    def write_config(self, config: Mapping[str, Any] | None = None) -> None:
+        """Write the configuration file; where the runtime's socket is belongs to it."""
+        if config is not None:
+            self._config = dict(config)
+        super().write_config({**self._config, "runtime": {"nriSocket": str(self.nri_socket)}})
+
+    def start(self, *, wait: bool = True, timeout_s: float = START_LIMIT_S) -> None:
+        """``systemctl start``."""
+        self.offset = len(self.log().encode())
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.write_config()
+        if not self._installed:
+            shutil.copy(REPOSITORY / "systemd/nri-numa.service", UNIT)
+            drop_in = UNIT.with_name(f"{UNIT.name}.d")
+            drop_in.mkdir(exist_ok=True)
+            output = f"StandardOutput=append:{self.log_file}\nStandardError=inherit\n"
+            (drop_in / "bed.conf").write_text(_SLOW + output)
+            systemctl("daemon-reload")
+            self._installed = True
+        systemctl("start", "nri-numa")
+        if wait:
+            self.wait_ready(timeout_s=timeout_s)
+
+    def terminate(self, timeout_s: float = 15.0) -> int:
+        """``systemctl stop``."""
+        if self._installed:
+            systemctl("stop", "nri-numa")
+        return 0
+
+    def kill(self) -> int:
+        """SIGKILL; systemd starts another one after a second."""
+        self.offset = len(self.log().encode())
+        before = self.pid
+        systemctl("kill", f"--signal={signal.SIGKILL.name}", "nri-numa")
+        poll(lambda: self.pid != before or None, "another process")
+        return -signal.SIGKILL
+
+    def close(self) -> None:
+        """Stop it."""
+        self.terminate()
+
+
+def systemctl(*arguments: str) -> str:
+    """``systemctl …`` that has to work; returns its output."""
+    done = subprocess.run(
+        ["systemctl", *arguments], capture_output=True, text=True, timeout=600, check=False
+    )
+    if done.returncode != 0:
+        status = subprocess.run(
+            ["systemctl", "status", "--no-pager", "nri-numa"],
+            capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        raise RuntimeError(f"systemctl {' '.join(arguments)}: {done.stderr}\n{status.stdout}")
+    return done.stdout.strip()

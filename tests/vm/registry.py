@@ -27,6 +27,7 @@ MODULES = (
     "devices",
     "hotplug",
     "systemd_unit",
+    "everyday",
     "churn",
 )
 
@@ -47,6 +48,7 @@ class Case:
         proves: one line for people.
         run: the function.
         applies: whether a machine can run it.
+        system: whether a machine with systemd as its first process runs it, too.
         plugin: whether `nri-numa run` must be connected before it starts.
         runtime: whether the guest's containerd must run before it starts.
         limit_s: how long it may take.
@@ -59,6 +61,7 @@ class Case:
     plugin: bool
     runtime: bool = True
     limit_s: int = CASE_LIMIT_S
+    system: bool = False
 
 
 _CASES: dict[str, Case] = {}
@@ -70,6 +73,7 @@ def case(
     plugin: bool = True,
     runtime: bool = True,
     limit_s: int = CASE_LIMIT_S,
+    system: bool = False,
 ) -> Callable[[Callable[[Guest], None]], Callable[[Guest], None]]:
     """Register a function as a case under its own name; its docstring says what it proves."""
 
@@ -85,6 +89,7 @@ def case(
             plugin=plugin,
             runtime=runtime,
             limit_s=limit_s,
+            system=system,
         )
         return function
 
@@ -102,7 +107,11 @@ def cases_for(machine: Machine) -> list[Case]:
     """The cases that make sense on a machine, in the order of running."""
     if machine.kubernetes:
         return []  # tests/kube boots it, with a kubelet in it
-    return [each for each in all_cases().values() if each.applies(machine)]
+    return [
+        each
+        for each in all_cases().values()
+        if each.applies(machine) and (each.system or not machine.system)
+    ]
 
 
 def skip(reason: str) -> None:

@@ -282,7 +282,7 @@ class CountingCache(KernelCache):
     def _need_space(self) -> None:
         pass
 
-    def _package_name(self) -> str:
+    def _package_name(self, series: str) -> str:
         return "linux-image-6.1.0-1-amd64"
 
     def _apt(self, *command: str, cwd: Path | None = None) -> str:

@@ -1,0 +1,106 @@
+"""What systemd means containers to have, beside what the kernel and the agent say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.beds.cri import poll
+from tests.machines.vm_machine import format_list, parse_list
+from tests.vm import words
+from tests.vm.plugin import systemctl
+
+if TYPE_CHECKING:
+    from tests.vm.guest import Guest
+
+_MEMORY_HIGH = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """One running container: its scope, and what three parties mean it to have."""
+
+    pod: str
+    unit: str
+    directory: Path
+    kernel: tuple[str, str]
+    systemd: tuple[str, str]
+    agent: tuple[str, str]
+
+    def agrees(self, online: frozenset[int], mems: frozenset[int]) -> bool:
+        """Whether it is the same; an agent that leaves a container alone means everything."""
+        meant = tuple(
+            own or format_list(all) for own, all in zip(self.agent, (online, mems), strict=True)
+        )
+        there = tuple(
+            own or format_list(all) for own, all in zip(self.kernel, (online, mems), strict=True)
+        )
+        return self.kernel == self.systemd and there == meant
+
+
+def scopes(guest: Guest) -> list[Scope]:
+    """All running containers."""
+    listed = guest.plugin.json("/v1/assignments")["containers"]
+    meant = {one["id"]: (one["cpus"], one["mems"]) for one in listed}
+    found = []
+    for each in guest.containerd.cri.containers(running=True):
+        directory = words.cgroup(guest.containerd.cri.pid(each.id))
+        shown = systemctl(
+            "show", "--property=AllowedCPUs", "--property=AllowedMemoryNodes", directory.name
+        )
+        # "AllowedCPUs=0-2 5"
+        properties = dict(line.split("=", 1) for line in shown.splitlines())
+        found.append(
+            Scope(
+                pod=each.labels["io.kubernetes.pod.name"],
+                unit=directory.name,
+                directory=directory,
+                kernel=(
+                    (directory / "cpuset.cpus").read_text().strip(),
+                    (directory / "cpuset.mems").read_text().strip(),
+                ),
+                systemd=(
+                    _list(properties["AllowedCPUs"]),
+                    _list(properties["AllowedMemoryNodes"]),
+                ),
+                agent=meant.get(each.id, ("unknown", "unknown")),
+            )
+        )
+    return found
+
+
+def _list(text: str) -> str:
+    return format_list(parse_list(",".join(text.split())))
+
+
+def systemd_agrees(guest: Guest) -> None:
+    """Insist that systemd, the kernel and the agent mean the same, and still do after a property.
+
+    systemd writes all properties of a scope whenever one of them is set: a set that only the cgroup
+    has is gone then.
+    """
+    _insist(guest, "at the end of the case")
+    there = scopes(guest)
+    for scope in there:
+        systemctl("set-property", "--runtime", scope.unit, f"MemoryHigh={_MEMORY_HIGH}")
+    for scope in there:
+        file = scope.directory / "memory.high"
+        poll(
+            lambda file=file: file.read_text().strip() == str(_MEMORY_HIGH) or None,  # type: ignore[misc]
+            f"MemoryHigh of {scope.unit}",
+        )
+    _insist(guest, "after MemoryHigh was set")
+
+
+def _insist(guest: Guest, when: str) -> None:
+    found = scopes(guest)
+    guest.notes += [
+        f"{when}: {one.pod}: kernel {one.kernel}, systemd {one.systemd}, agent {one.agent}"
+        for one in found
+    ]
+    wrong = [one for one in found if not one.agrees(guest.online, guest.memory_nodes)]
+    assert not wrong, f"{when}: " + "; ".join(
+        f"{one.pod} ({one.unit}): kernel {one.kernel}, systemd {one.systemd}, agent {one.agent}"
+        for one in wrong
+    )

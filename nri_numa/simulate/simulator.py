@@ -388,6 +388,9 @@ class Simulator:
         self._pods[sandbox.id] = sandbox
         outcomes: list[Outcome] = []
         too_few = self._devices.give(pod)
+        reading, free = self._reading, self._devices.free_by_node()
+        if free:
+            reading = replace(reading or Reading(), devices=free)
         for manifest in pod.containers:
             machine = self._machine
             made = container_of(pod, manifest, machine.memory_total, machine.slots_key)
@@ -399,7 +402,7 @@ class Simulator:
                 break
             own, together, notes = self._devices.hints(pod, manifest.name)
             made = replace(made, devices=own, pod_devices=together, device_notes=notes)
-            decision = admit.admit(self._machine, self.state, sandbox, made, self._reading)
+            decision = admit.admit(self._machine, self.state, sandbox, made, reading)
             if isinstance(decision, Refused):
                 given = self._devices.of(pod, manifest.name)
                 outcomes.append(replace(_refusal(manifest, decision), devices=given))

@@ -67,6 +67,7 @@ class Outcome:
         reason: why it is where it is, or the CamelCase reason of the refusal.
         message: of the refusal.
         devices: what the kubelet gave it, by resource.
+        warnings: what is probably not meant, one clause each.
     """
 
     container: str
@@ -79,6 +80,7 @@ class Outcome:
     reason: str = ""
     message: str = ""
     devices: Given = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     trace: Trace
 
 
@@ -456,7 +458,8 @@ class Simulator:
     # --- telling ----------------------------------------------------------------------------------
 
     def _admission(self, manifest: ContainerManifest, decision: Admitted) -> Outcome:
-        return self._outcome(manifest, decision.allocation.container_id, decision.trace)
+        outcome = self._outcome(manifest, decision.allocation.container_id, decision.trace)
+        return replace(outcome, warnings=decision.warnings)
 
     def _outcome(
         self, manifest: ContainerManifest, container_id: str, trace: Trace, *, before: str = ""

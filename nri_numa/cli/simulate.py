@@ -173,7 +173,7 @@ def simulate(
         result = run(first, planned, reading=reading, keep_going=keep_going, inventory=devices)
         if second is not None:
             other = run(second, planned, reading=reading, keep_going=keep_going, inventory=devices)
-    notes = [*manifests.notes, *topology.warnings, *_memory_policies(result)]
+    notes = [*manifests.notes, *topology.warnings, *_warnings(result), *_memory_policies(result)]
     if devices is not None and not hinted:
         notes.append(
             "devices.enabled is off in the configuration; containers are placed beside their "
@@ -193,6 +193,16 @@ def simulate(
         click.echo("\n".join(view.comparison(described, result, other, compare, notes)))
     if any(one.first_refused is not None for one in (result, other) if one is not None):
         ctx.exit(1)
+
+
+def _warnings(result: Simulation) -> list[str]:
+    """What is probably not meant, once for each container."""
+    return [
+        f"{event.pod.full_name}, container {outcome.container}: {warning}"
+        for event in result.events
+        for outcome in event.outcomes
+        for warning in outcome.warnings
+    ]
 
 
 def _memory_policies(result: Simulation) -> list[str]:

@@ -33,15 +33,17 @@ from nri_numa.machine.model import Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What the kernel says is left, by NUMA node, at some moment.
+    """What the kernel and the kubelet say is left, by NUMA node, at some moment.
 
     Attributes:
         memory: bytes free or reclaimable.
         hugepages: free bytes by page size.
+        devices: how many devices of all kinds the kubelet can still give; empty where unknown.
     """
 
     memory: Mapping[int, int] = field(default_factory=dict)
     hugepages: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    devices: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

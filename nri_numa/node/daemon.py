@@ -125,7 +125,8 @@ class Daemon:
         self._reloading: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._watch = watch
-        self._rereading = Rereading(config.sysfs_root)
+        self._counted = counted_devices(config)
+        self._rereading = Rereading(config.sysfs_root, self._counted)
 
         self.metrics.config_read(at=self.started)
         name = node_name(config)
@@ -285,7 +286,7 @@ class Daemon:
                 devices=shown_devices(config),
                 roots_of_pcie=known_roots(config),
                 measured=self._steal.acting,
-                counted=counted_devices(config),
+                counted=self._counted,
                 late=lambda: None if self._late is None else self._late.known,
                 coming=self._coming.names if self._coming else tuple,
             )

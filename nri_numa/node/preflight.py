@@ -146,7 +146,7 @@ def isolation(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
         yield _warn(
             "kernel",
             "isolatedCPUs is only, but no CPU that containers may use is isolated: no container "
-            "can have CPUs of its own",
+            "can have exclusive CPUs",
             "Boot with isolcpus=, or set isolatedCPUs: avoid.",
         )
     pool = NodeState().pool(topology, settings(config))

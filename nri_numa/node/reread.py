@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.errors import TopologyError
@@ -17,6 +18,9 @@ from nri_numa.machine.sysfs import read_memory
 from nri_numa.node.agent import Agent
 from nri_numa.node.reload import with_tables
 from nri_numa.observe.logs import get_logger
+
+if TYPE_CHECKING:
+    from nri_numa.devices.counts import Counted
 
 log = get_logger("daemon")
 
@@ -86,15 +90,19 @@ def no_kernel_events(error: OSError, were_there: bool) -> None:
 class Rereading:
     """Reads again what changes on the machine, in threads.
 
+    Args:
+        root: holds ``sys/``.
+        counted: how many devices the kubelet can give, from memory; None where nobody counts.
+
     Attributes:
         memory: what the kernel had left when last read; None while it cannot be read.
         told: called when it was read again.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, counted: Callable[[], Counted | None] = lambda: None) -> None:
         self.memory: Reading | None = None
         self.told: Callable[[], object] = lambda: None
-        self._root = root
+        self._root, self._counted = root, counted
 
     async def read_memory(self, agent: Agent) -> None:
         """Read what is left of memory."""
@@ -105,7 +113,7 @@ class Rereading:
                 log.warning("memory cannot be read any more", error=str(error))
             self.memory = None
             return
-        self.memory = as_reading(reading)
+        self.memory = as_reading(reading, self._counted())
         self.told()
 
     async def look(self, agent: Agent) -> None:
@@ -122,9 +130,13 @@ class Rereading:
         await self.look(agent)
 
 
-def as_reading(memory: MemoryReading) -> Reading:
-    """Reduce what sysfs says to what decisions use."""
+def as_reading(memory: MemoryReading, counted: Counted | None = None) -> Reading:
+    """Reduce what sysfs and the kubelet say to what decisions use."""
+    devices: dict[int, int] = {}
+    for one in () if counted is None or isinstance(counted, str) else counted:
+        devices[one.numa_node] = devices.get(one.numa_node, 0) + one.available
     return Reading(
         memory={i: n.available_bytes for i, n in memory.numa_nodes.items()},
         hugepages={i: dict(n.free_hugepages) for i, n in memory.numa_nodes.items()},
+        devices=devices,
     )

@@ -131,6 +131,15 @@ class DeviceBooks:
                 )
         return tuple(requests), tuple(notes)
 
+    def free_by_node(self) -> dict[int, int]:
+        """By NUMA node, how many devices of all kinds nobody has."""
+        found: dict[int, int] = {}
+        for devices in self._free().values():
+            for one in devices:
+                for i in one.numa_nodes:
+                    found[i] = found.get(i, 0) + 1
+        return found
+
     def _free(self) -> dict[str, list[Device]]:
         used = {
             (resource, one.id)

@@ -70,6 +70,7 @@ class Outcome:
         reason: why it is where it is, or the CamelCase reason of the refusal.
         message: of the refusal.
         devices: what the kubelet gave it, by resource.
+        warnings: what is probably not meant, one clause each.
     """
 
     container: str
@@ -82,6 +83,7 @@ class Outcome:
     reason: str = ""
     message: str = ""
     devices: Given = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     trace: Trace
 
 
@@ -391,6 +393,9 @@ class Simulator:
         self._pods[sandbox.id] = sandbox
         outcomes: list[Outcome] = []
         too_few = self._devices.give(pod)
+        reading, free = self._reading, self._devices.free_by_node()
+        if free:
+            reading = replace(reading or Reading(), devices=free)
         for manifest in pod.containers:
             machine = self._machine
             made = container_of(pod, manifest, machine.memory_total, machine.slots_key)
@@ -402,7 +407,7 @@ class Simulator:
                 break
             own, together, notes = self._devices.hints(pod, manifest.name)
             made = replace(made, devices=own, pod_devices=together, device_notes=notes)
-            decision = admit.admit(self._machine, self.state, sandbox, made, self._reading)
+            decision = admit.admit(self._machine, self.state, sandbox, made, reading)
             if isinstance(decision, Refused):
                 given = self._devices.of(pod, manifest.name)
                 outcomes.append(replace(_refusal(manifest, decision), devices=given))
@@ -457,7 +462,8 @@ class Simulator:
     # --- telling ----------------------------------------------------------------------------------
 
     def _admission(self, manifest: ContainerManifest, decision: Admitted) -> Outcome:
-        return self._outcome(manifest, decision.allocation.container_id, decision.trace)
+        outcome = self._outcome(manifest, decision.allocation.container_id, decision.trace)
+        return replace(outcome, warnings=decision.warnings)
 
     def _outcome(
         self, manifest: ContainerManifest, container_id: str, trace: Trace, *, before: str = ""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nri_numa.engine.decision import Refused
+from nri_numa.engine.decision import Reading, Refused
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
 from nri_numa.engine.values.settings import Settings
@@ -18,9 +18,10 @@ from nri_numa.engine.values.workload import (
     DeviceUse,
     PodSandbox,
 )
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
 
 GPU = "0000:3b:00.0"
 ON_0, ON_1 = CPUSet.parse("0-3"), CPUSet.parse("4-7")
@@ -244,3 +245,29 @@ def test_devices_that_are_elsewhere_are_named(gpus: dict[str, tuple[int, ...]], 
     of = pod("late", {"cpus": "exclusive", "policy": "best-effort"})
     world.place(of, with_gpus(of, 2, **gpus))
     assert said in " ".join(steps(world, "late-app"))
+
+
+# --- CPUs beside most of the devices, and away from those of others -------------------------------
+
+
+@pytest.mark.parametrize("policy", ["best-effort", "restricted"])
+def test_cpus_begin_beside_most_of_the_devices(policy: str) -> None:
+    """Two GPUs on NUMA node 1 and one on 0: CPUs went to NUMA node 0."""
+    three = request("GPU", {"a": (0,), "b": (1,), "c": (1,)})
+    world = World(machines.dual_smt_16())
+    of = pod("gpus", {"policy": policy})
+    made = replace(container(of, wants=resources(3, 1)), devices=(three,))
+    world.place(of, made)
+    assert world.topology.numa_of(CPUSet.parse(world.has(made.id)[0])) == NUMASet([1])
+    world.check()
+
+
+def test_pods_without_devices_keep_away_from_free_ones() -> None:
+    """Both went to NUMA nodes in turn, until nothing was left beside the GPUs."""
+    world = World(machines.dual_smt_16(), reading=Reading(devices={0: 2, 1: 0}))
+    for name in ("a", "b"):
+        of = pod(name, {"policy": "single-numa-node"})
+        assert world.place(of, container(of, wants=resources(3, 1)))[1] == "1"
+    of = pod("c", {"policy": "single-numa-node"})
+    assert world.place(of, container(of, wants=resources(3, 1)))[1] == "0", "it fits nowhere else"
+    world.check()

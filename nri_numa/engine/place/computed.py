@@ -28,7 +28,7 @@ from nri_numa.engine.memory.grants import MemoryGrant, MemoryRefused
 from nri_numa.engine.memory.memory_manager import charges_of, grant, needs_of, tied_text
 from nri_numa.engine.others.elsewhere import given_last
 from nri_numa.engine.others.holders import holders_text
-from nri_numa.engine.place.device_words import device_steps
+from nri_numa.engine.place.device_words import device_steps, devices_first
 from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
 from nri_numa.engine.place.listed_memory import STRICT, by_distance, near, near_cpus
 from nri_numa.engine.place.memory_nodes import choose_memory
@@ -231,6 +231,10 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
         if strict:
             free = free & machine.topology.cpus_of(affinity)
             strict = first == affinity
+    elif affinity is not None and len(affinity) > 1 and not settings.kubelet_ties:
+        first = devices_first(case, affinity, table.free_by_node, case.demand.exclusive_cpus)
+        if strict and first != affinity:
+            free, strict = free & machine.topology.cpus_of(affinity), False
     taken = take_within(
         machine,
         TakeRequest(

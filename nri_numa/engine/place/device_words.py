@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from nri_numa.engine.case import Case
@@ -24,6 +25,32 @@ def aligned_devices(case: Case) -> tuple[DeviceRequest, ...]:
     if requested.scope is Scope.POD:
         return container.pod_devices or container.devices
     return container.devices
+
+
+def devices_first(case: Case, affinity: NUMASet, room: Mapping[int, int], need: int) -> NUMASet:
+    """The NUMA nodes of an affinity that are begun with: those with most of the devices.
+
+    Args:
+        case: whose devices.
+        affinity: as the policy chose it, which may be wider than CPUs need.
+        room: CPUs that could be owned, by NUMA node.
+        need: how many are wanted.
+    """
+    counts = dict.fromkeys(affinity, 0)
+    for request in aligned_devices(case):
+        for device in request.devices:
+            for i in device.numa_nodes:
+                if i in counts:
+                    counts[i] += 1
+    if not any(counts.values()):
+        return affinity
+    first: list[int] = []
+    # Most devices first, then by id, until there are enough CPUs.
+    for i in sorted(affinity, key=lambda i: (-counts[i], i)):
+        if need > 0:
+            first.append(i)
+            need -= room.get(i, 0)
+    return NUMASet(first)
 
 
 def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ See docs/adr/0031-spread-by-the-scarcest-share.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from nri_numa.engine.align.hints import Amounts, together
 from nri_numa.engine.case import Case
@@ -25,7 +25,8 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     scheduler held for it; for CPUs of its own those with enough that nobody else pinned containers
     to; those with enough isolated CPUs, or others, as set; for ``smt: pair`` those with enough
     beside opposite loads; those with CPUs that the pod had before (the kubelet's rule: its hints
-    contain all CPUs of finished init containers); then by strategy, then the lowest id.
+    contain all CPUs of finished init containers); for containers without devices those without
+    free ones; then by strategy, then the lowest id.
 
     * ``spread``: the least share in use, once the container is there, of whatever is scarcest
       there (CPUs, memory, huge pages); then of the next scarcest.
@@ -46,6 +47,9 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     beside = (_beside_opposite(case, table) or None) if need else None
     placed = case.requested.placed.bits
     former = table.former.bits
+    beside_devices: Collection[int] = ()
+    if case.reading is not None and not (case.container.devices or case.container.pod_devices):
+        beside_devices = [i for i, free in case.reading.devices.items() if free]
     short = {i for amount, left, _ in asked for i in ids if left[i] < amount}
     keys = [
         (
@@ -55,6 +59,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
             kernels is not None and kernels[i] < need,
             beside is not None and beside[i] < need,
             former != 0 and not machine.node_cpus[i].bits & former,
+            i in beside_devices,
             measure,
             i,
         )

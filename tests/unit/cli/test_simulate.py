@@ -214,6 +214,23 @@ def test_notes_say_what_was_passed_over() -> None:
     assert "'Service' makes no pods" in " ".join(done.output.split())
 
 
+def test_notes_warn_of_a_shared_list_of_isolated_cpus() -> None:
+    done = simulate(
+        write(pod("a", 3, "1Gi", {"numacpu": "4-6"})),
+        machine="synthetic:sockets=1,numa=1,cores=8,isolated=2-7",
+    )
+    assert done.exit_code == 0, done.output
+    assert "container app: CPUs 4-6 are isolated (isolcpus)" in " ".join(done.output.split())
+
+
+def test_notes_say_which_runtimes_have_a_memory_policy() -> None:
+    asks = {"numamem": "0-1", "mempolicy": "weighted-interleave"}
+    done = simulate(write(pod("a", 1, "1Gi", asks)))
+    said = " ".join(done.output.split())
+    assert "mempolicy weighted-interleave needs containerd 2.3 or newer" in said
+    assert "and Linux 6.9 or newer" in said
+
+
 def test_the_examples_are_placed_up_to_the_one_that_is_too_big() -> None:
     done = simulate(str(examples()))
     assert done.exit_code == 1

@@ -369,7 +369,7 @@ def test_isolated_cpus_are_mentioned_where_containers_would_share_nothing_else()
     alone = AgentConfig(isolated_cpus=IsolatedCPUs.ONLY)
     assert not list(preflight.isolation(alone, one))
     none = only(preflight.isolation(alone, machines.dual_smt_16())).message
-    assert "no container can have CPUs of its own" in none
+    assert "no container can have exclusive CPUs" in none
 
 
 def test_a_configuration_for_another_machine_is_a_failure(tmp_path: Path) -> None:

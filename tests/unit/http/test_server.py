@@ -496,6 +496,35 @@ def test_where_cpu_time_is_spent_all_wait_and_a_probe_still_comes_in_time() -> N
         runner.run(test())
 
 
+def test_newcomers_in_line_are_told_of_and_a_few_at_once_are_no_line() -> None:
+    """A probe may stand behind them; who decides about CPU time must know."""
+    told: list[bool] = []
+
+    async def test() -> None:
+        config = HTTP(address="127.0.0.1:0")
+        server = HTTPServer(config, FakeView(), Metrics("0"), version="0", line=told.append)
+        assert await server.start()
+        assert server.address is not None
+        try:
+            few = [socket.create_connection(server.address) for _ in range(places.LINE - 1)]
+            await has_places(server, len(few))
+            assert (await get(server.address, "/healthz")).status == 200
+            assert True not in told
+            many = [socket.create_connection(server.address) for _ in range(places.LINE)]
+            while told[-1:] != [True]:
+                await asyncio.sleep(0)
+            while told[-1:] != [False]:
+                await asyncio.sleep(0)
+            assert (await get(server.address, "/healthz")).status == 200
+            assert told.count(True) == 1
+            for one in few + many:
+                one.close()
+        finally:
+            await server.stop()
+
+    run(test)
+
+
 def test_a_request_that_trickles_in_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not buy more time; nor does a second request buy less."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.workload import QoSClass
+from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import World, container, pod, resources
 
@@ -21,6 +24,28 @@ def _world() -> World:
 def own(world: World, name: str = "owner") -> None:
     of = pod(name, {"cpus": "exclusive"})
     world.place(of, container(of, wants=resources(2, 1)))
+
+
+def reserved(world: World, cpus: str) -> tuple[ContainerUpdate, ...]:
+    """Other CPUs are reserved, which leave the shared pool."""
+    settings = replace(world.settings, reserved_cpus=CPUSet.parse(cpus), strict_reserved=True)
+    return world.agent.retopology(replace(world.agent.machine, settings=settings))
+
+
+def test_the_pool_changes_where_somebody_takes_of_it_or_gives_back(world: World) -> None:
+    """Containers of the pool are judged by it only when it has been the same for a while."""
+    before = world.agent.pool_changes
+    of = pod("shared", {"policy": "best-effort"})
+    world.place(of, container(of, wants=resources(0.5, 1)))
+    assert world.agent.pool_changes == before
+    own(world)
+    assert world.agent.pool_changes == before + 1
+    world.stop("shared-app")
+    assert world.agent.pool_changes == before + 1
+    world.stop("owner-app")
+    assert world.agent.pool_changes == before + 2
+    world.apply(reserved(world, "0"))
+    assert world.agent.pool_changes == before + 3
 
 
 def test_an_update_without_cpus_overtakes_nothing(world: World) -> None:

@@ -246,6 +246,10 @@ class TestCandidates:
     def told(self, found: Alignment) -> list[tuple[str, bool, str]]:
         return [(str(c.affinity), c.preferred, c.separated_by) for c in found.candidates]
 
+    def test_ranked_lower(self) -> None:
+        found = place(SINGLE, 2, cpu(1, (1, 1), (1, 1)), rank={0: 1, 1: 0})
+        assert self.told(found) == [("0", True, "the strategy ranks it lower")]
+
     def test_nothing_to_tell(self) -> None:
         assert place(NONE, 2, TIGHT).candidates == ()
         assert place(SINGLE, 2, TIGHT).candidates == ()

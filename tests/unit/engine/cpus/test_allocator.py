@@ -17,6 +17,7 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
+from nri_numa.machine.synthetic import synthetic
 from tests.machines import named as machines
 
 
@@ -63,6 +64,17 @@ def test_a_negative_count_is_a_bug_of_the_caller(smt: SMT) -> None:
         take_cpus(topology, TakeRequest(count=-1, available=topology.online, smt=smt))
 
 
+# -- NUMA nodes --------------------------------------------------------------------------------
+
+
+def test_a_whole_numa_node_is_taken_when_the_request_is_just_that() -> None:
+    topology = _uneven()
+    # NUMA node 0 has 4 CPUs, all free; node 1 has 8, one is used. Four fit exactly into node 0.
+    assert str(take(topology, 4, without="8").cpus) == "0-3"
+    # Three would break node 0, so the used one gives them.
+    assert str(take(topology, 3, without="8").cpus) == "9-11"
+
+
 # -- odd machines ------------------------------------------------------------------------------
 
 
@@ -98,6 +110,11 @@ def test_a_machine_without_a_single_cpu_refuses() -> None:
     refused = take_cpus(topology, TakeRequest(count=1, available=cpus("0")))
     assert isinstance(refused, NotEnoughCPUs)
     assert str(refused) == "1 CPUs were asked for, 0 free CPUs are there: no CPU at all"
+
+
+def _uneven() -> Topology:
+    """Two NUMA nodes without SMT: 4 CPUs (0-3) and 8 CPUs (8-15)."""
+    return synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, offline=cpus("4-7"))
 
 
 def _partly_without_numa() -> Topology:

@@ -12,10 +12,11 @@ from nri_numa.engine.cpus.allocator import (
     take_cpus,
 )
 from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import SMT, Load
+from nri_numa.engine.values.workload import LOW, SMT, Load
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from tests.machines import named as machines
 
 
 def cpus(text: str) -> CPUSet:
@@ -92,6 +93,14 @@ def test_full_core_restarts_where_it_was() -> None:
     assert str(take(_dual(), 4, SMT.FULL_CORE, prefer="5-6,13-14").cpus) == "5-6,13-14"
     # Not whole cores: only the core that they touch is preferred.
     assert str(take(_dual(), 2, SMT.FULL_CORE, prefer="5-6").cpus) == "5,13"
+
+
+# -- pair --------------------------------------------------------------------------------------
+
+
+def test_pair_never_busy_neighbours_before_unknown_ones() -> None:
+    chosen = take(machines.single_smt(), 1, SMT.PAIR, others="0-3", load=LOW, loads={1: LOW})
+    assert str(chosen.cpus) == "5"
 
 
 # -- shrinking ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ COVERED := tests/unit/engine tests/unit/nri/wire tests/unit/machine tests/unit/c
 UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit coverage covered test-e2e test-vm test-vm-all test-kube kube fuzz fuzz-guided mutation recorded soak lint format check bench cluster density headline proto schema sbom checksums kubectl docs lock clean
+.PHONY: help setup node demo test test-all slow coverage covered test-e2e test-browser test-vm test-vm-all test-kube kube fuzz fuzz-guided mutation recorded soak lint format check bench cluster density headline proto schema sbom checksums kubectl docs lock clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -41,21 +41,34 @@ $(NODE_STAMP): $(NODE_REQUIREMENTS) pyproject.toml
 demo: $(STAMP) ## Run the main job against the embedded runtime
 	@$(BIN)/nri-numa demo
 
-test: $(STAMP) ## All tests; those that need root, containerd or VMs run when they can and say why not
-	$(PYTEST)
+# Folders that a run before has tested already; CI names those of `make coverage`.
+WITHOUT :=
+PARALLEL := -n auto --maxprocesses=8
 
-test-unit: $(STAMP) ## Only the tests that need nothing but Python
-	$(PYTEST) -m "not e2e and not vm and not kube and not browser"
+test: $(STAMP) ## What needs only Python, and as root the core of real containerd; says what it left out
+	$(PYTEST) -q $(PARALLEL) -m "not e2e and not vm and not kube and not browser" --ignore=tests/perf $(WITHOUT:%=--ignore=%) --junitxml=artifacts/tests/python.xml
+	@if [ "$$(id -u)" = 0 ]; then set -x; NRI_NUMA_SERIES=1.7 NRI_NUMA_RACE_ROUNDS=5 $(PYTEST) -q -m core --junitxml=artifacts/tests/core.xml tests/e2e; \
+	else echo "left out: the core of real containerd, which needs root"; fi
+	@echo "everything: make test-all (root)"
+
+test-all: $(STAMP) ## Everything: all series of containerd, all virtual machines, Kubernetes, many examples (root; hours)
+	$(BIN)/python -m tests.lanes --thorough
+
+slow: $(STAMP) ## What the tests of the last run cost, and the slowest of them
+	@$(BIN)/python -m tests.slow
 
 coverage: $(STAMP) ## The pure packages must be covered completely, branches included
-	$(PYTEST) -q tests/perf
-	$(PYTEST) -q -n 2 $(COVERED) --cov --cov-config=tests/pure_coverage.ini
+	$(PYTEST) -q tests/perf --junitxml=artifacts/tests/perf.xml
+	$(PYTEST) -q -n 2 $(COVERED) --cov --cov-config=tests/pure_coverage.ini --junitxml=artifacts/tests/coverage.xml
 
 covered:
 	@echo $(COVERED)
 
 test-e2e: $(STAMP) ## The tests against real containerd (root)
 	$(PYTEST) -m e2e
+
+test-browser: $(STAMP) ## The page in headless Chromium
+	$(PYTEST) tests/browser
 
 test-vm: $(STAMP) ## The core set of virtual machines (root)
 	NRI_NUMA_VM=core $(PYTEST) -m vm
@@ -80,7 +93,8 @@ format: $(STAMP) ## Put the code into form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-check: lint coverage docs test ## What CI runs
+check: $(STAMP) ## What CI runs (root)
+	$(BIN)/python -m tests.lanes
 
 bench: $(STAMP) ## Measure, and print the tables of docs/performance.md
 	$(BIN)/python -m bench

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.beds import PREFIX
 from bench.stats import ms, summary, table
-from tests.beds.containerd import Containerd, find_binaries
+from tests.beds.containerd import MAIN_SERIES, Containerd, find_binaries
 from tests.beds.cri import CRI, guaranteed
 from tests.beds.plugin_process import PluginProcess
 from tests.beds.testbed import TestbedUnavailable
@@ -30,7 +30,7 @@ def _cycle(cri: CRI, name: str) -> tuple[float, float]:
     return created, stopped
 
 
-def measure(*, batches: int = 4, cycles: int = 8, series: str = "2") -> str:
+def measure(*, batches: int = 4, cycles: int = 8, series: str = MAIN_SERIES) -> str:
     """The table, or a sentence that says why there is none."""
     samples: dict[tuple[bool, str], list[float]] = {}
     try:

@@ -1,10 +1,12 @@
-"""What every test gets: quiet logs, and Hypothesis profiles."""
+"""What every test gets: quiet logs, Hypothesis profiles, and a report that says what is missing."""
 
 from __future__ import annotations
 
+import collections
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +28,49 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 def quiet_logs() -> None:
     """Lines go to a buffer that nobody reads; a test of the log sets up its own."""
     logs.setup("info", stream=io.StringIO())
+
+
+TARGETS = {
+    "e2e": "of real containerd: make test-e2e",
+    "vm": "in emulated machines: make test-vm",
+    "kube": "in a real Kubernetes: make test-kube",
+    "browser": "in a browser: make test-browser",
+}
+"""What `make test` leaves out, by marker, and which target runs it."""
+
+
+class Report:
+    """Prints a failure when it happens, and at the end what was left out."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._left_out: collections.Counter[str] = collections.Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(f"FAILED {report.nodeid}, {report.when}:\n{report.longreprtext}")
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        for item in items:
+            self._left_out.update(key for key in TARGETS if item.get_closest_marker(key))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):  # of pytest-xdist; each worker has the same
+            session.config.workeroutput["left_out"] = dict(self._left_out)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._left_out |= collections.Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for key, count in self._left_out.items():
+            terminalreporter.write_line(f"left out: {count} tests {TARGETS[key]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Report(config))
 
 
 @pytest.hookimpl(hookwrapper=True)

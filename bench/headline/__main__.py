@@ -28,7 +28,7 @@ from bench.stats import table
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.measure.rounds import busy_before
-from tests.beds.containerd import Containerd, find_binaries
+from tests.beds.containerd import MAIN_SERIES, SERIES, Containerd, find_binaries
 from tests.beds.cri import MIB, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess
 from tests.beds.testbed import TestbedUnavailable
@@ -297,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=6, help="of each placement  [6]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of training each  [4]")
     parser.add_argument("--cotenants", type=int, default=2, help="on each busy CPU  [2]")
-    parser.add_argument("--series", choices=("1.7", "2"), default="2", help="of containerd  [2]")
+    parser.add_argument("--series", choices=SERIES, default=MAIN_SERIES, help="of containerd")
     options = parser.parse_args(arguments)
     if options.runs < 2 or options.seconds <= 0 or options.cotenants < 1:
         parser.error("expected 2 runs, some seconds and a co-tenant at least")

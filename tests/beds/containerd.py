@@ -3,7 +3,7 @@
 Works beside an installed containerd and beside other beds, on cgroup v1 and v2, and inside a
 virtual machine (put `state` and `root` on a tmpfs below /run there). Free of pytest.
 
-    binaries = find_binaries("2")
+    binaries = find_binaries()
     with Containerd(binaries, Path("/tmp/bed")) as containerd:
         pod = containerd.cri.run_pod("demo")
         print(containerd.cri.first_line(containerd.cri.run(pod)))
@@ -29,13 +29,16 @@ from typing import Self
 
 from tests.beds import cgroups, processes
 from tests.beds.cri import CRI, CRIError, guaranteed, poll
-from tests.beds.debs import BUSYBOX, CONTAINERD_1_7, CONTAINERD_2, CRUN, RUNC, YAJL, DebCache
+from tests.beds.debs import BUSYBOX, CONTAINERD_1_7, CRUN, RUNC, YAJL, DebCache
 from tests.beds.images import IMAGE, build_image
+from tests.beds.kube.build import CONTAINERD, find_containerd, find_runc
 from tests.beds.testbed import TestbedUnavailable, require_root
 
-LABELS = ("1.7", "2")
+SERIES = ("1.7", "2.3", "2.4")
+"""Of containerd: the packaged one, the long-term one that docs recommend, and the newest."""
+MAIN_SERIES = "2.3"
 OWN_BINARIES = "NRI_NUMA_CONTAINERD"
-"""Variable with a folder of containerd, ctr, the shim and perhaps runc, for series 2."""
+"""Variable with a folder of containerd, ctr, the shim and perhaps runc, instead of 2.3."""
 _SHIM_SOCKETS = Path("/run/containerd/s")  # fixed in containerd's shim library
 
 
@@ -44,39 +47,44 @@ class Binaries:
     """Where the programs are.
 
     Attributes:
-        label: ``1.7`` or ``2``, decides the form of the configuration.
+        series: one of `SERIES`, decides the form of the configuration.
         version: upstream version, ``2.1.9``.
         directory: folder of containerd, ctr and the shim.
         runc: the OCI runtime.
         busybox: statically linked.
     """
 
-    label: str
+    series: str
     version: str
     directory: Path
     runc: Path
     busybox: Path
 
 
-def find_binaries(label: str, cache: DebCache | None = None) -> Binaries:
-    """The programs for a containerd of the series ``1.7`` or ``2``, downloaded where needed.
+def find_binaries(series: str = MAIN_SERIES, cache: DebCache | None = None) -> Binaries:
+    """The programs for a containerd of one of `SERIES`, downloaded or built where needed.
 
-    Those of series 2 come from the folder that ``NRI_NUMA_CONTAINERD`` names, where it is set.
+    Those of 2.3 come from the folder that ``NRI_NUMA_CONTAINERD`` names, where it is set.
 
     Raises:
         TestbedUnavailable: they cannot be had.
     """
-    if label == "2" and (own := os.environ.get(OWN_BINARIES, "")):
-        return _own_binaries(Path(own), cache or DebCache())
-    wanted = {"1.7": CONTAINERD_1_7, "2": CONTAINERD_2}[label]
-    containerd, runc, busybox = (cache or DebCache()).fetch(wanted, RUNC, BUSYBOX)
-    # The archive may have moved on: what counts is what we got.
-    series = "1.7" if containerd.upstream_version.startswith("1.") else "2"
+    cache = cache or DebCache()
+    if series == MAIN_SERIES and (own := os.environ.get(OWN_BINARIES, "")):
+        return _own_binaries(Path(own), cache)
+    if series == "1.7":
+        containerd, packaged, busybox = cache.fetch(CONTAINERD_1_7, RUNC, BUSYBOX)
+        directory, version = containerd.root / "usr/bin", containerd.upstream_version
+        runc = _first(packaged.root, ("usr/sbin/runc", "usr/bin/runc"))
+    else:
+        (busybox,) = cache.fetch(BUSYBOX)
+        directory, version = find_containerd(series), CONTAINERD[series].release().lstrip("v")
+        runc = find_runc()
     return Binaries(
-        label=series,
-        version=containerd.upstream_version,
-        directory=containerd.root / "usr/bin",
-        runc=_first(runc.root, ("usr/sbin/runc", "usr/bin/runc")),
+        series=series,
+        version=version,
+        directory=directory,
+        runc=runc,
         busybox=_first(busybox.root, ("bin/busybox", "usr/bin/busybox")),
     )
 
@@ -95,7 +103,7 @@ def _own_binaries(directory: Path, cache: DebCache) -> Binaries:
     runc, busybox = cache.fetch(RUNC, BUSYBOX)
     own = directory / "runc"
     return Binaries(
-        label="2",
+        series=MAIN_SERIES,
         version=said[2].removeprefix("v"),
         directory=directory,
         runc=own if own.is_file() else _first(runc.root, ("usr/sbin/runc", "usr/bin/runc")),
@@ -195,25 +203,32 @@ class Containerd(processes.Bed):
         self.log_file = directory / "containerd.log"
         self.log_root = directory / "pods"
         self.cdi_directory = directory / "cdi"
-        self.end_limit_s = 20.0
+        self.end_limit_s = 180.0
         self._image_archive = image
         self._enter = list(enter)
         self._cni = cni
         self._process: subprocess.Popen[bytes] | None = None
         self._cri: CRI | None = None
         self._cgroups: set[str] = set()
-        self._own_cgroup_roots = [
-            path
-            for path in ("/kubepods/burstable", "/kubepods/besteffort", "/kubepods")
-            if not any((root / path.lstrip("/")).exists() for root in cgroups.hierarchies())
-        ]
+        # Of this process alone, so that beds do not share cgroups with each other or a kubelet.
+        self.cgroup_root = f"/nri-numa-{os.getpid()}/kubepods"
 
     @property
     def cri(self) -> CRI:
         """The client; one for the life of this object."""
         if self._cri is None:
-            self._cri = CRI(self.socket, self.log_root, on_cgroup=self.note_cgroup)
+            self._cri = self.client()
         return self._cri
+
+    def client(self, *, timeout_s: float = 240.0) -> CRI:
+        """Another client, with its own limit for each call."""
+        return CRI(
+            self.socket,
+            self.log_root,
+            on_cgroup=self.note_cgroup,
+            timeout_s=timeout_s,
+            cgroup_root=self.cgroup_root,
+        )
 
     def note_cgroup(self, path: str) -> None:
         """Have this cgroup removed in the end; for clients made elsewhere."""
@@ -275,7 +290,7 @@ disabled_plugins = [
 """
         # restrict_oom_score_adj: without CAP_SYS_RESOURCE a lower score than our own cannot be
         # set, and runc dies of it. disable_apparmor: the profile loader may be missing.
-        if self.binaries.label == "1.7":
+        if self.binaries.series == "1.7":
             cri = "plugins.'io.containerd.grpc.v1.cri'"
             return f"""version = 2{common}
 [{cri}]
@@ -322,7 +337,7 @@ disabled_plugins = [
         # No proxies and no locale of ours: the daemon talks to nobody.
         return {"PATH": f"{tools}:{path}", "HOME": str(self.directory), "LC_ALL": "C"}
 
-    def start(self, *, timeout_s: float = 60.0, keep_configuration: bool = False) -> None:
+    def start(self, *, timeout_s: float = 180.0, keep_configuration: bool = False) -> None:
         """Start the daemon, wait until it serves CRI, have the image there.
 
         Args:
@@ -421,11 +436,11 @@ disabled_plugins = [
 
     def stop(self) -> None:
         """SIGTERM; containers go on."""
-        self._end(signal.SIGTERM, 20)
+        self._end(signal.SIGTERM, 180)
 
     def kill(self) -> None:
         """SIGKILL; containers go on."""
-        self._end(signal.SIGKILL, 20)
+        self._end(signal.SIGKILL, 180)
 
     def restart(self, *, kill: bool = False) -> None:
         """Stop (or kill) and start the daemon."""
@@ -438,7 +453,7 @@ disabled_plugins = [
     def close(self) -> None:
         """End everything this bed started and remove all it made except its directory's logs."""
         with contextlib.suppress(RuntimeError):
-            self._end(signal.SIGKILL, 20)
+            self._end(signal.SIGKILL, 180)
         if self._cri is not None:
             self._cri.close()
             self._cri = None
@@ -446,8 +461,8 @@ disabled_plugins = [
         self._unmount()
         for path in sorted(self._cgroups):
             cgroups.remove_tree(path)
-        for path in self._own_cgroup_roots:
-            cgroups.remove_if_empty(path)
+        for below in ("/burstable", "/besteffort", "", "/.."):
+            cgroups.remove_if_empty(os.path.normpath(self.cgroup_root + below))
         for directory in (self.root, self.state):
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -502,7 +517,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     below ``numa.kubernetes.io/`` and shows the first line its container prints.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.beds.containerd")
-    parser.add_argument("series", choices=LABELS, nargs="?", default="2")
+    parser.add_argument("series", choices=SERIES, nargs="?", default=MAIN_SERIES)
     parser.add_argument("--directory", type=Path, help="default: a new one below /tmp")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="nri-numa-bed-") as scratch:

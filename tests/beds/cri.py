@@ -156,7 +156,7 @@ class Container:
 
 
 def poll(
-    probe: Callable[[], _T | None], what: str, *, timeout_s: float = 60.0, every_s: float = 0.02
+    probe: Callable[[], _T | None], what: str, *, timeout_s: float = 180.0, every_s: float = 0.02
 ) -> _T:
     """Ask until there is an answer; the limit only bounds a failure.
 
@@ -199,7 +199,7 @@ class CRI:
         *,
         image: str = IMAGE,
         on_cgroup: Callable[[str], None] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = 180.0,
         cgroup_root: str = "/kubepods",
     ) -> None:
         self.socket = socket
@@ -207,7 +207,7 @@ class CRI:
         self._image = image
         self._on_cgroup = on_cgroup
         self._timeout_s = timeout_s
-        self._cgroup_root = cgroup_root
+        self.cgroup_root = cgroup_root
         self._channel = grpc.insecure_channel(f"unix://{socket}", options=_OPTIONS)
 
     def __enter__(self) -> Self:
@@ -294,7 +294,7 @@ class CRI:
             own_network: have the runtime's CNI plugins make a network for it.
         """
         uid = uid or str(uuid.uuid4())
-        parent = "/".join(part for part in (self._cgroup_root, qos.value, f"pod{uid}") if part)
+        parent = "/".join(part for part in (self.cgroup_root, qos.value, f"pod{uid}") if part)
         log_directory = self._log_root / f"{namespace}_{name}_{uid}"
         log_directory.mkdir(parents=True)
         config = cri_pb2.PodSandboxConfig(

@@ -73,9 +73,6 @@ CONTAINERD_1_7 = Wanted(
     version_prefix="1.7.",
     suites=("trixie", "sid"),
 )
-CONTAINERD_2 = Wanted(
-    label="containerd-2", package="containerd", version_prefix="2.", suites=("sid", "trixie")
-)
 # Newer builds of runc want a newer C library than Debian 12 has.
 RUNC = Wanted(label="runc", package="runc", suites=("bookworm", "trixie"))
 BUSYBOX = Wanted(label="busybox", package="busybox-static", suites=("bookworm", "trixie"))
@@ -87,7 +84,7 @@ CNI_PLUGINS = Wanted(
 )
 # Its parser only: installed, it would be a service that every emulated machine starts, too.
 APPARMOR = Wanted(label="apparmor", package="apparmor", suites=("bookworm",))
-CONTAINER_BED = (CONTAINERD_1_7, CONTAINERD_2, RUNC, BUSYBOX)
+CONTAINER_BED = (CONTAINERD_1_7, RUNC, BUSYBOX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

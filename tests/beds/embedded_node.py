@@ -38,7 +38,7 @@ PRELUDE = Path(__file__).resolve().parents[1] / "faults" / "prelude.py"
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], what: str, timeout_s: float = 20.0) -> T:
+def until(condition: Callable[[], T], what: str, timeout_s: float = 180.0) -> T:
     """Wait until a condition is true, and return its value; AssertionError when it never is."""
     end = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -190,7 +190,7 @@ class Node:
     def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 180.0) -> T:
         """Run something of the runtime on its loop, and wait for it."""
         result: T = self._submit(work).result(timeout_s)
         return result
@@ -425,7 +425,7 @@ class Node:
             return f"{value:g} invariant violations"
         return ""
 
-    def check(self, timeout_s: float = 15.0) -> None:
+    def check(self, timeout_s: float = 180.0) -> None:
         """Nobody moved, nothing is owned twice, nothing is lost; waits for updates on their way."""
         said = ""
 
@@ -451,7 +451,7 @@ class Node:
         self.remove(late)
         self.check()
 
-    def logged(self, text: str, timeout_s: float = 15.0) -> None:
+    def logged(self, text: str, timeout_s: float = 180.0) -> None:
         """Wait until a line of the plugin's log holds a text."""
         until(lambda: text in self.plugin.log(), f"a log line with {text!r}", timeout_s)
 

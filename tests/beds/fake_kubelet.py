@@ -124,7 +124,7 @@ class FakeKubelet:
                     self._news.notify_all()
 
     async def listed(
-        self, wanted: Callable[[dict[str, tuple[str, int | None]]], bool], timeout_s: float = 20
+        self, wanted: Callable[[dict[str, tuple[str, int | None]]], bool], timeout_s: float = 180.0
     ) -> dict[str, tuple[str, int | None]]:
         """Wait for a list that is as wanted."""
         async with asyncio.timeout(timeout_s), self._news:

@@ -112,12 +112,7 @@ def provoke_hang(
     """
     for attempt in range(attempts):
         with (
-            CRI(
-                containerd.socket,
-                containerd.log_root,
-                on_cgroup=containerd.note_cgroup,
-                timeout_s=wait_s,
-            ) as cri,
+            containerd.client(timeout_s=wait_s) as cri,
             ThreadPoolExecutor(1) as pool,
         ):
             pod = cri.run_pod(f"hang{attempt}", qos=QoS.BEST_EFFORT)
@@ -263,12 +258,7 @@ class HangStress:
         return self.report
 
     def _client(self) -> CRI:
-        return CRI(
-            self._containerd.socket,
-            self._containerd.log_root,
-            on_cgroup=self._containerd.note_cgroup,
-            timeout_s=CALL_LIMIT_S,
-        )
+        return self._containerd.client(timeout_s=CALL_LIMIT_S)
 
     def _timed(self, name: str, call: Callable[[], object]) -> bool:
         """Make one call; whether it was answered, be it with an error."""

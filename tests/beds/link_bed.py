@@ -33,7 +33,7 @@ async def running(link: NRILink) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def eventually(condition: Callable[[], bool], limit: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool], limit: float = 180.0) -> None:
     """Wait until a condition holds, however long that takes on a busy machine.
 
     Raises:

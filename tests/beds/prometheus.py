@@ -95,7 +95,7 @@ class Prometheus:
         found: list[dict[str, Any]] = self.ask("query", query=expression)["result"]
         return found
 
-    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 40.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 180.0) -> None:
         """Wait for a condition; a server that does not answer yet is waited for too."""
         end = time.monotonic() + timeout_s
         while True:

@@ -1,4 +1,7 @@
-"""Fixtures of the end-to-end tests: private containerds of both series, kept for the session.
+"""Fixtures of the end-to-end tests: private containerds, one of each series, kept for the session.
+
+Tests run on the series that docs recommend, those marked ``every_series`` on each of `SERIES`.
+``NRI_NUMA_SERIES`` names others for all of them: ``all``, or one series.
 
 Without root, Debian packages or cgroups the tests skip with the reason; where
 ``NRI_NUMA_REQUIRE_E2E=1`` is set (CI) they fail instead. Logs of a failed test go to its report,
@@ -15,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.containerd import LABELS, Containerd, find_binaries
+from tests.beds.containerd import MAIN_SERIES, SERIES, Containerd, find_binaries
 from tests.beds.cri import CRI
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.beds.testbed import TestbedUnavailable, require_root
@@ -42,6 +45,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.skip(f"{reason}; in virtual machines: {proven_by}")
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Say on which series of containerd a test runs."""
+    if "series" not in metafunc.fixturenames:
+        return
+    everywhere = metafunc.definition.get_closest_marker("every_series") is not None
+    asked = os.environ.get("NRI_NUMA_SERIES") or ("all" if everywhere else MAIN_SERIES)
+    if asked not in ("all", *SERIES):
+        raise pytest.UsageError(f"NRI_NUMA_SERIES={asked}, expected all or one of {SERIES}")
+    chosen = SERIES if asked == "all" else (asked,)
+    names = [f"containerd-{each}" for each in chosen]
+    metafunc.parametrize("series", chosen, ids=names, scope="session")
+
+
 def unavailable(error: TestbedUnavailable) -> None:
     """Skip, or fail where the beds must be there."""
     if os.environ.get("NRI_NUMA_REQUIRE_E2E") == "1":
@@ -58,37 +74,37 @@ class Beds:
         self._missing: dict[str, TestbedUnavailable] = {}
         self._count = 0
 
-    def get(self, label: str) -> Containerd:
+    def get(self, series: str) -> Containerd:
         """A daemon that runs and serves, without pods.
 
         Raises:
             TestbedUnavailable: cannot be had; remembered, so that each test says it at once.
         """
-        if label in self._missing:
-            raise self._missing[label]
-        bed = self._running.get(label)
+        if series in self._missing:
+            raise self._missing[series]
+        bed = self._running.get(series)
         if bed is None:
             self._count += 1
             try:
                 require_root("containerd")  # before anything is downloaded in vain
-                bed = Containerd(find_binaries(label), self._directory / f"{label}-{self._count}")
+                bed = Containerd(find_binaries(series), self._directory / f"{series}-{self._count}")
                 bed.__enter__()
             except TestbedUnavailable as error:
-                self._missing[label] = error
+                self._missing[series] = error
                 raise
-            self._running[label] = bed
+            self._running[series] = bed
         return bed
 
-    def drop(self, label: str) -> None:
+    def drop(self, series: str) -> None:
         """Give a daemon up; the next test gets a new one."""
-        bed = self._running.pop(label, None)
+        bed = self._running.pop(series, None)
         if bed is not None:
             bed.close()
 
     def close(self) -> None:
         """End all daemons."""
-        for label in list(self._running):
-            self.drop(label)
+        for series in list(self._running):
+            self.drop(series)
 
 
 @pytest.fixture(scope="session")
@@ -103,26 +119,25 @@ def beds() -> Iterator[Beds]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture(params=LABELS, ids=lambda label: f"containerd-{label}")
-def containerd(request: pytest.FixtureRequest, beds: Beds) -> Iterator[Containerd]:
-    """A running containerd without pods; each test runs on both series."""
-    label: str = request.param
+@pytest.fixture
+def containerd(request: pytest.FixtureRequest, beds: Beds, series: str) -> Iterator[Containerd]:
+    """A running containerd without pods."""
     try:
-        bed = beds.get(label)
+        bed = beds.get(series)
     except TestbedUnavailable as error:
         unavailable(error)
         raise
     begin = len(bed.log())
     yield bed
     if request.node.stash.get(_FAILED, False):
-        _attach(request.node, f"containerd-{label}.log", bed.log()[begin:])
+        _attach(request.node, f"containerd-{series}.log", bed.log()[begin:])
     try:
         if not bed.running:
             bed.start()
         bed.cri.remove_all()
     except Exception:
         # What the test did to the daemon is not the next test's business.
-        beds.drop(label)
+        beds.drop(series)
         raise
 
 
@@ -132,7 +147,7 @@ def disposable() -> Iterator[Containerd]:
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-e2e-"))
     try:
         require_root("containerd")
-        with Containerd(find_binaries("2"), directory / "c") as containerd:
+        with Containerd(find_binaries(), directory / "c") as containerd:
             yield containerd
     except TestbedUnavailable as error:
         unavailable(error)

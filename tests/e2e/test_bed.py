@@ -49,7 +49,9 @@ def test_limits_reach_the_spec(cri: CRI) -> None:
     resources = cri.info(container)["runtimeSpec"]["linux"]["resources"]
     assert (resources["cpu"]["shares"], resources["cpu"]["quota"]) == (1536, 150_000)
     assert resources["memory"]["limit"] == 32 * 1024 * 1024
-    assert cri.info(container)["runtimeSpec"]["linux"]["cgroupsPath"].startswith("/kubepods/pod")
+    assert cri.info(container)["runtimeSpec"]["linux"]["cgroupsPath"].startswith(
+        f"{cri.cgroup_root}/pod"
+    )
 
 
 def test_update_moves_a_running_container(cri: CRI) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.beds.containerd import LABELS, Containerd, find_binaries
+from tests.beds.containerd import Containerd, find_binaries
 from tests.beds.cri import CRI, MIB, Container, Seen, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess, StartPlugin, plugin_environment
 from tests.beds.testbed import TestbedUnavailable, require_root
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.e2e
 KEY = "numa.kubernetes.io"
 
 
-@pytest.fixture(scope="module", params=LABELS, ids=lambda label: f"containerd-{label}")
-def without_nri(request: pytest.FixtureRequest) -> Iterator[Containerd]:
+@pytest.fixture(scope="module")
+def without_nri(series: str) -> Iterator[Containerd]:
     """A containerd whose NRI is off."""
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-cri-"))
     try:
         require_root("containerd")
-        with Containerd(find_binaries(request.param), directory / "c", nri=False) as containerd:
+        with Containerd(find_binaries(series), directory / "c", nri=False) as containerd:
             yield containerd
     except TestbedUnavailable as error:
         unavailable(error)

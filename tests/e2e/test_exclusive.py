@@ -28,6 +28,7 @@ def cpus(cri: CRI, container: Container) -> CPUSet:
     return CPUSet.parse(cri.allowed(container).cpus)
 
 
+@pytest.mark.core
 @pytest.mark.cpus(3, proven_by="exclusive_leaves_the_shared")
 def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
     """The grant's own answer takes the CPUs from all others; the stop gives them back."""
@@ -53,6 +54,7 @@ def test_an_owner_that_exits_by_itself_gives_back_too(cri: CRI, plugin: PluginPr
     assert len(cpus(cri, cri.run(pod, "next", resources=guaranteed(1)))) == 1
 
 
+@pytest.mark.core
 @pytest.mark.cpus(4, proven_by="churn")
 def test_two_owners_never_share(cri: CRI, plugin: PluginProcess) -> None:
     owners = []
@@ -71,6 +73,7 @@ def test_the_shared_pool_is_never_empty(cri: CRI, plugin: PluginProcess) -> None
     assert cpus(cri, shared) == MACHINE
 
 
+@pytest.mark.core
 def test_listed_cpus_of_an_owner_are_refused(cri: CRI, plugin: PluginProcess) -> None:
     owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
     taken = cri.first_line(owner).cpus

@@ -38,12 +38,12 @@ def test_the_plugin_says_that_the_runtime_hangs(disposable: Containerd, tmp_path
     with PluginProcess(
         tmp_path / "plugin", disposable.nri_socket, config={"runtime": {"hungAfter": "2s"}}
     ) as plugin:
-        poll(lambda: plugin.responsive() or None, "page", timeout_s=60)
+        poll(lambda: plugin.responsive() or None, "page", timeout_s=180)
         assert plugin.metric("nri_numa_runtime_unanswered_seconds") == 0
         assert provoke_hang(disposable)
         plugin.restart(kill=True, wait=False)
-        poll(lambda: "does not answer" in plugin.log() or None, "said", timeout_s=60)
-        poll(lambda: plugin.responsive() or None, "page", timeout_s=60)
+        poll(lambda: "does not answer" in plugin.log() or None, "said", timeout_s=180)
+        poll(lambda: plugin.responsive() or None, "page", timeout_s=180)
         status, text = plugin.get("/readyz")
         assert status == 503
         assert "has not answered a registration" in text
@@ -53,5 +53,5 @@ def test_the_plugin_says_that_the_runtime_hangs(disposable: Containerd, tmp_path
         disposable.kill()
         disposable.start()
         plugin.wait_ready()
-        poll(lambda: "answers again" in plugin.log() or None, "said", timeout_s=60)
+        poll(lambda: "answers again" in plugin.log() or None, "said", timeout_s=180)
         assert plugin.metric("nri_numa_runtime_unanswered_seconds") == 0

@@ -122,7 +122,7 @@ class Kubelet:
             status = self._cri.status(container).status
             return status.exit_code if status.state == cri_pb2.CONTAINER_EXITED else None
 
-        return poll(ended, f"end of {container}", timeout_s=60)
+        return poll(ended, f"end of {container}", timeout_s=180)
 
     def log(self) -> str:
         """What the last container printed."""

@@ -23,7 +23,7 @@ from tests.beds.cri import (
 )
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
 
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
 LISTED = {"numa.kubernetes.io/numacpu": "1", "numa.kubernetes.io/numamem": "0"}
@@ -42,7 +42,7 @@ def settled(cri: CRI, container: Container, expected: CPUSet) -> None:
     poll(
         lambda: cpus(cri, container) == expected or None,
         f"{container.pod.name} on CPUs {expected}, it is on {cpus(cri, container)}",
-        timeout_s=15,
+        timeout_s=180,
     )
 
 
@@ -90,6 +90,7 @@ class Node:
         settled(cri, self.shared, MACHINE)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("kill", [False, True], ids=["sigterm", "sigkill"])
 def test_plugin_restart_moves_nothing(cri: CRI, plugin: PluginProcess, kill: bool) -> None:
     node = Node.create(cri)
@@ -190,6 +191,7 @@ def test_containers_gone_while_we_were_away_give_back(cri: CRI, plugin: PluginPr
     settled(cri, node.shared, MACHINE)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("kill", [False, True], ids=["sigterm", "sigkill"])
 def test_containerd_restart_loses_nothing(
     containerd: Containerd, cri: CRI, plugin: PluginProcess, kill: bool

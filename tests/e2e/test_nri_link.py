@@ -21,7 +21,7 @@ from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, Resources, allowed, poll
 from tests.machines.cpus import FIRST, LAST
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
 
 _T = TypeVar("_T")
 
@@ -143,7 +143,7 @@ class Plugin:
         self._run.cancel()
         await asyncio.wait({self._run})
 
-    def call(self, work: Coroutine[Any, Any, _T], timeout_s: float = 30) -> _T:
+    def call(self, work: Coroutine[Any, Any, _T], timeout_s: float = 180.0) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def wait_active(self) -> None:

@@ -36,6 +36,7 @@ def asks(**keys: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.core
 def test_cpus_and_mems_as_listed(cri: CRI, plugin: PluginProcess) -> None:
     pod = cri.run_pod("listed", annotations=asks(numacpu="1", numamem="0"))
     container = cri.run(pod)
@@ -67,6 +68,7 @@ def test_keys_for_one_container_beat_those_of_the_pod(cri: CRI, plugin: PluginPr
     assert cri.first_line(cri.run(pod, "other", resources=guaranteed(2))).cpus == "0-1"
 
 
+@pytest.mark.core
 def test_nothing_asked_is_nothing_changed(cri: CRI, plugin: PluginProcess) -> None:
     container = cri.run(cri.run_pod("plain", qos=QoS.BURSTABLE), resources=burstable(0.5))
     assert cri.first_line(container) == allowed("self")

@@ -16,7 +16,7 @@ from tests.beds.cri import CRI, CRIError, Seen, allowed, guaranteed, poll
 from tests.beds.plugin_process import REPOSITORY
 from tests.machines.cpus import LAST, MACHINE
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
 
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
 
@@ -92,5 +92,5 @@ def test_the_next_one_started_goes_on(containerd: Containerd, cri: CRI, launched
     poll(
         lambda: cri.allowed(shared).cpus == allowed("self").cpus or None,
         "CPUs given back",
-        timeout_s=60,
+        timeout_s=180,
     )

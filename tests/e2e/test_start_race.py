@@ -15,13 +15,14 @@ from tests.beds.plugin_process import PluginProcess
 from tests.beds.race_bed import MODES, RaceBed
 from tests.checks.race_figures import table
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
 
 ROUNDS = int(os.environ.get("NRI_NUMA_RACE_ROUNDS", "25"))
 LIMIT_MS = 100
 """The aim of the product, and what a person would call a moment; not a limit of this machine."""
 
 
+@pytest.mark.core
 @pytest.mark.cpus(2)
 @pytest.mark.timeout(120 + 5 * ROUNDS)
 @pytest.mark.parametrize("mode", MODES)

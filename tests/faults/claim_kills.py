@@ -33,7 +33,7 @@ from tests.unit.dra.test_claims import DRIVER, UID, claim, result
 
 STEPS = ("open", "fsync", "replace", "unlink", "makedirs")
 LIFE = ("load", "prepare", "prepare", "unprepare")
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Hooked:

@@ -34,7 +34,7 @@ class Terminal:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execv(command[0], command)
 
-    def wait_for(self, text: str, limit: float = 30.0) -> None:
+    def wait_for(self, text: str, limit: float = 180.0) -> None:
         """Read on until the text was shown."""
         end = time.monotonic() + limit
         while text not in self.shown:

@@ -82,7 +82,7 @@ class Node:
         def found() -> str:
             return next((one for one in self.lines if all(p in one for p in parts)), "")
 
-        async with asyncio.timeout(60), self._grown:
+        async with asyncio.timeout(180), self._grown:
             await self._grown.wait_for(found)
         return found()
 
@@ -131,7 +131,7 @@ class Node:
         """End the process as systemd does; its exit code."""
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             code = await self.process.wait()
         await self._reader
         return code
@@ -312,7 +312,7 @@ def test_changes_are_sent_as_they_happen(tmp_path: Path, run: Run) -> None:
     """And an open stream does not keep the process from ending."""
 
     async def event(reader: asyncio.StreamReader) -> dict[str, Any]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(180):
             while True:
                 line = await reader.readline()
                 assert line, "the stream ended"
@@ -358,11 +358,11 @@ def test_a_runtime_that_goes_away_is_not_ready_and_is_told(tmp_path: Path, run: 
                 writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 await reader.readuntil(b'"ready":true')
                 await here.runtime.stop()
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(180):
                     await reader.readuntil(b'"ready":false')
                 assert "disconnected" in (await here.get("/readyz", 503))["reason"]
                 await here.runtime.start()
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(180):
                     await reader.readuntil(b'"ready":true')
             assert (await here.get("/readyz"))["ready"] is True
 

@@ -44,7 +44,7 @@ async def test_a_launched_plugin_serves_its_descriptor_and_ends_with_it(tmp_path
         assert runtime.plugins == ("15-numapin",)
         pod = await runtime.run_pod(pb.PodSandbox(name="web"))
         assert (await runtime.create_container(pod.id, pb.Container(name="a"))).cpus == "2"
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, 180)
     assert plugin.info is not None
     assert plugin.info.config == "mode: pack\n"
     assert plugin.states[-1] == (LinkState.STOPPED, "")
@@ -62,7 +62,7 @@ async def test_an_old_runtime_that_never_synchronises_what_it_launched(tmp_path:
         await eventually(lambda: link.state is LinkState.ACTIVE)
         await runtime.wait_for_plugin()
         await runtime.run_pod(pb.PodSandbox(name="web"))
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, 180)
     assert plugin.log == ["Configure", "RunPodSandbox web"]
 
 
@@ -81,7 +81,7 @@ async def test_it_can_look_by_a_second_registration(tmp_path: Path) -> None:
         assert await link.look() == ""
         assert link.state is LinkState.ACTIVE
     assert "connection refused" in (await link.look()).lower()
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, 180)
     assert [entry for entry in plugin.log if entry.startswith("Synchronize")]
 
 

@@ -16,7 +16,7 @@ from nri_numa.cli import cli
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.embedded_node import Node, until
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 ON = {
     "memoryLocality": {"enabled": True, "metric": True, "interval": "1s", "budget": 100},
     "cpuWaiting": {"enabled": True, "metric": True, "interval": "1s", "budget": 100},

@@ -92,7 +92,7 @@ def adopted(node: Node, words: str) -> None:
     poll(
         lambda: any(words in one for one in node.plugin.json("/v1/kubelet")["adopted"]) or None,
         f"{words} taken over",
-        timeout_s=30,
+        timeout_s=180,
     )
 
 

@@ -104,7 +104,7 @@ def test_a_static_pod_says_so_too(bed: KubeBed, installed: Client, publisher: Pu
         assert "PlacementRefused" in installed.kubectl("describe", "pod", "fixed-bed")
     finally:
         manifest.unlink()
-        poll(lambda: True if installed.pod("fixed-bed") is None else None, "its end", timeout_s=60)
+        poll(lambda: True if installed.pod("fixed-bed") is None else None, "its end", timeout_s=180)
 
 
 def test_two_publishers_write_what_one_does(

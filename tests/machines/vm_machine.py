@@ -20,7 +20,7 @@ The document (``tests/vm/machines/*.yaml``)::
     pci:                      # devices behind a host bridge that belongs to a NUMA node: cards,
                               # disks that hold zeros (and an IOMMU with them), generators
       - {numa_node: 1, device: e1000e}
-    containerd: "2"           # release line of containerd in the guest, "1.7" or "2"
+    containerd: "2.3"         # series of containerd in the guest: "1.7", "2.3" or "2.4"
     core: true                # part of the core set, which CI runs
     kubernetes: true          # a node of a Kubernetes on the host (tests/kube), not for the cases
 
@@ -85,7 +85,7 @@ class _MachineDocument(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     unplugged: str | int = ""
     nohz_full: str | int = ""
     pci: list[_PciDocument] = []
-    containerd: Literal["1.7", "2"] = "2"
+    containerd: Literal["1.7", "2.3", "2.4"] = "2.3"
     core: bool = False
     kubernetes: bool = False
 
@@ -124,7 +124,7 @@ class Machine:
     offline: frozenset[int]
     unplugged: frozenset[int]
     pci: tuple[PciDevice, ...]
-    containerd: Literal["1.7", "2"]
+    containerd: Literal["1.7", "2.3", "2.4"]
     core: bool
     explicit_distances: bool = field(default=True)
     nohz_full: frozenset[int] = frozenset()
@@ -439,6 +439,7 @@ def virtme_arguments(
     control: Path | None = None,
     more: Sequence[str] = (),
     emulator: Path | None = None,
+    kvm: bool = False,
     parameters: Iterable[str] = (),
 ) -> list[str]:
     """The arguments of ``vng`` that boot `machine` and run one command in it as root.
@@ -452,6 +453,7 @@ def virtme_arguments(
         control: socket for QEMU's machine protocol, needed to plug CPUs.
         more: further options of QEMU, without white space.
         emulator: QEMU's program; default: the one that is installed.
+        kvm: whether the host's processors run the guest; else it is emulated.
         parameters: of the kernel, besides those that every machine has.
     """
     present = len(machine.present)
@@ -484,8 +486,7 @@ def virtme_arguments(
         machine.name,
         "--user",
         "root",
-        # /dev/kvm may be there and still not work in a nested machine: always emulate.
-        "--disable-kvm",
+        *([] if kvm else ["--disable-kvm"]),
         "--force-9p",
         "--disable-microvm",
         "--append",

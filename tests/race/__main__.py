@@ -1,6 +1,6 @@
 """Who runs on an owned CPU, and for how long: rounds on a real containerd with a real plugin.
 
-    python -m tests.race [--series 1.7|2|both] [--mode aligned|free|both] [--rounds 100]
+    python -m tests.race [--series 1.7|2.3|2.4|all] [--mode aligned|free|both] [--rounds 100]
     python -m tests.race hang --minutes 30 [--kills] [--provoke 10]
 
 Each round creates three ordinary pods and one exclusive pod at the same time and reads what the
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.beds.containerd import LABELS, Containerd, find_binaries
+from tests.beds.containerd import MAIN_SERIES, SERIES, Containerd, find_binaries
 from tests.beds.hang_bed import STRESS_CONFIG, HangStress, provoke_hang
 from tests.beds.plugin_process import PluginProcess
 from tests.beds.race_bed import MODES, RaceBed
@@ -34,14 +34,14 @@ from tests.checks.race_figures import Round, table
 
 
 def measure(
-    label: str, modes: Sequence[str], rounds: int, *, until_right: bool = False
+    series: str, modes: Sequence[str], rounds: int, *, until_right: bool = False
 ) -> list[Round]:
     """Rounds of these modes on one series, with a plugin of the default configuration.
 
     Raises:
         TestbedUnavailable: no containerd, no root.
     """
-    binaries = find_binaries(label)
+    binaries = find_binaries(series)
     # Not below the user's temporary directory: socket paths must stay short.
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-race-", dir="/tmp"))
     found = []
@@ -68,7 +68,7 @@ def measure(
 def hang(arguments: Sequence[str]) -> int:
     """Look for hangs of the runtime, or provoke them; the result is the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.race hang")
-    parser.add_argument("--series", choices=LABELS, default="2")
+    parser.add_argument("--series", choices=SERIES, default=MAIN_SERIES)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--kills", action="store_true", help="kill -9 of the plugin every 5 s")
     parser.add_argument(
@@ -127,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["hang"]:
         return hang(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m tests.race", description=__doc__)
-    parser.add_argument("--series", choices=(*LABELS, "both"), default="both")
-    parser.add_argument("--mode", choices=(*MODES, "both"), default="both")
+    parser.add_argument("--series", choices=(*SERIES, "all"), default="all")
+    parser.add_argument("--mode", choices=(*MODES, "all"), default="all")
     parser.add_argument("--rounds", type=int, default=100, help="of each series and mode")
     parser.add_argument("--until-right", action="store_true", help="look for up to 35 s")
     parser.add_argument("--limit-ms", type=float, default=100, help="of a round's wrong time")
@@ -137,9 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rounds: list[Round] = []
     print(f"{os.cpu_count()} CPUs, load average at the start {os.getloadavg()[0]:.1f}")
     try:
-        for label in LABELS if options.series == "both" else (options.series,):
-            modes = MODES if options.mode == "both" else (options.mode,)
-            rounds += measure(label, modes, options.rounds, until_right=options.until_right)
+        for series in SERIES if options.series == "all" else (options.series,):
+            modes = MODES if options.mode == "all" else (options.mode,)
+            rounds += measure(series, modes, options.rounds, until_right=options.until_right)
     except TestbedUnavailable as error:
         print(f"not run: {error}", file=sys.stderr)
         return 3

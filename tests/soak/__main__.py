@@ -405,7 +405,7 @@ def containerd_soak(directory: Path, pods: int, deadline: float) -> Report:
     from tests.beds.cri import BEST_EFFORT, CRI, QoS, Resources, burstable, guaranteed
     from tests.beds.cri import CRIError as RuntimeRefused
 
-    binaries = find_binaries("2")
+    binaries = find_binaries()
     report = Report(f"containerd {binaries.version}: real containers")
     rng, lock = random.Random(2), threading.Lock()
     done = 0

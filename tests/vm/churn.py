@@ -180,7 +180,7 @@ class Churn:
             raise self._broken[0]
 
     def _client(self) -> CRI:
-        return CRI(self.containerd.socket, self.containerd.log_root, timeout_s=_CALL_LIMIT_S)
+        return self.containerd.client(timeout_s=_CALL_LIMIT_S)
 
     def _guard(self, number: int) -> None:
         try:

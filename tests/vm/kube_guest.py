@@ -80,7 +80,7 @@ class _Node:
 
     def __init__(self, shared: Path, wanted: Wanted) -> None:
         programs = _DISK / PROGRAMS
-        there = find_binaries("2")
+        there = find_binaries()
         binaries = dataclasses.replace(
             there,
             directory=programs,

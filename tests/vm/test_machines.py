@@ -47,6 +47,7 @@ def test_case(
             pytest.fail(f"NRI_NUMA_REQUIRE_VM=1, but {error}", pytrace=False)
         pytest.skip(str(error))
     record_property("seconds_in_guest", result.seconds)
+    record_property("again", sum(note.startswith("tried again") for note in result.notes))
     notes = "".join(f"\n    {note}" for note in result.notes)
     if result.outcome is Outcome.SKIPPED:
         pytest.skip(result.detail)

@@ -1,13 +1,13 @@
-"""Kubernetes and etcd from source as one program, and Helm; built once and kept in the cache.
+"""Kubernetes with etcd, Helm, two series of containerd, and runc, built from Go modules.
 
-Nobody packages the API server, the scheduler, the kubelet or Helm where the beds get their parts
-from, but their sources are Go modules. ``go.mod`` and ``go.sum`` pin them; ``main.go`` picks the
-part of Kubernetes by the name it is called by. Go's own environment variables say where modules
-come from, and where its two caches are: unless ``GOCACHE`` and ``GOMODCACHE`` are set, they are
-made for this build and thrown away, and so is Go itself where the machine has none (`toolchain`).
-Helm comes second because it shares most of its libraries with Kubernetes.
+Debian has no package of the API server, the scheduler, the kubelet, Helm or containerd 2.3, but
+their sources are Go modules. ``go.mod`` and ``go.sum`` pin them, and are what the cache is keyed
+by; ``main.go`` picks the part of Kubernetes by the name it is called by. Go's own environment
+variables say where modules come from, and where its two caches are: unless ``GOCACHE`` and
+``GOMODCACHE`` are set, they are made for this build and thrown away, and so is Go itself where the
+machine has none (`toolchain`). Those of one build share most of their libraries.
 
-    .venv/bin/python -m tests.beds.kube.build
+    .venv/bin/python -m tests.beds.kube.build [kubernetes|containerd]
 """
 
 from __future__ import annotations
@@ -58,9 +58,11 @@ class Recipe:
         what: its name for people, ``Kubernetes``.
         module: the Go module whose version is the release.
         files: what the build depends on, below `SOURCES`; the first is its ``go.mod``.
-        package: what ``go build`` is told.
-        binary: the file that comes of it.
-        names: links to it, for a program that looks at the name it is called by.
+        packages: arguments of ``go build``; each makes a program of its own name.
+        stamped: Go variables that get the release without its ``v``.
+        flags: further options of ``go build``.
+        library: of C, which it is linked with; empty: it is linked statically.
+        links: further names of the program, for one that looks at the name it is called by.
         prefix: of its folders in the cache.
         takes: how long the build takes on two cores.
     """
@@ -68,11 +70,13 @@ class Recipe:
     what: str
     module: str
     files: tuple[str, ...]
-    package: str
-    binary: str
-    names: tuple[str, ...]
+    packages: tuple[str, ...]
     prefix: str
     takes: str
+    stamped: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    library: str = ""
+    links: tuple[str, ...] = ()
 
     @property
     def sources(self) -> Path:
@@ -106,24 +110,25 @@ class Recipe:
         """Where this Go's build belongs."""
         return folder / f"{self.prefix}{self.release()}-{go_version(go)}-{self.key()}"
 
-    def version_flags(self) -> str:
-        """What a release build tells the linker; else every part says v0.0.0-master."""
+    def link_flags(self) -> str:
+        """The linker's options: no symbols, and the version that a release says."""
         major, minor = self.release().lstrip("v").split(".")[:2]
         values = {"gitVersion": self.release(), "gitMajor": major, "gitMinor": minor}
-        return " ".join(
-            f"-X {package}.{name}={value}"
+        kubernetes = [
+            f"{package}.{name}={value}"
             for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
             for name, value in values.items()
-        )
+        ]
+        own = [f"{name}={self.release().lstrip('v')}" for name in self.stamped]
+        return " ".join(["-s -w", *(f"-X {each}" for each in (own or kubernetes))])
 
 
 KUBERNETES: Final = Recipe(
     what="Kubernetes",
     module="k8s.io/kubernetes",
     files=("go.mod", "go.sum", "main.go"),
-    package=".",
-    binary="k8s",
-    names=NAMES,
+    packages=(".",),
+    links=NAMES,
     prefix="",
     takes="about a quarter of an hour",
 )
@@ -131,12 +136,42 @@ HELM: Final = Recipe(
     what="Helm",
     module="helm.sh/helm/v3",
     files=("helm/go.mod", "helm/go.sum"),
-    package="helm.sh/helm/v3/cmd/helm",
-    binary="helm",
-    names=(),
+    packages=("helm.sh/helm/v3/cmd/helm",),
     prefix="helm-",
     takes="two minutes",
 )
+
+
+def _containerd(series: str) -> Recipe:
+    module = "github.com/containerd/containerd/v2"
+    programs = ("containerd", "ctr", "containerd-shim-runc-v2")
+    return Recipe(
+        what=f"containerd-{series}",
+        module=module,
+        files=(f"containerd-{series}/go.mod", f"containerd-{series}/go.sum"),
+        packages=tuple(f"{module}/cmd/{name}" for name in programs),
+        stamped=(f"{module}/version.Version",),
+        flags=("-tags=no_btrfs,no_devmapper,no_zfs,no_aufs",),
+        prefix="containerd-",
+        takes="some minutes",
+    )
+
+
+CONTAINERD: Final = {series: _containerd(series) for series in ("2.3", "2.4")}
+"""By series: the long-term one, and the newest."""
+RUNC: Final = Recipe(
+    what="runc",
+    module="github.com/opencontainers/runc",
+    files=("runc/go.mod", "runc/go.sum"),
+    packages=("github.com/opencontainers/runc",),
+    stamped=("main.version",),
+    flags=("-tags=seccomp,urfave_cli_no_docs",),
+    library="libseccomp",
+    prefix="runc-",
+    takes="a minute",
+)
+"""The release that both series are tested with by their makers."""
+PARTS: Final = {"kubernetes": (KUBERNETES, HELM), "containerd": (*CONTAINERD.values(), RUNC)}
 
 
 def release() -> str:
@@ -160,6 +195,16 @@ def find_programs(*, build: bool = True) -> Path:
 def find_helm(*, build: bool = True) -> Path:
     """The folder with ``helm``; otherwise like `find_programs`."""
     return _find(HELM, build=build)
+
+
+def find_containerd(series: str, *, build: bool = True) -> Path:
+    """The folder with containerd, ctr and the shim of a series; otherwise like `find_programs`."""
+    return _find(CONTAINERD[series], build=build)
+
+
+def find_runc(*, build: bool = True) -> Path:
+    """The program runc; otherwise like `find_programs`."""
+    return _find(RUNC, build=build) / "runc"
 
 
 def _find(recipe: Recipe, *, build: bool) -> Path:
@@ -222,6 +267,11 @@ def _lock(directory: Path) -> Iterator[None]:
 
 
 def _build(recipe: Recipe, folder: Path, go: Path, scratch: Path, own: dict[str, str]) -> Path:
+    if recipe.library and not _has_library(recipe.library):
+        raise TestbedUnavailable(
+            f"{recipe.what} is linked with {recipe.library}, which is not here",
+            f"as root: apt-get install gcc libc6-dev pkg-config {recipe.library}-dev",
+        )
     target = recipe.target(folder, go)
     tree = scratch / recipe.what
     tree.mkdir()
@@ -232,22 +282,32 @@ def _build(recipe: Recipe, folder: Path, go: Path, scratch: Path, own: dict[str,
         "-modcacherw",  # who may make the module cache may remove it
         "-buildvcs=false",  # git may refuse to say anything of somebody else's checkout
         "-trimpath",
-        f"-ldflags=-s -w {recipe.version_flags()}",
+        f"-ldflags={recipe.link_flags()}",
+        *recipe.flags,
         "-o",
-        str(tree / recipe.binary),
-        recipe.package,
+        f"{tree}/",
+        *recipe.packages,
         directory=recipe.sources,
-        environment=own,
+        environment={**own, "CGO_ENABLED": str(int(bool(recipe.library)))},
     )
-    for name in recipe.names:
-        (tree / name).symlink_to(recipe.binary)
+    if recipe.links:
+        [program] = tree.iterdir()
+        for name in recipe.links:
+            (tree / name).symlink_to(program.name)
     tree.rename(target)
     return target
 
 
+def _has_library(name: str) -> bool:
+    try:
+        return subprocess.run(["pkg-config", "--exists", name], check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
 def _compile(go: Path, *arguments: str, directory: Path, environment: dict[str, str]) -> None:
     deadline = time.monotonic() + _BUILD_TIMEOUT_S
-    own = {"GOWORK": "off", "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
+    own = {"GOWORK": "off", "GOTOOLCHAIN": "local"}
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             done = subprocess.run(
@@ -288,14 +348,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tests.beds.kube.build", description=main.__doc__
     )
     parser.add_argument("--offline", action="store_true", help="do not build, only look")
+    parser.add_argument("part", nargs="?", choices=tuple(PARTS), help="default: all")
     options = parser.parse_args(arguments)
+    wanted = [each for part in PARTS if options.part in (None, part) for each in PARTS[part]]
     # What is half built is removed then, too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         if options.offline:
-            found = [find_programs(build=False), find_helm(build=False)]
+            found = [_find(each, build=False) for each in wanted]
         else:
-            found = _built(cache_dir() / "kube", KUBERNETES, HELM)
+            found = _built(cache_dir() / "kube", *wanted)
         print(*found, sep="\n")
     except TestbedUnavailable as error:
         print(f"error: {error.what}\nremedy: {error.remedy}", file=sys.stderr)

@@ -55,7 +55,7 @@ class Daemon:
         if self._process is not None and (code := self._process.poll()) is not None:
             raise RuntimeError(f"{self.name} ended with {code}:\n{self.log()[-3000:]}")
 
-    def end(self, number: signal.Signals = signal.SIGTERM, *, timeout_s: float = 20.0) -> None:
+    def end(self, number: signal.Signals = signal.SIGTERM, *, timeout_s: float = 180.0) -> None:
         """End it; by SIGKILL where the signal is not heard in time."""
         process, self._process = self._process, None
         if process is not None:

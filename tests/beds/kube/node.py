@@ -108,7 +108,7 @@ class Node(Bed):
         self.cgroup_root = f"/nri-numa-kube-{namespaces.pid}"
         (plugins,) = DebCache().fetch(CNI_PLUGINS)
         self.containerd = Containerd(
-            find_binaries("2"),
+            find_binaries(),
             namespaces.directory / "c",
             enter=namespaces.enter(),
             cni=(NETWORK, plugins.root / "usr/lib/cni"),

@@ -9,7 +9,6 @@ import pytest
 
 from tests.beds.debs import (
     CONTAINERD_1_7,
-    CONTAINERD_2,
     DebCache,
     Mirror,
     Package,
@@ -83,7 +82,8 @@ def test_a_machine_without_an_archive_is_told_what_to_do(
 
 def test_the_wanted_series_beats_the_order_of_suites() -> None:
     assert pick_version(MADISON, CONTAINERD_1_7) == ("1.7.24~ds1-6+deb13u1", "trixie")
-    assert pick_version(MADISON, CONTAINERD_2) == ("2.1.9+ds1-5", "sid")
+    newest = Wanted(label="x", package="containerd", version_prefix="2.", suites=("sid", "trixie"))
+    assert pick_version(MADISON, newest) == ("2.1.9+ds1-5", "sid")
 
 
 def test_a_series_that_is_gone_is_replaced_by_what_the_suite_has() -> None:

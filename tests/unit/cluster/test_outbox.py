@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from nri_numa.cluster.outbox import Shelf
+from nri_numa.cluster.outbox import Bucket, Shelf
+
+
+def test_a_bucket_says_when() -> None:
+    bucket = Bucket(2.0, 1, 0.0)
+    bucket.take(0.0)
+    assert bucket.wait(0.0) == 0.5
+    assert bucket.wait(0.5) == 0
 
 
 def test_places_are_bounded_and_what_is_sent_makes_room() -> None:

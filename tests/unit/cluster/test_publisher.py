@@ -113,7 +113,7 @@ class World:
 
 async def until(true: Callable[[], object]) -> None:
     """Wait for something that must come."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while not true():  # nobody tells
             await asyncio.sleep(0.01)
 

@@ -100,7 +100,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Servic
             service = Service(AgentConfig(controller=section))
             task = asyncio.create_task(service.run())
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(180):
                     while not done(service):
                         assert not task.done(), task.exception()
                         await asyncio.sleep(0.02)

@@ -22,7 +22,7 @@ from tests.beds.small_cri import SmallCRI
 from tests.beds.world import World
 from tests.machines import named as machines
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 ALL = "0-3"
 
 

@@ -71,7 +71,7 @@ async def running(
             await task
 
 
-async def until(true: Callable[[], bool], timeout_s: float = 20) -> None:
+async def until(true: Callable[[], bool], timeout_s: float = 180.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not true():
             await asyncio.sleep(0.005)

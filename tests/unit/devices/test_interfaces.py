@@ -17,7 +17,7 @@ import pytest
 
 from nri_numa.devices import interfaces
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 _INSIDE = (
     "import os, sys\nlibc = __import__('ctypes').CDLL(None, use_errno=True)\n"

@@ -26,7 +26,7 @@ GPU_AT, NIC_AT = "0000:3b:00.0", "0000:af:00.1"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 LOCAL = Devices(network=False, pod_resources=False)
 NETWORK = "/proc/self/ns/net"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 POD = pod("web")
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from nri_numa.engine.decision import Resized
 from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.workload import QoSClass
+from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import World, container, pod, resources
@@ -57,3 +58,14 @@ def test_an_update_without_cpus_overtakes_nothing(world: World) -> None:
     assert not world.agent.has_pending
     world.agent.overtaken([ContainerUpdate("free-app", cpus="0")])
     assert world.agent.is_pending("free-app")
+
+
+def test_who_asks_for_cpus_of_an_owner_is_told_whose_they_are(world: World) -> None:
+    """Somebody sets the cpuset of a container that nobody pinned."""
+    own(world)
+    made = world.live["free-app"]
+    outcome = world.agent.update_container(world.pods[made.pod_id], made, Resources(cpus="1-3"))
+    assert isinstance(outcome, Resized)
+    assert outcome.trace.steps == (
+        "CPUs 2-7, which everybody shares, instead of 1-3: CPU 1 is exclusive to others",
+    )

@@ -85,6 +85,20 @@ def test_who_comes_late_takes_it_back(
     ]
 
 
+@pytest.mark.parametrize("annotations", [{}, {"numacpu": "1"}, {"numacpu.engine": "1"}])
+def test_pods_whose_names_all_come_are_no_news(
+    watch: UnmatchedAnnotations,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+    annotations: dict[str, str],
+) -> None:
+    one = pod("db", annotations)
+    watch.saw([(one, "engine")])
+    quiet(watch, clock)
+    watch.gone(one.uid)
+    assert said(caplog) == []
+
+
 def test_there_is_an_end_of_pods(
     watch: UnmatchedAnnotations, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ async def test_a_bug_while_handling_an_event_ends_this_connection_and_not_the_lo
     await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
     with theirs:
         theirs.sendall(golden("register-plugin"))
-        ending = await asyncio.wait_for(connection.wait_closed(), 10)
+        ending = await asyncio.wait_for(connection.wait_closed(), 180)
     assert ending.detail == "internal error: ZeroDivisionError('a bug')"
     assert isinstance(ending.error, ZeroDivisionError)
 
@@ -43,13 +43,13 @@ async def test_the_first_reason_for_closing_is_kept_and_later_data_ignored() -> 
         connection.flush()
         connection.pause_writing()
         connection.resume_writing()
-        ending = await asyncio.wait_for(connection.wait_closed(), 10)
+        ending = await asyncio.wait_for(connection.wait_closed(), 180)
     assert (ending.detail, ending.error, seen) == ("because", None, [])
 
 
 async def test_a_connection_that_never_was_is_closed_at_once() -> None:
     connection = SessionTransport(RuntimeSession(), lambda _event: None)
-    await asyncio.wait_for(connection.aclose("stopped"), 10)
+    await asyncio.wait_for(connection.aclose("stopped"), 180)
     assert connection.is_closing()
 
 
@@ -59,7 +59,7 @@ async def test_a_peer_that_closes_one_half_has_closed() -> None:
     await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
     with theirs:
         theirs.shutdown(socket.SHUT_WR)
-        ending = await asyncio.wait_for(connection.wait_closed(), 10)
+        ending = await asyncio.wait_for(connection.wait_closed(), 180)
     assert ending.detail == "the peer closed the connection"
 
 
@@ -72,7 +72,7 @@ async def test_what_a_peer_never_read_is_given_up_on_closing() -> None:
     with theirs:
         session._trunk.write(2, b"x" * (3 << 20))
         connection.flush()
-        ending = await asyncio.wait_for(_close(connection), 10)
+        ending = await asyncio.wait_for(_close(connection), 180)
     assert ending == "enough"
 
 

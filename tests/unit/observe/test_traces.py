@@ -9,9 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from nri_numa.engine import admit
 from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.decision import Machine, Trace
+from nri_numa.engine.decision import Machine, Reading, Trace
+from nri_numa.engine.explain.explanation import Grounds
+from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Policy, QoSClass
 from nri_numa.machine.cpuset import NUMASet
@@ -19,11 +22,35 @@ from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.agent import Agent
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.traces import TraceKeeper
-from tests.beds.world import container, pod, resources
+from nri_numa.observe.traces import TraceKeeper, unpack
+from tests.beds.world import GIB, container, pod, resources
 from tests.machines import named as machines
 
 MACHINE = Machine(topology=machines.snc_smt(), settings=Settings(defaults={"smt": "spread"}))
+
+
+def again(trace: Trace, keeper: TraceKeeper | None = None) -> Grounds:
+    """Through the small form and back."""
+    return unpack(
+        (keeper or TraceKeeper()).keep(trace),
+        namespace=trace.pod.namespace,
+        pod=trace.pod.name,
+        container=trace.container.name,
+        distance=MACHINE.topology.distance,
+    )
+
+
+def test_large_machines_are_packed_harder() -> None:
+    machine = Machine(topology=machines.sixty_four_nodes(), settings=Settings())
+    reading = Reading(memory={i: GIB + 4096 * i for i in machine.numa_ids})
+    of = pod("web", {"policy": "restricted"})
+    decision = admit.admit(
+        machine, NodeState(), of, container(of, wants=resources(2, 0.5)), reading
+    )
+    keeper = TraceKeeper()
+    kept = keeper.keep(decision.trace)
+    assert len(kept.data) < 700
+    assert again(decision.trace, keeper).basis.memory_left == decision.trace.memory_left
 
 
 def test_shapes_do_not_pile_up() -> None:

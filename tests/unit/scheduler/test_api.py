@@ -212,7 +212,7 @@ def test_who_started_before_anybody_watched_is_not_overlooked(
         made.world.node(topology(4))
         made._pods.synced.clear()
         task = asyncio.create_task(made._pods.run())
-        await asyncio.wait_for(made._pods.synced.wait(), 60)
+        await asyncio.wait_for(made._pods.synced.wait(), 180)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert not made.fleet.holds
@@ -374,7 +374,7 @@ def test_pages_changes_and_a_second_list_after_410(
             remove=lambda one: told.append(("gone", name_of(one))),
         )  # fmt: skip
         task = asyncio.create_task(follower.run())
-        await asyncio.wait_for(twice.wait(), 60)
+        await asyncio.wait_for(twice.wait(), 180)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await connection.close()
@@ -399,7 +399,7 @@ def test_a_kind_that_is_not_installed_has_no_objects(
         follower = Follower(connection, Topology, key=name_of, listed=lambda names: None,
                             put=lambda one: None, remove=lambda one: None)  # fmt: skip
         task = asyncio.create_task(follower.run())
-        await asyncio.wait_for(follower.synced.wait(), 60)
+        await asyncio.wait_for(follower.synced.wait(), 180)
         assert "404" in follower.problem
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -418,7 +418,7 @@ def test_rights_that_are_missing_are_named_and_questions_wait(
     async def talk(made: Extender) -> None:
         made._nodes.synced.clear()
         task = asyncio.create_task(made._nodes.run())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while not made._nodes.problem:
                 await asyncio.sleep(0.01)
         asked = {"Pod": single(2), "NodeNames": ["n1"]}
@@ -456,7 +456,7 @@ def test_room_wakes_who_was_refused_and_nobody_else(
         waker.refused("c")
         waker.grown("n1")
         task = asyncio.create_task(waker.run(lambda: True))
-        await asyncio.wait_for(woken.wait(), 60)
+        await asyncio.wait_for(woken.wait(), 180)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await connection.close()
@@ -481,7 +481,7 @@ def test_who_takes_over_wakes_the_pods_that_were_refused_before(
             asyncio.create_task(made._tick()),
             asyncio.create_task(made.waker.run(made._leads)),
         ]
-        await asyncio.wait_for(woken.wait(), 60)
+        await asyncio.wait_for(woken.wait(), 180)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,7 +14,7 @@ from nri_numa.scheduler.published import Table, read
 from nri_numa.scheduler.scoring import graded
 from nri_numa.scheduler.verdict import Fits, Short
 from nri_numa.scheduler.wish import Wish
-from tests.unit.scheduler.objects import PREFIX, container, pod, table, topology
+from tests.unit.scheduler.objects import PREFIX, container, pod, single, table, topology
 
 _ZONE = {
     f"{PREFIX}/threads-per-core": "2",
@@ -110,3 +110,20 @@ def test_what_is_prepared_says_what_the_engine_says(
         verdict = judge(room, found, strategy)
         assert isinstance(verdict, Fits)
         assert grade == graded(verdict, strategy)
+
+
+def test_it_decides_what_most_pods_ask_for() -> None:
+    """Or the engine would be asked about every node."""
+    document = wish(single(6, memory="4Gi"))
+    glance = glance_of(document, Strategy.SPREAD)
+    assert glance is not None
+    assert isinstance(glance.look(table(8, 4)), int)
+    # Of several with room one is clearly the emptier, and with equal ones it is the first.
+    for free in ((8, 4), (16, 12), (9, 9), (12, 16, 16)):
+        assert glance.grades([table(*free)]) == [glance.look(table(*free))]
+    found = glance.look(table(4, 4))
+    assert isinstance(found, Short)
+    assert found.text(4) == "needs 6 exclusive CPUs on one NUMA node; most free: 4"
+    apart = glance.look(table(8, 4, memory=(1, 32)))
+    assert isinstance(apart, Short)
+    assert apart.apart

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nri_numa.engine.align.hints import ResourceDemand
+from nri_numa.engine.align.policies import align
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Strategy
+from nri_numa.engine.values.workload import Policy, Strategy
+from nri_numa.machine.cpuset import NUMASet
 from nri_numa.scheduler.judge import judge, surely
 from nri_numa.scheduler.pods import Reader
 from nri_numa.scheduler.published import Table
@@ -173,3 +176,20 @@ def test_the_short_way_says_what_the_engine_says(
     assert judge(unlike(room), document, strategy) == quick
     cheap = surely(room, document)
     assert cheap is None or isinstance(quick, Short)
+
+
+@settings(max_examples=200)
+@given(free=_FREE, cpus=st.integers(1, 20), strict=st.booleans())
+def test_a_verdict_is_the_topology_managers(free: list[int], cpus: int, strict: bool) -> None:
+    """Asked directly, with the same numbers."""
+    room = table(*free)
+    policy = Policy.SINGLE_NUMA_NODE if strict else Policy.RESTRICTED
+    found = judge(room, wish(single(cpus, policy=policy.value, bind="cpu")), SPREAD)
+    demand = ResourceDemand(
+        resource="cpu", need=cpus, capacity=dict.fromkeys(room.ids, 16),
+        available=dict(zip(room.ids, free, strict=True)), unit="cpus",
+    )  # fmt: skip
+    verdict = align(
+        [demand], numa_ids=NUMASet(room.ids), policy=policy, distance=room.distance, rank=None
+    )
+    assert isinstance(found, Fits) == verdict.admitted

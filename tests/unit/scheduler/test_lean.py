@@ -25,7 +25,7 @@ def run(directory: Path, talk: Callable[[LeanConnection], Awaitable[Any]]) -> An
     async def all_of_it() -> Any:
         made = LeanConnection(str(directory), user_agent="test", field_manager="test")
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 return await talk(made)
         finally:
             await made.close()

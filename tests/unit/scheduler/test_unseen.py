@@ -37,7 +37,7 @@ def run(talk: Callable[[Unseen, Slow], Awaitable[None]], *, timeout: float = 60)
             clock=lambda: 0.0,
         )
         made.listed()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             await talk(made, server)
 
     asyncio.run(all_of_it())

@@ -64,6 +64,14 @@ class Node:
         return {p.name: p.read_bytes() for p in self.directory.glob("checkpoint.corrupt-*")}
 
 
+@pytest.fixture(autouse=True)
+def as_the_product_writes() -> Iterator[None]:
+    """What these tests put down is the owner's alone, as what the product puts down."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(name="node")
 def _node(tmp_path: Path, stores: list[CheckpointStore]) -> Node:
     return Node(tmp_path / "state", stores)

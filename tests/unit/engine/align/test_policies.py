@@ -104,6 +104,12 @@ class TestVerdicts:
     ) -> None:
         assert verdict(place(policy, 2, TIGHT)) == expected
 
+    def test_single_takes_a_wished_numa_node_over_none(self) -> None:
+        loose = FixedHints("a", (Hint(None, True), Hint(NUMASet([1]), True)))
+        assert verdict(place(SINGLE, 3, loose)) == (True, "1", True)
+        wide = FixedHints("a", (Hint(None, True), Hint(NUMASet([1, 2]), True)))
+        assert verdict(place(SINGLE, 3, wide)) == (True, None, True)
+
 
 class TestReasons:
     """A sentence that names the resource, the need, and what each NUMA node had."""

@@ -54,6 +54,10 @@ def take(
     return result
 
 
+def per_node(topology: Topology, chosen: CPUSet) -> list[int]:
+    return [len(n.cpus & chosen) for n in topology.numa_nodes.values() if n.cpus]
+
+
 # -- counts ------------------------------------------------------------------------------------
 
 
@@ -73,6 +77,28 @@ def test_a_whole_numa_node_is_taken_when_the_request_is_just_that() -> None:
     assert str(take(topology, 4, without="8").cpus) == "0-3"
     # Three would break node 0, so the used one gives them.
     assert str(take(topology, 3, without="8").cpus) == "9-11"
+
+
+def test_align_by_socket_prefers_one_socket_to_fewer_numa_nodes() -> None:
+    topology = machines.snc_smt()
+    # Free: 3 and 3 CPUs in socket 0, 8 in NUMA node 2 and 1 in node 3 of socket 1.
+    without = "0-2,16-17,4-6,20-21,12-15,28-30"
+    free = topology.online - cpus(without)
+    assert per_node(topology, free) == [3, 3, 8, 1]
+    taken = take(topology, 9, without=without)
+    assert per_node(topology, taken.cpus) == [0, 0, 8, 1]
+    three = synthetic(sockets=2, numa_per_socket=3, cores_per_numa=2, threads=1)
+    # Free: 1, 1 and 2 CPUs in socket 0; 2, 0 and 1 in socket 1.
+    without = "0,2,8-9,10"
+    assert per_node(three, three.online - cpus(without)) == [1, 1, 2, 2, 0, 1]
+    assert per_node(three, take(three, 4, without=without).cpus) == [0, 0, 2, 2, 0, 0]
+    by_socket = Settings(align_by_socket=True)
+    taken = take(three, 4, without=without, settings=by_socket)
+    assert per_node(three, taken.cpus) == [1, 1, 2, 0, 0, 0]
+    taken = take(three, 3, without=without, settings=by_socket)
+    assert per_node(three, taken.cpus) == [0, 0, 0, 2, 0, 1]  # the socket with less room
+    # No socket has five: several it is.
+    assert len(take(three, 5, without=without, settings=by_socket).cpus) == 5
 
 
 # -- odd machines ------------------------------------------------------------------------------

@@ -75,6 +75,12 @@ def result(alignment: Alignment) -> tuple[str, bool]:
     return ("any" if alignment.affinity is None else str(alignment.affinity), alignment.preferred)
 
 
+@pytest.mark.parametrize("exact_upto", [10, 0])
+def test_masks_that_never_meet_give_all_numa_nodes_not_preferred(exact_upto: int) -> None:
+    merged = place(3, fixed("a", "0"), fixed("b", "1"), exact_upto=exact_upto)
+    assert result(merged) == ("0-2", False)
+
+
 class TestTies:
     """Equally good masks: distance, then rank, then value."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from nri_numa.engine.cpus.allocator import (
     TakeRequest,
     take_cpus,
 )
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import NohzFullCPUs, Settings
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
@@ -99,6 +100,31 @@ def test_align_by_socket_prefers_one_socket_to_fewer_numa_nodes() -> None:
     assert per_node(three, taken.cpus) == [0, 0, 0, 2, 0, 1]  # the socket with less room
     # No socket has five: several it is.
     assert len(take(three, 5, without=without, settings=by_socket).cpus) == 5
+
+
+def test_sixty_four_numa_nodes_of_which_one_has_little() -> None:
+    topology = machines.sixty_four_nodes()
+    without = str(topology.numa_nodes[0].cpus - CPUSet([0]))
+    taken = take(topology, 48, without=without)  # just three whole NUMA nodes, not the first
+    assert len(topology.numa_of(taken.cpus)) == 3
+    assert 0 not in topology.numa_of(taken.cpus)
+
+
+# -- what to prefer ----------------------------------------------------------------------------
+
+
+def _nohz(count: int, smt: SMT, how: NohzFullCPUs, **more: Any) -> str:
+    settings = Settings(nohz_full=how)
+    return str(take(machines.nohz_full_cpus(), count, smt=smt, settings=settings, **more).cpus)
+
+
+@pytest.mark.parametrize("smt", [SMT.ANY, SMT.FULL_CORE])
+def test_a_tick_is_not_worth_another_numa_node(smt: SMT) -> None:
+    """Seven threads of NUMA node 0 and two of NUMA node 1 would be without; it is kept to one."""
+    assert _nohz(8, smt, NohzFullCPUs.PREFER) == "0-3,8-11"
+    # Both NUMA nodes are needed: then those without a tick come first.
+    twelve = cpus(_nohz(12, smt, NohzFullCPUs.PREFER))
+    assert cpus("1-3,7,9-11,15") <= twelve
 
 
 # -- odd machines ------------------------------------------------------------------------------

@@ -45,6 +45,35 @@ def resource(what: dict[str, Any], zone: str, name: str) -> tuple[int, int, int]
     return int(one["capacity"]), int(one["allocatable"]), int(one["available"])
 
 
+def test_an_empty_machine() -> None:
+    what = contents("x.io", said(World(machines.snc_smt(), Settings(defaults={"scope": "pod"}))))
+    assert [zone["name"] for zone in what["zones"]] == [
+        "node-0", "node-1", "node-2", "node-3", "socket-0", "socket-1",
+    ]  # fmt: skip
+    zone = what["zones"][2]
+    assert (zone["type"], zone["parent"]) == ("Node", "socket-1")
+    assert zone["costs"] == [
+        {"name": "node-0", "value": 21}, {"name": "node-1", "value": 21},
+        {"name": "node-2", "value": 10}, {"name": "node-3", "value": 12},
+    ]  # fmt: skip
+    assert what["zones"][4] == {"name": "socket-0", "type": "Socket"}
+    assert values(zone["attributes"]) == {
+        "x.io/free-exclusive-cpus": "8",
+        "x.io/shared-cpus": "8",
+        "x.io/free-cpu-milli": "8000",
+        "x.io/threads-per-core": "2",
+    }
+    assert values(what["attributes"]) == {
+        "topologyManagerPolicy": "none",
+        "topologyManagerScope": "pod",
+        "topologyManagerMaxNUMANodes": "8",
+        "nodeTopologyPodsFingerprint": fingerprint([]),
+        "nodeTopologyPodsFingerprintMethod": "with-exclusive-resources",
+        "x.io/free-exclusive-cpus": "31",
+        "x.io/agent": "ready",
+    }
+
+
 def test_what_a_pod_takes_is_charged_and_its_name_counted() -> None:
     world = World(machines.huge_pages(), Settings(defaults={"policy": "single-numa-node"}))
     before = contents("x.io", said(world))

@@ -370,15 +370,6 @@ def test_an_answer_after_the_loops_end_hurts_nobody(bed: Bed) -> None:
     assert "the kubelet does not say what it gave: " in note
 
 
-def test_which_of_several_containers_comes_first_is_not_foreseen(bed: Bed) -> None:
-    two = answer(("app", "x.com/fpga", "f1", (1,)), ("helper", "x.com/fpga", "f2", (0,)))
-    watch = asked(bed, two)
-    assert watch.foreseen(POD.id, "") is None
-    helper = watch.foreseen(POD.id, "helper")
-    assert helper is not None
-    assert [d.id for d in helper.devices[0].devices] == ["f2"]
-
-
 # --- what is remembered -------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.values.workload import NO_DEVICES, Device, DeviceRequest, KnownDevices
+from nri_numa.engine.values.workload import Device, DeviceRequest, KnownDevices
 
 
 def of(count: int, *nodes: int) -> KnownDevices:
@@ -14,19 +14,3 @@ def test_values_are_equal_however_their_sets_were_made() -> None:
     # 0 and 8 fall together in a small set, which tells them in the order in which they came.
     assert {of(1, 0, 8)} == {of(1, 8, 0)}
     assert of(1, 0, 8).key == of(1, 8, 0).key
-
-
-def test_whatever_differs_makes_another_value() -> None:
-    requests = of(1, 0).devices
-    values = (
-        NO_DEVICES,
-        of(1, 0),
-        of(2, 0),
-        of(1, 0, 8),
-        KnownDevices((), requests),
-        KnownDevices(requests, requests),
-        KnownDevices(requests, (), ("one device tells no NUMA node",)),
-    )
-    assert len(set(values)) == len({value.key for value in values}) == len(values)
-    assert of(1, 0) != of(1, 0).key
-    assert NO_DEVICES.key == ""

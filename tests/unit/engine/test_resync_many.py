@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from nri_numa.engine.decision import Admitted, Machine
+from nri_numa.engine.invariants import violations
 from nri_numa.engine.resync import resync
-from nri_numa.engine.state import NodeState
+from nri_numa.engine.state import Kind, NodeState
 from nri_numa.engine.values.settings import Settings
 from tests.beds.world import container, pod, resources
 from tests.machines import named as machines
+
+
+def test_of_two_containers_with_one_name_the_later_takes_the_place() -> None:
+    machine = Machine(topology=machines.single_no_smt(), settings=Settings())
+    of = pod("twice")
+    told = resync(
+        machine, NodeState(), [of], [container(of, id="a"), container(of, id="b")], now=7.0
+    )
+    assert list(told.state.allocations) == ["b"]
+    assert told.state.allocations["b"].kind is Kind.UNBOUND
+    assert violations(told.state, machine.topology, machine.settings) == []
 
 
 def test_what_a_synchronisation_keeps_grows_with_the_containers_and_not_faster() -> None:

@@ -24,14 +24,6 @@ class Door:
         return place
 
 
-def test_who_waits_longest_between_two_requests_makes_room() -> None:
-    door = Door()
-    made = [door.come(str(n)) for n in range(4)]
-    made[1].idle_since, made[3].idle_since = 7.0, 5.0
-    assert not door.come("new").reserve
-    assert door.closed == ["3"]
-
-
 def test_a_client_with_more_than_its_share_makes_room_for_another() -> None:
     """And nobody does for a client that has as many already."""
     door = Door()

@@ -74,21 +74,6 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def test_numa_info_has_exactly_the_documented_form() -> None:
-    """Clients of that form compare texts: no field more, no field less, the same order."""
-
-    async def test() -> None:
-        async with serving() as (_, address):
-            reply = await get(address, "/v2/system/numa/info")
-            assert reply.status == 200
-            assert reply.body == (
-                b'{"code":200,"message":"OK","data":{"nodenums":2,"cpulist":["0,2,4","1,3,5"],'
-                b'"memsize":["67257405440","67614638080"]}}'
-            )
-
-    run(test)
-
-
 @pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 100, 1000])
 def test_a_list_made_in_pieces_is_one_document(count: int) -> None:
     """Whatever the number of containers, the pieces join to valid JSON with all of them."""
@@ -107,20 +92,6 @@ def test_a_list_made_in_pieces_is_one_document(count: int) -> None:
     run(test)
 
 
-def test_the_list_follows_the_state() -> None:
-    """A cached list is not told once the state moved on."""
-
-    async def test() -> None:
-        view = FakeView()
-        async with serving(view) as (_, address):
-            assert len((await get(address, "/v1/assignments")).json["containers"]) == 2
-            view.containers.append(assignment(3))
-            view.changed()
-            assert len((await get(address, "/v1/assignments")).json["containers"]) == 3
-
-    run(test)
-
-
 def test_the_list_can_be_narrowed() -> None:
     async def test() -> None:
         view = FakeView([assignment(n) for n in range(120)])
@@ -129,21 +100,6 @@ def test_the_list_can_be_narrowed() -> None:
             assert [c["pod"] for c in reply.json["containers"]] == ["pod-111"]
             reply = await get(address, "/v1/assignments?namespace=nowhere")
             assert reply.json["containers"] == []
-
-    run(test)
-
-
-def test_readiness_follows_the_link_and_health_does_not() -> None:
-    """A node whose runtime is away must not have its agent killed for it."""
-
-    async def test() -> None:
-        view = FakeView(ready=False)
-        async with serving(view) as (_, address):
-            assert (await get(address, "/healthz")).status == 200
-            reply = await get(address, "/readyz")
-            assert (reply.status, reply.json["reason"]) == (503, "not synchronized")
-            view.ready = True
-            assert (await get(address, "/readyz")).status == 200
 
     run(test)
 
@@ -157,20 +113,6 @@ def test_metrics_come_whole_and_count_the_scrape() -> None:
             assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
             assert 'nri_numa_http_requests_total{code="200",route="/metrics"} 2.0' in text
             assert "nri_numa_http_up 1.0" in text
-
-    run(test)
-
-
-def test_explain_knows_pods_and_containers_and_says_what_it_does_not_know() -> None:
-    async def test() -> None:
-        async with serving() as (_, address):
-            reply = await get(address, "/v1/explain/shop/pod-1")
-            assert reply.json["explanations"][0]["steps"] == ["looked", "found"]
-            reply = await get(address, "/v1/explain/shop/pod-1/server")
-            assert reply.json["explanations"][0]["assignment"]["cpus"] == "0-3"
-            reply = await get(address, "/v1/explain/shop/pod-1/other")
-            assert reply.status == 404
-            assert "container 'other' of pod shop/pod-1" in reply.json["error"]["message"]
 
     run(test)
 
@@ -648,19 +590,6 @@ def test_a_loop_that_is_stuck_is_not_healthy() -> None:
     run(test)
 
 
-def test_a_client_that_never_finishes_its_request_is_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def test() -> None:
-        monkeypatch.setattr(connection, "IDLE_TIMEOUT", 0.02)
-        monkeypatch.setattr(connection, "REQUEST_TIMEOUT", 0.02)
-        async with serving() as (_, address), connected(address) as (reader, writer):
-            writer.write(b"GET /hea")
-            assert await reader.read() == b""
-
-    run(test)
-
-
 def test_loopback_refuses_names_that_dns_could_point_at_it() -> None:
     """A web page elsewhere must not read the node's pods through its visitor's browser."""
 
@@ -674,42 +603,6 @@ def test_loopback_refuses_names_that_dns_could_point_at_it() -> None:
                 ("127.0.0.1.evil.example:9891", 421),
             ):
                 assert (await get(address, "/v1/status", Host=host)).status == status, host
-
-    run(test)
-
-
-def test_what_came_in_meanwhile_goes_before_the_next_piece() -> None:
-    """Another client waits for the rest of one piece of a long listing, and no longer."""
-
-    async def test() -> None:
-        ours, runtime = socket.socketpair()
-        ours.setblocking(False)
-        order: list[str] = []
-
-        class Watched(FakeView):
-            def listing(self) -> Listing:
-                whole = super().listing()
-
-                def watched() -> Iterator[Assignment]:
-                    for n, one in enumerate(whole.containers):
-                        order.append("container")
-                        if n == 12:
-                            runtime.send(b"request")
-                        yield one
-
-                return dataclasses.replace(whole, containers=watched())
-
-        def request() -> None:
-            ours.recv(100)
-            order.append("request")
-
-        loop = asyncio.get_running_loop()
-        loop.add_reader(ours, request)
-        with ours, runtime:
-            async with serving(Watched([assignment(n) for n in range(100)])) as (_, address):
-                assert (await get(address, "/v1/assignments")).status == 200
-            loop.remove_reader(ours)
-        assert order.index("request") == 20  # sent with the thirteenth, and a piece has ten
 
     run(test)
 

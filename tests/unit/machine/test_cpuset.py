@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
 
 REFUSED = [
     (",", "an empty item between commas"),
@@ -82,3 +82,30 @@ def test_first_is_the_lowest_id() -> None:
     assert CPUSet([9, 4, 70]).first == 4
     with pytest.raises(ValueError, match="no first id"):
         _ = NO_CPUS.first
+
+
+def test_repr_can_be_read() -> None:
+    assert repr(CPUSet([0, 1, 2])) == "CPUSet('0-2')"
+    assert repr(NO_NUMA_NODES) == "NUMASet('')"
+
+
+def test_algebra_is_that_of_sets() -> None:
+    a, b = CPUSet.parse("0-3"), CPUSet.parse("2-5")
+    assert str(a & b) == "2-3"
+    assert str(a | b) == "0-5"
+    assert str(a - b) == "0-1"
+    assert str(a ^ b) == "0-1,4-5"
+    assert not a.isdisjoint(b)
+    assert (a - b).isdisjoint(b)
+
+
+def test_comparison_is_inclusion() -> None:
+    a, b = CPUSet.parse("0-3"), CPUSet.parse("0-5")
+    assert a <= b
+    assert a < b
+    assert b >= a
+    assert b > a
+    assert not b <= a
+    assert not a < CPUSet(a)
+    assert a <= CPUSet(a)
+    assert len({a, CPUSet(a), b}) == 2

@@ -7,6 +7,14 @@ from typing import Any
 import pytest
 
 from nri_numa.machine.synthetic import synthetic
+from tests.machines import named as machines
+
+
+def test_chiplets_share_caches_in_groups_of_cores() -> None:
+    machine = machines.chiplets()
+    assert len(machine.l3_groups) == 8
+    assert str(machine.l3_groups[4].cpus) == "4-7,36-39"
+    assert machines.no_caches().l3_groups == {}
 
 
 @pytest.mark.parametrize(

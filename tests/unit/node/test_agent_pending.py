@@ -33,20 +33,6 @@ def test_a_waiting_update_goes_out_when_its_own_container_is_resized() -> None:
     assert not world.agent.has_pending
 
 
-def test_a_waiting_update_does_not_undo_somebody_elses_cpuset() -> None:
-    world = node()
-    world.update("free-app", Resources(cpus="1"))
-    assert world.has("free-app")[0] == "1"
-    assert not world.agent.has_pending
-
-
-def test_nothing_waits_for_a_container_that_is_gone() -> None:
-    world = node()
-    del world.live["free-app"]
-    world.agent.remove_container("free-app")
-    assert world.agent.take_pending() == ()
-
-
 def test_a_container_that_replaced_another_leaves_nothing_of_it_behind() -> None:
     """The runtime reports the end of the first one only after the second was made."""
     world = node()
@@ -59,18 +45,6 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind() -> None
     assert "first" not in world.agent.places
     assert world.agent.places["second"].cgroups_path == "/pods/second"
     assert world.agent.grounds_of("first") is None
-
-
-def test_a_set_that_a_request_changed_while_it_was_on_its_way_is_said_again() -> None:
-    """The runtime may apply the answer to the request first, and the older set after it."""
-    world = node()
-    sent = world.agent.take_pending()
-    assert [u.cpus for u in sent] == ["0-3"]
-    own = pod("next", {"cpus": "exclusive"})
-    world.place(own, container(own, wants=resources(1)))
-    assert world.has("free-app")[0] == "1-3"
-    world.agent.overtaken(sent)
-    assert [(u.container_id, u.cpus) for u in world.agent.take_pending()] == [("free-app", "1-3")]
 
 
 def test_a_set_that_nobody_changed_is_said_once() -> None:
@@ -118,16 +92,3 @@ def test_whoever_shows_the_node_is_told_of_every_change(change: str) -> None:
     told.clear()
     world.place(pod("unseen"))
     assert told == []
-
-
-def test_only_what_takes_cpus_from_the_pool_counts_as_its_change() -> None:
-    """The reconciler leaves containers in the pool alone for a moment after each."""
-    world = node()
-    before = world.agent.pool_changes
-    world.place(pod("listed", {"numacpu": "1"}))
-    assert world.agent.pool_changes == before
-    own = pod("next", {"cpus": "exclusive"})
-    world.place(own, container(own, wants=resources(1)))
-    assert world.agent.pool_changes == before + 1
-    world.stop("next-app")
-    assert world.agent.pool_changes == before + 2

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nri_numa.engine.decision import Resized
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
@@ -32,35 +33,20 @@ def reserved(world: World, cpus: str) -> tuple[ContainerUpdate, ...]:
     return world.agent.retopology(replace(world.agent.machine, settings=settings))
 
 
-def test_every_change_is_told(world: World) -> None:
-    heard: list[str] = []
-    silent = world.agent.subscribe(lambda: heard.append(""))
-
-    def tells() -> bool:
-        told = bool(heard)
-        heard.clear()
-        return told
-
+def test_the_pool_changes_where_somebody_takes_of_it_or_gives_back(world: World) -> None:
+    """Containers of the pool are judged by it only when it has been the same for a while."""
+    before = world.agent.pool_changes
+    of = pod("shared", {"policy": "best-effort"})
+    world.place(of, container(of, wants=resources(0.5, 1)))
+    assert world.agent.pool_changes == before
     own(world)
-    assert tells()
-    of = pod("big", {"cpus": "exclusive"})
-    world.refuse(of, container(of, wants=resources(99)))
-    assert tells()
+    assert world.agent.pool_changes == before + 1
+    world.stop("shared-app")
+    assert world.agent.pool_changes == before + 1
     world.stop("owner-app")
-    assert tells()
+    assert world.agent.pool_changes == before + 2
     world.apply(reserved(world, "0"))
-    assert tells()
-    silent()
-    own(world, "another")
-    assert not tells()
-
-
-def test_what_other_settings_change_waits_until_it_was_sent(world: World) -> None:
-    """Whoever sends these updates may fail, and then they ride on a reply."""
-    updates = reserved(world, "0-1")
-    assert [(one.container_id, one.cpus) for one in updates] == [("free-app", "2-7")]
-    assert world.agent.is_pending("free-app")
-    assert world.agent.take_pending() == updates
+    assert world.agent.pool_changes == before + 3
 
 
 def test_an_update_without_cpus_overtakes_nothing(world: World) -> None:
@@ -74,15 +60,12 @@ def test_an_update_without_cpus_overtakes_nothing(world: World) -> None:
     assert world.agent.is_pending("free-app")
 
 
-def test_what_is_meant_for_somebody_who_is_gone_or_set_otherwise_is_overtaken(
-    world: World,
-) -> None:
+def test_who_asks_for_cpus_of_an_owner_is_told_whose_they_are(world: World) -> None:
+    """Somebody sets the cpuset of a container that nobody pinned."""
     own(world)
-    pool = world.has("free-app")[0]
-    assert not world.agent.is_overtaken(ContainerUpdate("free-app", cpus=pool))
-    assert not world.agent.is_overtaken(ContainerUpdate("free-app", mems="0"))
-    assert world.agent.is_overtaken(ContainerUpdate("free-app", cpus="0-7"))
-    assert world.agent.is_overtaken(ContainerUpdate("gone", cpus=pool))
-    of = pod("foreign")
-    world.place(of, container(of, wants=Resources(cpus="7")))
-    assert world.agent.is_overtaken(ContainerUpdate("foreign-app", cpus="7"))
+    made = world.live["free-app"]
+    outcome = world.agent.update_container(world.pods[made.pod_id], made, Resources(cpus="1-3"))
+    assert isinstance(outcome, Resized)
+    assert outcome.trace.steps == (
+        "CPUs 2-7, which everybody shares, instead of 1-3: CPU 1 is exclusive to others",
+    )

@@ -81,28 +81,8 @@ def test_an_owner_gets_the_machine_and_its_limit_back() -> None:
     assert entry.update.ignore_failure
 
 
-def test_a_limit_that_is_there_is_not_written_again() -> None:
-    entry = planned(
-        container("2", quota=50_000), remembered(Kind.EXCLUSIVE, quota=100_000, cpus="2")
-    )
-    assert entry.quota is None
-
-
 def test_memory_that_was_never_bound_stays_unbound() -> None:
     assert planned(container("2"), remembered(Kind.EXPLICIT, cpus="2")).mems == ""
-
-
-def test_what_has_everything_is_left_as_it_is() -> None:
-    entry = planned(container("0-7", "0-1"), remembered(Kind.SHARED))
-    assert entry.result is Result.FREE
-    assert not entry.changed
-
-
-@pytest.mark.parametrize("text", ["", "0-7", "4", "nonsense"])
-def test_foreign_containers_are_left_alone(text: str) -> None:
-    entry = planned(container(text), remembered(Kind.FOREIGN))
-    assert entry.result is Result.FOREIGN
-    assert not entry.changed
 
 
 def test_a_stranger_with_a_cpuset_of_its_own_is_foreign() -> None:
@@ -141,10 +121,6 @@ def test_a_lifted_limit_is_worked_out_again_where_the_limit_is_the_request(marke
     assert entry.note == ""
     (entry,) = plan(MACHINE, build([]), [replace(pod, qos=QoSClass.BURSTABLE)], [one])
     assert entry.quota is None
-
-
-def test_containers_of_unknown_pods_are_not_touched() -> None:
-    assert plan(MACHINE, build([]), [], [container("4")]) == ()
 
 
 def config(directory: Path) -> AgentConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +136,6 @@ def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: Bed)
     assert bed.states() == {"known": 2, "unknown": 2, "left out": 0}
 
 
-def test_a_list_that_was_kept_follows_the_rounds(bed: Bed) -> None:
-    before = bed.view.listing().key
-    bed.round()
-    after = bed.view.listing().key
-    assert any(a is not b for a, b in zip(before, after, strict=True))
-
-
 def test_series_are_bounded_and_the_worst_are_told(tmp_path: Path) -> None:
     bed = Bed(tmp_path, MemoryLocality(enabled=True, metric=True, max_series=1))
     bed.create("here", "anon N0=4096 N1=0\n", numacpu="2-3", numamem="0")
@@ -159,25 +151,6 @@ def test_without_the_metric_a_scrape_is_as_before(tmp_path: Path) -> None:
     bed.round()
     assert "local_memory" not in bed.metrics.text()
     assert bed.watch.samples(NodeState()) is None
-
-
-def test_where_nobody_looks_a_list_is_as_before(bed: Bed) -> None:
-    view = LiveView(
-        bed.agent,
-        version="0",
-        started=NOW,
-        now=lambda: NOW,
-        link=lambda: LinkFacts(state="active", detail="", active=True),
-        reading=lambda: None,
-        describe=lambda machine: {},
-    )
-    assert all(b'"memory":' not in msgspec.json.encode(c) for c in view.listing().containers)
-
-
-def test_each_turn_is_paid_for_by_a_rest(bed: Bed) -> None:
-    """The clock goes 1.5 ms a look: a turn of 2 ms ends after two containers."""
-    rests = bed.round()
-    assert rests == [pytest.approx(0.003 * 199)] * 2, "half a per cent of one CPU"
 
 
 def test_a_container_that_goes_away_is_forgotten_and_one_without_a_place_says_so(bed: Bed) -> None:
@@ -219,16 +192,6 @@ def test_explain_and_status_say_it_in_words(bed: Bed) -> None:
     told = [msgspec.to_builtins(one) for one in bed.view.explain("shop", "silent", None)]
     text = " ".join(" ".join(explain.lines(told, NOW)).split())
     assert "not known here, because its cgroup has no memory.numa_stat" in text
-
-
-def test_two_of_one_name_are_one_series(bed: Bed) -> None:
-    bed.round()
-    allocation = bed.agent.state.allocations["c-there"]
-    bed.watch.known = {**bed.watch.known, "again": bed.watch.known["c-here"]}
-    twice = {**bed.agent.state.allocations, "again": replace(allocation, container_id="again")}
-    found = bed.watch.samples(replace(bed.agent.state, allocations=twice))
-    assert found is not None
-    assert [row for row in found.ratios if row[1] == "there"] == [("shop", "there", "main", 0.25)]
 
 
 def test_a_container_that_is_measured_when_asked_says_what_is_not_known(bed: Bed) -> None:

@@ -23,29 +23,12 @@ class Process:
             self.trim.look()
 
 
-def test_what_a_large_request_left_goes_back_within_seconds() -> None:
-    node = Process(40 * MIB, free=3 * MIB)
-    node.rounds(1)
-    assert (node.given, node.free) == (1, 0)  # what the start left
-    node.free = 15 * MIB
-    node.rounds(REST + 1)
-    assert (node.given, node.free) == (2, 0)
-
-
 def test_a_quiet_process_and_a_little_growth_are_left_alone() -> None:
     node = Process(40 * MIB)
     node.rounds(1)
     node.free = GROWN - 1
     node.rounds(100)
     assert node.given == 1
-
-
-def test_it_happens_once_in_some_rounds_however_busy_the_node_is() -> None:
-    node = Process(40 * MIB)
-    for _ in range(10 * (REST + 1)):
-        node.free = 8 * MIB
-        node.rounds(1)
-    assert node.given == 10
 
 
 def test_growth_counts_from_the_least_that_was_seen() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.values.workload import PodSandbox
 from nri_numa.node import unmatched
 from nri_numa.node.unmatched import QUIET, UnmatchedAnnotations
 from tests.beds.world import pod
@@ -86,18 +85,6 @@ def test_who_comes_late_takes_it_back(
     ]
 
 
-def test_the_end_of_a_pod_settles_it(
-    watch: UnmatchedAnnotations, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A job may be over long before it was quiet for two minutes."""
-    watch.saw([(TYPO, "engine")])
-    watch.gone(TYPO.uid)
-    assert len(said(caplog)) == 1
-    watch.gone(TYPO.uid)
-    watch.gone("never heard of")
-    assert len(said(caplog)) == 1
-
-
 @pytest.mark.parametrize("annotations", [{}, {"numacpu": "1"}, {"numacpu.engine": "1"}])
 def test_pods_whose_names_all_come_are_no_news(
     watch: UnmatchedAnnotations,
@@ -110,15 +97,6 @@ def test_pods_whose_names_all_come_are_no_news(
     quiet(watch, clock)
     watch.gone(one.uid)
     assert said(caplog) == []
-
-
-def test_pods_that_ended_unseen_are_forgotten(watch: UnmatchedAnnotations, clock: Clock) -> None:
-    other: PodSandbox = pod("other", {"numacpu.x": "1"})
-    watch.saw([(TYPO, "engine"), (other, "app")])
-    watch.kept([other.uid])
-    quiet(watch, clock)
-    assert watch.sentences(TYPO.uid) == []
-    assert watch.sentences(other.uid)
 
 
 def test_there_is_an_end_of_pods(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.observe.notices import Notice, Notices, What
+from nri_numa.observe.notices import LONGEST, MERGE, Notice, Notices, What
 
 NOW = 1_700_000_000.0
 
@@ -29,9 +29,23 @@ def add(notices: Notices, n: int = 0, message: str = "no room") -> Notice:
     )
 
 
+def test_after_a_long_silence_it_is_news() -> None:
+    clock = Clock()
+    notices = Notices(clock)
+    first = add(notices)
+    clock.now += MERGE
+    later = add(notices)
+    assert later.id != first.id
+    assert later.count == 1
+
+
 def test_the_oldest_make_room_and_are_counted() -> None:
     notices = Notices(Clock(), limit=2)
     for n in range(3):
         add(notices, n)
     assert [one.pod for one in notices.after()] == ["pod-1", "pod-2"]
     assert notices.evicted == 1
+
+
+def test_a_message_is_not_longer_than_an_event_may_be() -> None:
+    assert len(add(Notices(Clock()), message="x" * 5000).message) == LONGEST

@@ -127,14 +127,3 @@ def test_it_decides_what_most_pods_ask_for() -> None:
     apart = glance.look(table(8, 4, memory=(1, 32)))
     assert isinstance(apart, Short)
     assert apart.apart
-
-
-def test_containers_that_are_placed_one_after_another_are_the_engines() -> None:
-    document = wish(
-        pod(container("a", cpu="1"), container("b", cpu="2"), policy="single-numa-node")
-    )
-    assert glance_of(document, Strategy.SPREAD) is None
-    wide = wish(single(12, policy="restricted"))
-    glance = glance_of(wide, Strategy.SPREAD)
-    assert glance is not None
-    assert glance.look(table(8, 8)) is None

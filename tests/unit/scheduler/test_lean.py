@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import Any
 
 import httpx2
 import pytest
-from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.core.exceptions import ConfigError
 
 from nri_numa.kube_client import unreachable
-from nri_numa.scheduler import lean
 from nri_numa.scheduler.lean import LeanConnection, refused
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
 
@@ -39,18 +37,6 @@ async def events(made: LeanConnection, **parameters: str) -> list[tuple[str, Any
     return [one async for one in made.events(PODS, parameters, 300)]
 
 
-def test_a_document_is_posted_and_the_answer_comes_back_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with fake(tmp_path, monkeypatch, lambda asked: status(409, "is bound")) as server:
-        code, body = run(tmp_path, lambda made: made.post(PATH, {"kind": "Binding"}))
-    assert (code, str(refused(code, body))) == (409, "is bound")
-    (asked,) = server.asked
-    assert (asked.method, asked.path) == ("POST", f"{PATH}?fieldManager=test")
-    assert asked.body == {"kind": "Binding"}
-    assert (asked.authorization, asked.content_type) == ("Bearer first", "application/json")
-
-
 def test_a_renewed_token_is_read_when_the_old_one_is_denied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,25 +53,6 @@ def test_a_renewed_token_is_read_when_the_old_one_is_denied(
         assert run(tmp_path, talk) == [401, 201, 201]
     said = [asked.authorization.removeprefix("Bearer ") for asked in server.asked]
     assert said == ["first", "first", "first", "second", "second"]
-
-
-def test_another_authority_is_another_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lean, "_CHECKED", -1.0)
-
-    async def talk(made: LeanConnection) -> None:
-        await made.post(PATH, {})
-        before = made._session
-        await made.post(PATH, {})
-        assert made._session is before
-        os.utime(tmp_path / "ca.crt", ns=(1, 1))
-        assert (await made.post(PATH, {}))[0] == 201
-        assert before is not None
-        assert before.closed
-
-    with fake(tmp_path, monkeypatch, lambda asked: Said(201, {})):
-        run(tmp_path, talk)
 
 
 def test_a_request_that_was_given_up_leaves_no_connection(
@@ -144,15 +111,6 @@ def test_what_is_no_watch_is_said(
         pytest.raises(ValueError, match="an event of a watch"),
     ):
         run(tmp_path, events)
-
-
-def test_a_watch_that_is_refused_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        fake(tmp_path, monkeypatch, lambda asked: status(403, "may not watch")),
-        pytest.raises(ApiError, match="may not watch") as found,
-    ):
-        run(tmp_path, events)
-    assert found.value.status.code == 403
 
 
 def test_an_answer_of_something_in_between_is_shown() -> None:

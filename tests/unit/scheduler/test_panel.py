@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.scheduler.fleet import Fleet, Hold
+from nri_numa.scheduler.fleet import Fleet
 from nri_numa.scheduler.panel import Panel
 from nri_numa.scheduler.pods import Reader
 from nri_numa.scheduler.published import Unreadable
@@ -75,18 +72,6 @@ def test_a_pod_that_is_wrong_fits_nowhere() -> None:
     assert "policy is 'x'" in text
 
 
-def test_verdicts_are_remembered_by_what_nodes_have() -> None:
-    judges = panel()
-    for name in "abcd":
-        judges.filter(READER.wish(single(3, name=name)), ["b", "c"])
-    assert judges.judged == 2
-    hold = Hold(wish=READER.wish(single(6)), node="c", places={"main": NUMASet([0])},
-                since=0, until=9)  # fmt: skip
-    judges._fleet.hold(hold)
-    assert judges.filter(READER.wish(single(3)), ["c"]).fits == ["c"]
-    assert judges.judged == 3
-
-
 def test_fewer_numa_nodes_score_best_then_what_is_left() -> None:
     wish = READER.wish(single(4, policy="best-effort"))
     scores = dict(panel().prioritize(wish, ["a", "b", "c"]))
@@ -129,37 +114,6 @@ def test_several_containers_find_no_more_than_the_whole_node_has() -> None:
         found = panel.filter(two, ["n1"])
         assert found.fits == fits
     assert found.failed == {"n1": "needs 8 exclusive CPUs; most free: 7"}
-
-
-def test_what_is_remembered_of_a_node_ends_when_its_room_changes() -> None:
-    """Whatever changed it: a pod that is held or given back, an object, or that it is gone."""
-    judges, wish = panel(), READER.wish(single(7))
-    fleet = judges._fleet
-
-    def fits() -> list[str]:
-        found = judges.filter(wish, NAMES).fits
-        assert found == Panel(fleet, Strategy.SPREAD).filter(wish, NAMES).fits
-        scores = dict(judges.prioritize(wish, NAMES))
-        assert scores == dict(Panel(fleet, Strategy.SPREAD).prioritize(wish, NAMES))
-        return found
-
-    assert fits() == ["c"]
-    other = READER.wish(single(6, name="other"))
-    for place in (0, 1):
-        fleet.hold(
-            Hold(wish=replace(other, uid=f"u{place}"), node="c", places={"main": NUMASet([place])},
-                 since=0, until=9)
-        )  # fmt: skip
-    assert fits() == []
-    fleet.release("u1")
-    assert fits() == ["c"]
-    fleet.put("none", table(8))
-    assert fits() == ["c", "none"]
-    fleet.put("odd", table(8))
-    fleet.put("c", table(6, 6))
-    assert fits() == ["odd", "none"]
-    fleet.remove("odd")
-    assert fits() == ["none"]
 
 
 def test_who_did_not_ask_for_long_forgets_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

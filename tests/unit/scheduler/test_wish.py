@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -78,19 +77,6 @@ def test_a_pod_that_cannot_be_read_is_wrong_only_if_it_asks() -> None:
         assert Reader(Settings()).wish(garbage).nothing
 
 
-def test_what_was_read_is_remembered_by_its_version() -> None:
-    reader = Reader(Settings())
-    document = single(6)
-    document["metadata"]["resourceVersion"] = "1"
-    first = reader.wish(document)
-    assert reader.wish(document) is first
-    assert reader.remembered("uid-p") is first
-    document["metadata"]["resourceVersion"] = "2"
-    assert reader.wish(document) is not first
-    reader.forget("uid-p")
-    assert reader.remembered("uid-p") is None
-
-
 def test_pod_level_resources_are_those_of_its_containers_once() -> None:
     """As on the node: the first of those without limits has the pod's, the next what is left."""
     document = pod(container("a"), container("b"), policy="single-numa-node")
@@ -100,32 +86,6 @@ def test_pod_level_resources_are_those_of_its_containers_once() -> None:
     assert [(need.exclusive, need.paid_milli) for need in wish.needs] == [(4, 0), (0, 0)]
     assert [dict(need.paid).get("memory", 0) for need in wish.needs] == [1 << 30, 0]
     assert [need.exclusive for need in wish.kubelets] == [4]
-
-
-def test_pods_of_one_kind_are_told_apart_by_what_they_ask_and_by_nothing_else() -> None:
-    """A reader that has read others says of each what one says that has read none."""
-    documents: list[dict[str, Any]] = []
-    for number, (cpus, mounts, asks, labels) in enumerate(
-        itertools.product(
-            ("2", "3"),
-            ("token-1", "token-2"),
-            ({"policy": "single-numa-node"}, {"policy": "restricted"}, {"policy": "x"}, {}),
-            ({}, {"app": "db"}),
-        )
-    ):
-        one = container(cpu=cpus, memory="1Gi")
-        one["volumeMounts"] = [{"name": mounts, "mountPath": "/token"}]
-        document = pod(one, name=f"p{number}", **asks)
-        document["metadata"]["labels"] = labels
-        document["metadata"]["annotations"]["example.com/other"] = str(number)
-        documents.append(document)
-    settings = Settings(rules=(Rule(labels={"app": "db"}, values={"cpus": "exclusive"}),))
-    reader = Reader(settings)
-    found = [reader.wish(document) for document in documents]
-    assert found == [Reader(settings).wish(document) for document in documents]
-    assert [wish.name for wish in found] == [f"p{number}" for number in range(len(found))]
-    # Those whose annotation is wrong are read each time: the sentence may name the pod.
-    assert len(reader._kinds) == 2 * 3 * 2
 
 
 def test_what_is_no_pod_is_remembered_as_no_kind() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from nri_numa.engine.values.settings import Settings
-from nri_numa.scheduler.fleet import Fleet
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.scheduler.fleet import Fleet, Hold
 from nri_numa.scheduler.pods import Reader
 from nri_numa.scheduler.published import Table, Unreadable
 from nri_numa.scheduler.world import World
@@ -84,6 +85,18 @@ def test_no_pod_is_held_for_ever() -> None:
     told.world.pod(bound())
     assert told.at(599.0) == (4, 1)
     assert told.at(600.0) == (4, 4)
+
+
+def test_our_own_promise_is_not_replaced() -> None:
+    told = Told()
+    wish = told.reader.wish(single(3))
+    told.fleet.hold(Hold(wish=wish, node="n1", places={"main": NUMASet([0])}, since=0, until=600))
+    told.world.pod(bound())
+    assert told.free() == (1, 4)
+    elsewhere = bound()
+    elsewhere["spec"]["nodeName"] = "n2"  # somebody else bound it
+    told.world.pod(elsewhere)
+    assert told.free() == (4, 4)
 
 
 def test_what_others_bound_is_not_held() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -699,44 +697,6 @@ def test_a_descriptor_that_went_bad_is_replaced(node: Node, broken: BrokenOS) ->
     assert node.start()[1].entries == {"a": {"n": 1}}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_on_a_really_full_file_system_the_store_survives(
-    tmp_path: Path, stores: list[CheckpointStore]
-) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(small)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("no tmpfs can be mounted here")
-    try:
-        node = Node(small / "state", stores)
-        store, _ = node.start()
-        store.record({"a": {"n": 1}})
-        filler = small / "filler"
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(b"x" * 4096)
-        failures: list[str] = []
-        for number in range(200):
-            try:
-                store.record({f"c{number}": {"filler": "y" * 200}})
-            except CheckpointError as error:
-                failures.append(str(error))
-        assert failures
-        assert all("free space" in failure for failure in failures)
-        assert not healthy(store)
-        filler.unlink()
-        store.record({"z": {"n": 2}})
-        assert healthy(store)
-        _, loaded = node.start()
-        assert len(loaded.entries) == 202
-        assert loaded.problems == []
-    finally:
-        for store in stores:
-            store.close()
-        subprocess.run(["umount", str(small)], check=True)
-
-
 # --- kill -9 ----------------------------------------------------------------------------------
 
 WRITER = """
@@ -753,27 +713,6 @@ for serial in range(start + 1, start + 1_000_000):
     print(serial, flush=True)
     store.compact_if_needed()
 """
-
-
-@pytest.mark.slow
-def test_after_kill_nine_every_finished_record_is_there(node: Node) -> None:
-    last = 0
-    for lines in (1, 40, 400, 1200):
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(node.directory)], stdout=subprocess.PIPE, text=True
-        ) as writer:
-            assert writer.stdout is not None
-            told = [int(writer.stdout.readline()) for _ in range(lines)]
-            writer.send_signal(signal.SIGKILL)
-            told += [int(line) for line in writer.stdout.read().splitlines()]
-        assert told == list(range(last + 1, last + 1 + len(told)))
-        store, loaded = node.start()
-        store.close()
-        last = loaded.entries.pop("last")["serial"]
-        assert last in (told[-1], told[-1] + 1)
-        expected = {f"c{n % 50}": n for n in range(max(1, last - 49), last + 1)}
-        assert {key: doc["serial"] for key, doc in loaded.entries.items()} == expected
-        assert node.kept() == {}
 
 
 # --- golden files -----------------------------------------------------------------------------

@@ -84,6 +84,11 @@ class TestGroups:
 class TestDevices:
     """The rules of the kubelet's device manager."""
 
+    def test_devices_without_numa_nodes_count_for_no_mask(self) -> None:
+        """Two on node 0 and four anywhere cannot give three: as upstream."""
+        request = gpus((0,), (0,), (), (), (), (), count=3)
+        assert hints(DeviceDemand(request=request)) == []
+
     def test_negative_numa_nodes_are_none(self) -> None:
         assert hints(DeviceDemand(request=gpus((-1,), (0,)))) == ["{0}✓", "{0-1}✗"]
 

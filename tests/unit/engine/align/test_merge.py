@@ -75,6 +75,12 @@ def result(alignment: Alignment) -> tuple[str, bool]:
     return ("any" if alignment.affinity is None else str(alignment.affinity), alignment.preferred)
 
 
+@pytest.mark.parametrize("exact_upto", [10, 0])
+def test_masks_that_never_meet_give_all_numa_nodes_not_preferred(exact_upto: int) -> None:
+    merged = place(3, fixed("a", "0"), fixed("b", "1"), exact_upto=exact_upto)
+    assert result(merged) == ("0-2", False)
+
+
 class TestTies:
     """Equally good masks: distance, then rank, then value."""
 
@@ -83,6 +89,10 @@ class TestTies:
 
 class TestLargeMachines:
     """More than ten NUMA nodes: no mask is enumerated, the meaning stays."""
+
+    def test_the_everyday_case_looks_at_each_numa_node_once(self) -> None:
+        merged = place(64, *(quantity(x, 1, [4] * 64) for x in "abcd"))
+        assert (result(merged), merged.steps, merged.exact) == (("0", True), 64, True)
 
     def test_a_deal_that_does_not_work_out_is_tried_otherwise(self) -> None:
         """Cheapest first is only a guess; other ways to deal are tried before giving in."""

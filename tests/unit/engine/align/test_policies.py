@@ -104,6 +104,12 @@ class TestVerdicts:
     ) -> None:
         assert verdict(place(policy, 2, TIGHT)) == expected
 
+    def test_single_takes_a_wished_numa_node_over_none(self) -> None:
+        loose = FixedHints("a", (Hint(None, True), Hint(NUMASet([1]), True)))
+        assert verdict(place(SINGLE, 3, loose)) == (True, "1", True)
+        wide = FixedHints("a", (Hint(None, True), Hint(NUMASet([1, 2]), True)))
+        assert verdict(place(SINGLE, 3, wide)) == (True, None, True)
+
 
 class TestReasons:
     """A sentence that names the resource, the need, and what each NUMA node had."""
@@ -245,6 +251,10 @@ class TestCandidates:
 
     def told(self, found: Alignment) -> list[tuple[str, bool, str]]:
         return [(str(c.affinity), c.preferred, c.separated_by) for c in found.candidates]
+
+    def test_ranked_lower(self) -> None:
+        found = place(SINGLE, 2, cpu(1, (1, 1), (1, 1)), rank={0: 1, 1: 0})
+        assert self.told(found) == [("0", True, "the strategy ranks it lower")]
 
     def test_nothing_to_tell(self) -> None:
         assert place(NONE, 2, TIGHT).candidates == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,11 @@ from nri_numa.engine.cpus.allocator import (
     TakeRequest,
     take_cpus,
 )
-from nri_numa.engine.values.settings import CPUOrder, Settings
+from nri_numa.engine.values.settings import CPUOrder, NohzFullCPUs, Settings
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
+from nri_numa.machine.synthetic import synthetic
 from tests.machines import named as machines
 
 
@@ -53,6 +55,10 @@ def take(
     return result
 
 
+def per_node(topology: Topology, chosen: CPUSet) -> list[int]:
+    return [len(n.cpus & chosen) for n in topology.numa_nodes.values() if n.cpus]
+
+
 # -- counts ------------------------------------------------------------------------------------
 
 
@@ -61,6 +67,64 @@ def test_a_negative_count_is_a_bug_of_the_caller(smt: SMT) -> None:
     topology = machines.one_cpu()
     with pytest.raises(ValueError, match="-1 CPUs were asked for; expected 0 or more"):
         take_cpus(topology, TakeRequest(count=-1, available=topology.online, smt=smt))
+
+
+# -- NUMA nodes --------------------------------------------------------------------------------
+
+
+def test_a_whole_numa_node_is_taken_when_the_request_is_just_that() -> None:
+    topology = _uneven()
+    # NUMA node 0 has 4 CPUs, all free; node 1 has 8, one is used. Four fit exactly into node 0.
+    assert str(take(topology, 4, without="8").cpus) == "0-3"
+    # Three would break node 0, so the used one gives them.
+    assert str(take(topology, 3, without="8").cpus) == "9-11"
+
+
+def test_align_by_socket_prefers_one_socket_to_fewer_numa_nodes() -> None:
+    topology = machines.snc_smt()
+    # Free: 3 and 3 CPUs in socket 0, 8 in NUMA node 2 and 1 in node 3 of socket 1.
+    without = "0-2,16-17,4-6,20-21,12-15,28-30"
+    free = topology.online - cpus(without)
+    assert per_node(topology, free) == [3, 3, 8, 1]
+    taken = take(topology, 9, without=without)
+    assert per_node(topology, taken.cpus) == [0, 0, 8, 1]
+    three = synthetic(sockets=2, numa_per_socket=3, cores_per_numa=2, threads=1)
+    # Free: 1, 1 and 2 CPUs in socket 0; 2, 0 and 1 in socket 1.
+    without = "0,2,8-9,10"
+    assert per_node(three, three.online - cpus(without)) == [1, 1, 2, 2, 0, 1]
+    assert per_node(three, take(three, 4, without=without).cpus) == [0, 0, 2, 2, 0, 0]
+    by_socket = Settings(align_by_socket=True)
+    taken = take(three, 4, without=without, settings=by_socket)
+    assert per_node(three, taken.cpus) == [1, 1, 2, 0, 0, 0]
+    taken = take(three, 3, without=without, settings=by_socket)
+    assert per_node(three, taken.cpus) == [0, 0, 0, 2, 0, 1]  # the socket with less room
+    # No socket has five: several it is.
+    assert len(take(three, 5, without=without, settings=by_socket).cpus) == 5
+
+
+def test_sixty_four_numa_nodes_of_which_one_has_little() -> None:
+    topology = machines.sixty_four_nodes()
+    without = str(topology.numa_nodes[0].cpus - CPUSet([0]))
+    taken = take(topology, 48, without=without)  # just three whole NUMA nodes, not the first
+    assert len(topology.numa_of(taken.cpus)) == 3
+    assert 0 not in topology.numa_of(taken.cpus)
+
+
+# -- what to prefer ----------------------------------------------------------------------------
+
+
+def _nohz(count: int, smt: SMT, how: NohzFullCPUs, **more: Any) -> str:
+    settings = Settings(nohz_full=how)
+    return str(take(machines.nohz_full_cpus(), count, smt=smt, settings=settings, **more).cpus)
+
+
+@pytest.mark.parametrize("smt", [SMT.ANY, SMT.FULL_CORE])
+def test_a_tick_is_not_worth_another_numa_node(smt: SMT) -> None:
+    """Seven threads of NUMA node 0 and two of NUMA node 1 would be without; it is kept to one."""
+    assert _nohz(8, smt, NohzFullCPUs.PREFER) == "0-3,8-11"
+    # Both NUMA nodes are needed: then those without a tick come first.
+    twelve = cpus(_nohz(12, smt, NohzFullCPUs.PREFER))
+    assert cpus("1-3,7,9-11,15") <= twelve
 
 
 # -- odd machines ------------------------------------------------------------------------------
@@ -98,6 +162,11 @@ def test_a_machine_without_a_single_cpu_refuses() -> None:
     refused = take_cpus(topology, TakeRequest(count=1, available=cpus("0")))
     assert isinstance(refused, NotEnoughCPUs)
     assert str(refused) == "1 CPUs were asked for, 0 free CPUs are there: no CPU at all"
+
+
+def _uneven() -> Topology:
+    """Two NUMA nodes without SMT: 4 CPUs (0-3) and 8 CPUs (8-15)."""
+    return synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, offline=cpus("4-7"))
 
 
 def _partly_without_numa() -> Topology:

@@ -12,10 +12,11 @@ from nri_numa.engine.cpus.allocator import (
     take_cpus,
 )
 from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import SMT, Load
+from nri_numa.engine.values.workload import LOW, SMT, Load
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from tests.machines import named as machines
 
 
 def cpus(text: str) -> CPUSet:
@@ -85,13 +86,44 @@ def ask(
     )
 
 
+# -- isolate -----------------------------------------------------------------------------------
+
+
+def test_isolate_is_refused_with_the_free_cores_of_each_numa_node() -> None:
+    refused = ask(_dual(), 8, SMT.ISOLATE, others="8", reserved="1")
+    assert isinstance(refused, NotEnoughCPUs)
+    assert refused.per_numa == {0: 2, 1: 4}
+    assert str(refused) == (
+        "8 CPUs were asked for, 6 CPUs on wholly free cores are there: "
+        "NUMA node 0 has 2, NUMA node 1 has 4"
+    )
+
+
 # -- full-core ---------------------------------------------------------------------------------
+
+
+def test_full_core_refuses_what_is_no_multiple_of_the_threads() -> None:
+    refused = ask(_dual(), 3, SMT.FULL_CORE, others="8")
+    assert isinstance(refused, SMTAlignmentRefused)
+    assert refused.available == cpus("1-7,9-15")
+    assert str(refused) == (
+        "3 CPUs were asked for as whole cores, which cannot be made of cores with 2 threads "
+        "(CPUs of wholly free cores: 1-7,9-15)"
+    )
 
 
 def test_full_core_restarts_where_it_was() -> None:
     assert str(take(_dual(), 4, SMT.FULL_CORE, prefer="5-6,13-14").cpus) == "5-6,13-14"
     # Not whole cores: only the core that they touch is preferred.
     assert str(take(_dual(), 2, SMT.FULL_CORE, prefer="5-6").cpus) == "5,13"
+
+
+# -- pair --------------------------------------------------------------------------------------
+
+
+def test_pair_never_busy_neighbours_before_unknown_ones() -> None:
+    chosen = take(machines.single_smt(), 1, SMT.PAIR, others="0-3", load=LOW, loads={1: LOW})
+    assert str(chosen.cpus) == "5"
 
 
 # -- shrinking ---------------------------------------------------------------------------------

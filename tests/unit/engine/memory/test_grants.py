@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nri_numa.engine.align.policies import align
 from nri_numa.engine.memory.grants import (
     Amounts,
     MemoryGrant,
@@ -13,6 +14,7 @@ from nri_numa.engine.memory.grants import (
     kubelet_grant,
     widen_for_memory,
 )
+from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NUMASet
 
 
@@ -156,3 +158,23 @@ class TestKubeletRules:
         found = kubelet_grant(table, {"memory": 3}, NUMASet([1]), True, reusable)
         assert isinstance(found, MemoryGrant)
         assert found.charges == {"memory": {}}
+
+    @pytest.mark.parametrize(
+        ("needs", "expected"),
+        [
+            ({"memory": 10}, "0"),
+            ({"memory": 11}, "0-1"),
+            ({"memory": 11, "hugepages-2Mi": 8}, "0-1"),
+            ({"memory": 41}, "0-3"),  # no hint: no wish, and the failure comes at the grant
+        ],
+    )
+    def test_demands_merge_as_the_kubelets_provider_answers(
+        self, needs: dict[str, int], expected: str
+    ) -> None:
+        found = align(
+            self.TABLE.demands(needs),
+            numa_ids=self.TABLE.numa_ids,
+            policy=Policy.RESTRICTED,
+            distance=near,
+        )
+        assert (found.admitted, str(found.affinity)) == (True, expected)

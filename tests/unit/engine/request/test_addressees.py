@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.request.addressees import addressees
+from nri_numa.engine.request.addressees import Missing, addressees
 
 PREFIX = "numa.kubernetes.io"
 
@@ -33,3 +33,12 @@ PREFIX = "numa.kubernetes.io"
 )
 def test_whom_an_annotation_speaks_to(annotation: str, name: str | None) -> None:
     assert addressees({annotation: "0"}, PREFIX) == ({} if name is None else {name: annotation})
+
+
+def test_the_sentence_names_who_was_perhaps_meant() -> None:
+    one = Missing(annotation="a/numacpu.enigne", name="enigne", had=("engine", "proxy"))
+    assert one.sentence == (
+        "annotation a/numacpu.enigne is ignored, because it names a container 'enigne', which "
+        "this pod has not had; it has had 'engine', 'proxy' (did you mean engine?)"
+    )
+    assert Missing(annotation="a", name="x", had=()).sentence.endswith("it has had none")

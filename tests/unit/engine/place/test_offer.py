@@ -1,0 +1,78 @@
+"""How many exclusive CPUs the node tells its scheduler: never more than it would give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.place.offer import largest, offer, together
+from nri_numa.engine.state import Charge, Kind, NodeState
+from nri_numa.engine.values.limits import CPUAmount, Limits, Quota
+from nri_numa.engine.values.settings import Settings
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from tests.beds.allocations import allocation
+from tests.machines import named as machines
+
+FREE = NodeState()
+THREE = Quota(exclusive=CPUAmount(3))
+
+
+def machine(
+    defaults: Mapping[str, str] | None = None, reserved: str = "", **limits: object
+) -> Machine:
+    """Node 0 is 0-3,8-11 and node 1 is 4-7,12-15; one CPU of 16 stays with the pool."""
+    settings = Settings(
+        defaults=dict(defaults or {}),
+        reserved_cpus=CPUSet.parse(reserved),
+        limits=replace(Limits(), **limits),  # type: ignore[arg-type]
+    )
+    return Machine(topology=machines.dual_smt_16(), settings=settings)
+
+
+def holder(cpus: str, *, slots: str = "", kind: Kind = Kind.EXCLUSIVE) -> NodeState:
+    """One container."""
+    some = CPUSet.parse(cpus)
+    numa_nodes = machines.dual_smt_16().numa_nodes
+    booked = {i: Charge(cpu_milli=1000 * len(node.cpus & some)) for i, node in numa_nodes.items()}
+    return FREE.with_allocation(
+        allocation(
+            kind=kind,
+            cpus=some,
+            owned=kind is Kind.EXCLUSIVE,
+            numa_nodes=NUMASet([0, 1]),
+            charges=booked if kind is Kind.EXCLUSIVE else {},
+            slots=slots,
+        )
+    )
+
+
+def told(where: Machine, state: NodeState) -> tuple[dict[int, int], dict[int, int], int]:
+    return dict(offer(where, state).free), largest(where, state), together(where, state)
+
+
+@pytest.mark.parametrize(
+    ("where", "state", "free", "most", "all_together"),
+    [
+        # The CPU that stays is taken from the highest NUMA node.
+        (machine(), FREE, {0: 8, 1: 7}, {0: 8, 1: 8}, 15),
+        (machine(reserved="0"), FREE, {0: 7, 1: 8}, {0: 7, 1: 8}, 15),
+        (machine(), holder("0-2"), {0: 5, 1: 7}, {0: 5, 1: 8}, 12),
+        (machine(), holder("0-2", kind=Kind.EXPLICIT), {0: 5, 1: 8}, {0: 5, 1: 8}, 13),
+        (machine({"smt": "full-core"}), FREE, {0: 7, 1: 7}, {0: 8, 1: 8}, 14),
+        # A core each: its sibling is kept idle, and of those a quarter of the CPUs at most.
+        (machine({"smt": "isolate"}), FREE, {0: 2, 1: 2}, {0: 4, 1: 4}, 4),
+        (machine({"smt": "isolate"}, idle=CPUAmount(16)), FREE, {0: 4, 1: 3}, {0: 4, 1: 4}, 7),
+        # Quotas and floors that are configured.
+        (machine(quota=THREE), FREE, {0: 2, 1: 1}, {0: 3, 1: 3}, 3),
+        (machine(quota=THREE), holder("0-3"), {0: 0, 1: 0}, {0: 0, 1: 0}, 0),
+        (machine(numa_pool=CPUAmount(2)), FREE, {0: 6, 1: 6}, {0: 6, 1: 6}, 12),
+        (machine(pool=CPUAmount(10)), FREE, {0: 3, 1: 3}, {0: 6, 1: 6}, 6),
+    ],
+)  # fmt: skip
+def test_what_could_still_be_given(
+    where: Machine, state: NodeState, free: dict[int, int], most: dict[int, int], all_together: int
+) -> None:
+    assert told(where, state) == (free, most, all_together)

@@ -258,7 +258,8 @@ class NodeState:
         total, record = NOTHING, self.pods.get(uid)
         if record is not None:
             for container_id in record.containers - {but}:
-                for charge in self.allocations[container_id].charges.values():
+                allocation = self.allocations[container_id]
+                for charge in () if allocation.ended else allocation.charges.values():
                     total = total.plus(charge)
         return total
 

@@ -191,10 +191,6 @@ def _partly_without_numa() -> Topology:
     )
 
 
-def per_node(topology: Topology, chosen: CPUSet) -> list[int]:
-    return [len(n.cpus & chosen) for n in topology.numa_nodes.values() if n.cpus]
-
-
 @pytest.mark.parametrize("order", list(CPUOrder))
 def test_distribute_uses_all_numa_nodes_of_the_hint(order: CPUOrder) -> None:
     """22 CPUs on 0-3, where the GPUs are, of four NUMA nodes with 8 CPUs each."""

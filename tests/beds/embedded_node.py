@@ -393,6 +393,8 @@ class Node:
         """What does not hold now; empty when all does."""
         told = self.assignments()
         live = {c.id: c for c in self.live}
+        # CPUs kept for a pod belong to a container that has ended, or to none yet.
+        told = {i: one for i, one in told.items() if one["kind"] != "kept"}
         if missing := live.keys() - told.keys():
             return f"the plugin lost {sorted(missing)}"
         if stale := told.keys() - {

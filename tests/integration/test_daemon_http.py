@@ -266,8 +266,9 @@ def test_the_api_tells_what_the_runtime_was_told(tmp_path: Path, run: Run) -> No
             missing = await here.get("/v1/explain/shop/nobody", 404)
             assert "shop/nobody" in missing["error"]["message"]
 
-            # What it gives back is seen as well.
+            # What its pod gives back when it ends is seen as well.
             await here.runtime.stop_container(own.id)
+            await here.runtime.stop_pod(own.message.pod_sandbox_id)
             samples = await here.metrics()
             assert samples['nri_numa_containers{kind="exclusive",preferred="true"}'] == 0
             assert samples["nri_numa_shared_pool_cpus"] == 32

@@ -219,7 +219,10 @@ def test_isolate_gives_one_thread_of_each_core_and_an_idle_sibling(
 def test_no_core_gives_two_threads_while_another_could_give_one(
     case: tuple[Topology, TakeRequest], smt: SMT
 ) -> None:
-    """Inside the affinity, and inside it before anything outside."""
+    """Inside the affinity, and inside it before anything outside.
+
+    Where CPUs are distributed how many each NUMA node gives comes first.
+    """
     topology, request = case
     request = replace(
         request,
@@ -232,7 +235,10 @@ def test_no_core_gives_two_threads_while_another_could_give_one(
     if not isinstance(result, Taken):
         return
     inside = aligned(topology, request)
-    for region in (inside, topology.online - inside):
+    parts = [topology.online]
+    if request.settings.distribute_across_numa:
+        parts = [node.cpus for node in topology.numa_nodes.values()]
+    for region in (where & part for where in (inside, topology.online - inside) for part in parts):
         counts = own_counts(topology, result.cpus & region)
         if max(counts.values(), default=0) > 1:
             spare = request.available & region - topology.siblings_of(result.cpus)

@@ -58,7 +58,10 @@ def test_where_it_looks_is_where_things_are() -> None:
 
 
 def test_the_policy_names_the_one_annotation() -> None:
-    policy, binding = documents("policies.yaml")
+    policy, binding, evictions, of_evictions = documents("policies.yaml")
+    assert of_evictions["spec"]["policyName"] == evictions["metadata"]["name"]
+    assert of_evictions["spec"]["validationActions"] == ["Deny"]
+    assert "'kube-system'" in evictions["spec"]["matchConditions"][0]["expression"]
     assert binding["spec"]["validationActions"] == ["Deny"]
     assert policy["spec"]["failurePolicy"] == "Fail"
     assert (

@@ -231,7 +231,12 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
         if strict:
             free = free & machine.topology.cpus_of(affinity)
             strict = first == affinity
-    elif affinity is not None and len(affinity) > 1 and not settings.kubelet_ties:
+    elif (
+        affinity is not None
+        and len(affinity) > 1
+        and not settings.kubelet_ties
+        and not settings.distribute_across_numa
+    ):
         first = devices_first(case, affinity, table.free_by_node, case.demand.exclusive_cpus)
         if strict and first != affinity:
             free, strict = free & machine.topology.cpus_of(affinity), False

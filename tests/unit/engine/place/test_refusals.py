@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Machine, Refused
+from nri_numa.engine.place.needs import ResourceTable
+from nri_numa.engine.place.refusals import memory_lacking
+from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
+from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import container, pod, resources
 
@@ -15,25 +24,66 @@ MACHINE = Machine(
 )
 
 
-def refusal(policy: str, cpus: float, memory: float, scope: str = "container") -> str:
+KUBELETS = Machine(topology=MACHINE.topology, settings=Settings(kubelet_memory=True))
+
+
+def refusal(
+    policy: str, cpus: float, memory: float, scope: str = "container", machine: Machine = MACHINE
+) -> str:
     of = pod(
         "db",
         {"policy": policy, "cpus": "exclusive", "scope": scope},
         total=resources(cpus, memory),
     )
-    refused = admit(MACHINE, NodeState(), of, container(of, wants=resources(cpus, memory)))
+    refused = admit(machine, NodeState(), of, container(of, wants=resources(cpus, memory)))
     assert isinstance(refused, Refused)
     assert refused.reason == "TopologyAffinityError"
     return refused.message
 
 
 def test_restricted_says_when_no_machine_state_would_help() -> None:
-    """CPUs that need two NUMA nodes and memory that needs one are refused when all is free."""
-    assert refusal("restricted", 6, 8) == (
+    """By the kubelet's rules: two NUMA nodes for CPUs and one for memory never agree."""
+    assert refusal("restricted", 6, 8, machine=KUBELETS) == (
         "pod default/db, container app: cpu and memory: different numbers of NUMA nodes needed: 6 "
         "exclusive CPUs on 2 NUMA nodes, 8 GiB on 1 NUMA node; it needs 6 exclusive CPUs and 8.0 "
         "GiB memory; policy restricted wants one number of NUMA nodes for all, as the kubelet's "
-        "does, so take best-effort; free: NUMA node 0: 4 CPUs, 64.0 GiB memory; NUMA "
-        "node 1: 4 CPUs, 64.0 GiB memory"
+        "does (kubeletMemory), so take best-effort; free: NUMA node 0: 4 CPUs, 64.0 GiB memory; "
+        "NUMA node 1: 4 CPUs, 64.0 GiB memory"
     )
-    assert "; all its containers together need 6 " in refusal("restricted", 6, 8, "pod")
+    assert "; all its containers together need 6 " in refusal("restricted", 6, 8, "pod", KUBELETS)
+
+
+def test_other_refusals_name_the_limit() -> None:
+    assert "8.0 GiB memory on one NUMA node (policy single-numa-node)" in refusal(
+        "single-numa-node", 6, 8
+    )
+
+
+@dataclass
+class Left:
+    """What is left, as far as memory goes."""
+
+    memory_left: dict[int, int]
+    hugepages_left: dict[int, dict[int, int]]
+
+
+@pytest.mark.parametrize(
+    ("memory", "pages", "lacking"),
+    [
+        (5, 9, "hugepages-2Mi: 9 bytes needed, 8 bytes free here"),
+        (6, 8, "memory: 6 bytes needed, 5 bytes free here"),
+        (
+            6,
+            9,
+            "memory: 6 bytes needed, 5 bytes free here and "
+            "hugepages-2Mi: 9 bytes needed, 8 bytes free here",
+        ),
+    ],
+)
+def test_memory_that_there_is_just_enough_of_is_not_named(
+    memory: int, pages: int, lacking: str
+) -> None:
+    size = 2 << 20
+    left = cast(ResourceTable, Left({0: 5, 1: 99}, {size: {0: 8, 1: 99}}))
+    demand = Demand(memory_bytes=memory, hugepages={size: pages})
+    assert memory_lacking(demand, left, NUMASet([0]), "here") == lacking

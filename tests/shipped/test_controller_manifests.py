@@ -58,7 +58,7 @@ def test_where_it_looks_is_where_things_are() -> None:
 
 
 def test_the_policy_names_the_one_annotation() -> None:
-    policy, binding = documents("policies.yaml")
+    policy, binding, *_ = documents("policies.yaml")
     assert binding["spec"]["validationActions"] == ["Deny"]
     assert policy["spec"]["failurePolicy"] == "Fail"
     assert (

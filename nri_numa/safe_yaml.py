@@ -24,9 +24,20 @@ class BadValue(yaml.MarkedYAMLError):
 
 
 class Loader(_Base):  # type: ignore[misc]  # the C loader has no type
-    """A safe loader that knows no words of its own but ``null`` and ``<<``; readers add theirs."""
+    """A safe loader that knows no words of its own but ``null`` and ``<<``; readers add theirs.
+
+    It makes what JSON has: bytes, dates and sets are refused.
+    """
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """What a node stands for; its tag may promise what it is not, such as ``!!int x``."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except (KeyError, ValueError) as error:
+            problem = f"{node.value!r} is no {node.tag.rpartition(':')[2]}"
+            raise BadValue(problem=problem, problem_mark=node.start_mark) from error
 
 
 def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
@@ -54,6 +65,8 @@ Loader.add_implicit_resolver(
 )
 Loader.add_implicit_resolver(_MERGE, re.compile(r"^<<$"), ["<"])
 Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+for _tag in ("binary", "timestamp", "set", "omap", "pairs"):
+    del Loader.yaml_constructors[f"tag:yaml.org,2002:{_tag}"]
 
 
 def limit_depth(text: str) -> None:

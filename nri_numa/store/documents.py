@@ -8,7 +8,7 @@ default, so that older checkpoints load.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from nri_numa.engine.ahead import Names
 from nri_numa.engine.invariants import contradiction
@@ -20,6 +20,8 @@ from nri_numa.machine.cpuset import CPUSet, NUMASet
 
 Document = dict[str, Any]
 
+LARGEST: Final = 1 << 53
+"""Bytes, thousandths of a CPU and the like; JSON knows no larger whole numbers for sure."""
 CONTAINER = "c/"
 POD = "p/"
 
@@ -103,18 +105,22 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
         numa_nodes=NUMASet.parse(document.get("numa", "")),
         mems=NUMASet.parse(document.get("mems", "")),
         charges={
-            int(i): Charge(int(milli), int(memory), {int(k): int(v) for k, v in pages.items()})
+            int(i): Charge(
+                _amount(milli),
+                _amount(memory),
+                {_amount(k): _amount(v) for k, v in pages.items()},
+            )
             for i, (milli, memory, pages) in document.get("charges", {}).items()
         },
-        cpu_milli=int(document.get("cpu_milli", 0)),
-        memory_bytes=int(document.get("memory", 0)),
-        hugepages={int(k): int(v) for k, v in document.get("hugepages", {}).items()},
+        cpu_milli=_amount(document.get("cpu_milli", 0)),
+        memory_bytes=_amount(document.get("memory", 0)),
+        hugepages={_amount(k): _amount(v) for k, v in document.get("hugepages", {}).items()},
         policy=Policy(document.get("policy", "none")),
         smt=SMT(document.get("smt", "any")),
-        load=None if load is None else Load(tuple((int(a), int(b)) for a, b in load)),
+        load=None if load is None else Load(tuple((_amount(a), _amount(b)) for a, b in load)),
         preferred=bool(document.get("preferred", True)),
         pinned=CPUSet.parse(document.get("pinned", "")),
-        quota=None if quota is None else int(quota),
+        quota=None if quota is None else _amount(quota, least=-1),
         slots=_text(document.get("slots", "")),
         mempolicy=MemoryPolicy(document.get("mempolicy", "default")),
         ended=float(document.get("ended", 0.0)),
@@ -129,6 +135,14 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a text, not {value!r}")
     return value
+
+
+def _amount(value: Any, least: int = 0) -> int:
+    """A number of something; sums of them stay within 64 bits."""
+    found = int(value)
+    if not least <= found <= LARGEST:
+        raise ValueError(f"expected {least} to {LARGEST}, not {str(value)[:40]}")
+    return found
 
 
 def pod_document(record: PodRecord) -> Document | None:

@@ -542,6 +542,26 @@ def test_helm_refuses_them_too() -> None:
     assert "strategie" in done.stderr
 
 
+@pytest.mark.parametrize("other", ["devicePlugin.enabled", "config.publish.capacity"])
+def test_cpus_are_offered_to_schedulers_in_one_way(other: str) -> None:
+    done = helm("--set", "publish.enabled=true,config.dra.enabled=true", "--set", f"{other}=true")
+    assert done.returncode != 0
+    assert "offer the same CPUs once more" in done.stderr
+
+
+@pytest.mark.parametrize("part", ["scheduler", "controller"])
+def test_deployments_go_where_values_say(part: str) -> None:
+    there: dict[str, Any] = {
+        "nodeSelector": {"role": "infra"},
+        "tolerations": [{"key": "infra", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+    }
+    wanted = json.dumps({"enabled": True, **there})
+    spec = helmed("--set-json", f"{part}={wanted}")["Deployment"]["spec"]["template"]["spec"]
+    assert spec["nodeSelector"].items() >= there["nodeSelector"].items()
+    assert (spec["tolerations"], spec["affinity"]) == (there["tolerations"], there["affinity"])
+
+
 def test_probes_follow_the_address() -> None:
     documents = helmed(
         *("--set", "config.http.address=0.0.0.0:9999", "--set", "config.http.tokenFile=/t"),

@@ -653,3 +653,20 @@ def test_a_token_is_not_taken_over_an_open_network(tmp_path: Path) -> None:
         "http.tlsCert and http.tlsKey, or listen on 127.0.0.1, or set "
         "http.allowPlaintextToken: true where the network itself encrypts"
     )
+
+
+@pytest.mark.parametrize("key", ["nodeName", "strategy", "log", "kubelet"])
+@pytest.mark.parametrize(
+    "value",
+    ["!!binary AAAA", "!!timestamp 2026-01-01", "!!set {a}", "!!omap [a: b]", "!!int x",
+     "!!float x", "!!bool x", "!!python/name:os.x y", "5", "true", "1.5", "[a]",
+     "{? !!binary A : b}"],
+)  # fmt: skip
+def test_values_of_other_types_are_mistakes_like_others(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    """Tags that YAML has and JSON has not were a traceback, of `check` and of a reload."""
+    file = tmp_path / "agent.yaml"
+    file.write_text(f"{key}: {value}\n")
+    with pytest.raises(ConfigError):
+        config.load(file, {}, {})

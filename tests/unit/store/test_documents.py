@@ -31,6 +31,12 @@ SHORT = {
         {"charges": {"0": [1]}},
         {"since": "x"},
         {"kind": "exclusive"},
+        {"memory": 10**30},
+        {"memory": -1},
+        {"cpu_milli": 10**30},
+        {"hugepages": {"2097152": 10**30}},
+        {"charges": {"0": [0, 10**30, {}]}},
+        {"quota": -(10**30)},
     ],
 )
 def test_a_damaged_document_costs_itself_and_is_said(damage: dict[str, object]) -> None:

@@ -131,6 +131,12 @@ class CgroupReader:
         path = self._path_of(place.pid) if place.pid > 0 else ""
         return os.path.join(self.hierarchy, path) if path else ""
 
+    def is_gone(self, place: CgroupPlace) -> bool:
+        """Whether a cgroup is not there, though what it was below can be seen from here."""
+        path = relative_path(place.cgroups_path)
+        top = os.path.join(self.hierarchy, path.partition("/")[0])
+        return bool(path) and os.path.isdir(top) and not self.directory_of(place)
+
     def in_the_way(self, place: CgroupPlace, name: str, wanted: str) -> str:
         """Which cgroup keeps the kernel from taking a list, in words; empty where none does.
 

@@ -24,7 +24,7 @@ from nri_numa.engine.values.answers import NO_CHANGE, ContainerUpdate, StateChan
 from nri_numa.engine.values.kubelet import KubeletGrants
 from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources
-from nri_numa.machine.cgroups import CgroupPlace
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.node.afterwards import Afterwards
@@ -128,6 +128,7 @@ class Agent:
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
         self._listeners: list[Callable[[], None]] = []
         self.places: dict[str, CgroupPlace] = {}
+        self._sandboxes: dict[str, CgroupPlace] = {}
         self.starts = Starts(write)
         self._ended: dict[str, None] = {}
         self.concern: Callable[[Collection[str], int], object] = lambda ids, applying: None
@@ -279,10 +280,18 @@ class Agent:
         """A pod's sandbox stopped: none of its containers comes again."""
         self._let_go(self.state.kept_for(uid))
 
-    def look_at_kept(self) -> None:
-        """Give back what pods have kept for too long; called every few seconds."""
+    def look_at_kept(self, reader: CgroupReader) -> None:
+        """Give back what pods have kept for too long, or have no use for; called every few seconds.
+
+        A runtime reports no stop of a sandbox that is older than itself, and over CRI none at all:
+        the sandbox's cgroup shows it.
+        """
         latest = self._now() - self.machine.settings.kept_seconds
-        self._let_go([a for a in self.state.allocations.values() if a.ended and a.ended <= latest])
+        kept = [a for a in self.state.allocations.values() if a.ended]
+        pods = {a.pod_id for a in kept}
+        self._sandboxes = {i: place for i, place in self._sandboxes.items() if i in pods}
+        gone = {i for i, place in self._sandboxes.items() if reader.is_gone(place)}
+        self._let_go([a for a in kept if a.ended <= latest or a.pod_id in gone])
 
     def _let_go(self, kept: Sequence[Allocation]) -> None:
         if not kept:
@@ -574,7 +583,10 @@ class Agent:
     def _forget(self, container_id: str) -> None:
         self._traces.pop(container_id, None)
         self._pending.take(container_id)
-        self.places.pop(container_id, None)
+        place, kept = self.places.pop(container_id, None), self.state.allocations.get(container_id)
+        if place is not None and kept is not None:
+            path = place.cgroups_path.replace(container_id, kept.pod_id)
+            self._sandboxes[kept.pod_id] = CgroupPlace(path)
         self.starts.end(container_id)
         self.differences.forget(container_id)
         self._ended[container_id] = None

@@ -264,6 +264,7 @@ class Daemon:
             rereading=self._rereading,
             pending=PendingPush(self.agent, self.sender),
             unanswered=self._unanswered,
+            reader=reader,
         )
         self.serving: Serving | None = None
         if configuration.split_address(config.http.address) or config.http.socket:

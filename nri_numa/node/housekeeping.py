@@ -13,6 +13,7 @@ from typing import Final
 
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.errors import CheckpointError
+from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.node.agent import Agent
 from nri_numa.node.claim import RuntimeClaim
 from nri_numa.node.explanations import ExplanationFile
@@ -48,6 +49,7 @@ class Housekeeping:
     Args:
         agent, metrics, notifier, store, claim, explanations, unmatched, rereading, pending,
             unanswered: whose turn comes in each round, or every few.
+        reader: of cgroups.
         gaps: knows how long the event loop kept others waiting.
         look: asks the runtime for a picture of the node; gives why it failed, empty when not.
 
@@ -70,6 +72,7 @@ class Housekeeping:
         rereading: Rereading,
         pending: PendingPush,
         unanswered: Unanswered,
+        reader: CgroupReader,
     ) -> None:
         self.blind = False
         self._agent = agent
@@ -84,6 +87,7 @@ class Housekeeping:
         self._rereading = rereading
         self._pending = pending
         self._unanswered = unanswered
+        self._reader = reader
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._look_in = 0
         self._trim = Trim()
@@ -103,7 +107,7 @@ class Housekeeping:
                 await self._rereading.read_memory(self._agent)
             if round_number % HOTPLUG_EVERY == 0:
                 await self._rereading.look(self._agent)
-                self._agent.look_at_kept()
+                self._agent.look_at_kept(self._reader)
             self._compact()
             self._claim.share()
             if round_number % EXPLANATIONS_EVERY == 0:

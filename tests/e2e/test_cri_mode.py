@@ -140,7 +140,7 @@ def test_neighbours_leave_exclusive_cpus_and_get_them_back(
     poll(lambda: cri.allowed(owner).cpus != str(MACHINE) or None, "the owner's CPUs")
     owned = cri.allowed(owner).cpus
     settled(cri, neighbour, str(MACHINE - type(MACHINE).parse(owned)))
-    cri.stop(owner)
+    cri.stop_pod(pod)
     settled(cri, neighbour, str(MACHINE))
     asked(plugin, "/v1/status")
     assert plugin.metric("nri_numa_internal_errors_total") == 0

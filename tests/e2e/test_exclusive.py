@@ -31,7 +31,7 @@ def cpus(cri: CRI, container: Container) -> CPUSet:
 @pytest.mark.core
 @pytest.mark.cpus(3, proven_by="exclusive_leaves_the_shared")
 def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
-    """The grant's own answer takes the CPUs from all others; the stop gives them back."""
+    """The grant's own answer takes the CPUs from all others; the end of its pod gives them back."""
     before = cri.run(cri.run_pod("before", qos=QoS.BURSTABLE), resources=burstable(0.5))
     pod = cri.run_pod("owner", annotations=EXCLUSIVE)
     owner = cri.create(pod, resources=guaranteed(2))
@@ -42,16 +42,24 @@ def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
     after = cri.run(cri.run_pod("after", qos=QoS.BURSTABLE), resources=burstable(0.5))
     assert CPUSet.parse(cri.first_line(after).cpus) == MACHINE - taken
     cri.stop(owner)
+    assert cpus(cri, before) == MACHINE - taken  # its pod may start it again
+    cri.stop_pod(pod)
     for container in (before, after):
         poll(lambda c=container: cpus(cri, c) == MACHINE or None, "CPUs given back")  # type: ignore[misc]  # bound per turn
 
 
-def test_an_owner_that_exits_by_itself_gives_back_too(cri: CRI, plugin: PluginProcess) -> None:
+def test_an_owner_that_exits_by_itself_has_its_cpus_again(cri: CRI, plugin: PluginProcess) -> None:
+    """They are kept for its pod; with the pod they are given back."""
     shared = cri.run(cri.run_pod("shared"))
     pod = cri.run_pod("short", annotations=EXCLUSIVE)
-    cri.run(pod, resources=guaranteed(1), command=("/bin/true",))
+    first = cri.run(pod, resources=guaranteed(1), command=("/bin/true",))
+    kept = MACHINE - cpus(cri, shared)
+    assert len(kept) == 1
+    poll(lambda: not cri.running(first) or None, "its end")
+    assert cpus(cri, cri.run(pod, "main", resources=guaranteed(1), attempt=1)) == kept
+    assert cpus(cri, shared) == MACHINE - kept
+    cri.remove_pod(pod)
     poll(lambda: cpus(cri, shared) == MACHINE or None, "CPUs given back")
-    assert len(cpus(cri, cri.run(pod, "next", resources=guaranteed(1)))) == 1
 
 
 @pytest.mark.core
@@ -145,6 +153,7 @@ def test_a_failed_creation_gives_back(cri: CRI, plugin: PluginProcess) -> None:
     with pytest.raises(CRIError, match="StartContainer"):
         cri.start(broken)
     cri.remove(broken)
-    poll(lambda: cpus(cri, shared) == MACHINE or None, "CPUs given back")
     fine = cri.run(pod, "main", resources=guaranteed(most), attempt=1)
     assert len(cpus(cri, fine)) == most
+    cri.remove_pod(pod)
+    poll(lambda: cpus(cri, shared) == MACHINE or None, "CPUs given back")

@@ -84,9 +84,9 @@ class Node:
             assert not new & self.seen[0]
             assert not new & self.seen[1]
             assert cpus(cri, self.shared) == MACHINE - self.seen[0] - new
-            cri.stop(late)
+            cri.remove_pod(pod)
         settled(cri, self.shared, self.seen[2])
-        cri.stop(self.owner)
+        cri.remove_pod(self.owner.pod)
         settled(cri, self.shared, MACHINE)
 
 
@@ -136,6 +136,7 @@ STEPS: tuple[tuple[str, Callable[[CRI, dict[str, Container]], None]], ...] = (
     ("resized", lambda cri, own: cri.update(own["owner"], guaranteed(1))),
     ("stopped", lambda cri, own: cri.stop(own["owner"])),
     ("removed", lambda cri, own: cri.remove(own["owner"])),
+    ("its pod removed", lambda cri, own: cri.remove_pod(own["owner"].pod)),
 )
 
 
@@ -149,8 +150,9 @@ def test_kill_between_any_two_steps(cri: CRI, plugin: PluginProcess, killed_afte
         step(cri, own)
         if number == killed_after:
             plugin.restart(kill=True)
-        taken = NO_CPUS
-        if name in ("started", "resized"):
+        if name in ("nothing", "its pod removed"):
+            taken = NO_CPUS
+        elif name in ("started", "resized"):
             taken = cpus(cri, own["owner"])
             assert len(taken) == (MANY if name == "started" else 1)
             assert CPUSet.parse("1") != taken
@@ -186,7 +188,7 @@ def test_containers_started_while_we_were_away_are_found(cri: CRI, plugin: Plugi
 def test_containers_gone_while_we_were_away_give_back(cri: CRI, plugin: PluginProcess) -> None:
     node = Node.create(cri)
     plugin.kill()
-    cri.remove(node.owner)
+    cri.remove_pod(node.owner.pod)
     plugin.start()
     settled(cri, node.shared, MACHINE)
 
@@ -208,6 +210,17 @@ def test_containerd_restart_loses_nothing(
     plugin.wait_ready()
     assert plugin.pid == process
     node.check(cri)
+
+
+def test_a_pod_older_than_its_runtime_gives_back_when_it_ends(
+    containerd: Containerd, cri: CRI, plugin: PluginProcess
+) -> None:
+    """The runtime reports no stop of its sandbox; the cgroup that is gone shows it."""
+    node = Node.create(cri)
+    containerd.restart(kill=True)
+    plugin.wait_ready()
+    cri.remove_pod(node.owner.pod)
+    settled(cri, node.shared, MACHINE)
 
 
 def test_the_plugin_may_start_before_containerd(

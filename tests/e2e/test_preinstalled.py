@@ -84,11 +84,10 @@ def test_the_next_one_started_goes_on(containerd: Containerd, cri: CRI, launched
     else:
         own = cri.run(late, resources=guaranteed(1))
         assert not CPUSet.parse(cri.allowed(own).cpus) & CPUSet.parse(before[0].cpus)
-        cri.stop(own)
+        cri.stop_pod(late)
     poll(lambda: CPUSet.parse(cri.allowed(shared).cpus) == rest or None, "late gave back")
-    # NRI 0.6 tells launched plugins no stop of a container older than itself: the plugin looks.
-    cri.stop(owner)
-    cri.remove(owner)
+    # NRI 0.6 tells launched plugins no stop of a pod older than itself: the plugin looks.
+    cri.remove_pod(owner.pod)
     poll(
         lambda: cri.allowed(shared).cpus == allowed("self").cpus or None,
         "CPUs given back",

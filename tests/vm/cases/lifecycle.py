@@ -63,7 +63,7 @@ def plugin_killed(guest: Guest) -> None:
     guest.plugin.start()
     node.unmoved(guest, "after the plugin is back")
     node.next_owner(guest)
-    guest.containerd.cri.stop(node.owner)
+    guest.containerd.cri.stop_pod(node.owner.pod)
 
 
 @case()

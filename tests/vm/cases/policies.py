@@ -105,7 +105,7 @@ def best_effort_admitted(guest: Guest) -> None:
 
 @case()
 def exclusive_leaves_the_shared(guest: Guest) -> None:
-    """Exclusive CPUs leave a running shared container at once and come back with the stop."""
+    """Exclusive CPUs leave a running shared container at once and come back with the pod's end."""
     shared = guest.pod("shared")
     guest.pinned(shared, cpus=guest.online)
     owner = guest.pod("owner", {"cpus": "exclusive"}, cpus=2)
@@ -116,7 +116,7 @@ def exclusive_leaves_the_shared(guest: Guest) -> None:
     guest.pinned(late, cpus=guest.online - own)
     message = guest.refused("thief", {"numacpu": str(min(own))})
     guest.mentions(message, "default/thief", "default/owner/main")
-    guest.containerd.cri.stop(owner)
+    guest.containerd.cri.stop_pod(owner.pod)
     guest.settles(shared, cpus=guest.online)
     guest.settles(late, cpus=guest.online)
 

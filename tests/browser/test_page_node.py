@@ -122,7 +122,8 @@ def test_a_storm_of_changes_is_drawn_to_its_end(page: Page) -> None:
             for n in range(150):
                 made = await node.start(f"brief-{n}", cpus=2, memory_gib=1, policy="best-effort")
                 await asyncio.sleep(0)
-                await node.runtime.remove_container(made)
+                of = node.runtime.containers[made].message.pod_sandbox_id
+                await node.runtime.remove_pod(of)
             await node.start("last", cpus=2, memory_gib=1, policy="best-effort")
 
         node.do(storm())

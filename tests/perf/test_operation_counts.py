@@ -199,7 +199,7 @@ def test_a_request_stays_within_its_number_of_calls() -> None:
 
 
 CREATE_CALLS = 466
-STOP_CALLS = 74
+STOP_CALLS = 75
 
 
 class Loop:

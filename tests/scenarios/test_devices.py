@@ -271,3 +271,13 @@ def test_pods_without_devices_keep_away_from_free_ones() -> None:
     of = pod("c", {"policy": "single-numa-node"})
     assert world.place(of, container(of, wants=resources(3, 1)))[1] == "0", "it fits nowhere else"
     world.check()
+
+
+def test_a_device_of_two_numa_nodes_counts_on_the_one_that_was_chosen() -> None:
+    world = World(machines.snc_smt())
+    of = pod("gpus", {"policy": "best-effort"})
+    both = request("GPU", {"a": (0,), "b": (0, 3)})
+    world.place(of, replace(container(of, wants=resources(9, 1)), devices=(both,)))
+    cpus, _ = world.has("gpus-app")
+    assert CPUSet.parse(cpus) > world.topology.numa_nodes[0].cpus
+    world.check()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,9 @@ from nri_numa.engine.decision import Refused
 from nri_numa.engine.others.kubelets import shown_kind
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import PodSandbox, QoSClass
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.cgroups import CgroupReader
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -27,6 +31,12 @@ def four(settings: Settings = KEEP) -> World:
 def sixteen() -> World:
     """Two NUMA nodes of 8 CPUs, every CPU a core."""
     return World(machines.dual_no_smt(), KEEP)
+
+
+def cgroups(directory: Path) -> tuple[CgroupTree, CgroupReader]:
+    """Files of cgroup version 2, and what reads them."""
+    tree = CgroupTree(directory / "cgroup", 2, CPUSet.parse("0-3"), NUMASet.parse("0"))
+    return tree, CgroupReader(str(tree.root))
 
 
 def start(world: World, of: PodSandbox, name: str, cpus: float, memory: float = 0) -> str:
@@ -98,16 +108,48 @@ def test_kept_cpus_go_back_when_the_sandbox_stops() -> None:
     world.check()
 
 
-def test_kept_cpus_go_back_after_a_while() -> None:
-    world = four()
+def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
+    world, (_, reader) = four(), cgroups(tmp_path)
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
     world.now += 599
-    world.agent.look_at_kept()
+    world.agent.look_at_kept(reader)
     assert world.agent.state.owned
     world.now += 1
-    world.agent.look_at_kept()
+    world.agent.look_at_kept(reader)
     assert not world.agent.state.owned
+    world.check()
+
+
+def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(tmp_path: Path) -> None:
+    """A runtime that was restarted reports no stop of an older sandbox."""
+    world, (tree, reader) = four(), cgroups(tmp_path)
+    of = pod("db", OWN)
+    made = replace(container(of, "main", wants=resources(3)), cgroups_path="/pods/db/db-main")
+    tree.write(f"/pods/db/{of.id}")
+    world.place(of, made)
+    world.stop(made.id)
+    world.agent.look_at_kept(reader)
+    assert world.agent.state.owned
+    shutil.rmtree(tree.directory(f"/pods/db/{of.id}"))
+    world.agent.look_at_kept(reader)
+    assert not world.agent.state.owned
+    world.check()
+
+
+def test_of_a_checkpoint_older_than_a_grant_nothing_is_kept_that_another_has() -> None:
+    world = four()
+    of = pod("db", OWN)
+    world.stop(start(world, of, "main", 3))
+    older = world.agent.state
+    world.agent.stop_pod(of.uid)
+    own = start(world, pod("other", OWN), "main", 3)
+    had = owned(world, own)
+    world.boot()
+    world.agent.state = older
+    world.synchronize()
+    assert not world.agent.state.kept_for(of.uid)
+    assert owned(world, own) == had
     world.check()
 
 
@@ -182,6 +224,18 @@ def test_the_pods_sum_is_kept_from_its_sandbox_on() -> None:
     assert len(held.cpus) == 4
     world.check()
     start(world, of, "b", 4, 0.5)
+    assert not world.agent.state.kept_for(of.uid)
+    world.check()
+
+
+def test_nothing_is_kept_of_a_sum_that_the_machine_does_not_have() -> None:
+    world = sixteen()
+    of = replace(
+        pod("wide", {"policy": "best-effort", "scope": "pod"}, qos=QoSClass.GUARANTEED),
+        resources=resources(20, 1),
+    )
+    first = start(world, of, "a", 3, 0.5)
+    assert len(owned(world, first)) == 3
     assert not world.agent.state.kept_for(of.uid)
     world.check()
 

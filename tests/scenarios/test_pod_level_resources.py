@@ -42,6 +42,16 @@ def test_three_containers_without_resources_have_their_pods_once(scope: str) -> 
     node.check()
 
 
+def test_a_sum_that_shares_cannot_say_bounds_nothing() -> None:
+    """Shares end at 256 CPUs."""
+    node = world()
+    of = pod("p", NARROW, total=Resources(cpu_shares=262_144))
+    node.place(of, container(of, "a", resources(4, 4)))
+    node.place(of, container(of, "b", resources(4, 4)))
+    assert sums(node) == (8, 8000, 8 * GIB)
+    node.check()
+
+
 def test_a_container_without_resources_beside_one_with_some_has_the_rest() -> None:
     node = world()
     of = pod("p", NARROW, total=resources(4, 4))

@@ -278,6 +278,6 @@ def test_a_device_of_two_numa_nodes_counts_on_the_one_that_was_chosen() -> None:
     of = pod("gpus", {"policy": "best-effort"})
     both = request("GPU", {"a": (0,), "b": (0, 3)})
     world.place(of, replace(container(of, wants=resources(9, 1)), devices=(both,)))
-    cpus, _ = world.has("gpus-app")
-    assert CPUSet.parse(cpus) > world.topology.numa_nodes[0].cpus
+    cpus = CPUSet.parse(world.has("gpus-app")[0])
+    assert [len(node.cpus & cpus) for node in world.topology.numa_nodes.values()] == [5, 4, 0, 0]
     world.check()

@@ -205,7 +205,7 @@ def test_a_pin_that_is_taken_back_is_forgotten(cri: CRI, plugin: PluginProcess) 
     poll(lambda: not cpus(cri, plain) & cpus(cri, owner) or None, "off the owner's CPU")
     cri.update(plain, Resources(cpus=str(MACHINE)))
     assert cpus(cri, plain) == MACHINE - cpus(cri, owner)
-    cri.remove(owner)
+    cri.remove_pod(owner.pod)
     poll(lambda: cpus(cri, plain) == MACHINE or None, "the whole machine again")
 
 
@@ -227,7 +227,7 @@ def test_random_kills_under_churn(cri: CRI, plugin: PluginProcess) -> None:
                 owners[name] = cri.run(pod, resources=guaranteed(1))
         else:
             name = rng.choice(sorted(owners))
-            cri.remove(owners.pop(name))
+            cri.remove_pod(owners.pop(name).pod)
     plugin.wait_ready()
 
     def agreed() -> bool | None:

@@ -31,7 +31,6 @@ EVERYTHING: dict[str, Any] = {
     "publish": {"enabled": True},
     "controller": {"enabled": True, "secretName": "controller"},
     "scheduler": {"enabled": True},
-    "devicePlugin": {"enabled": True},
     "admission": {"lists": True, "exclusive": True},
     "monitoring": {"dashboard": {"enabled": True}},
     "hostPaths": {"kubelet": "/var/lib/kubelet"},
@@ -51,7 +50,7 @@ EVERYTHING: dict[str, Any] = {
         },
     },
 }
-"""Values that switch everything on."""
+"""Values that switch everything on that goes together."""
 SERVED: dict[str, Any] = {
     "scheduler": {
         "enabled": True, "kubeScheduler": {"enabled": False}, "secretName": "extender",
@@ -85,7 +84,9 @@ SERVED: dict[str, Any] = {
             },
             id="served",
         ),
-        pytest.param({"releaseContainers": True}, id="releasing"),
+        pytest.param(
+            {"releaseContainers": True, "devicePlugin": {"enabled": True}}, id="releasing"
+        ),
     ],
 )
 def test_the_api_server_accepts_every_object(client: Client, values: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import IO
 
 from tests import slow
 
@@ -28,6 +29,8 @@ BIN = os.path.dirname(sys.executable)
 # More than eight NUMA nodes on containerd 2.3, sub-NUMA clustering with hyperthreads on 1.7, and a
 # kubelet on two NUMA nodes.
 MACHINES = "ten-nodes,snc-asymmetric,kube-node"
+# How long output may come after a command has ended.
+LEFTOVER_S = 10
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Lane:
         for command in self.commands:
             began = time.monotonic()
             self._say(f"$ {command}")
-            with subprocess.Popen(
+            process = subprocess.Popen(
                 ["nice", f"-n{self.nice}", "bash", "-c", command],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -62,16 +65,22 @@ class Lane:
                 text=True,
                 errors="replace",
                 start_new_session=True,
-            ) as process:
-                processes.add(process)
-                assert process.stdout is not None
-                for line in process.stdout:
-                    self._say(line.rstrip("\n"))
+            )
+            processes.add(process)
+            reader = threading.Thread(target=self._say_all, args=(process.stdout,), daemon=True)
+            reader.start()
+            process.wait()
+            # A process that a test has left behind keeps the pipe open; the lane goes on.
+            reader.join(LEFTOVER_S)
             processes.discard(process)
             self.seconds[command] = time.monotonic() - began
             if process.returncode != 0:
                 self.failed.append(command)
                 self._say(f"exit code {process.returncode}: {command}")
+
+    def _say_all(self, output: IO[str]) -> None:
+        for line in output:
+            self._say(line.rstrip("\n"))
 
     def _say(self, line: str) -> None:
         print(f"{self.name:10} | {line}", flush=True)

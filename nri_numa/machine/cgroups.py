@@ -1,7 +1,7 @@
 """The real cpusets of containers, read and, where the runtime cannot be in time, written.
 
 Reading is done in a thread: a few files for each container. Writing is for containers that are
-being started, whose runtime takes updates down and applies them to nobody (docs/adr/0019), and for
+being started, whose runtime takes updates down and applies them to nobody (docs/adr/0012), and for
 what was found late; the runtime's own record is right by then. `cgroup_layout` says where they are,
 `cpuset_files` how their files are read and written.
 """

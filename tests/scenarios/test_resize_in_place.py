@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.decision import Machine, Reading, Refused
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import QoSClass, Resources
@@ -293,6 +293,22 @@ def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline() -> None:
     assert world.update("a-app", resources(2, 2)) is None
     assert world.agent.state.allocations["a-app"].cpus == had
     assert world.agent.state.charge(0).memory == 2 * GIB
+
+
+def test_resize_while_a_numa_node_is_offline_keeps_it_for_later() -> None:
+    world = world_of()
+    before = start(world, "a", {"policy": "best-effort"}, resources(5.5, 10))
+    assert before == ("0-7", "0-1")
+    offline = CPUSet.parse("4-7")
+    small = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8, offline=offline
+    )
+    for topology in (small, world.topology):
+        world.topology = topology
+        world.apply(world.agent.retopology(Machine(topology=topology, settings=world.settings)))
+        assert world.update("a-app", resources(3.5, 10)) is None
+        world.check()
+    assert world.has("a-app") == before
 
 
 @pytest.mark.parametrize("on_failure", ["reject", "unpinned", "widen"])

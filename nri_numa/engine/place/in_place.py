@@ -97,7 +97,7 @@ class _Change:
     def shared(self) -> Placed | Refusal:
         """The shared CPUs of the NUMA nodes it is on."""
         case, had, wanted = self.case, self.had, self.case.demand
-        numa_nodes = had.numa_nodes & case.machine.topology.cpu_nodes or had.numa_nodes
+        numa_nodes = had.numa_nodes
         self.steps.append(f"stays on {numa_text(numa_nodes)}")
         left = case.shared_left
         if wanted.cpu_milli > had.cpu_milli:

@@ -293,6 +293,7 @@ FORGED = {
         claim(kind="explicit", owned=True), {"numacpu": "1"}, 1.0, "1"
     ),
     "a list it has not": (claim(kind="explicit", cpus="1-9"), {"numacpu": "1"}, 1.0, "1-9"),
+    "a list where its pod has none": (claim(kind="explicit"), {}, 1.0, "1"),
     "a size that cannot be owned": (claim(), OWN, 0.5, "1"),
     "memory nodes it does not list": (
         claim(kind="unbound", cpus="", mems="1"), {"numamem": "0"}, 1.0, ""

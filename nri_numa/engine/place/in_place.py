@@ -24,7 +24,7 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.memory.memory_manager import pages_name
 from nri_numa.engine.others.elsewhere import given_last
-from nri_numa.engine.place.explicit import may_own, unpaid
+from nri_numa.engine.place.explicit import may_own, owned_by_pod, unpaid
 from nri_numa.engine.place.memory_policy import in_turn
 from nri_numa.engine.place.needs import kept_for_groups, loads_of
 from nri_numa.engine.place.placement import (
@@ -84,8 +84,15 @@ class _Change:
         """CPUs of a list stay that list; only the amounts change."""
         case, had, topology = self.case, self.had, self.case.machine.topology
         milli: dict[int, int] = {}
-        if had.owned and not may_own(case.requested, had.cpus, case.demand):
-            return unpaid(case, had.cpus)
+        if had.owned:
+            # The runtime may tell the pod's sum of its creation, not that of now.
+            paid = case.demand.cpu_paid_milli
+            paid += sum(a.cpu_milli for a in owned_by_pod(case, had.cpus))
+            if case.demand.pod_paid_milli is not None:
+                paid = min(paid, case.demand.pod_paid_milli)
+            case = replace(case, demand=replace(case.demand, pod_paid_milli=paid))
+            if not may_own(case.requested, had.cpus, case.demand):
+                return unpaid(case, had.cpus)
         if had.cpus:
             want = 1000 * len(had.cpus) if had.owned else self._allocated_milli()
             milli = {

@@ -14,7 +14,7 @@ from nri_numa.engine.accounting import shared_milli
 from nri_numa.engine.case import Case
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.others.holders import holders_text, named
-from nri_numa.engine.state import Allocation, NodeState
+from nri_numa.engine.state import Allocation, NodeState, union
 from nri_numa.engine.values.limits import EVERYTHING, CPUAmount, NamespaceQuota
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import IsolatedCPUs
@@ -192,7 +192,7 @@ def _over_quota(case: Case, who: str, withheld: CPUSet, idle: CPUSet) -> Refusal
     if entry is not None and entry.quota.exclusive != EVERYTHING:
         limit = entry.quota.exclusive.of(total)
         mine = [a for a in state.allocations.values() if a.owned and a.namespace == pod.namespace]
-        taken = sum(len(a.cpus) + len(a.idle) for a in mine)
+        taken = len(union(a.cpus | a.idle for a in mine))
         if taken + len(withheld) > limit:
             what = f"exclusive CPUs of namespace {pod.namespace}"
             name = f"{entry.name}.exclusiveCPUs"
@@ -232,9 +232,7 @@ def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
         for i in state.listed
         if state.allocations[i].namespace == pod.namespace
     ]
-    before = NO_CPUS
-    for a in mine:
-        before = before | (a.cpus - reserved)
+    before = union(a.cpus for a in mine) - reserved
     limit, asked = entry.quota.listed.of(total), len(cpus - reserved - before)
     if len(before) + asked > limit:
         what = f"listed CPUs of namespace {pod.namespace}"

@@ -276,6 +276,7 @@ def test_resize_that_whole_cores_cannot_make_is_refused() -> None:
     refused = world.update("a-app", resources(3, 1))
     assert isinstance(refused, Refused)
     assert refused.reason == "SMTAlignmentError"
+    assert "so 2 or 4 would fit" in refused.message
     assert world.update("a-app", resources(4, 1)) is None
     assert len(world.cpus("a-app")) == 4
 

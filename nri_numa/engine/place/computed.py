@@ -297,7 +297,7 @@ def _take_failed(
     if isinstance(failed, SMTAlignmentRefused):
         return Refusal(
             reason="SMTAlignmentError",
-            message=f"{case.who}: {misaligned(failed, case.smt)}; free: {left}{holders}",
+            message=f"{case.who}: {misaligned(case, failed, case.smt)}; free: {left}{holders}",
             rule="smt: full-core gives whole cores only",
             alignment=found.alignment,
         )

@@ -235,7 +235,7 @@ class _Change:
 
     def _misaligned(self, refused: NotEnoughCPUs | SMTAlignmentRefused) -> Refusal:
         told = (
-            misaligned(refused, self._smt())
+            misaligned(self.case, refused, self._smt())
             if isinstance(refused, SMTAlignmentRefused)
             else too_few(self.case.machine, refused, None)
         )

@@ -214,11 +214,11 @@ def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
     new = cpus - state.listed_cpus
     if not new or case.demand.cpu_paid_milli >= 1000 * len(cpus):
         return None
-    limits, total = machine.settings.limits, cpu_count(machine)
+    limits = machine.settings.limits
     # Alone, reserved CPUs withhold nothing: nobody can own them anyway.
     reserved = machine.settings.reserved_cpus
     new, used = new - reserved, state.listed_cpus - reserved
-    limit = limits.quota.listed.of(total)
+    limit = _listed_at_most(machine, limits.quota.listed)
     if len(used) + len(new) > limit:
         return _refused(
             who, "quotas.listedCPUs", "listed CPUs", limit, len(used), len(new),
@@ -233,11 +233,18 @@ def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
         if state.allocations[i].namespace == pod.namespace
     ]
     before = union(a.cpus for a in mine) - reserved
-    limit, asked = entry.quota.listed.of(total), len(cpus - reserved - before)
+    limit = _listed_at_most(machine, entry.quota.listed)
+    asked = len(cpus - reserved - before)
     if len(before) + asked > limit:
         what = f"listed CPUs of namespace {pod.namespace}"
         return _refused(who, f"{entry.name}.listedCPUs", what, limit, len(before), asked, mine)
     return None
+
+
+def _listed_at_most(machine: Machine, amount: CPUAmount) -> int:
+    """A quota of lists; a part of a small machine is at least a core, and two CPUs."""
+    count = amount.of(cpu_count(machine))
+    return max(count, 2, machine.topology.threads_per_core) if amount.percent else count
 
 
 def _entry(machine: Machine, pod: PodSandbox) -> NamespaceQuota | None:

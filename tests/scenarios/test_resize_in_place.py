@@ -56,7 +56,7 @@ def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused() ->
     assert refused.reason == "NotEnoughCPUs"
     assert refused.message == (
         "resize refused: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free on "
-        "NUMA node 0 for it (smt: spread)"
+        "NUMA node 0 for it (smt: spread); held: default/own/app has exclusive CPUs 0-2"
     )
     assert world.has("a-app") == before
     world.check()

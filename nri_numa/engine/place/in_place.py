@@ -24,6 +24,7 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.memory.memory_manager import pages_name
 from nri_numa.engine.others.elsewhere import given_last
+from nri_numa.engine.others.holders import holders_text
 from nri_numa.engine.place.explicit import may_own, owned_by_pod, unpaid
 from nri_numa.engine.place.memory_policy import in_turn
 from nri_numa.engine.place.needs import kept_for_groups, loads_of
@@ -31,7 +32,6 @@ from nri_numa.engine.place.placement import (
     Placed,
     exclusive_text,
     human_bytes,
-    human_milli,
     spread_charges,
 )
 from nri_numa.engine.place.quotas import grant_refused, kept_for_pool, ownable
@@ -40,7 +40,7 @@ from nri_numa.engine.state import Allocation, Kind
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import SMT, OnFailure
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.words import human_milli, numa_text
 
 RULE = "a resize stays in place"
 LESS = "less than asked for"
@@ -112,6 +112,7 @@ class _Change:
             if have < wanted.cpu_milli:
                 free = f"{human_milli(have)} free on {numa_text(numa_nodes)}"
                 text = f"{case.who}: {short('cpu', human_milli(wanted.cpu_milli), free)}"
+                text += holders_text(case.state, numa_nodes, requests=True)
                 if case.on_failure is OnFailure.REJECT:
                     return Refusal(reason="NotEnoughCPUs", message=text, rule=RULE)
                 self.steps.append(text)
@@ -196,7 +197,8 @@ class _Change:
                 reason="NotEnoughCPUs",
                 message=f"{case.who}: "
                 + short("cpu", exclusive_text(count), f"{room} free on {numa_text(home)} for it")
-                + f" (smt: {self._smt().value})",
+                + f" (smt: {self._smt().value})"
+                + holders_text(rest, home, requests=True),
                 rule=RULE,
             )
         who = f"{case.who}: cpu: {exclusive_text(count)}"

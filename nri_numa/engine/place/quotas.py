@@ -19,7 +19,7 @@ from nri_numa.engine.values.limits import EVERYTHING, CPUAmount, NamespaceQuota
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import IsolatedCPUs
 from nri_numa.engine.values.workload import SMT, PodSandbox
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.words import counted
 
 
@@ -160,7 +160,7 @@ def _below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet)
                 message=f"{who} would leave {len(left & cpus)} of the "
                 f"{counted(len(pool & cpus), 'CPU')} in the shared pool of NUMA node {i} for other "
                 f"containers; expected at least {keep} to stay (sharedPool.numaNodeCPUs)"
-                + holders_text(state, cpus),
+                + holders_text(state, NUMASet([i])),
                 rule=f"the shared pool of NUMA node {i} keeps {counted(keep, 'CPU')}",
                 widenable=True,
             )

@@ -15,7 +15,6 @@ from nri_numa.engine.place.needs import ResourceTable
 from nri_numa.engine.place.placement import (
     exclusive_text,
     human_bytes,
-    human_milli,
     per_node,
 )
 from nri_numa.engine.place.quotas import ownable_at_most
@@ -23,7 +22,7 @@ from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.values.settings import IsolatedCPUs
 from nri_numa.engine.values.workload import SMT, Bind, Policy, Scope
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import agree, numa_text
+from nri_numa.machine.words import agree, human_milli, numa_text
 
 
 def needed_text(case: Case) -> str:

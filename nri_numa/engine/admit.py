@@ -128,7 +128,8 @@ def admit(
     needs: Demand | Refusal = NO_DEMAND
     alone = requested.leave_alone
     if not alone and (side is None or isinstance(side, Ours)):
-        others_have = state.charge_of_pod(pod.uid, container.id)
+        pods_list = requested.listed_cpus if requested.pods_list else NO_CPUS
+        others_have = state.charge_of_pod(pod.uid, container.id, pods_list)
         needs = demand(pod, container, requested, machine.memory_total, others_have)
     known = NO_DEMAND if isinstance(needs, Refusal) else needs
     first = record is None or record.affinity is None
@@ -361,7 +362,12 @@ def release(
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.ended:
         return Released(state=state)
-    keep = ended is not None and allocation.owned and machine.settings.kept_seconds
+    keep = (
+        ended is not None
+        and allocation.owned
+        and machine.settings.kept_seconds
+        and not state.owned_beside(allocation)
+    )
     after = (
         state.with_kept(container_id, ended)
         if keep and ended is not None
@@ -540,6 +546,8 @@ def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
     pod, container, requested, needs = case.pod, case.container, case.requested, case.demand
     quota = container.resources.cpu_quota
     lifted = placed.owned and case.machine.settings.lift_quota and quota is not None and quota > 0
+    if lifted and requested.pods_list and needs.size_milli < 1000 * len(placed.cpus):
+        lifted = False  # others of its pod run there too
     return Allocation(
         **identity(pod, container),
         kind=placed.kind,

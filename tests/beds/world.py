@@ -324,6 +324,11 @@ class World:
                 if allocation.mems:
                     assert NUMASet.parse(made.resources.mems) == allocation.mems
             for other_id, other in state.allocations.items():
+                if (
+                    other.exclusive_list is not None
+                    and other.exclusive_list == allocation.exclusive_list
+                ):
+                    continue  # its pod's
                 if other.owned and other_id != container_id and not self._observe:
                     assert not self.cpus(container_id) & other.cpus, (
                         f"{container_id} may run on CPUs that {other_id} owns"

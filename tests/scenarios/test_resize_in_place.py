@@ -56,7 +56,7 @@ def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused() ->
     assert refused.reason == "NotEnoughCPUs"
     assert refused.message == (
         "resize refused: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free on "
-        "NUMA node 0 for it (smt: spread)"
+        "NUMA node 0 for it (smt: spread); held: default/own/app has exclusive CPUs 0-2"
     )
     assert world.has("a-app") == before
     world.check()
@@ -276,6 +276,7 @@ def test_resize_that_whole_cores_cannot_make_is_refused() -> None:
     refused = world.update("a-app", resources(3, 1))
     assert isinstance(refused, Refused)
     assert refused.reason == "SMTAlignmentError"
+    assert "so 2 or 4 would fit" in refused.message
     assert world.update("a-app", resources(4, 1)) is None
     assert len(world.cpus("a-app")) == 4
 

@@ -47,6 +47,9 @@ SYNCHRONIZE_SECONDS = 1.0
 """Time for decisions in a Synchronize; the runtime waits two seconds for all of it unless it tells
 less (``plugin_request_timeout``), and then drops the plugin."""
 
+START_SECONDS = 120.0
+"""A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
+
 Rewritten = Callable[[Allocation, Allocation, str, str], object]
 
 _NOWHERE = CgroupPlace()
@@ -276,22 +279,34 @@ class Agent:
             self._swap(kept.state, kept.change)
             self._remember(kept.updates)
 
-    def stop_pod(self, uid: str) -> None:
-        """A pod's sandbox stopped: none of its containers comes again."""
-        self._let_go(self.state.kept_for(uid))
+    def stop_pod(self, uid: str, sandbox: str) -> None:
+        """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
+        record = self.state.pods.get(uid)
+        every = [self.state.allocations[i] for i in sorted(record.containers)] if record else []
+        over = [a for a in every if a.ended or a.container_id in self.starts]
+        self._let_go([a for a in over if a.pod_id == sandbox])
 
     def look_at_kept(self, reader: CgroupReader) -> None:
         """Give back what pods have kept for too long, or have no use for; called every few seconds.
 
         A runtime reports no stop of a sandbox that is older than itself, and over CRI none at all:
-        the sandbox's cgroup shows it.
+        the sandbox's cgroup shows it. Nor does it report a failed start, whose cgroup is not there.
         """
-        latest = self._now() - self.machine.settings.kept_seconds
+        seconds = self.machine.settings.kept_seconds
+        latest = self._now() - seconds
         kept = [a for a in self.state.allocations.values() if a.ended]
         pods = {a.pod_id for a in kept}
         self._sandboxes = {i: place for i, place in self._sandboxes.items() if i in pods}
         gone = {i for i, place in self._sandboxes.items() if reader.is_gone(place)}
-        self._let_go([a for a in kept if a.ended <= latest or a.pod_id in gone])
+        waiting = [a for i in self.starts.ids() if (a := self.state.allocations.get(i))]
+        latest_start = self._now() - max(seconds, START_SECONDS)
+        late = [
+            a for a in waiting
+            if a.since <= latest_start and reader.is_gone(self.places[a.container_id])
+        ]  # fmt: skip
+        self._let_go([a for a in kept if a.ended <= latest or a.pod_id in gone] + late)
+        for allocation in late:  # should it start after all, it is met then
+            self._ended.pop(allocation.container_id, None)
 
     def _let_go(self, kept: Sequence[Allocation]) -> None:
         if not kept:
@@ -299,12 +314,13 @@ class Agent:
         released = admit.let_go(self.machine, self.state, kept)
         self._swap(released.state, released.change)
         for allocation in kept:
+            self._forget(allocation.container_id)
             self._tell.let_go(allocation)
         self._remember(released.updates)
 
-    def remove_pod(self, uid: str) -> None:
-        """A pod is gone, and with it containers that were never reported stopped."""
-        before, released = self.state, admit.forget_pod(self.machine, self.state, uid)
+    def remove_pod(self, uid: str, sandbox: str) -> None:
+        """A sandbox is gone, and with it containers that were never reported stopped."""
+        before, released = self.state, admit.forget_pod(self.machine, self.state, uid, sandbox)
         if released.state is self.state:
             return
         self._swap(released.state, released.change)

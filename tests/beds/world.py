@@ -269,7 +269,7 @@ class World:
     def remove_pod(self, of: PodSandbox) -> None:
         """Remove a pod whose containers are gone."""
         self.pods.pop(of.id, None)
-        self.agent.remove_pod(of.uid)
+        self.agent.remove_pod(of.uid, of.id)
 
     def apply(self, updates: Iterable[ContainerUpdate]) -> None:
         """Do what the runtime does with updates of existing containers."""

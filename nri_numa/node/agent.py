@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from nri_numa.engine import admit
+from nri_numa.engine.adopt.assigned import ASSIGNED, assigned
 from nri_numa.engine.ahead import Started, Taken
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds
@@ -92,6 +93,8 @@ class Agent:
         history: int = 256,
         later: Callable[[Callable[[], object]], object] | None = None,
         write: Write | None = None,
+        mark_of: Callable[[CgroupPlace, str], str] = lambda place, name: "",
+        mark: Callable[[CgroupPlace, str, str], object] = lambda place, name, text: None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Make an agent with an empty state.
@@ -107,6 +110,8 @@ class Agent:
             later: calls a function when the reply has left; at once if None.
             write: gives the cgroup of a container a kernel list of CPUs, at once; None where
                 cgroups are nobody's business.
+            mark_of: reads what ``mark`` wrote on the cgroup of a container, by its name.
+            mark: writes a text on the cgroup of a container.
             clock: monotonic time in seconds; one that stands still sets no deadline.
         """
         self.machine = machine
@@ -126,6 +131,7 @@ class Agent:
         self._soon = Afterwards(later or (lambda function: function()))
         self._traces = TracesOf(self._keeper, self._soon)
         self._pending = Pending()
+        self._mark_of, self._write_mark = mark_of, mark
         self._clock = clock
         self._synchronize_seconds = SYNCHRONIZE_SECONDS
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
@@ -334,6 +340,8 @@ class Agent:
     ) -> tuple[ContainerUpdate, ...]:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock() + self._synchronize_seconds
+        unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
+        containers = [self._with_mark(c) for c in containers]
         outcome = resync(
             self.machine, self.state, pods, containers, self._reading(), self._now(),
             in_time=lambda: self._clock() < end,
@@ -358,6 +366,8 @@ class Agent:
         self._undecided = deque(outcome.undecided)
         if self._undecided:
             self._soon.do(self._decide_late)
+        later = {container.id for _, container in outcome.undecided}
+        self._soon.do(*(partial(self._mark, i) for i in unmarked if i not in later))
         return () if self.observe else outcome.updates
 
     def _decide_late(self) -> None:
@@ -382,6 +392,7 @@ class Agent:
         self._admitted(decision, gap=gap)
         self._look_if_foreign(decision.allocation)
         self._remember(updates)
+        self._mark(container.id)
 
     # --- changes of our own ----------------------------------------------------------------------
 
@@ -560,6 +571,28 @@ class Agent:
         if written.changed or written.problem:
             self._soon.do(partial(self._tell.corrected, allocation, cpus, written.problem))
 
+    @property
+    def _mark_key(self) -> str:
+        return f"{self.machine.settings.prefix}/{ASSIGNED}"
+
+    def _with_mark(self, container: Container) -> Container:
+        """With what its cgroup carries, as if its annotations did: it was created without us."""
+        key, place = self._mark_key, CgroupPlace(container.cgroups_path, container.pid)
+        if key in container.annotations or container.id in self.state.allocations:
+            return container
+        text = self._mark_of(place, key)
+        if not text:
+            return container
+        return replace(container, annotations={**container.annotations, key: text})
+
+    def _mark(self, container_id: str) -> None:
+        """Write on its cgroup what no annotation of a running container can say."""
+        allocation = self.state.allocations.get(container_id)
+        place = self.places.get(container_id, _NOWHERE)
+        if allocation is not None and not self.observe:
+            text = assigned(allocation, self.cpus_of(allocation), self.machine.key)
+            self._write_mark(place, self._mark_key, text)
+
     def _meet(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not told us."""
         met = take_in(self.machine, self.state, pod, container, self._reading(), self._now())
@@ -573,6 +606,7 @@ class Agent:
         elif not (self.refusals and self.refusals[-1].tells_of(met.decision)):
             self._refused(met.decision)
         self._soon.do(partial(self.concern, tuple(u.container_id for u in met.updates), 0))
+        self._soon.do(partial(self._mark, container.id))
 
     def _with_pending(self, updates: tuple[ContainerUpdate, ...]) -> tuple[ContainerUpdate, ...]:
         updates = self._pending.merged(updates)

@@ -176,6 +176,7 @@ class Daemon:
             clock=time.monotonic,
         )
         self.agent.restore(state)
+        self.agent.durable.problem = str(self.store.error or "")
         self._beside = BesideKubelet(
             self.agent,
             self.metrics,

@@ -391,15 +391,23 @@ def let_go(machine: Machine, state: NodeState, kept: Iterable[Allocation]) -> Re
     )
 
 
-def forget_pod(machine: Machine, state: NodeState, uid: str) -> Released:
-    """Forget a pod; containers of it that were never reported stopped are dropped too."""
+def forget_pod(machine: Machine, state: NodeState, uid: str, sandbox: str = "") -> Released:
+    """Forget a pod; containers of it that were never reported stopped are dropped too.
+
+    With the id of a sandbox only that one: the kubelet makes another for a pod whose sandbox died,
+    and removes the former one later.
+    """
     record = state.pods.get(uid)
     if record is None:
         return Released(state=state)
-    after, containers = state, tuple(sorted(record.containers))
+    every, after = record.containers, state
+    containers = tuple(
+        sorted(i for i in every if state.allocations[i].pod_id == sandbox or not sandbox)
+    )
     for container_id in containers:
         after = after.without(container_id)
-    after = after.without_pod(uid)
+    if len(containers) == len(every):
+        after = after.without_pod(uid)
     return Released(
         state=after,
         change=StateChange(containers, (uid,)),

@@ -102,7 +102,7 @@ def test_kept_cpus_go_back_when_the_sandbox_stops() -> None:
     world = four()
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
-    world.agent.stop_pod(of.uid)
+    world.agent.stop_pod(of.uid, of.id)
     assert not world.agent.state.owned
     start(world, pod("other", OWN), "main", 3)
     world.check()
@@ -137,12 +137,67 @@ def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(tmp_path: Path
     world.check()
 
 
+def fails_to_start(world: World, of: PodSandbox, tree: CgroupTree, cpus: float) -> str:
+    """Made, and never started: the runtime reports nothing more of it until it is removed."""
+    tree.write(f"/pods/{of.name}/{of.id}")
+    made = container(of, "main", wants=resources(cpus, 1))
+    made = replace(made, cgroups_path=f"/pods/{of.name}/{made.id}")
+    world.place(of, made)
+    return made.id
+
+
+def test_a_failed_start_gives_back_when_the_sandbox_stops(tmp_path: Path) -> None:
+    world, (tree, _) = four(), cgroups(tmp_path)
+    of = pod("db", OWN)
+    del world.live[fails_to_start(world, of, tree, 3)]
+    refused(world, pod("other", OWN), 1)
+    world.agent.stop_pod(of.uid, of.id)
+    assert not world.agent.state.allocations
+    world.check()
+
+
+@pytest.mark.parametrize(("settings", "limit"), [(KEEP, 600), (Settings(), 120)])
+def test_a_failed_start_gives_back_after_a_while(
+    tmp_path: Path, settings: Settings, limit: float
+) -> None:
+    """Not sooner than the kubelet gives up a start that takes long, and not while it goes on."""
+    world, (tree, reader) = four(settings), cgroups(tmp_path)
+    of, slow = pod("db", OWN), pod("slow", OWN)
+    own = fails_to_start(world, of, tree, 1)
+    begun = fails_to_start(world, slow, tree, 1)
+    tree.write(f"/pods/slow/{begun}")
+    world.now += limit - 1
+    world.agent.look_at_kept(reader)
+    assert {own, begun} == set(world.agent.state.allocations)
+    world.now += 1
+    world.agent.look_at_kept(reader)
+    assert {begun} == set(world.agent.state.allocations)
+    del world.live[own]
+    world.check()
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_start_after_all_is_one_of_a_stranger(tmp_path: Path, taken: bool) -> None:
+    """It has its CPUs again, or those that are left where another has them by now."""
+    world, (tree, reader) = four(), cgroups(tmp_path)
+    of = pod("db", OWN)
+    own = fails_to_start(world, of, tree, 3)
+    had = owned(world, own)
+    world.now += 600
+    world.agent.look_at_kept(reader)
+    other = start(world, pod("other", OWN), "main", 3) if taken else ""
+    world.agent.start_container(of, world.live[own])
+    world.apply(world.agent.take_pending())
+    assert owned(world, own) == (had if not taken else CPUSet(range(4)) - owned(world, other))
+    world.check()
+
+
 def test_of_a_checkpoint_older_than_a_grant_nothing_is_kept_that_another_has() -> None:
     world = four()
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
     older = world.agent.state
-    world.agent.stop_pod(of.uid)
+    world.agent.stop_pod(of.uid, of.id)
     own = start(world, pod("other", OWN), "main", 3)
     had = owned(world, own)
     world.boot()

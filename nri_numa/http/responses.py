@@ -150,7 +150,7 @@ class Assignment(Document, frozen=True, kw_only=True):
     idle: Annotated[str, Meta(description="Thread siblings kept idle for it.")]
     displaced: Annotated[
         str,
-        Meta(description="Its own CPUs, while all are offline and it runs on the shared pool."),
+        Meta(description="CPUs it was placed on, while all are offline and it shares the pool."),
     ] = ""
     preferred: Annotated[bool, Meta(description="False when a wider set had to be taken.")]
     reason: str

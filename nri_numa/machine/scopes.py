@@ -57,7 +57,10 @@ class Scopes:
             still: whether that is still meant; asked right before anything is changed.
 
         Returns:
-            Why systemd has something else; empty where it has the same, or cannot be asked at all.
+            Why systemd has something else; empty where it has the same, or has no such scope.
+
+        Raises:
+            OSError: systemd does not answer.
         """
         unit = os.path.basename(relative_path(place.cgroups_path))
         if not (unit and os.path.exists(os.path.join(self._transient, unit))):
@@ -68,10 +71,8 @@ class Scopes:
             return ""
         if not still():
             return "something else is meant by now"
-        try:
-            self._set(unit, wanted)
-        except OSError as error:
-            return f"{self._bus}: {error.strerror or error}"
+        if refused := self._set(unit, wanted):
+            return f"{unit}: {refused}"
         other = self._differing(unit, wanted)
         return f"{unit}: systemd took {', '.join(other)} and has another one" if other else ""
 
@@ -90,11 +91,11 @@ class Scopes:
                         return 0
         return 0
 
-    def _set(self, unit: str, wanted: dict[str, int]) -> None:
+    def _set(self, unit: str, wanted: dict[str, int]) -> str:
         """SetUnitProperties(unit, runtime, properties), with CPU 0 as the lowest bit of a mask.
 
-        Raises:
-            OSError: it is not set.
+        Returns:
+            Why it was refused; empty where it was not.
         """
         # Imported here: few agents ever need it.
         from jeepney import DBusAddress, MessageType, new_method_call
@@ -110,4 +111,5 @@ class Scopes:
         with open_dbus_connection(f"unix:path={self._bus}", auth_timeout=SECONDS) as connection:
             answer = connection.send_and_get_reply(call, timeout=SECONDS)
         if answer.header.message_type is MessageType.error:
-            raise OSError(f"{unit}: {answer.body[0] if answer.body else 'refused'}")
+            return str(answer.body[0]) if answer.body else "refused"
+        return ""

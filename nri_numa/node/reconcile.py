@@ -550,7 +550,12 @@ def _behind(
         # One that was never bound has no list of its own, and systemd has none for it.
         if observed[container_id].cpus & machine.topology.online != cpus:
             continue
-        if problem := agree(place, cpus, allocation.mems & machine.topology.memory_nodes):
+        try:
+            problem = agree(place, cpus, allocation.mems & machine.topology.memory_nodes)
+        except OSError as error:
+            found[container_id] = f"no answer over D-Bus: {error.strerror or error}"
+            break  # each would wait as long
+        if problem:
             found[container_id] = problem
     return found
 

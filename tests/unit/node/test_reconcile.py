@@ -863,6 +863,17 @@ def test_the_return_of_what_systemd_still_has_is_no_fight(
     assert systemd.has(scope) == "1"
 
 
+def test_a_systemd_that_does_not_answer_is_asked_once_in_a_look(
+    bed: Bed, systemd: SystemdBus, scope: str
+) -> None:
+    bed.reconciler._scopes = Scopes(str(systemd.transient), "/nowhere")
+    bed.round()
+    assert "no answer over D-Bus: No such file or directory" in bed.log
+    bed.reconciler._scopes = systemd.scopes
+    bed.round()
+    assert systemd.has(scope) == "1"
+
+
 def test_who_is_left_alone_is_left_alone_in_systemd_too(bed: Bed, systemd: SystemdBus) -> None:
     """Nothing is told of the container of others, nor while the agent observes."""
     if bed.tree.version == 1:

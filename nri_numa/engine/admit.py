@@ -42,6 +42,7 @@ from nri_numa.engine.state import (
     Kind,
     NodeState,
     PodRecord,
+    displaced,
     effective_cpus,
     group_cpus,
     identity,
@@ -420,7 +421,8 @@ def pool_updates(
 ) -> tuple[ContainerUpdate, ...]:
     """Updates for the groups whose CPUs differ, one for each member, in id order.
 
-    The cost is in the groups and in the containers that really change, not in all containers.
+    Then for the containers that are on the pool because their own CPUs are offline. The cost is in
+    the groups and in the containers that really change, not in all containers.
     """
     if (
         before.owned is after.owned
@@ -444,6 +446,12 @@ def pool_updates(
         # All fields but the id are the same: made in one go, in half the time.
         same = ContainerUpdate("", str(cpus), ignore_failure=True)[1:]
         found += map(_update, zip(ids, *map(repeat, same), strict=False))
+    if not (after.owned | after.listed_cpus) <= topology.online:
+        found += [
+            ContainerUpdate(container_id, str(new), ignore_failure=True)
+            for container_id, allocation in sorted(after.allocations.items())
+            if displaced(allocation, topology) and container_id != skip and not allocation.ended
+        ]
     return tuple(found)
 
 

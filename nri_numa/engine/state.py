@@ -549,11 +549,17 @@ def effective_cpus(allocation: Allocation, pool: CPUSet, topology: Topology) -> 
         return NO_CPUS
     key = group_of(allocation)
     if key is None:
-        online = allocation.cpus & topology.online
-        return online if online or not allocation.cpus else pool
+        return pool if displaced(allocation, topology) else allocation.cpus & topology.online
     if key == UNBOUND_GROUP and pool == topology.allowed:
         return NO_CPUS
     return group_cpus(key, pool, topology)
+
+
+def displaced(allocation: Allocation, topology: Topology) -> bool:
+    """Whether a container is on the shared pool because all CPUs of its own are offline."""
+    if group_of(allocation) is not None or not allocation.cpus:
+        return False
+    return not allocation.cpus & topology.online
 
 
 _NOBODY: frozenset[str] = frozenset()

@@ -225,15 +225,12 @@ class Agent:
         """A container runs; from now on the runtime applies updates to it."""
         if container.id in self._ended:
             return  # told late: a program may end before the runtime says that it runs
-        place = self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         if self.observe:
             return
         if container.id not in self.state.allocations:
             self._meet(pod, container)
-        if self.starts.end(container.id) and place.by_systemd:
-            # The scope's AllowedCPUs= is that of before, and comes back with any other property.
-            cpus = self.cpus_of(self.state.allocations[container.id]) or str(self._pool())
-            self._remember([ContainerUpdate(container.id, cpus=cpus, ignore_failure=True)])
+        self.starts.end(container.id)
         self._soon.do(partial(self.concern, (container.id,), 0))
 
     def update_container(

@@ -29,6 +29,7 @@ from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
+from nri_numa.machine.scopes import Scopes
 from nri_numa.machine.sysfs import discover
 from nri_numa.node import reread
 from nri_numa.node.agent import Agent
@@ -160,7 +161,7 @@ class Daemon:
             log.warning("checkpoint", problem=problem)
 
         reader = CgroupReader(config.cgroup_root)
-        writer = CgroupWriter(reader)
+        writer, scopes = CgroupWriter(reader), Scopes()
         self.agent = Agent(
             machine,
             metrics=self.metrics,
@@ -242,7 +243,9 @@ class Daemon:
             self.metrics,
             self.sender.send,
             reader=reader,
+            scopes=scopes,
             active=self._is_active,
+            awaited=lambda container_id: self.verifier.awaits(container_id),
             alone=self.sender.alone,
         )
         self.verifier = Verifier(
@@ -250,6 +253,7 @@ class Daemon:
             self.metrics,
             self._push,
             reader=reader,
+            scopes=scopes,
             writer=writer,
             # Over CRI an answer says nothing of updates: each is a call of its own.
             handled=lambda: 0 if self._over_cri else self.adapter.handled,

@@ -18,11 +18,11 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.explain.actual import late_text
+from nri_numa.engine.explain.actual import displaced_text, late_text
 from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
 from nri_numa.engine.explain.sentences import sentences
 from nri_numa.engine.others.kubelets import shown_kind
-from nri_numa.engine.state import Allocation, NodeState, effective_cpus
+from nri_numa.engine.state import Allocation, NodeState, displaced, effective_cpus
 from nri_numa.engine.values.memory_policy import MemoryPolicy
 from nri_numa.http.responses import (
     Assignment,
@@ -300,6 +300,9 @@ class LiveView:
         if isinstance(assignment.late, float):
             said = late_text(assignment.late)
             document = {**document, "later": [said, *document.get("later", ())]}
+        if assignment.displaced:
+            said = displaced_text(assignment.displaced)
+            document = {**document, "later": [said, *document.get("later", ())]}
         if assignment.actual is not None:
             document = {**document, "actual": sentence(assignment.actual)}
         return Explanation(
@@ -497,6 +500,7 @@ def _assignment(
         mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
         numa_nodes=str(a.numa_nodes),
         idle=str(a.idle),
+        displaced=str(a.cpus) if displaced(a, machine.topology) else "",
         preferred=a.preferred,
         reason=a.reason,
         cpu_milli=a.cpu_milli,

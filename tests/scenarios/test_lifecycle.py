@@ -487,6 +487,23 @@ def test_a_container_that_lost_all_its_cpus_falls_back_to_the_pool() -> None:
     assert world.has("list-app")[0] == "0-2"
 
 
+def test_who_fell_back_to_the_pool_makes_room_for_the_next_owner() -> None:
+    world = World(machines.single_no_smt())
+    grown(world, "own", OWN, 1)
+    world.place(pod("listed", {"numacpu": "3"}))
+    (own,) = world.cpus("own-app")
+    offline = CPUSet([own, 3])
+    smaller = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1, offline=offline)
+    world.topology = smaller
+    world.apply(world.agent.retopology(Machine(topology=smaller, settings=world.settings)))
+    grown(world, "next", OWN, 1)
+    (taken,) = world.cpus("next-app")
+    left = CPUSet(range(4)) - offline - CPUSet([taken])
+    assert world.cpus("own-app") == world.cpus("listed-app") == left
+    world.stop("next-app")
+    assert world.cpus("own-app") == world.cpus("listed-app") == left | CPUSet([taken])
+
+
 def test_a_group_whose_node_lost_its_cpus_falls_back_to_the_pool() -> None:
     topology = machines.dual_no_smt()
     pool = CPUSet(range(8, 16))

@@ -16,6 +16,7 @@ from nri_numa.engine.drift import Correction
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.http.api import API, Request, Response, parse_target
+from nri_numa.http.responses import Assignment
 from nri_numa.http.server import Changes
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.node.agent import Agent
@@ -336,6 +337,19 @@ def test_what_a_container_really_has_stands_beside_what_is_meant(bed: Bed) -> No
     bed.agent.differences.forget("id-plain")
     (plain,) = bed.view.explain("shop", "plain", None)
     assert plain.steps[0].startswith("It is not pinned")
+
+
+def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -> None:
+    def own() -> Assignment:
+        return next(one for one in bed.view.listing().containers if one.pod == "own")
+
+    cpus, topology = own().cpus, bed.machine.topology
+    assert own().displaced == ""
+    offline = replace(topology, online=topology.online - CPUSet.parse(cpus))
+    bed.agent.retopology(replace(bed.machine, topology=offline))
+    assert (own().displaced, own().kind) == (cpus, "exclusive")
+    (explained,) = bed.view.explain("shop", "own", None)
+    assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.steps)
 
 
 def test_a_list_kept_for_the_next_one_who_asks_follows_the_differences(bed: Bed) -> None:

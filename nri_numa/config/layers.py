@@ -48,7 +48,6 @@ _RESTART = (
     "sysfsRoot",
     "cgroupRoot",
     "kubeletRoot",
-    "decideAhead",
     "http.",
     "devicePlugin.",
     "devices.",

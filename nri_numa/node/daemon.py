@@ -32,7 +32,6 @@ from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.sysfs import discover
 from nri_numa.node import reread
 from nri_numa.node.agent import Agent
-from nri_numa.node.ahead import DecidedAhead
 from nri_numa.node.beside_kubelet import BesideKubelet
 from nri_numa.node.claim import RuntimeClaim
 from nri_numa.node.claims import claim_book, serve_kubelet
@@ -221,7 +220,6 @@ class Daemon:
             slots_key=lambda: self.agent.machine.slots_key,
             mark_key=lambda: f"{self.agent.machine.settings.prefix}/{ASSIGNED}",
             devices=self._devices,
-            ahead=self._ahead(),
             claims=self._claims,
             coming=self._coming,
         )
@@ -321,23 +319,6 @@ class Daemon:
 
         return Coming(self.agent.notify, time.monotonic, later)
 
-    def _ahead(self) -> DecidedAhead | None:
-        if not self.config.decide_ahead:
-            return None
-        if self._claims is not None:
-            log.warning("nothing is decided ahead", because="dra.enabled is on")
-            return None
-        ahead = DecidedAhead(
-            self.agent,
-            self.metrics,
-            now=time.time,
-            reading=lambda: self._rereading.memory,
-            later=lambda function: asyncio.get_running_loop().call_soon(function),
-            clock=time.monotonic,
-        )
-        self._rereading.told = ahead.look
-        return ahead
-
     # --- running ----------------------------------------------------------------------------------
 
     async def run(self) -> int:
@@ -354,7 +335,7 @@ class Daemon:
         await self._rereading.read_memory(self.agent)
         self._beside.look()
         if self._devices is not None:
-            self._devices.start(loop.call_soon_threadsafe)
+            self._devices.start()
         link = asyncio.create_task(self.link.run(), name="link")
         others = [
             asyncio.create_task(

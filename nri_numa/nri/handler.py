@@ -55,14 +55,8 @@ class PluginHandler(Protocol):
         """
         ...
 
-    def create_container(self, request: pb.CreateContainerRequest, data: bytes = b"") -> Answer:
-        """Place a container that is about to be created.
-
-        Args:
-            request: the message.
-            data: what it was made of, where that is known: a search through bytes touches less
-                memory than one through the parts of a message.
-        """
+    def create_container(self, request: pb.CreateContainerRequest) -> Answer:
+        """Place a container that is about to be created."""
         ...
 
     def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:

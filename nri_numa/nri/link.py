@@ -357,10 +357,8 @@ class NRILink:
         """Answer one event of the session; called by the transport."""
         handler = self._handler
         match event:
-            case ev.CreateContainerRequested(stream, create, data):
-                self._answer(
-                    stream, "CreateContainer", lambda: handler.create_container(create, data)
-                )
+            case ev.CreateContainerRequested(stream, create):
+                self._answer(stream, "CreateContainer", lambda: handler.create_container(create))
             case ev.UpdateContainerRequested(stream, update):
                 self._answer(stream, "UpdateContainer", lambda: handler.update_container(update))
             case ev.StopContainerRequested(stream, stop):

@@ -55,11 +55,10 @@ class SynchronizeRequested:
 
 @dataclass(frozen=True, slots=True)
 class CreateContainerRequested:
-    """A container is about to be created; ``data`` is the request as it came."""
+    """A container is about to be created."""
 
     stream: int
     request: pb.CreateContainerRequest
-    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -377,7 +377,7 @@ class PluginSession(_Session[ev.PluginEvent]):
                 return None
             case pb.CreateContainerRequest():
                 self._step(Step.EVENT)
-                return ev.CreateContainerRequested(stream, request, call.payload)
+                return ev.CreateContainerRequested(stream, request)
             case pb.UpdateContainerRequest():
                 self._step(Step.EVENT)
                 return ev.UpdateContainerRequested(stream, request)

@@ -199,7 +199,6 @@ class Device:
 
     id: str
     numa_nodes: frozenset[int] = frozenset()
-    available: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

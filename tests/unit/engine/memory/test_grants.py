@@ -22,10 +22,6 @@ def near(i: int, j: int) -> int:
     return 10 + 10 * abs(i - j)
 
 
-class TestAccounting:
-    """What is left on a NUMA node."""
-
-
 class TestWidening:
     """Grow a mask by as few and as close NUMA nodes as possible."""
 
@@ -64,10 +60,6 @@ class TestWidening:
 
     def test_needs_met_on_different_numa_nodes_take_both(self) -> None:
         assert self.widen({0}, 2, {1: 2, 2: 0, 3: 0}, {1, 2, 3}, also=((2, {2: 2}),)) == "0-2"
-
-
-class TestCells:
-    """Which NUMA nodes are tied together."""
 
 
 class TestKubeletRules:
@@ -148,16 +140,6 @@ class TestKubeletRules:
     @pytest.mark.parametrize("need", [0, -4])
     def test_nothing_asked_is_nothing_granted(self, need: int) -> None:
         assert self.mask(self.grant(self.TABLE, memory=need)) == "no memory was asked for"
-
-    def test_memory_of_init_containers_is_not_booked_twice(self) -> None:
-        table = self.granted(self.TABLE, "init", {1}, 8)
-        reusable = {"memory": {NUMASet([1]): 8}}
-        found = kubelet_grant(table, {"memory": 9}, NUMASet([1]), True, reusable)
-        assert isinstance(found, MemoryGrant)
-        assert found.charges == {"memory": {1: 1}}
-        found = kubelet_grant(table, {"memory": 3}, NUMASet([1]), True, reusable)
-        assert isinstance(found, MemoryGrant)
-        assert found.charges == {"memory": {}}
 
     @pytest.mark.parametrize(
         ("needs", "expected"),

@@ -97,7 +97,7 @@ class Daemon:
     """One running agent: its parts, and the loops around them."""
 
     def __init__(
-        self, config: AgentConfig, load: Callable[[str], AgentConfig] | None, watch: GapWatch
+        self, config: AgentConfig, load: Callable[[str], AgentConfig], watch: GapWatch
     ) -> None:
         """Build the parts that need no event loop.
 
@@ -464,7 +464,7 @@ class Daemon:
         try:
             # At once: the containers that the runtime tells of next are decided by it.
             prepared = prepare(
-                lambda: self._loaded(text),
+                lambda: self._load(text),
                 self.config,
                 self.agent.machine,
                 self._kubelet.settings,
@@ -474,11 +474,6 @@ class Daemon:
             self.metrics.config_read(at=None)
             for problem in error.problems:
                 log.error("drop-in configuration not used", problem=problem)
-
-    def _loaded(self, text: str) -> AgentConfig:
-        if self._load is not None:
-            return self._load(text)
-        return configuration.merge_text(self.config, text) if text else self.config
 
     def _link_changed(self, state: LinkState, detail: str) -> None:
         self.link_state = state, detail
@@ -515,7 +510,7 @@ class Daemon:
             self._reload_asked = False
             base, machine = self.config, self.agent.machine
             try:
-                load = partial(self._loaded, self._drop_in)
+                load = partial(self._load, self._drop_in)
                 prepared = await prepare_aside(load, base, machine, self._kubelet.settings)
             except ConfigError as error:
                 self.metrics.config_read(at=None)
@@ -555,7 +550,7 @@ def identity(config: AgentConfig) -> dict[str, str]:
     return {"version": __version__, "machine": config.sysfs_root, "boot": boot}
 
 
-def run(config: AgentConfig, load: Callable[[str], AgentConfig] | None = None) -> int:
+def run(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
     """Run the plugin in an event loop of its own.
 
     Args:
@@ -573,9 +568,7 @@ def run(config: AgentConfig, load: Callable[[str], AgentConfig] | None = None) -
         return runner.run(_run(config, load, watch))
 
 
-async def _run(
-    config: AgentConfig, load: Callable[[str], AgentConfig] | None, watch: GapWatch
-) -> int:
+async def _run(config: AgentConfig, load: Callable[[str], AgentConfig], watch: GapWatch) -> int:
     try:
         daemon = Daemon(config, load, watch)
     except StateDirectoryBusy as error:

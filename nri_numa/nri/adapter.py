@@ -323,9 +323,6 @@ class Adapter:
         with operation():
             self._agent.post_start_container(*self._met(pod, container))
 
-    def post_update_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
-        """Not subscribed to: the decision was made in UpdateContainer."""
-
     def run_pod(self, pod: pb.PodSandbox) -> None:
         """Subscribed to where devices count or pods are named.
 
@@ -339,9 +336,6 @@ class Adapter:
         if self._devices is not None:
             with operation():
                 self._devices.began(known, network_namespace(pod))
-
-    def update_pod(self, request: pb.UpdatePodSandboxRequest) -> None:
-        """Not subscribed to: the containers' own updates follow."""
 
     def _met(self, pod: pb.PodSandbox, container: pb.Container) -> tuple[PodSandbox, Container]:
         uid = self._pod_uids.get(pod.id)

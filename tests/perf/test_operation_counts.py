@@ -162,7 +162,7 @@ def test_telling_others_costs_a_few_calls_for_each_of_them() -> None:
         ) -> None:
             made = node.agent.create_container(*request)
             assert isinstance(made, Admitted)
-            answer.append(conversion.create_response(made.adjustment, made.updates))
+            answer.append(conversion.create_answer(made.adjustment, made.updates))
 
         counts.append(calls(create))
         response = answer[0]
@@ -345,7 +345,7 @@ def test_a_container_that_asks_for_nothing_costs_little_for_its_mark() -> None:
     def create() -> None:
         made = node.agent.create_container(*request)
         assert isinstance(made, Admitted)
-        conversion.create_response(made.adjustment, made.updates)
+        conversion.create_answer(made.adjustment, made.updates)
 
     assert calls(create) <= UNBOUND_CALLS
 

@@ -62,7 +62,7 @@ class Dimension:
         return total
 
 
-def _cover(dimensions: Sequence[Dimension], within: int, required: int) -> Cover:
+def _cover(dimensions: Sequence[Dimension], within: int) -> Cover:
     exact = all(d.kinds is None for d in dimensions)
 
     def met(mask: int) -> bool:
@@ -70,7 +70,7 @@ def _cover(dimensions: Sequence[Dimension], within: int, required: int) -> Cover
 
     return Cover(
         within=within,
-        required=required,
+        required=0,
         sums=[(d.weights, d.need) for d in dimensions],
         accept=None if exact else met,
     )
@@ -248,7 +248,7 @@ def _resource_family(demands: Sequence[ResourceDemand], machine: int, steps: Ste
         # A NUMA node with assignments that nobody put into a group is a group of its own.
         family.groups = {i: groups.get(i, 1 << i) for i in ruling.assigned if universe >> i & 1}
         family.within &= ~ruling.assigned.bits
-    width = _least_width(_cover(family.capacity, universe, 0), 1, universe.bit_count(), steps)
+    width = _least_width(_cover(family.capacity, universe), 1, universe.bit_count(), steps)
     sockets = demands[0].sockets
     if sockets is not None:
         by_socket: dict[int, int] = {}
@@ -292,7 +292,7 @@ def _device_family(demand: DeviceDemand, machine: int, steps: Steps) -> Family:
         free=every,
         capacity=every,
     )
-    family.widen(_least_width(_cover(every, machine, 0), 1, machine.bit_count(), steps))
+    family.widen(_least_width(_cover(every, machine), 1, machine.bit_count(), steps))
     if not family.possible():
         family.nil = False
     return family

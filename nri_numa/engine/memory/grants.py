@@ -187,22 +187,6 @@ class MemoryTable:
             for resource, need in sorted(needs.items())  # by type: the result never depends on it
         ]
 
-    def granted(self, key: str, grant: MemoryGrant) -> MemoryTable:
-        """Book a grant under a key that has none."""
-        return replace(
-            self,
-            masks={**self.masks, key: grant.mask},
-            charges={**self.charges, key: grant.charges},
-        )
-
-    def released(self, key: str) -> MemoryTable:
-        """Take a grant back; NUMA nodes without assignments are groups of their own again."""
-        return replace(
-            self,
-            masks={k: m for k, m in self.masks.items() if k != key},
-            charges={k: c for k, c in self.charges.items() if k != key},
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryGrant:

@@ -49,8 +49,6 @@ class SynchronizeRequested:
     stream: int
     pods: Sequence[pb.PodSandbox]
     containers: Sequence[pb.Container]
-    slices: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,16 +326,6 @@ class AgentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_
     ] = Scheduling()
     log: Annotated[Log, Meta(description="Log lines, written to standard error.")] = Log()
     observe: Annotated[bool, Meta(description="Decide, log and count, but change nothing.")] = False
-    decide_ahead: Annotated[
-        bool,
-        Meta(
-            description="Make the next decision for containers like those that came lately, and "
-            "for the container of a pod whose sandbox runs, while nobody waits, so that such a "
-            "container is answered sooner. What is decided is the same; every change costs some "
-            "more CPU time afterwards, and every pod one more event. Without effect where "
-            "dra.enabled is on: which claims a container has is found out when it comes."
-        ),
-    ] = False
     on_internal_error: Annotated[
         InternalErrorAnswer,
         Meta(

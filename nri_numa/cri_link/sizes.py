@@ -67,17 +67,12 @@ class Sizes:
         """How many changes of a container there were."""
         return self._changes.get(container_id, 0)
 
-    def turn(self, whom: Iterable[str], count: int = AT_ONCE) -> list[str]:
-        """Whom to look at again now, so that everybody has a turn.
-
-        Args:
-            whom: all that could be, in any order.
-            count: at most so many.
-        """
+    def turn(self, whom: Iterable[str]) -> list[str]:
+        """At most `AT_ONCE` of these to look at again now, so that everybody has a turn."""
         there = list(whom)
         if not self._round:
             self._round = there
-        now, self._round = self._round[:count], self._round[count:]
+        now, self._round = self._round[:AT_ONCE], self._round[AT_ONCE:]
         known = set(there)
         return [container_id for container_id in now if container_id in known]
 

@@ -40,9 +40,6 @@ class Hints(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-NO_HINTS: Final = Hints()
-
-
 def hints(found: Iterable[Found], places: NUMASet, notes: Iterable[str] = ()) -> Hints:
     """Make hints of devices.
 

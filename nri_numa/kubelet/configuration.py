@@ -54,8 +54,8 @@ class KubeletFacts:
     """The kubelet's configuration, as far as we care.
 
     Attributes:
-        cpu_policy, memory_policy, topology_policy, topology_scope: with the kubelet's defaults.
-        cpu_options, topology_options: of the policies.
+        cpu_policy, memory_policy, topology_policy: with the kubelet's defaults.
+        cpu_options: of the CPU manager's policy.
         reserved_cpus: ``reservedSystemCPUs``; None when not set.
         reserved_milli: thousandths of a CPU of ``systemReserved`` and ``kubeReserved``.
         reserved_bytes: bytes of memory of both.
@@ -67,9 +67,7 @@ class KubeletFacts:
     cpu_policy: str = "none"
     memory_policy: str = "None"
     topology_policy: str = "none"
-    topology_scope: str = "container"
     cpu_options: Mapping[str, str] = field(default_factory=dict)
-    topology_options: Mapping[str, str] = field(default_factory=dict)
     reserved_cpus: CPUSet | None = None
     reserved_milli: int = 0
     reserved_bytes: int = 0
@@ -148,7 +146,7 @@ def facts(document: Mapping[str, Any], flags: Mapping[str, str]) -> KubeletFacts
 
     def amounts(key: str) -> Mapping[str, Any]:
         if key in flags:
-            return _pairs(flags[key], "=")
+            return _pairs(flags[key])
         value = document.get(key) or {}
         if isinstance(value, dict):
             return value
@@ -176,9 +174,7 @@ def facts(document: Mapping[str, Any], flags: Mapping[str, str]) -> KubeletFacts
         cpu_policy=text.get("cpuManagerPolicy") or "none",
         memory_policy=text.get("memoryManagerPolicy") or "None",
         topology_policy=text.get("topologyManagerPolicy") or "none",
-        topology_scope=text.get("topologyManagerScope") or "container",
         cpu_options={k: str(v) for k, v in amounts("cpuManagerPolicyOptions").items()},
-        topology_options={k: str(v) for k, v in amounts("topologyManagerPolicyOptions").items()},
         reserved_cpus=reserved,
         reserved_milli=milli,
         reserved_bytes=memory,
@@ -194,7 +190,7 @@ def _reserved_memory(
     entries: Any = document.get(key) or []
     if key in flags:  # 0:memory=1Gi,hugepages-2Mi=512Mi;1:memory=2Gi
         parts = [part.partition(":") for part in flags[key].split(";") if part]
-        entries = [{"numaNode": node, "limits": _pairs(limits, "=")} for node, _, limits in parts]
+        entries = [{"numaNode": node, "limits": _pairs(limits)} for node, _, limits in parts]
     found: dict[int, dict[int, int]] = {}
     for entry in entries if isinstance(entries, list) else [entries]:
         node = entry.get("numaNode", 0) if isinstance(entry, dict) else None
@@ -212,8 +208,8 @@ def _reserved_memory(
     return found
 
 
-def _pairs(text: str, sign: str) -> dict[str, str]:
-    pairs = (part.partition(sign) for part in text.split(",") if part)
+def _pairs(text: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in text.split(",") if part)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 

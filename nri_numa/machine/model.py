@@ -268,17 +268,3 @@ class MemoryReading:
     """One look at the memory of all NUMA nodes, by NUMA node id."""
 
     numa_nodes: Mapping[int, NUMAMemory]
-
-    @property
-    def total_bytes(self) -> int:
-        """MemTotal of all NUMA nodes."""
-        return sum(n.total_bytes for n in self.numa_nodes.values())
-
-    @property
-    def available_bytes(self) -> int:
-        """Free and reclaimable memory of all NUMA nodes."""
-        return sum(n.available_bytes for n in self.numa_nodes.values())
-
-    def available(self, numa_nodes: NUMASet) -> int:
-        """Free and reclaimable bytes of these NUMA nodes; unknown ones have none."""
-        return sum(n.available_bytes for i, n in self.numa_nodes.items() if i in numa_nodes)

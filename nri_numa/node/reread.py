@@ -96,12 +96,10 @@ class Rereading:
 
     Attributes:
         memory: what the kernel had left when last read; None while it cannot be read.
-        told: called when it was read again.
     """
 
     def __init__(self, root: str, counted: Callable[[], Counted | None] = lambda: None) -> None:
         self.memory: Reading | None = None
-        self.told: Callable[[], object] = lambda: None
         self._root, self._counted = root, counted
 
     async def read_memory(self, agent: Agent) -> None:
@@ -114,7 +112,6 @@ class Rereading:
             self.memory = None
             return
         self.memory = as_reading(reading, self._counted())
-        self.told()
 
     async def look(self, agent: Agent) -> None:
         """Read what else may have changed, and let the agent have it."""

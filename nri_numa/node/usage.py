@@ -23,9 +23,6 @@ from nri_numa.machine.locality import NUMA_STAT, MemoryPlaces, memory_places
 from nri_numa.machine.usage import MachineUsage, NUMAUsage, read_container, read_usage
 from nri_numa.node.agent import Agent
 from nri_numa.node.locality import container_memory
-from nri_numa.observe.logs import get_logger
-
-log = get_logger("http")
 
 EVERY: Final = 5.0
 """Seconds between two samples."""

@@ -28,7 +28,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -270,16 +270,6 @@ class operation:  # used like a function; a class, because every request enters 
 
     def __exit__(self, *_: object) -> None:
         _bound.reset(self._token)
-
-
-@contextlib.contextmanager
-def bound(**fields: object) -> Iterator[None]:
-    """Bind more fields to every line inside the block."""
-    token = _bound.set({**_bound.get(), **fields})
-    try:
-        yield
-    finally:
-        _bound.reset(token)
 
 
 def set_level(level: str) -> None:

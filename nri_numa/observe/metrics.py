@@ -14,7 +14,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from nri_numa.observe import logs
 from nri_numa.observe.client import (
@@ -165,15 +165,6 @@ class Snapshot:
     waiting: Waiting | None = None
 
 
-class DecidedAheadCount(NamedTuple):
-    """What became of decisions made ahead; see the metric of this name."""
-
-    hit: Counter
-    late: Counter
-    new: Counter
-    unfit: Counter
-
-
 class Metrics:
     """Owns the registry; one per process, handed to whoever counts.
 
@@ -225,13 +216,6 @@ class Metrics:
             "outcome",
             "reason",
             "policy",
-        )
-        self._decided_ahead = counter(
-            "decided_ahead_total",
-            "Containers created while decisions are made ahead, by what became of that: hit, late "
-            "(something changed since), new (no such container was foreseen), unfit (each of its "
-            "kind is decided about by itself).",
-            "result",
         )
         self.internal_errors = counter(
             "internal_errors_total", "Mistakes of our own that a request ran into."
@@ -373,10 +357,6 @@ class Metrics:
         if child is None:
             child = self._by_decision[key] = self._decisions.labels(outcome, reason, policy)
         child.inc()
-
-    def decided_ahead(self) -> DecidedAheadCount:
-        """The counters of decisions made ahead; from then on they are exposed."""
-        return DecidedAheadCount(*map(self._decided_ahead.labels, DecidedAheadCount._fields))
 
     # --- elsewhere ------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nri_numa.engine.ahead import Names
 from nri_numa.engine.invariants import contradiction
 from nri_numa.engine.state import Allocation, Charge, Former, Kind, NodeState, PodRecord, build
 from nri_numa.engine.values.answers import StateChange
@@ -173,42 +172,6 @@ def pod_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
             for name, (cpus, numa_nodes) in document.get("former", {}).items()
         },
     )
-
-
-class ReadyDocuments:
-    """What is written of a container and its new pod, but for whose they are.
-
-    Args:
-        allocation: one like it.
-        record: what is remembered of the pod of that one.
-    """
-
-    __slots__ = ("_allocation", "_pod")
-
-    def __init__(self, allocation: Allocation, record: PodRecord) -> None:
-        self._allocation = allocation_document(allocation)
-        self._pod = pod_document(record)
-
-    def of(self, names: Names, since: float) -> dict[str, Document | None]:
-        """What `changed_documents` says when a container takes this.
-
-        Args:
-            names: of the container.
-            since: Unix time in seconds, recorded with it.
-        """
-        documents: dict[str, Document | None] = {
-            CONTAINER + names.container_id: {
-                **self._allocation,
-                "pod_id": names.pod_id,
-                "pod_uid": names.pod_uid,
-                "pod": names.pod,
-                "container": names.container,
-                "since": since,
-            }
-        }
-        if self._pod is not None:
-            documents[POD + names.pod_uid] = {**self._pod, "pod_id": names.pod_id}
-        return documents
 
 
 def changed_documents(before: NodeState, after: NodeState, change: StateChange) -> Document:

@@ -61,12 +61,12 @@ def exclusive_text(count: int) -> str:
     return counted(count, "exclusive CPU")
 
 
-def per_node(parts: Mapping[int, str], most: int = 8) -> str:
-    """``NUMA node 0: 2 CPUs; NUMA node 1: …``, cut after ``most`` NUMA nodes."""
+def per_node(parts: Mapping[int, str]) -> str:
+    """``NUMA node 0: 2 CPUs; NUMA node 1: …``, cut after eight NUMA nodes."""
     items = [f"NUMA node {i}: {text}" for i, text in sorted(parts.items())]
-    cut = items[:most]
-    if len(items) > most:
-        cut.append(f"and {len(items) - most} more NUMA nodes")
+    cut = items[:8]
+    if len(items) > 8:
+        cut.append(f"and {len(items) - 8} more NUMA nodes")
     return "; ".join(cut)
 
 

@@ -76,8 +76,8 @@ def test_a_container_that_was_not_seen_is_only_taken_down() -> None:
 def test_everybody_has_a_turn_and_who_is_gone_has_none() -> None:
     sizes = Sizes()
     assert sizes.turn([]) == []
-    assert sizes.turn("abc", 2) == ["a", "b"]
-    assert sizes.turn("abcd", 2) == ["c"]
-    assert sizes.turn("abcd", 2) == ["a", "b"]
-    assert sizes.turn("ab", 2) == []
-    assert sizes.turn("ab", 2) == ["a", "b"]
+    assert sizes.turn("abcdefghij") == list("abcdefgh")
+    assert sizes.turn("abcdefghijk") == list("ij")
+    assert sizes.turn("abcdefghijk") == list("abcdefgh")
+    assert sizes.turn("ab") == []
+    assert sizes.turn("ab") == ["a", "b"]

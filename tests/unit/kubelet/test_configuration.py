@@ -92,7 +92,7 @@ def test_facts_of_a_whole_document() -> None:
         {},
     )
     assert (found.cpu_policy, found.memory_policy) == ("static", "Static")
-    assert (found.topology_policy, found.topology_scope) == ("single-numa-node", "pod")
+    assert found.topology_policy == "single-numa-node"
     assert found.cpu_options == {"strict-cpu-reservation": "true"}
     assert str(found.reserved_cpus) == "0,4"
     assert (found.reserved_milli, found.reserved_bytes) == (1500, 3 * GIB // 2)

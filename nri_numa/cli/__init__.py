@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Judge nodes and bind pods for a stock kube-scheduler.",
     ),
     "demo": (
-        "nri_numa.embedded.demo:main",
+        "nri_numa.demo.command:main",
         "See it work on a modelled machine, without Kubernetes.",
     ),
     "topology": ("nri_numa.cli.machine:topology", "Show sockets, NUMA nodes, caches and CPUs."),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.embedded.runtime import EmbeddedContainer
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import CRIError, Node, until
 from tests.faults.conftest import THOROUGH
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.embedded.runtime import EmbeddedContainer
 from nri_numa.machine.cpuset import CPUSet
+from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import Node, until
 
 REST = (

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from nri_numa.cri.pb import podresources_pb2
-from nri_numa.embedded.runtime import EmbeddedContainer, EmbeddedPod
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
+from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedPod
 from tests.beds.embedded_node import Node, until
 from tests.beds.fake_kubelet import pod_resources
 

@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from nri_numa.embedded.runtime import (
+from nri_numa.nri import link as nri
+from nri_numa.nri.link import LinkState, NRILink, RequestRefused
+from nri_numa.nri.transport import SessionTransport
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.session import PluginSession
+from nri_numa.nri.wire.versions import PLUGIN_EVENTS, Event
+from tests.beds.embedded.runtime import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
     CONTAINERD_2_4,
@@ -23,13 +30,6 @@ from nri_numa.embedded.runtime import (
     Faults,
     RuntimeProfile,
 )
-from nri_numa.nri import link as nri
-from nri_numa.nri.link import LinkState, NRILink, RequestRefused
-from nri_numa.nri.transport import SessionTransport
-from nri_numa.nri.wire import events as ev
-from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import PluginSession
-from nri_numa.nri.wire.versions import PLUGIN_EVENTS, Event
 from tests.beds.link_bed import (
     RawRuntime,
     became_active,

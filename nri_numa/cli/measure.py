@@ -61,7 +61,7 @@ def measure(
         )
     document = _measured(rounds, seconds, only)
     if plot is not None:
-        from nri_numa.measure.plot import svg
+        from nri_numa.measure.results import svg
 
         try:
             with open(plot, "w", encoding="utf-8") as file:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.errors import TopologyError
-from nri_numa.machine.changes import differences, reread
+from nri_numa.machine.hotplug import differences, reread
 from nri_numa.machine.model import MemoryReading, Topology
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.node.agent import Agent

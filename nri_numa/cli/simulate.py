@@ -20,7 +20,7 @@ from nri_numa.cli.common import (
 )
 from nri_numa.cli.progress import progress
 from nri_numa.errors import ConfigError
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 from nri_numa.text import harmless
 
 if TYPE_CHECKING:

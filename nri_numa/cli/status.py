@@ -25,7 +25,7 @@ from nri_numa.cli.common import (
 )
 from nri_numa.cli.fitting import Column, Kind, fit
 from nri_numa.cli.progress import progress
-from nri_numa.machine.words import counted, cpus_text
+from nri_numa.machine.model import counted, cpus_text
 from nri_numa.text import harmless
 
 _TOLD = 10

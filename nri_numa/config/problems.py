@@ -29,8 +29,7 @@ from nri_numa.config.values import (
     split_address,
 )
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import Topology, cpus_text
 
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _SHORTEST_RESYNC = 1.0  # a cluster has many nodes; the default is minutes

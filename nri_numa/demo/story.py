@@ -26,7 +26,7 @@ from nri_numa.demo.stage import (
     examples,
 )
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.words import cpus_text, numa_text
+from nri_numa.machine.model import cpus_text, numa_text
 from nri_numa.simulate.manifests import Amounts, PodManifest, Role
 
 __all__ = ["NotAsExpected", "tell"]

@@ -63,8 +63,8 @@ from nri_numa.engine.values.workload import (
     Scope,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
+from nri_numa.machine.model import cpus_text
 from nri_numa.machine.observed import NO_QUOTA
-from nri_numa.machine.words import cpus_text
 
 
 def admit(

@@ -21,8 +21,7 @@ from nri_numa.engine.state import (
 )
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import Topology, cpus_text
 
 
 def contradiction(a: Allocation) -> str:

@@ -14,8 +14,7 @@ from nri_numa.engine.cpus.kubelet_order import take_packed
 from nri_numa.engine.values.settings import Settings
 from nri_numa.kubelet.configuration import KubeletFacts
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import cpus_text, numa_text
+from nri_numa.machine.model import Topology, cpus_text, numa_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

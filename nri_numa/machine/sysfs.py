@@ -26,12 +26,14 @@ from nri_numa.machine.model import (
     NUMAMemory,
     NUMANode,
     Topology,
+    agree,
+    cpus_text,
+    numa_text,
 )
 from nri_numa.machine.partitions import sentence
 from nri_numa.machine.synthetic import sockets_from
 from nri_numa.machine.tree import CPU_DIR, NODE_DIR, TIER_DIR, Tree, open_tree
 from nri_numa.machine.usable import partitions, read_limits
-from nri_numa.machine.words import agree, cpus_text, numa_text
 
 # --- Which cores share a socket, and what stands in for caches that the kernel does not tell ------
 # The usual file is ``physical_package_id``. It holds -1 where firmware says nothing (s390, some Arm

@@ -22,7 +22,7 @@ from nri_numa.engine.align.merge import preferred_mask
 from nri_numa.engine.align.search import Distances, Order, Steps, best_mask
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 
 SAMPLES = 4
 """Hints and losing candidates that are told."""

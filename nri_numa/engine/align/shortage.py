@@ -27,7 +27,7 @@ from nri_numa.engine.align.merge import preferred_mask
 from nri_numa.engine.align.search import Order
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import counted, numa_text
+from nri_numa.machine.model import counted, numa_text
 
 DIFFERENT_WIDTHS: Final = "different numbers of NUMA nodes needed"
 """In the clause when no mask can be preferred by all, on an empty machine either."""

@@ -15,7 +15,7 @@ from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Docu
 from nri_numa.engine.place.in_place import LESS
 from nri_numa.engine.request.demand import DEFAULT_PERIOD
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import counted, cpus_text, numa_text
+from nri_numa.machine.model import counted, cpus_text, numa_text
 from nri_numa.text import harmless
 
 GLOSSARY = (

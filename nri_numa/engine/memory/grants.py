@@ -20,7 +20,7 @@ from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.merge import EXACT_UPTO, STEP_LIMIT, preferred_mask
 from nri_numa.engine.align.search import Cover, Distances, Order, Steps, best_mask
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.model import numa_text
 
 Amounts = Mapping[int, int]
 """Bytes by NUMA node; missing is none."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from nri_numa.engine.state import Allocation, Kind, NodeState
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.words import cpus_text, human_milli
+from nri_numa.machine.model import cpus_text, human_milli
 
 _MOST: Final = 4
 """Containers that are named: a refusal is one line of an event."""

@@ -67,7 +67,7 @@ from nri_numa.engine.values.workload import (
     Scope,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.words import agree, cpus_text, numa_text
+from nri_numa.machine.model import agree, cpus_text, numa_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from nri_numa.engine.state import Allocation, Kind, NodeState
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import CPUMode, Requested
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.words import cpus_text, numa_text
+from nri_numa.machine.model import cpus_text, numa_text
 
 
 def place_explicit(case: Case) -> Placed | Refusal:

@@ -40,7 +40,7 @@ from nri_numa.engine.state import Allocation, Kind
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import SMT, OnFailure
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.words import human_milli, numa_text
+from nri_numa.machine.model import human_milli, numa_text
 
 RULE = "a resize stays in place"
 LESS = "less than asked for"

@@ -14,8 +14,7 @@ from nri_numa.engine.state import Charge, Kind
 from nri_numa.engine.values.memory_policy import MemoryPolicySetting
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import Topology, counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import IsolatedCPUs
 from nri_numa.engine.values.workload import SMT, PodSandbox
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 
 
 def grant_refused(case: Case, who: str, cpus: CPUSet, idle: CPUSet) -> Refusal | None:

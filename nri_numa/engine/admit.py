@@ -63,8 +63,7 @@ from nri_numa.engine.values.workload import (
     Scope,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
-from nri_numa.machine.model import cpus_text
-from nri_numa.machine.observed import NO_QUOTA
+from nri_numa.machine.model import NO_QUOTA, cpus_text
 
 
 def admit(

@@ -14,7 +14,7 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.observed import NO_QUOTA, Observed
+from nri_numa.machine.model import NO_QUOTA, Observed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,7 @@ from nri_numa.engine.values.workload import (
     Resources,
 )
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import cpus_text
-from nri_numa.machine.observed import NO_QUOTA
+from nri_numa.machine.model import NO_QUOTA, cpus_text
 
 
 def resize(

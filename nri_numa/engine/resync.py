@@ -42,8 +42,7 @@ from nri_numa.engine.values.answers import ContainerUpdate, StateChange
 from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import cpus_text
-from nri_numa.machine.observed import NO_QUOTA
+from nri_numa.machine.model import NO_QUOTA, cpus_text
 
 _NO_TIME = "no time was left yet"
 

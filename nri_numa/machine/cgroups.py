@@ -19,7 +19,7 @@ from typing import Final
 
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.cpuset_files import cpuset_files, text, v1_controller
-from nri_numa.machine.observed import NO_QUOTA, Observed
+from nri_numa.machine.model import NO_QUOTA, Observed
 
 # --- Where cpusets are: which hierarchy has them, and which cgroup of a container its programs
 # are in.

@@ -306,3 +306,32 @@ def human_milli(milli: int) -> str:
     """Thousandths of CPUs: ``2 CPUs``, ``0.5 CPUs``."""
     text = f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
     return f"{text} CPU" if text == "1" else f"{text} CPUs"
+
+
+# --- What the kernel says of one container's cgroup, as a value -----------------------------------
+
+
+NO_QUOTA: Final = -1
+"""CFS quota that means *no limit*: written as it is to cgroup v1, as ``max`` to cgroup v2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The cpuset, and where it matters the CPU limit, of one container's real cgroup.
+
+    Attributes:
+        cpus, mems: ``cpuset.cpus`` and ``cpuset.mems`` as written; on cgroup v2 empty means
+            whatever the parent has.
+        effective_cpus, effective_mems: what it can really use; on cgroup v1 the same.
+        quota: CFS quota in microseconds per period, `NO_QUOTA` for none; None where it was not
+            read.
+        above: which cgroup above leaves less of it, in words; empty when none does, or where
+            nobody looked.
+    """
+
+    cpus: CPUSet
+    mems: NUMASet
+    effective_cpus: CPUSet
+    effective_mems: NUMASet
+    quota: int | None = None
+    above: str = ""

@@ -37,7 +37,7 @@ from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryB
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.observed import NO_QUOTA
+from nri_numa.machine.model import NO_QUOTA
 from nri_numa.machine.sysfs import discover
 from nri_numa.node.claim import RuntimeClaim
 from nri_numa.node.explanations import FILE

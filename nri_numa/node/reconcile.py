@@ -29,7 +29,7 @@ from nri_numa.engine.drift import Correction, plan_corrections
 from nri_numa.engine.state import Kind, NodeState, effective_cpus
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.observed import Observed
+from nri_numa.machine.model import Observed
 from nri_numa.machine.scopes import Scopes
 from nri_numa.node.agent import Agent
 from nri_numa.node.sending import Push

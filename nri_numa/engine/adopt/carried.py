@@ -33,8 +33,7 @@ from nri_numa.engine.state import Allocation, Kind, identity
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import SMT, Container, CPUMode, PodSandbox, Policy, Requested
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import agree, cpus_text, numa_text
-from nri_numa.machine.observed import NO_QUOTA
+from nri_numa.machine.model import NO_QUOTA, agree, cpus_text, numa_text
 
 
 def adopt(machine: Machine, text: str, pod: PodSandbox, container: Container) -> Allocation | str:

@@ -15,7 +15,7 @@ from nri_numa.engine.values.answers import (
 )
 from nri_numa.engine.values.workload import Container, QoSClass, Resources
 from nri_numa.errors import LocalProtocolError
-from nri_numa.machine.observed import NO_QUOTA
+from nri_numa.machine.model import NO_QUOTA
 from nri_numa.nri.conversion import (
     container_from,
     create_answer,

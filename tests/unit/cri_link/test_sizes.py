@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nri_numa.cri.client import CRIResources
-from nri_numa.cri_link.sizes import Change, Size, Sizes, size_of
+from nri_numa.cri_link.connection import Change, Size, Sizes, size_of
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 
 

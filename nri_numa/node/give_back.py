@@ -369,7 +369,7 @@ async def _exchange(
     try:
         async with asyncio.timeout(seconds):
             if over_cri(config):
-                from nri_numa.cri_link.once import update_once
+                from nri_numa.cri_link.connection import update_once
 
                 path = config.runtime.cri_socket
                 detail = await update_once(conversion.answering(answer), socket_path=path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nri_numa.observe.exposition import head, label, text
+from nri_numa.observe.metrics import head, label, text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

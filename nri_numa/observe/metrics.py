@@ -36,12 +36,30 @@ from prometheus_client.exposition import (
 from prometheus_client.utils import floatToGoString
 
 from nri_numa.observe import logs
-from nri_numa.observe.exposition import head as _head
-from nri_numa.observe.exposition import label as _label
-from nri_numa.observe.exposition import text as _text
 from nri_numa.observe.local_memory import LocalMemory, pieces
 from nri_numa.observe.waiting import Waiting
 from nri_numa.observe.waiting import pieces as waiting_pieces
+from nri_numa.text import harmless
+
+# --- Rows of Prometheus' text format. Pure --------------------------------------------------------
+
+
+def text(rows: list[str]) -> bytes:
+    """The rows as bytes; the list is empty afterwards."""
+    data = "".join(rows).encode(errors="backslashreplace")
+    rows.clear()
+    return data
+
+
+def head(name: str, text: str) -> list[str]:
+    """What stands above the rows of a gauge of ours."""
+    return [f"# HELP nri_numa_{name} {text}\n", f"# TYPE nri_numa_{name} gauge\n"]
+
+
+def label(value: str) -> str:
+    """The value of a label, escaped: for the format, and before that for whoever reads it."""
+    return harmless(value).replace("\\", "\\\\").replace('"', '\\"')
+
 
 # --- How many requests of each event there were, and how long they took ---------------------------
 # Every request is counted, so counting is an addition to one of a few numbers: the library's own
@@ -534,10 +552,10 @@ class Metrics:
         for family in (*_node_families(snapshot.numa_nodes), *_totals(snapshot)):
             rows += family
             if len(rows) >= _CHUNK_ROWS:
-                yield _text(rows)
-        rows += _head("container_info", "A container and how it is placed; always 1.")
+                yield text(rows)
+        rows += head("container_info", "A container and how it is placed; always 1.")
         for one in snapshot.containers:
-            namespace, pod, container = map(_label, (one.namespace, one.pod, one.container))
+            namespace, pod, container = map(label, (one.namespace, one.pod, one.container))
             rows.append(
                 f'nri_numa_container_info{{pod_namespace="{namespace}",pod_name="{pod}",'
                 f'container_name="{container}",'
@@ -547,8 +565,8 @@ class Metrics:
                 f'preferred="{_truth(one.preferred)}"}} 1\n'
             )
             if len(rows) >= _CHUNK_ROWS:
-                yield _text(rows)
-        yield _text(rows)
+                yield text(rows)
+        yield text(rows)
         if snapshot.local_memory is not None:
             yield from pieces(snapshot.local_memory, _CHUNK_ROWS)
         if snapshot.waiting is not None:
@@ -566,10 +584,10 @@ def _truth(value: bool) -> str:
 def _totals(snapshot: Snapshot) -> Iterator[list[str]]:
     if snapshot.node_name:
         yield [
-            *_head("node_info", "The node by the name that Kubernetes has for it; always 1."),
-            f'nri_numa_node_info{{node_name="{_label(snapshot.node_name)}"}} 1\n',
+            *head("node_info", "The node by the name that Kubernetes has for it; always 1."),
+            f'nri_numa_node_info{{node_name="{label(snapshot.node_name)}"}} 1\n',
         ]
-    rows = _head(
+    rows = head(
         "containers",
         "Containers we know, by kind of assignment, and by whether they have what is ideal or a "
         "wider set.",
@@ -580,11 +598,11 @@ def _totals(snapshot: Snapshot) -> Iterator[list[str]]:
         )
     yield rows
     yield [
-        *_head("shared_pool_cpus", "CPUs of the shared pool."),
+        *head("shared_pool_cpus", "CPUs of the shared pool."),
         f"nri_numa_shared_pool_cpus {snapshot.shared_pool_cpus}\n",
     ]
     yield [
-        *_head("offline_cpus", "CPUs that are present and not online."),
+        *head("offline_cpus", "CPUs that are present and not online."),
         f"nri_numa_offline_cpus {snapshot.offline_cpus}\n",
     ]
     for name, text, value in (
@@ -596,7 +614,7 @@ def _totals(snapshot: Snapshot) -> Iterator[list[str]]:
             snapshot.checkpoint_failing,
         ),
     ):
-        yield [*_head(name, text), f"nri_numa_{name} {value:d}\n"]
+        yield [*head(name, text), f"nri_numa_{name} {value:d}\n"]
     for name, text, seconds in (
         (
             "checkpoint_written_timestamp_seconds",
@@ -610,7 +628,7 @@ def _totals(snapshot: Snapshot) -> Iterator[list[str]]:
         ),
     ):
         if seconds is not None:
-            yield [*_head(name, text), f"nri_numa_{name} {seconds:.3f}\n"]
+            yield [*head(name, text), f"nri_numa_{name} {seconds:.3f}\n"]
 
 
 def _former(name: str) -> str:
@@ -619,7 +637,7 @@ def _former(name: str) -> str:
 
 def _node_families(samples: Iterable[NUMANodeSample]) -> Iterator[list[str]]:
     nodes = sorted(samples, key=lambda sample: sample.numa_node)
-    rows = _head("numa_node_cpus", "Online CPUs of a NUMA node; each is in one state.")
+    rows = head("numa_node_cpus", "Online CPUs of a NUMA node; each is in one state.")
     for n in nodes:
         if len(rows) > 200:
             yield rows
@@ -673,7 +691,7 @@ def _node_families(samples: Iterable[NUMANodeSample]) -> Iterator[list[str]]:
     )
     for name, text, get in plain:
         yield [
-            *_head(name, text),
+            *head(name, text),
             *(f'nri_numa_{name}{{numa_node="{n.numa_node}"}} {get(n):.16g}\n' for n in nodes),
         ]
     for index, (name, text) in enumerate(
@@ -683,7 +701,7 @@ def _node_families(samples: Iterable[NUMANodeSample]) -> Iterator[list[str]]:
         )
     ):
         yield [
-            *_head(name, text),
+            *head(name, text),
             *(
                 f'nri_numa_{name}{{numa_node="{n.numa_node}",page_size="{size}"}} {pages[index]}\n'
                 for n in nodes

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from nri_numa.observe.exposition import head, label, text
+from nri_numa.observe.metrics import head, label, text
 
 Named: TypeAlias = tuple[str, str, str, float]
 """Namespace, pod, container, and the value."""

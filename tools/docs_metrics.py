@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 
-from nri_numa.observe.local_memory import LocalMemory
-from nri_numa.observe.metrics import LateCounts, Metrics, NUMANodeSample, Snapshot
+from nri_numa.observe.metrics import LateCounts, LocalMemory, Metrics, NUMANodeSample, Snapshot
 from nri_numa.observe.steal import StealGauges
 from nri_numa.observe.waiting import Waiting
 from tools.docs_regions import cell, code, table, write

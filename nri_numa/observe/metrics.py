@@ -36,7 +36,6 @@ from prometheus_client.exposition import (
 from prometheus_client.utils import floatToGoString
 
 from nri_numa.observe import logs
-from nri_numa.observe.local_memory import LocalMemory, pieces
 from nri_numa.observe.waiting import Waiting
 from nri_numa.observe.waiting import pieces as waiting_pieces
 from nri_numa.text import harmless
@@ -737,3 +736,50 @@ class LateCounts:
         )
         metrics.expose(self.late)
         metrics.expose(self.refused_running)
+
+
+# --- What a scrape tells of where containers' memory is; only where that is looked for ------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalMemory:
+    """What part of containers' memory is on their own NUMA nodes.
+
+    Attributes:
+        ratios: ``(namespace, pod, container, ratio)``, as many as may be series.
+        states: number of containers by whether they have a ratio: ``known``, ``unknown``, and
+            ``left out`` for those beyond the limit of series.
+    """
+
+    ratios: Sequence[tuple[str, str, str, float]]
+    states: Mapping[str, int]
+
+
+def pieces(told: LocalMemory, at_once: int) -> Iterator[bytes]:
+    """The rows, in pieces.
+
+    Args:
+        told: what is exposed.
+        at_once: rows of a piece.
+    """
+    rows = head(
+        "local_memory_containers",
+        "Containers by whether the part of their memory on their own NUMA nodes is known, and "
+        "exposed.",
+    )
+    rows += (
+        f'nri_numa_local_memory_containers{{state="{state}"}} {count}\n'
+        for state, count in sorted(told.states.items())
+    )
+    rows += head(
+        "container_local_memory_ratio",
+        "The part of a container's memory that is on its own NUMA nodes; none where not known.",
+    )
+    for namespace, pod, container, ratio in told.ratios:
+        rows.append(
+            f'nri_numa_container_local_memory_ratio{{pod_namespace="{label(namespace)}",'
+            f'pod_name="{label(pod)}",container_name="{label(container)}"}} {ratio:.4g}\n'
+        )
+        if len(rows) >= at_once:
+            yield text(rows)
+    yield text(rows)

@@ -7,8 +7,14 @@ from __future__ import annotations
 
 import re
 
-from nri_numa.observe.metrics import LateCounts, LocalMemory, Metrics, NUMANodeSample, Snapshot
-from nri_numa.observe.steal import StealGauges
+from nri_numa.observe.metrics import (
+    LateCounts,
+    LocalMemory,
+    Metrics,
+    NUMANodeSample,
+    Snapshot,
+    StealGauges,
+)
 from nri_numa.observe.waiting import Waiting
 from tools.docs_regions import cell, code, table, write
 

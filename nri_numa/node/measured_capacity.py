@@ -25,8 +25,7 @@ from nri_numa.machine.tree import open_tree
 from nri_numa.node.agent import Agent
 from nri_numa.node.reload import MakeSettings, with_tables
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.steal import StealGauges
+from nri_numa.observe.metrics import Metrics, StealGauges
 
 log = get_logger("capacity")
 

@@ -10,8 +10,7 @@ from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.values.kubelet import KubeletGrants
 from nri_numa.kubelet.adoption import adopt
-from nri_numa.kubelet.configuration import KubeletFacts
-from nri_numa.kubelet.configuration_files import Found, read
+from nri_numa.kubelet.configuration import Found, KubeletFacts, read
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.model import Topology, cpus_text
 from nri_numa.node.preflight import Finding, Level

@@ -18,8 +18,15 @@ from nri_numa.config.layers import Gathered, build
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.values.settings import Settings
 from nri_numa.kubelet.adoption import Adopted, adopt
-from nri_numa.kubelet.configuration import Flags, KubeletFacts, command_line, facts, merged
-from nri_numa.kubelet.configuration_files import Found, read
+from nri_numa.kubelet.configuration import (
+    Flags,
+    Found,
+    KubeletFacts,
+    command_line,
+    facts,
+    merged,
+    read,
+)
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from tests.machines import named as machines

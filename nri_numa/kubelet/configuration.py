@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from nri_numa.kubelet import regular_file
+from nri_numa.kubelet import state_files
 from nri_numa.machine.cpuset import CPUSet, ListFormatError
 from nri_numa.text import BadQuantity, milli_cpus, page_size, whole_bytes
 
@@ -295,7 +295,7 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
         problems.append(f"{directory}: has {len(drop_ins)} drop-ins, expected at most {MAX_FILES}")
     for name in (*((path,) if path else ()), *drop_ins[:MAX_FILES]):
         try:
-            data, seen = regular_file.read(prefix + name)
+            data, seen = state_files.read(prefix + name)
             text = data.decode()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -332,7 +332,7 @@ def _process(kubelet_root: str, proc: str) -> tuple[Flags, str] | None:
         base = os.path.join(proc, entry)
         try:
             with open(os.path.join(base, "cmdline"), "rb") as file:
-                words = file.read(regular_file.MAX_BYTES).decode(errors="replace").split("\0")
+                words = file.read(state_files.MAX_BYTES).decode(errors="replace").split("\0")
             if os.path.basename(words[0]) != "kubelet":
                 continue
             flags = command_line(words)

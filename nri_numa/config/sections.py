@@ -17,15 +17,45 @@ from nri_numa.config.controlling import Controller, OfflineCapacity
 from nri_numa.config.cpu_waiting import CPUWaiting
 from nri_numa.config.device_sources import Devices
 from nri_numa.config.dra import DRA
-from nri_numa.config.kubelet_section import Kubelet
 from nri_numa.config.locality import MemoryLocality
 from nri_numa.config.measured_capacity import MeasuredCapacity
 from nri_numa.config.names import camel_case
 from nri_numa.config.publishing import Publish
 from nri_numa.config.scheduling import Scheduling
 from nri_numa.config.tenants import PermissionDocument, PodMatch, Quotas, SharedPool
+from nri_numa.engine.values.kubelet import KubeletOverride
 from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores
 from nri_numa.engine.values.workload import Strategy
+
+# --- The section of the configuration about the kubelet on this node ------------------------------
+
+
+class Kubelet(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
+    """The kubelet on this node, and who may take a container away from it."""
+
+    override: Annotated[
+        KubeletOverride,
+        Meta(
+            description="Whether a pod may take a container away from the kubelet's static "
+            "policies by listing CPUs or memory nodes itself: never, or annotated."
+        ),
+    ] = KubeletOverride.NEVER
+    config: Annotated[
+        Annotated[str, Meta(min_length=1)],
+        Meta(
+            description="File of the kubelet's configuration (--config): a path, auto to take it "
+            "from the command line of the kubelet that runs, or off. What it reserves becomes ours "
+            "where reservedCPUs, strictReserved and reservedMemory are not set."
+        ),
+    ] = "auto"
+    config_dir: Annotated[
+        str,
+        Meta(
+            description="Directory of drop-ins for it (--config-dir); with config: auto the "
+            "command line tells."
+        ),
+    ] = ""
+
 
 API_VERSION: Final = "nri-numa/v1"
 KIND: Final = "AgentConfig"

@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "nri_numa.cli.device_plugin:device_plugin",
         "Let the stock scheduler count exclusive CPUs.",
     ),
-    "completion": ("nri_numa.cli.completion:completion", "Print the shell's completion script."),
+    "completion": ("nri_numa.cli.common:completion", "Print the shell's completion script."),
 }
 
 

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import get_completion_class
 
 from nri_numa.errors import AgentError, ConfigError
 from nri_numa.text import harmless
 
 if TYPE_CHECKING:
     from nri_numa.config import AgentConfig
+
 
 DEFAULT_CONFIG = "/etc/nri-numa/agent.yaml"
 WIDTH = 80
@@ -289,3 +291,23 @@ def human_size(amount: int) -> str:
             )
         value /= 1024
     return f"{value:.1f}Pi"
+
+
+# --- ``nri-numa completion``: what a shell needs to complete our commands -------------------------
+
+
+_EXAMPLES = """\b
+  nri-numa completion bash > /etc/bash_completion.d/nri-numa
+  nri-numa completion zsh > "${fpath[1]}/_nri-numa"
+  nri-numa completion fish > ~/.config/fish/completions/nri-numa.fish"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of SHELL."""
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101  # the choices are click's own
+    root = ctx.find_root().command
+    click.echo(kind(root, {}, "nri-numa", "_NRI_NUMA_COMPLETE").source())

@@ -13,8 +13,7 @@ import click
 
 from nri_numa.cli import differing, names
 from nri_numa.cli.agent_client import AgentClient, NotKnown, api_options, client, segment
-from nri_numa.cli.common import emit, human_size, output_option, terminal_width
-from nri_numa.cli.progress import progress
+from nri_numa.cli.common import emit, human_size, output_option, progress, terminal_width
 from nri_numa.engine.explain import sentences
 from nri_numa.text import harmless
 

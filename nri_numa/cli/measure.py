@@ -12,8 +12,15 @@ from typing import Any
 
 import click
 
-from nri_numa.cli.common import Failure, emit, friendly, output_option, table, terminal_width
-from nri_numa.cli.progress import progress
+from nri_numa.cli.common import (
+    Failure,
+    emit,
+    friendly,
+    output_option,
+    progress,
+    table,
+    terminal_width,
+)
 
 
 @click.command()

@@ -11,8 +11,7 @@ from typing import Any, Final
 import yaml
 
 from nri_numa import safe_yaml
-from nri_numa.cli.common import Mistake, Unreachable, emit, terminal_width
-from nri_numa.cli.progress import progress
+from nri_numa.cli.common import Mistake, Unreachable, emit, progress, terminal_width
 from nri_numa.controller.evictions import movable
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy

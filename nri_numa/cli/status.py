@@ -20,11 +20,11 @@ from nri_numa.cli.common import (
     human_size,
     one_line,
     output_option,
+    progress,
     table_width,
     terminal_width,
 )
 from nri_numa.cli.fitting import Column, Kind, fit
-from nri_numa.cli.progress import progress
 from nri_numa.machine.model import counted, cpus_text
 from nri_numa.text import harmless
 

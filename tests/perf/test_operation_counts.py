@@ -371,7 +371,7 @@ def test_a_synchronized_container_costs_a_fixed_number_of_calls() -> None:
 
 
 STRANGER_CALLS = 67
-KNOWN_CALLS = 26
+KNOWN_CALLS = 30
 
 
 def test_a_synchronized_container_with_a_policy_costs_a_fixed_number_of_calls() -> None:
@@ -396,7 +396,7 @@ def test_a_synchronized_container_with_a_policy_costs_a_fixed_number_of_calls() 
 
 
 DECIDED_CALLS = 391
-REMEMBERED_CALLS = 34
+REMEMBERED_CALLS = 38
 
 
 def _created_with(annotations: dict[str, str]) -> int:

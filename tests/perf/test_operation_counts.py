@@ -153,20 +153,19 @@ def test_telling_others_costs_a_few_calls_for_each_of_them() -> None:
     for residents in (100, 1100):
         node = Node(residents, policy="")
         request = node.request("new", "single-numa-node", cpus=4)
-        answer: list[object] = []
+        answer: list[conversion.Told] = []
 
         def create(
             node: Node = node,
             request: tuple[PodSandbox, Container] = request,
-            answer: list[object] = answer,
+            answer: list[conversion.Told] = answer,
         ) -> None:
             made = node.agent.create_container(*request)
             assert isinstance(made, Admitted)
             answer.append(conversion.create_answer(made.adjustment, made.updates))
 
         counts.append(calls(create))
-        response = answer[0]
-        assert isinstance(response, pb.CreateContainerResponse)
+        response = pb.CreateContainerResponse.FromString(answer[0].SerializeToString())
         assert len(response.update) == residents
     assert (counts[1] - counts[0]) / 1000 <= 8
 
@@ -345,7 +344,7 @@ def test_a_container_that_asks_for_nothing_costs_little_for_its_mark() -> None:
     def create() -> None:
         made = node.agent.create_container(*request)
         assert isinstance(made, Admitted)
-        conversion.create_answer(made.adjustment, made.updates)
+        conversion.create_response(made.adjustment)
 
     assert calls(create) <= UNBOUND_CALLS
 

@@ -55,18 +55,13 @@ class Merged:
     preferred: bool
 
 
-def _free_devices(request: DeviceRequest) -> dict[int, int] | None:
-    """How many free devices each NUMA node has, which count on all of theirs.
-
-    Empty where no device has a NUMA node, and nothing is wished; None where `merge` has to look.
-    """
+def _devices_by_node(request: DeviceRequest) -> dict[int, int]:
+    """How many devices each NUMA node has, which count on all of theirs; empty for no wish."""
     counts: dict[int, int] = {}
-    ids: set[str] = set()
     for device in request.devices:
-        ids.add(device.id)
         for i in device.numa_nodes:
             counts[i] = counts.get(i, 0) + 1
-    return counts if len(ids) == len(request.devices) else None
+    return counts
 
 
 def one_numa_node(
@@ -85,9 +80,7 @@ def one_numa_node(
     for d in demands:
         if not isinstance(d, ResourceDemand):
             need = d.request.count
-            counts = _free_devices(d.request) if need > 0 else {}
-            if counts is None:
-                return None
+            counts = _devices_by_node(d.request) if need > 0 else {}
             # Devices of which none has a NUMA node are no wish. Where enough are free on one NUMA
             # node, an empty machine has enough there as well.
             if counts:

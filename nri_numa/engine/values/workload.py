@@ -203,7 +203,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRequest:
-    """A request for ``count`` devices of one resource, with all devices known of it."""
+    """A request for ``count`` devices of one resource: all that the container has, each id once."""
 
     resource: str
     count: int

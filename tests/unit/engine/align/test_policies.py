@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from nri_numa.engine.align.hint_reasons import sets_text
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, align
 from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
@@ -212,3 +215,12 @@ class TestCandidates:
         assert place(RESTRICTED, 2).candidates == ()
         assert place(BEST_EFFORT, 2, gpu(2, 0)).candidates == ()
         assert place(BEST_EFFORT, 12, cpu(2, *[(1, 2)] * 12)).candidates == ()
+
+    def test_single_tells_no_wider_masks(self) -> None:
+        """Both NUMA nodes of a socket are a preferred set as well, and no result of this policy."""
+        found = place(SINGLE, 2, replace(cpu(1, (1, 1), (1, 1)), sockets={0: 0, 1: 0}))
+        assert [told[0] for told in self.told(found)] == ["1"]
+
+
+def test_sets_that_nothing_names_are_others() -> None:
+    assert sets_text([], False, None) == "other NUMA nodes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from nri_numa.engine.state import Allocation, Kind, NodeState
+from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.words import cpus_text
 
@@ -15,6 +15,8 @@ _MOST: Final = 4
 
 def holders_text(state: NodeState, within: CPUSet | None = None) -> str:
     """Who owns or lists CPUs: ``; held: default/db/engine owns CPUs 2-3``.
+
+    A soft list is in no owner's way.
 
     Args:
         state: as it is.
@@ -26,7 +28,7 @@ def holders_text(state: NodeState, within: CPUSet | None = None) -> str:
     return named(
         a
         for a in state.allocations.values()
-        if (a.owned or a.kind is Kind.EXPLICIT) and (within is None or (a.cpus | a.idle) & within)
+        if (a.owned or a.keeps_list) and (within is None or (a.cpus | a.idle) & within)
     )
 
 

@@ -665,4 +665,4 @@ class Agent:
 
     def _cpus_in(self, state: NodeState, allocation: Allocation) -> str:
         pool = state.pool(self.machine.topology, self.machine.settings)
-        return str(effective_cpus(allocation, pool, self.machine.topology))
+        return str(effective_cpus(allocation, pool, self.machine.topology, state.withheld_bits))

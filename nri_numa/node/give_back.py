@@ -245,7 +245,8 @@ def _annotated(
     marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED}")
     if marker is None:
         cpus = _cpus(container.resources.cpus)
-        if placed is not None and placed.cpus and placed.cpus == cpus:
+        fewer = placed is not None and placed.soft and cpus is not None and cpus <= placed.cpus
+        if placed is not None and placed.cpus and (fewer or placed.cpus == cpus):
             lifted = placed.owned and container.resources.cpu_quota == NO_QUOTA
             return placed.kind, 0 if lifted else None
         return (Kind.UNBOUND if cpus == pool else Kind.FOREIGN), None

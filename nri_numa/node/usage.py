@@ -180,8 +180,9 @@ class UsageWatch:
         if first is None or second is None:
             return _nothing(allocation, "it has no cgroup that can be read")
         machine = self._agent.machine
-        pool = self._agent.state.pool(machine.topology, machine.settings)
-        cpus = effective_cpus(allocation, pool, machine.topology) or machine.topology.online
+        state, topology = self._agent.state, machine.topology
+        pool = state.pool(topology, machine.settings)
+        cpus = effective_cpus(allocation, pool, topology, state.withheld_bits) or topology.online
         used = None
         if first.cpu_seconds is not None and second.cpu_seconds is not None:
             used = max(0.0, second.cpu_seconds - first.cpu_seconds) / seconds

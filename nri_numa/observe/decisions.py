@@ -37,6 +37,8 @@ def fields_of(allocation: Allocation, cpus: str) -> dict[str, object]:
 def moved_neighbours(decision: Admitted, topology: Topology) -> str:
     """Whose CPUs a decision changed, with their old and new sets; the first few by name."""
     before, after = decision.trace.pool_before, decision.trace.pool_after
+    takes, own = decision.state.withheld_bits, decision.allocation
+    had = takes & ~(own.cpus | own.idle).bits if own.owned else takes
     named: list[str] = []
     for update in decision.updates[:NAMED]:
         allocation = decision.state.allocations.get(update.container_id)
@@ -44,7 +46,8 @@ def moved_neighbours(decision: Admitted, topology: Topology) -> str:
             continue
         key = group_of(allocation)
         key = UNBOUND_GROUP if key is None else key
-        old, new = group_cpus(key, before, topology), group_cpus(key, after, topology)
+        old = group_cpus(key, before, topology, had)
+        new = group_cpus(key, after, topology, takes)
         named.append(f"{allocation.full_name} {old} -> {new}")
     more = len(decision.updates) - len(named)
     return "; ".join(named) + (f"; and {more} more" if more else "")

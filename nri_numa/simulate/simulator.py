@@ -487,6 +487,7 @@ class Simulator:
     def _cpus_now(self, only: str | None = None) -> dict[str, str]:
         machine = self._machine
         pool = self.state.pool(machine.topology, machine.settings)
+        withheld = self.state.withheld_bits
         # Containers of one group have the same CPUs, and the text is what costs.
         groups: dict[int, str] = {}
         found: dict[str, str] = {}
@@ -495,7 +496,7 @@ class Simulator:
             key = group_of(allocation)
             text = None if key is None else groups.get(key)
             if text is None:
-                text = str(effective_cpus(allocation, pool, machine.topology))
+                text = str(effective_cpus(allocation, pool, machine.topology, withheld))
                 if key is not None:
                     groups[key] = text
             found[i] = text

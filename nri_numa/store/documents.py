@@ -44,6 +44,8 @@ def allocation_document(a: Allocation) -> Document:
         document["idle"] = str(a.idle)
     if a.owned:
         document["owned"] = True
+    if a.soft:
+        document["soft"] = True
     if a.numa_nodes.bits:
         document["numa"] = str(a.numa_nodes)
     if a.mems.bits:
@@ -101,6 +103,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
         cpus=CPUSet.parse(document.get("cpus", "")),
         idle=CPUSet.parse(document.get("idle", "")),
         owned=bool(document.get("owned", False)),
+        soft=bool(document.get("soft", False)),
         numa_nodes=NUMASet.parse(document.get("numa", "")),
         mems=NUMASet.parse(document.get("mems", "")),
         charges={

@@ -31,6 +31,7 @@ class Placed:
     cpus: CPUSet = NO_CPUS
     idle: CPUSet = NO_CPUS
     owned: bool = False
+    soft: bool = False
     numa_nodes: NUMASet = NO_NUMA_NODES
     mems: NUMASet = NO_NUMA_NODES
     charges: Mapping[int, Charge] = field(default_factory=dict)

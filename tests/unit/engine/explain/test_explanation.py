@@ -247,7 +247,7 @@ def test_distance_width_and_number_separate_too() -> None:
 def test_a_wider_place_than_ideal_is_called_that() -> None:
     node = Node()
     for n in range(4):
-        node.decide({"numacpu": f"{4 * n}-{4 * n + 3}"}, name=f"a{n}")
+        node.decide({"numacpu": f"{4 * n}-{4 * n + 3}"}, resources(4), name=f"a{n}")
     document = node.explain({"policy": "best-effort"}, resources(6, 1))
     text = told(document)
     assert document["outcome"] == explanation.WIDENED

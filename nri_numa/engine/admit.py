@@ -46,6 +46,7 @@ from nri_numa.engine.state import (
     effective_cpus,
     group_cpus,
     identity,
+    union,
 )
 from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate, StateChange
 from nri_numa.engine.values.kubelet import KubeletGrants
@@ -63,7 +64,7 @@ from nri_numa.engine.values.workload import (
     Scope,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
-from nri_numa.machine.model import NO_QUOTA, cpus_text
+from nri_numa.machine.model import NO_QUOTA, Topology, cpus_text
 
 
 def admit(
@@ -178,6 +179,7 @@ def admit(
         )
     allocation = new_allocation(case, placed, now)
     after = add(state, allocation)
+    elsewhere = len(allocation.cpus - union(a.cpus for a in kept)) if allocation.owned else 0
     if placed.pod_affinity is not None:
         grown = after.pods[pod.uid]
         if grown.affinity is None:
@@ -186,8 +188,9 @@ def admit(
             )
             if allocation.owned and requested.slots is None and machine.settings.kept_seconds:
                 kept = tuple(a for a in kept if a.container != ALL) + _to_come(case, after, now)
+                elsewhere = 0
     taken = NO_CPUS if allocation.soft else allocation.cpus | allocation.idle
-    after = _kept_again(after, kept, taken)
+    after = _kept_again(machine.topology, after, kept, taken, elsewhere)
     pool = after.pool(machine.topology, machine.settings)
     return Admitted(
         state=after,
@@ -339,19 +342,38 @@ def sandbox(
     return Released(state=after, change=decided.change, updates=decided.updates)
 
 
-def _kept_again(state: NodeState, kept: Iterable[Allocation], taken: CPUSet) -> NodeState:
-    """Keep for a pod what its next container did not take."""
+def _kept_again(
+    topology: Topology,
+    state: NodeState,
+    kept: Iterable[Allocation],
+    taken: CPUSet,
+    elsewhere: int,
+) -> NodeState:
+    """Keep for a pod what its next container did not take.
+
+    Args:
+        topology: for where it lies.
+        state: with the container.
+        kept: for its pod.
+        taken: CPUs that it took, or keeps idle.
+        elsewhere: how many it took that were not kept: so many fewer are still to come.
+    """
     for one in kept:
         if one.container_id in state.allocations:
             continue
         cpus, idle = one.cpus - taken, one.idle - taken
+        if one.container == ALL and elsewhere:
+            cpus = CPUSet(sorted(cpus)[elsewhere:])
+            idle = idle & topology.siblings_of(cpus)
         if cpus == one.cpus and idle == one.idle:
             state = state.with_allocation(one)
         elif cpus:
+            numa_nodes = topology.numa_of(cpus)
             charges = {
-                i: Charge(c.cpu_milli * len(cpus) // len(one.cpus)) for i, c in one.charges.items()
+                i: Charge(1000 * len(topology.numa_nodes[i].cpus & cpus)) for i in numa_nodes
             }
-            state = state.with_allocation(replace(one, cpus=cpus, idle=idle, charges=charges))
+            rest = replace(one, cpus=cpus, idle=idle, numa_nodes=numa_nodes, charges=charges)
+            state = state.with_allocation(rest)
     return state
 
 

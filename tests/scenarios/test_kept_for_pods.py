@@ -10,10 +10,11 @@ import pytest
 
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.others.kubelets import shown_kind
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUOrder, Settings
 from nri_numa.engine.values.workload import PodSandbox, QoSClass
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.synthetic import synthetic
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
@@ -328,3 +329,39 @@ def test_a_sandbox_of_other_pods_keeps_nothing(of: PodSandbox) -> None:
     of = replace(of, resources=resources(4, 1))
     world.agent.run_pod(of)
     assert not world.agent.state.pods
+
+
+def test_what_is_kept_counts_on_the_numa_nodes_where_it_lies() -> None:
+    world = sixteen()
+    of = pod("job", OWN)
+    world.stop(start(world, of, "init", 10))
+    start(world, of, "app", 9)
+    (left,) = world.agent.state.kept_for(of.uid)
+    (numa_node,) = left.numa_nodes
+    assert left.cpus <= world.topology.numa_nodes[numa_node].cpus
+    assert {i: c.cpu_milli for i, c in left.charges.items()} == {numa_node: 1000}
+    free = world.topology.online - world.agent.state.owned
+    assert owned(world, start(world, pod("other", OWN), "main", 5)) < free, "all but one can be had"
+    world.check()
+
+
+def test_a_pod_keeps_no_more_than_its_sum_where_the_next_container_goes_elsewhere() -> None:
+    """Its memory, and so its place, is on a NUMA node without a free CPU."""
+    kubelet = replace(
+        KEEP, cpu_order=CPUOrder.KUBELET, kubelet_ties=True, kubelet_memory=True, kubelet_cpus=True
+    )
+    world = World(
+        synthetic(sockets=3, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8), kubelet
+    )
+    start(world, pod("full", {"numacpu": "0-3", "cpus": "exclusive"}), "main", 4)
+    for n in range(3):  # memory of each NUMA node serves single NUMA nodes from now on
+        start(
+            world, pod(f"small{n}", {"policy": "single-numa-node"}), "main", 0.5, 6 - 2 * (n == 2)
+        )
+    best = pod("wide", {"policy": "best-effort", "scope": "pod"})
+    of = replace(best, resources=resources(7, 1.5))
+    for name, cpus, memory in (("first", 3, 0.5), ("second", 1, 0.5), ("third", 3, 0.5)):
+        start(world, of, name, cpus, memory)
+        world.check()
+        theirs = [a for a in world.agent.state.allocations.values() if a.pod == "wide"]
+        assert sum(len(a.cpus) for a in theirs) == 7, [(a.container, str(a.cpus)) for a in theirs]

@@ -223,7 +223,7 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
         settings = replace(settings, align_by_socket=False)
     former = table.former
     if affinity is not None:
-        former = former & machine.topology.cpus_of(affinity)
+        former = former & machine.topology.cpus_of(_reach(settings, machine, affinity))
     free, first, strict = table.free, affinity, case.policy in STRICT
     if table.listed is not None and affinity is not None:
         # Near the listed memory first, then in the rest of the affinity.

@@ -187,9 +187,10 @@ def _pays(requested: Requested, cpus: CPUSet, demand: Demand) -> str:
 
 def unpaid(case: Case, cpus: CPUSet) -> Refusal:
     """Listed CPUs that may not be owned, and what was expected."""
+    paid = _pays(case.requested, cpus, case.demand)
     return Refusal(
         reason="UnpaidCPUs",
-        message=f"{_text(case)} with cpus: exclusive, but {_pays(case.requested, cpus, case.demand)}; expected a "
+        message=f"{_text(case)} with cpus: exclusive, but {paid}; expected a "
         "request for all of them, or a permission with unpaidCPUs "
         f"({case.requested.permission} has not)",
         rule="exclusive CPUs must be paid for by the CPU request",

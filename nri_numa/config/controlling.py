@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from nri_numa.config.values import camel_case
+from nri_numa.config.names import camel_case
 
 if TYPE_CHECKING:
     from nri_numa.config.sections import AgentConfig

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from nri_numa.config.values import camel_case
+from nri_numa.config.names import camel_case
 
 
 class MeasuredMode(StrEnum):

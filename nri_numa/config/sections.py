@@ -19,9 +19,9 @@ from nri_numa.config.device_sources import Devices
 from nri_numa.config.dra import DRA
 from nri_numa.config.locality import MemoryLocality
 from nri_numa.config.measured_capacity import MeasuredCapacity
+from nri_numa.config.names import camel_case
 from nri_numa.config.scheduling import Scheduling
 from nri_numa.config.tenants import PermissionDocument, PodMatch, Quotas, SharedPool
-from nri_numa.config.values import camel_case
 from nri_numa.engine.values.kubelet import KubeletOverride
 from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores
 from nri_numa.engine.values.workload import Strategy

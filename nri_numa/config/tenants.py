@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from nri_numa.config.values import camel_case
+from nri_numa.config.names import camel_case
 from nri_numa.engine.values.limits import (
     ANY_KEY,
     CPUAmount,

@@ -12,18 +12,6 @@ from nri_numa.config.sections import AgentConfig, Quantity
 from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 
-# --- Names of keys in the configuration file ------------------------------------------------------
-
-
-_ACRONYMS = {"ca": "CA", "cpus": "CPUs", "numa": "NUMA", "l3": "L3", "uid": "UID"}
-
-
-def camel_case(name: str) -> str:
-    """Name of a key in the file: ``reserved_cpus`` is ``reservedCPUs``."""
-    first, *rest = name.split("_")
-    return first + "".join(_ACRONYMS.get(part, part.capitalize()) for part in rest)
-
-
 _SIZE = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[kMGTPE]|[KMGTPE]i)?", re.ASCII)
 """How people write memory: no sign, no exponent, no thousandths of a byte."""
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h))+", re.ASCII)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from nri_numa import config as configuration
-from nri_numa.config.values import camel_case
+from nri_numa.config.names import camel_case
 from nri_numa.controller.metrics import ControllerMetrics
 from nri_numa.offline_capacity import OFFLINE_CAPACITY
 from tests.shipped.test_install_manifests import BASE, CHART, helm, kustomized

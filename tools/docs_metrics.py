@@ -14,8 +14,8 @@ from nri_numa.observe.metrics import (
     NUMANodeSample,
     Snapshot,
     StealGauges,
+    Waiting,
 )
-from nri_numa.observe.waiting import Waiting
 from tools.docs_regions import cell, code, table, write
 
 _SAMPLE = Snapshot(

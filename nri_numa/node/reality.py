@@ -9,7 +9,7 @@ from nri_numa.engine.others.kubelets import granted_names
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.http.responses import Actual
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import cpus_text
 from nri_numa.node.differences import Difference, Known
 
 

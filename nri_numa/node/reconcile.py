@@ -546,7 +546,7 @@ def _behind(
         allocation = state.allocations.get(container_id)
         if not place.by_systemd or allocation is None or allocation.kind is Kind.FOREIGN:
             continue
-        cpus = effective_cpus(allocation, pool, machine.topology) or pool
+        cpus = effective_cpus(allocation, pool, machine.topology, state.withheld_bits) or pool
         # One that was never bound has no list of its own, and systemd has none for it.
         if observed[container_id].cpus & machine.topology.online != cpus:
             continue

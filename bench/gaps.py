@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from bench.beds import (
     EXCLUSIVE,

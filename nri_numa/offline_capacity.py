@@ -16,9 +16,10 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
+
+import msgspec
 
 OFFLINE_CAPACITY: Final = "offline-capacity"
 DRAINED: Final = "drained"
@@ -43,8 +44,7 @@ class BadCapacity(ValueError):
     """A document is not as expected; the text names the thing, the value and what was expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class OfflineCapacity:
+class OfflineCapacity(msgspec.Struct, frozen=True):
     """What the controller says of a node.
 
     Attributes:
@@ -53,7 +53,7 @@ class OfflineCapacity:
         source: who measured it.
     """
 
-    zones: Mapping[int, float] = field(default_factory=dict)
+    zones: Mapping[int, float] = msgspec.field(default_factory=dict)
     until: float = 0.0
     source: str = ""
 

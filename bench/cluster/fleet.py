@@ -11,7 +11,9 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from nri_numa.engine.admit import admit, forget_pod, release
 from nri_numa.engine.decision import Admitted, Machine, Reading

@@ -12,12 +12,12 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 import grpc
 import grpc.aio
+import msgspec
 
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.errors import RuntimeUnavailable
@@ -67,16 +67,14 @@ class ContainerEventType(enum.Enum):
     DELETED = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeVersion:
+class RuntimeVersion(msgspec.Struct, frozen=True, kw_only=True):
     """Who answers: ``containerd``, ``2.1.9``."""
 
     name: str
     version: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CRIPodSandbox:
+class CRIPodSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """One pod sandbox as ListPodSandbox reports it."""
 
     id: str
@@ -84,13 +82,12 @@ class CRIPodSandbox:
     namespace: str
     uid: str
     ready: bool
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     runtime_handler: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CRIPodSandboxStatus:
+class CRIPodSandboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One pod sandbox as a verbose PodSandboxStatus reports it.
 
     Attributes:
@@ -100,12 +97,11 @@ class CRIPodSandboxStatus:
     """
 
     pod: CRIPodSandbox
-    config: Mapping[str, Any] = field(default_factory=dict)
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    spec: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CRIContainer:
+class CRIContainer(msgspec.Struct, frozen=True, kw_only=True):
     """One container as ListContainers reports it.
 
     Attributes:
@@ -119,8 +115,7 @@ class CRIContainer:
     created_at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CRIResources:
+class CRIResources(msgspec.Struct, frozen=True, kw_only=True):
     """Linux resources of a container; 0 and the empty string mean "not set".
 
     Attributes:
@@ -138,11 +133,10 @@ class CRIResources:
     oom_score_adj: int = 0
     cpus: str = ""
     mems: str = ""
-    hugepage_limits: Mapping[str, int] = field(default_factory=dict)
+    hugepage_limits: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CRIContainerStatus:
+class CRIContainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One container as ContainerStatus reports it.
 
     Attributes:
@@ -162,13 +156,12 @@ class CRIContainerStatus:
     resources: CRIResources | None
     pod_sandbox_id: str = ""
     started_at_ns: int = 0
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    spec: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CRIContainerEvent:
+class CRIContainerEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something happened to a container.
 
     Attributes:
@@ -180,8 +173,7 @@ class CRIContainerEvent:
     pod_sandbox_id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateFailed:
+class UpdateFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The runtime did not update a container.
 
     Attributes:

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 
 TIMEOUT: Final = 1.0
@@ -41,8 +43,7 @@ class GivenDevices:
     by_id: Mapping[str, NUMASet] = field(default_factory=dict, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenMemory:
+class GivenMemory(msgspec.Struct, frozen=True, kw_only=True):
     """One block of memory: its type (``memory``, ``hugepages-2Mi``), bytes, and NUMA nodes."""
 
     kind: str
@@ -50,8 +51,7 @@ class GivenMemory:
     numa_nodes: NUMASet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Given(msgspec.Struct, frozen=True, kw_only=True):
     """What one container has by the kubelet's books.
 
     Attributes:
@@ -60,14 +60,13 @@ class Given:
     """
 
     container: str
-    cpus: CPUSet = field(default_factory=CPUSet)
+    cpus: CPUSet = msgspec.field(default_factory=CPUSet)
     memory: tuple[GivenMemory, ...] = ()
     devices: tuple[GivenDevices, ...] = ()
     claims: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class DeviceCount:
+class DeviceCount(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """Devices of one resource on one NUMA node; one of several NUMA nodes counts on each.
 
     Attributes:
@@ -185,8 +184,7 @@ def device_counts(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failed(msgspec.Struct, frozen=True):
     """Why there is no answer; ``gated`` where another method may know."""
 
     text: str

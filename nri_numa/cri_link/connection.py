@@ -13,9 +13,10 @@ import contextlib
 import enum
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 from nri_numa.cri.client import (
     CallRefused,
@@ -208,8 +209,7 @@ _PHASES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ears:
+class Ears(msgspec.Struct, frozen=True, kw_only=True):
     """Who is told what NRI has no request for; all of it at once, on the loop.
 
     Attributes:

@@ -8,8 +8,10 @@ values arrive last; what comes meanwhile is put together and sent after it.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from nri_numa.cri.client import CRIResources, UpdateFailed
 from nri_numa.errors import RuntimeUnavailable

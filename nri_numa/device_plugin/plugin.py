@@ -16,11 +16,11 @@ import os
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 import grpc.aio
+import msgspec
 
 from nri_numa.device_plugin.pb import deviceplugin_pb2 as pb
 from nri_numa.device_plugin.slots import Counted, Slot, SlotList, counted
@@ -225,8 +225,7 @@ WAITS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the next registration, after one that failed or did not last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds.
 
     Attributes:
@@ -421,8 +420,7 @@ class DevicePlugin:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Why:
+class _Why(msgspec.Struct, frozen=True):
     text: str
     again: bool
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
+
+import msgspec
 
 from nri_numa.errors import UnknownSlots
 
@@ -25,8 +26,7 @@ the image may have to be pulled first."""
 _NODE: Final = re.compile(r"numa([0-9]{1,4})-")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class Counted(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent says: `nri_numa.http.responses.Slots`.
 
     Attributes:
@@ -39,7 +39,7 @@ class Counted:
     ready: bool
     reason: str = ""
     annotation: str = ""
-    free: Mapping[int, int] = field(default_factory=dict)
+    free: Mapping[int, int] = msgspec.field(default_factory=dict)
     held: frozenset[str] = frozenset()
 
 
@@ -58,8 +58,7 @@ def counted(document: Mapping[str, Any]) -> Counted:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True):
     """One id as the kubelet is told of it.
 
     Attributes:

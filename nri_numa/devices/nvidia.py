@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from nri_numa.machine.pci import PCI_ADDRESS
 
@@ -26,8 +27,7 @@ ALL: Final = "all"
 _MOST_GPUS: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GPUs:
+class GPUs(msgspec.Struct, frozen=True, kw_only=True):
     """The GPUs of a machine, by what they are called.
 
     Attributes:
@@ -37,8 +37,8 @@ class GPUs:
     """
 
     addresses: tuple[str, ...] = ()
-    by_uuid: Mapping[str, str] = field(default_factory=dict)
-    by_minor: Mapping[int, str] = field(default_factory=dict)
+    by_uuid: Mapping[str, str] = msgspec.field(default_factory=dict)
+    by_minor: Mapping[int, str] = msgspec.field(default_factory=dict)
 
     def of_minor(self, minor: int) -> str | None:
         """The GPU of a device file; None for control devices and unknown ones."""

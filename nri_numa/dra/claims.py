@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from nri_numa.errors import AgentError
 from nri_numa.text import BadQuantity, quantity
@@ -46,8 +47,7 @@ class BadClaim(AgentError):
     reason = "BadClaim"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(msgspec.Struct, frozen=True, kw_only=True):
     """One device that a claim got.
 
     Attributes:
@@ -62,13 +62,12 @@ class Result:
     request: str
     numa_node: int
     cpus: int
-    capacity: Mapping[str, int] = field(default_factory=dict)
+    capacity: Mapping[str, int] = msgspec.field(default_factory=dict)
     share: str = ""
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A claim that is allocated on this node.
 
     Attributes:

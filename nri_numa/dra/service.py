@@ -10,10 +10,10 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import grpc
+import msgspec
 
 from nri_numa.dra.claims import BadClaim
 from nri_numa.dra.pb import dra_pb2 as dra
@@ -32,8 +32,7 @@ _WORKERS: Final = 4
 """Calls at the same time; claims are prepared one after the other in any case."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """A device that the kubelet gives to containers which name its request."""
 
     request: str

@@ -15,8 +15,9 @@ Two bounds hold for the CPUs of a NUMA node, and the lower one counts:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from nri_numa.engine.cpus.allocator import Taken, TakeRequest, take_cpus
 from nri_numa.engine.cpus.index import AllocatorIndex

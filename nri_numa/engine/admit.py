@@ -8,10 +8,11 @@ doors, built from the same parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_numa.engine.adopt.assigned import ASSIGNED, assigned
 from nri_numa.engine.case import NO_DEMAND, Case

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
+
+import msgspec
 
 from nri_numa.engine.accounting import shared_left
 from nri_numa.engine.decision import Machine, Reading
@@ -27,8 +28,7 @@ NO_DEMAND: Final = Demand()
 """Of a container whose needs nobody looked at, since it is not pinned or they make no sense."""
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(msgspec.Struct, frozen=True, dict=True):
     """One container that is being placed, with everything that is looked at for it.
 
     Attributes:

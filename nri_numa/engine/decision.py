@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
 from functools import cached_property
+
+import msgspec
 
 from nri_numa.engine import accounting
 from nri_numa.engine.align.policies import Alignment
@@ -31,8 +32,7 @@ from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import Topology
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """What the kernel and the kubelet say is left, by NUMA node, at some moment.
 
     Attributes:
@@ -41,13 +41,12 @@ class Reading:
         devices: how many devices of all kinds the kubelet can still give; empty where unknown.
     """
 
-    memory: Mapping[int, int] = field(default_factory=dict)
-    hugepages: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    devices: Mapping[int, int] = field(default_factory=dict)
+    memory: Mapping[int, int] = msgspec.field(default_factory=dict)
+    hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
+    devices: Mapping[int, int] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The machine and how to use it; tables that many decisions need are worked out once.
 
     Attributes:
@@ -58,7 +57,7 @@ class Machine:
 
     topology: Topology
     settings: Settings
-    key: bytes = field(default=b"", repr=False)
+    key: bytes = b""
     memory_policies: MemoryPolicies = EVERY_MEMORY_POLICY
 
     def with_memory_policies(self, policies: MemoryPolicies) -> Machine:
@@ -66,7 +65,7 @@ class Machine:
         if policies == self.memory_policies:
             return self
         made = copy(self)
-        object.__setattr__(made, "memory_policies", policies)
+        msgspec.structs.force_setattr(made, "memory_policies", policies)
         return made
 
     @cached_property
@@ -253,8 +252,7 @@ class Machine:
         return left
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """How a decision came about; rendered by `engine.explain.explanation`, never logged whole.
 
     Attributes:
@@ -271,16 +269,15 @@ class Trace:
     demand: Demand | None = None
     alignment: Alignment | None = None
     steps: tuple[str, ...] = ()
-    cpu_left: Mapping[int, int] = field(default_factory=dict)
-    memory_left: Mapping[int, int] = field(default_factory=dict)
+    cpu_left: Mapping[int, int] = msgspec.field(default_factory=dict)
+    memory_left: Mapping[int, int] = msgspec.field(default_factory=dict)
     pool_before: CPUSet = NO_CPUS
     pool_after: CPUSet = NO_CPUS
     rule: str = ""
     ignored: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     """The container gets this, once the agent swaps ``state`` in.
 
     Attributes:
@@ -298,8 +295,7 @@ class Admitted:
     trace: Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """The container cannot have what it asks for, and how that came about."""
 
     refusal: Refusal
@@ -319,8 +315,7 @@ class Refused:
 Decision = Admitted | Refused
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Released:
+class Released(msgspec.Struct, frozen=True, kw_only=True):
     """A container, or a whole pod, gave back what it had."""
 
     state: NodeState
@@ -328,8 +323,7 @@ class Released:
     updates: tuple[ContainerUpdate, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resized:
+class Resized(msgspec.Struct, frozen=True, kw_only=True):
     """A live container's resources change.
 
     Attributes:
@@ -344,8 +338,7 @@ class Resized:
     trace: Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Met:
+class Met(msgspec.Struct, frozen=True, kw_only=True):
     """The state with a container whose creation nobody told us.
 
     Attributes:
@@ -359,8 +352,7 @@ class Met:
     updates: tuple[ContainerUpdate, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resynced:
+class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     """The state after comparing notes with the runtime.
 
     Attributes:

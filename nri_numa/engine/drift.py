@@ -8,7 +8,9 @@ from a new look goes on from there: nothing that was put right is undone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
@@ -17,8 +19,7 @@ from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.machine.model import NO_QUOTA, Observed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Correction:
+class Correction(msgspec.Struct, frozen=True, kw_only=True):
     """One container whose cgroup is not as meant.
 
     Attributes:

@@ -6,7 +6,7 @@ the next one. Copying what grows with the node for each of them would cost its s
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nri_numa.engine.state import (
     Allocation,

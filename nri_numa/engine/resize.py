@@ -8,7 +8,7 @@ container as it is.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nri_numa.engine.admit import new_allocation, pool_updates
 from nri_numa.engine.case import Case

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from operator import itemgetter
+
+from msgspec.structs import replace
 
 from nri_numa.engine.admit import admit, left_alone, pool_updates
 from nri_numa.engine.adopt.assigned import ASSIGNED, is_signed

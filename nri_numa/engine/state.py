@@ -19,9 +19,11 @@ answered group by group and what each of them has now is not stored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypedDict
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.values.kubelet import NO_GRANTS, KubeletGrants
 from nri_numa.engine.values.memory_policy import MemoryPolicy
@@ -46,13 +48,12 @@ class Kind(StrEnum):
     """Pinned by somebody else (the kubelet's static policy): left alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(msgspec.Struct, frozen=True):
     """What is booked on one NUMA node: CPU in thousandths, memory in bytes, huge pages by size."""
 
     cpu_milli: int = 0
     memory: int = 0
-    hugepages: Mapping[int, int] = field(default_factory=dict)
+    hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
 
     def plus(self, other: Charge, sign: int = 1) -> Charge:
         """Add ``other`` (or take it away with ``sign=-1``)."""
@@ -72,8 +73,7 @@ class Charge:
 NOTHING = Charge()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """What one container has.
 
     Attributes:
@@ -109,10 +109,10 @@ class Allocation:
     soft: bool = False
     numa_nodes: NUMASet = NO_NUMA_NODES
     mems: NUMASet = NO_NUMA_NODES
-    charges: Mapping[int, Charge] = field(default_factory=dict)
+    charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
     cpu_milli: int = 0
     memory_bytes: int = 0
-    hugepages: Mapping[int, int] = field(default_factory=dict)
+    hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     policy: Policy = Policy.NONE
     smt: SMT = SMT.ANY
     load: Load | None = None
@@ -166,16 +166,14 @@ def identity(pod: PodSandbox, container: Container) -> Identity:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Former:
+class Former(msgspec.Struct, frozen=True):
     """What a stopped container of a pod had: it, or the next of its pod, gets it back if free."""
 
     cpus: CPUSet
     numa_nodes: NUMASet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodRecord:
+class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of a pod.
 
     Attributes:
@@ -190,7 +188,7 @@ class PodRecord:
     containers: frozenset[str] = frozenset()
     affinity: NUMASet | None = None
     affinity_preferred: bool = True
-    former: Mapping[str, Former] = field(default_factory=dict)
+    former: Mapping[str, Former] = msgspec.field(default_factory=dict)
 
 
 ALL = "*"
@@ -201,8 +199,7 @@ UNBOUND_GROUP = -1
 with a soft list by its bits inverted, which are below: the unbound ones list no CPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeState:
+class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is decided on this node.
 
     Attributes:
@@ -220,15 +217,15 @@ class NodeState:
     """
 
     serial: int = 0
-    allocations: Mapping[str, Allocation] = field(default_factory=dict)
-    pods: Mapping[str, PodRecord] = field(default_factory=dict)
+    allocations: Mapping[str, Allocation] = msgspec.field(default_factory=dict)
+    pods: Mapping[str, PodRecord] = msgspec.field(default_factory=dict)
     owned: CPUSet = NO_CPUS
     idle: CPUSet = NO_CPUS
-    listed: Mapping[str, CPUSet] = field(default_factory=dict)
+    listed: Mapping[str, CPUSet] = msgspec.field(default_factory=dict)
     listed_cpus: CPUSet = NO_CPUS
-    foreign: Mapping[int, int] = field(default_factory=dict)
-    charges: Mapping[int, Charge] = field(default_factory=dict)
-    groups: Mapping[int, Mapping[str, None]] = field(default_factory=dict)
+    foreign: Mapping[int, int] = msgspec.field(default_factory=dict)
+    charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
+    groups: Mapping[int, Mapping[str, None]] = msgspec.field(default_factory=dict)
     kubelet: KubeletGrants = NO_GRANTS
 
     def pool(self, topology: Topology, settings: Settings) -> CPUSet:

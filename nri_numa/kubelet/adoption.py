@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import AllocatorIndex
@@ -74,8 +76,7 @@ class KubeletWatch:
                 log.info("the kubelet does not pin containers any more", manager=manager)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adopted:
+class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     """Settings with what the kubelet's configuration adds.
 
     Attributes:

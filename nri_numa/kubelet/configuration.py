@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from nri_numa.kubelet import state_files
 from nri_numa.machine.cpuset import CPUSet, ListFormatError
@@ -35,8 +36,7 @@ _KEYS: Final = {
 """Flags that say what a key of the file says too, and beat it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
+class Flags(msgspec.Struct, frozen=True, kw_only=True):
     """What the kubelet's command line says that concerns us.
 
     Attributes:
@@ -48,11 +48,10 @@ class Flags:
     config: str = ""
     config_dir: str = ""
     root_dir: str = _DEFAULT_ROOT
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletFacts:
+class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's configuration, as far as we care.
 
     Attributes:
@@ -69,11 +68,11 @@ class KubeletFacts:
     cpu_policy: str = "none"
     memory_policy: str = "None"
     topology_policy: str = "none"
-    cpu_options: Mapping[str, str] = field(default_factory=dict)
+    cpu_options: Mapping[str, str] = msgspec.field(default_factory=dict)
     reserved_cpus: CPUSet | None = None
     reserved_milli: int = 0
     reserved_bytes: int = 0
-    reserved_memory: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    reserved_memory: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -239,8 +238,7 @@ AUTO: Final = "auto"
 OFF: Final = "off"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's configuration as it is now.
 
     Attributes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from nri_numa.engine.values.kubelet import SHARED_SETS, Holder, KubeletGrants
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
@@ -31,8 +32,7 @@ class UnknownState(ValueError):
     """A state file that says nothing we understand; the message says what was expected."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CPUState:
+class CPUState(msgspec.Struct, frozen=True, kw_only=True):
     """What ``cpu_manager_state`` says.
 
     Attributes:
@@ -46,11 +46,10 @@ class CPUState:
     policy: str
     shared: CPUSet
     entries: Mapping[Holder, CPUSet]
-    pods: Mapping[str, CPUSet] = field(default_factory=dict)
+    pods: Mapping[str, CPUSet] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryState:
+class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
     """What ``memory_manager_state`` says.
 
     Attributes:

@@ -14,8 +14,9 @@ import functools
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.cpuset_files import cpuset_files, text, v1_controller
@@ -34,8 +35,7 @@ CRUN_CHILD: Final = "container"
 """What crun calls its cgroup in the scope, unless the container's annotation says otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
+class Hierarchy(msgspec.Struct, frozen=True):
     """The hierarchy that has the cpusets.
 
     Attributes:
@@ -201,8 +201,7 @@ def _has(where: str, directory: str, hierarchy: str, name: str) -> str:
 _GONE: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ENOTDIR))
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupPlace:
+class CgroupPlace(msgspec.Struct, frozen=True):
     """Where a container's cgroup is, as the runtime told.
 
     Attributes:
@@ -420,8 +419,7 @@ class CgroupReader:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     """What became of a write.
 
     Attributes:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 _READ_BYTES: Final = 65_536
 """Longer than any list the kernel writes for 8,192 CPUs."""
@@ -27,15 +28,13 @@ class CpusetFiles(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """What cgroupspy's controllers want to know of a cgroup; its own would walk the whole tree."""
 
     full_path: str
 
 
-@dataclass(frozen=True, slots=True)
-class UnifiedCpuset:
+class UnifiedCpuset(msgspec.Struct, frozen=True):
     """The cpuset of a cgroup of version 2."""
 
     node: Node

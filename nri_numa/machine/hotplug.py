@@ -13,9 +13,10 @@ import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from nri_numa.machine.cpuset import ListFormatError, NUMASet
 from nri_numa.machine.model import Topology

@@ -13,8 +13,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.usage import memory_by_numa_node
@@ -36,8 +37,7 @@ _PAGE_KIB: Final = re.compile(rb" kernelpagesize_kB=(\d{1,9})\b", re.ASCII)
 GONE: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ENODEV))
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlaces:
+class MemoryPlaces(msgspec.Struct, frozen=True):
     """Where the memory of one container is.
 
     Attributes:
@@ -46,7 +46,7 @@ class MemoryPlaces:
         because: why it is not known; empty when it is.
     """
 
-    by_numa_node: Mapping[int, int] = field(default_factory=dict)
+    by_numa_node: Mapping[int, int] = msgspec.field(default_factory=dict)
     source: str = ""
     because: str = ""
 

@@ -9,10 +9,11 @@ NUMA nodes per socket and several sockets per NUMA node.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Final
+
+import msgspec
 
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 
@@ -25,8 +26,7 @@ class CoreKind(StrEnum):
     EFFICIENT = "efficient"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CPU:
+class CPU(msgspec.Struct, frozen=True, kw_only=True):
     """One logical CPU: a hardware thread.
 
     Attributes:
@@ -44,8 +44,7 @@ class CPU:
     l3: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Core:
+class Core(msgspec.Struct, frozen=True, kw_only=True):
     """A physical core; `cpus` are its online thread siblings."""
 
     id: int
@@ -55,16 +54,14 @@ class Core:
     kind: CoreKind = CoreKind.STANDARD
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class L3Group:
+class L3Group(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs that share one last level cache (the kubelet's *uncore cache*)."""
 
     id: int
     cpus: CPUSet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Socket:
+class Socket(msgspec.Struct, frozen=True, kw_only=True):
     """A physical package."""
 
     id: int
@@ -72,8 +69,7 @@ class Socket:
     numa_nodes: NUMASet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NUMANode:
+class NUMANode(msgspec.Struct, frozen=True, kw_only=True):
     """A NUMA node.
 
     Attributes:
@@ -91,7 +87,7 @@ class NUMANode:
     cpus: CPUSet
     memory_bytes: int
     distances: Mapping[int, int]
-    hugepages: Mapping[int, int] = field(default_factory=dict)
+    hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     initiators: NUMASet = NO_NUMA_NODES
     tier: int | None = None
 
@@ -108,8 +104,7 @@ class PartitionKind(StrEnum):
     EXCLUSIVE = "exclusive"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """A cgroup beside the pods' that has CPUs for itself, or was meant to.
 
     Attributes:
@@ -127,8 +122,7 @@ class Partition:
 _KNOWN_SETS: Final = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class Topology:
+class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The machine.
 
     Attributes:
@@ -240,8 +234,7 @@ class Topology:
         return f"cpus {self.present} numa {nodes} cores {cores}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NUMAMemory:
+class NUMAMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What the kernel says about the memory of one NUMA node right now.
 
     Attributes:
@@ -255,7 +248,7 @@ class NUMAMemory:
     total_bytes: int
     free_bytes: int
     reclaimable_bytes: int
-    free_hugepages: Mapping[int, int] = field(default_factory=dict)
+    free_hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
 
     @property
     def available_bytes(self) -> int:
@@ -263,8 +256,7 @@ class NUMAMemory:
         return self.free_bytes + self.reclaimable_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryReading:
+class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
     """One look at the memory of all NUMA nodes, by NUMA node id."""
 
     numa_nodes: Mapping[int, NUMAMemory]
@@ -315,8 +307,7 @@ NO_QUOTA: Final = -1
 """CFS quota that means *no limit*: written as it is to cgroup v1, as ``max`` to cgroup v2."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """The cpuset, and where it matters the CPU limit, of one container's real cgroup.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 DIRECTORY: Final = "sys/bus/pci/devices"
 FILES: Final = ("class", "device", "numa_node", "vendor")
@@ -35,8 +36,7 @@ _ID: Final = re.compile(r"0x([0-9a-f]{4})", re.ASCII)
 _NUMBER: Final = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PCIDevice:
+class PCIDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One device.
 
     Attributes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from nri_numa.machine.model import Topology
 from nri_numa.machine.tree import CPU_DIR, Tree
@@ -18,8 +19,7 @@ from nri_numa.machine.tree import CPU_DIR, Tree
 _CPU: Final = re.compile(r"^cpu(\d{1,5}) ([\d ]+)$", re.MULTILINE | re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class CPUTimes:
+class CPUTimes(msgspec.Struct, frozen=True):
     """All CPUs at one moment.
 
     Attributes:
@@ -28,8 +28,8 @@ class CPUTimes:
         waited: by CPU, the seconds that tasks waited for it since then; empty where not told.
     """
 
-    steal: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    waited: Mapping[int, float] = field(default_factory=dict)
+    steal: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
+    waited: Mapping[int, float] = msgspec.field(default_factory=dict)
 
 
 def cpu_times(stat: str, schedstat: str) -> CPUTimes:

@@ -15,6 +15,8 @@ from math import isqrt
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from nri_numa.errors import TopologyError
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import (
@@ -49,8 +51,7 @@ Ids = Callable[[str, str], CPUSet | None]
 _SIBLINGS = ("package_cpus", "core_siblings", "book_siblings", "drawer_siblings")
 
 
-@dataclass(frozen=True, slots=True)
-class Packages:
+class Packages(msgspec.Struct, frozen=True):
     """Sockets.
 
     Attributes:

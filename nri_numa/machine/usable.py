@@ -18,8 +18,10 @@ lies in one, what is left outside of it counts. On version 1 exclusive cpusets a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import Partition
@@ -45,8 +47,7 @@ _CPU_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "
 _MEM_FILES = ("cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems", "mems")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsableIds:
+class UsableIds(msgspec.Struct, frozen=True, kw_only=True):
     """What containers can have; None where nothing limits them.
 
     Attributes:

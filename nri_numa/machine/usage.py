@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.model import Topology
@@ -27,8 +28,7 @@ _READ_BYTES: Final = 65_536
 _MEMORY_OF_V2: Final = ("anon", "file", "kernel_stack", "pagetables", "slab_reclaimable")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NUMAUsage:
+class NUMAUsage(msgspec.Struct, frozen=True, kw_only=True):
     """One NUMA node at one moment, in bytes and pages.
 
     Attributes:
@@ -45,8 +45,7 @@ class NUMAUsage:
     elsewhere: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MachineUsage:
+class MachineUsage(msgspec.Struct, frozen=True):
     """The machine at one moment.
 
     Attributes:
@@ -54,12 +53,11 @@ class MachineUsage:
         numa_nodes: by id.
     """
 
-    cpus: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    numa_nodes: Mapping[int, NUMAUsage] = field(default_factory=dict)
+    cpus: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
+    numa_nodes: Mapping[int, NUMAUsage] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerUsage:
+class ContainerUsage(msgspec.Struct, frozen=True):
     """One container at one moment; what its cgroup does not have is None or empty.
 
     Attributes:
@@ -68,7 +66,7 @@ class ContainerUsage:
     """
 
     cpu_seconds: float | None = None
-    memory: Mapping[int, int] = field(default_factory=dict)
+    memory: Mapping[int, int] = msgspec.field(default_factory=dict)
 
 
 def cpu_times(text: str) -> dict[int, tuple[int, int]]:

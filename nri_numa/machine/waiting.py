@@ -13,8 +13,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.locality import GONE, Unknown, processes_of
@@ -32,8 +33,7 @@ _SOME: Final = re.compile(r"^some avg10=[\d.]+ avg60=(\d{1,3}(?:\.\d+)?) ", re.M
 _SCHEDSTAT: Final = re.compile(rb"^(\d{1,20}) (\d{1,20}) (\d{1,20})$", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(msgspec.Struct, frozen=True):
     """What one reading of one container tells.
 
     Attributes:
@@ -46,7 +46,7 @@ class Waits:
 
     pressure: float | None = None
     no_pressure: str = ""
-    threads: Mapping[int, float] | None = field(default=None, repr=False)
+    threads: Mapping[int, float] | None = None
     no_threads: str = ""
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.others.foreign import pinned_to
 from nri_numa.engine.state import Allocation, Kind
@@ -28,8 +30,7 @@ TICK: Final = 1.0
 """Seconds between two looks that no request asks for; a look is two ``stat`` calls."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
+class Contest(msgspec.Struct, frozen=True, kw_only=True):
     """A container whose cpuset the kubelet and we both write.
 
     Attributes:

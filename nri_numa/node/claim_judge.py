@@ -7,7 +7,8 @@ that cannot change any more is judged now, by the engine's own rules for annotat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nri_numa.dra.claims import CPU, MEMORY, BadClaim, Claim, Result
 from nri_numa.engine.decision import Machine

@@ -17,8 +17,9 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.dra import sockets

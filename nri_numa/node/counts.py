@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from nri_numa.engine.others.kubelets import KUBELETS, shown_kind
 from nri_numa.engine.state import Kind, NodeState
@@ -13,8 +14,7 @@ from nri_numa.observe.metrics import ContainerSample
 _FOREIGN = frozenset((Kind.FOREIGN, preferred) for preferred in (False, True))
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(msgspec.Struct, frozen=True):
     """How many containers there are.
 
     Attributes:

@@ -7,15 +7,15 @@ as long as the two differ, and the metrics count how long somebody could run on 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+import msgspec
 
 from nri_numa.engine.drift import Correction
 from nri_numa.observe.metrics import Metrics
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """What one container has instead of what is meant.
 
     Attributes:

@@ -20,9 +20,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from enum import StrEnum
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
@@ -71,8 +74,7 @@ class Result(StrEnum):
     """Never ours: pinned by somebody else, or by nobody."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenBack:
+class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
     """One container.
 
     Attributes:
@@ -93,7 +95,7 @@ class GivenBack:
     mems: str = ""
     quota: int | None = None
     note: str = ""
-    place: CgroupPlace = field(default_factory=CgroupPlace)
+    place: CgroupPlace = msgspec.field(default_factory=CgroupPlace)
 
     @property
     def changed(self) -> bool:
@@ -112,8 +114,7 @@ class GivenBack:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What was done.
 
     Attributes:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.measured_capacity import MeasuredCapacity, MeasuredMode

@@ -12,8 +12,9 @@ import errno
 import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.engine.values.settings import Settings

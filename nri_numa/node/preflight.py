@@ -9,10 +9,11 @@ import os
 import socket
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
 from nri_numa.engine.state import NodeState
@@ -35,8 +36,7 @@ class Level(StrEnum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the check.
 
     Attributes:

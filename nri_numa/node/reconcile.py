@@ -19,9 +19,11 @@ import errno
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.engine.decision import Machine
@@ -62,8 +64,7 @@ RACES: Final = 3
 """Pushes of one round for containers that meanwhile were meant to have something else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(msgspec.Struct, frozen=True, kw_only=True):
     """What one round came to, by container id.
 
     Attributes:
@@ -83,8 +84,7 @@ Agree = Callable[[CgroupPlace, CPUSet, NUMASet], str]
 """Lets systemd have for a scope what its cgroup has; why it has not, see `Scopes.agree`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     """What a look at some containers showed.
 
     Attributes:
@@ -95,7 +95,7 @@ class _Look:
 
     seen: int
     corrections: tuple[Correction, ...]
-    behind: Mapping[str, str] = field(default_factory=dict)
+    behind: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 class Reconciler:

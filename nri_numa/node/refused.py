@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.explain.explanation import Grounds
@@ -11,8 +11,7 @@ from nri_numa.machine.model import Topology
 from nri_numa.observe.traces import KeptTrace, unpack
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedContainer:
+class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """A refused container, kept for a while so that the pod's author can ask why."""
 
     namespace: str

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
@@ -28,8 +30,7 @@ _TURN: Final = 0.0005
 system calls, and with Python's 5 ms these added up to twice as long a wait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration that can be put in force.
 
     Attributes:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter
@@ -43,8 +44,7 @@ class Pushed(Protocol):
 Push = Callable[[Sequence[ContainerUpdate]], Awaitable[Pushed]]
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(msgspec.Struct, frozen=True):
     """All cgroups are written."""
 
     ok: bool = True

@@ -12,8 +12,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from nri_numa.engine.state import Allocation, effective_cpus
 from nri_numa.errors import TopologyError
@@ -36,8 +37,7 @@ AT_ONCE: Final = 4
 """Containers measured at the same time; others wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """What was used between two readings.
 
     Attributes:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.drift import Correction
 from nri_numa.engine.state import Kind
@@ -39,8 +41,7 @@ AT_ONCE: Final = 10
 """Cgroups written in one go, each some tens of microseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
+class _Due(msgspec.Struct, frozen=True):
     """When a container is worth a look.
 
     Attributes:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from heapq import merge
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec import UNSET
 from msgspec.structs import asdict
 
@@ -69,8 +69,7 @@ Name = tuple[str, str, str, str]
 """Namespace, pod, container, id: the order an operator reads in, and total."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFacts:
+class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the daemon knows about its link; see `nri_numa.nri.handler.LinkState`.
 
     Attributes:

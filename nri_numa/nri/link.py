@@ -20,10 +20,10 @@ import random
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from google.protobuf.message import Message
+from msgspec.structs import replace
 
 from nri_numa.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from nri_numa.nri.answer_watch import AnswerWatch

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+
+import msgspec
 
 from nri_numa.errors import ConfigError
 from nri_numa.nri.wire.versions import identity_problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preinstalled:
+class Preinstalled(msgspec.Struct, frozen=True, kw_only=True):
     """What a runtime tells a plugin it launched."""
 
     descriptor: int

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from nri_numa.nri.transport import SessionTransport
 from nri_numa.nri.wire import events as ev
@@ -26,8 +27,7 @@ SETTLE_SECONDS: Final = 0.05
 """How long the one-shot stays connected after its answer, so that the runtime reads it whole."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushResult:
+class PushResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a push.
 
     Attributes:

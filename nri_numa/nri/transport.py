@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
 
 from nri_numa.errors import RemoteProtocolError
 from nri_numa.observe.logs import get_logger
@@ -47,8 +48,7 @@ class Session(Protocol[EventT_co]):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """Why a connection ended; `error` is None when the peer or we closed it in order.
 
     Attributes:

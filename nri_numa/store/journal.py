@@ -27,8 +27,7 @@ _MAX_DAMAGE: Final = 1000
 Document = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint says.
 
     Attributes:
@@ -39,9 +38,9 @@ class Loaded:
         records: number of intact lines.
     """
 
-    entries: dict[str, Document] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    head: dict[str, str] = field(default_factory=dict)
+    entries: dict[str, Document] = msgspec.field(default_factory=dict)
+    problems: list[str] = msgspec.field(default_factory=list)
+    head: dict[str, str] = msgspec.field(default_factory=dict)
     written_at: float = 0.0
     records: int = 0
 

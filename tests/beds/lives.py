@@ -6,10 +6,11 @@ and read the difference: it is what pods get that come after an upgrade.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain import explanation, sentences

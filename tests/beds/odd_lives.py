@@ -7,8 +7,9 @@ explanations, what is stored, and what was counted.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain.explanation import Document

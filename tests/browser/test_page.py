@@ -6,10 +6,10 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.drift import Correction
 from nri_numa.engine.values.settings import Settings

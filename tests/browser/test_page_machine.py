@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Partition, PartitionKind

@@ -7,10 +7,11 @@ what must hold of every choice, and this which of those that would hold it is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_numa.engine.cpus.allocator import (
     NotEnoughCPUs,

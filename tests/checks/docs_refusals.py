@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Reading, Refused
 from nri_numa.engine.request.claims import NOT_PREPARED, result_text

@@ -8,10 +8,11 @@ a container's start waits for; so both are written down.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.merge import EXACT_UPTO

@@ -6,11 +6,11 @@ thought: which NUMA node has how many CPUs and how much memory, and what therefo
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from nri_numa.cli import cli
 from nri_numa.engine.decision import Reading

@@ -16,13 +16,13 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Machine
 from nri_numa.engine.values.settings import Settings

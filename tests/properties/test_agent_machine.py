@@ -7,11 +7,11 @@ write, runtime restarts, gap containers, CPUs going away; at the end every CPU i
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from nri_numa.engine.adopt.assigned import is_signed
 from nri_numa.engine.decision import Refused

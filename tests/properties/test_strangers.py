@@ -7,12 +7,12 @@ into each answer, and where every container ends.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import TypeAlias
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Decision, Machine, Met
 from nri_numa.engine.explain.explanation import grounds, of_allocation, of_refusal

@@ -7,10 +7,10 @@ import itertools
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.adopt.assigned import is_signed, signed
 from nri_numa.engine.decision import Admitted

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nri_numa.engine.accounting import take_within
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, Taken, TakeRequest

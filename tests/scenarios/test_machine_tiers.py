@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.align.shortage import DIFFERENT_WIDTHS
 from nri_numa.engine.explain.explanation import of_allocation

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.workload import QoSClass

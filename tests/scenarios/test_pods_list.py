@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.values.limits import CPUAmount, Limits, NamespaceQuota, Quota

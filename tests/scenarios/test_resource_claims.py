@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.place.offer import offer
 from nri_numa.engine.request.claims import NOT_PREPARED, result_text

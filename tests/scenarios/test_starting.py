@@ -7,9 +7,9 @@ cgroups: made with what the runtime had written down when the start began, and c
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.config.tenants import parse_amount
 from nri_numa.engine.decision import Admitted

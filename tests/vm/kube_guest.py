@@ -8,7 +8,6 @@ of nri-numa, which is on a tmpfs by default: here it finds what was before the r
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import subprocess
@@ -81,7 +80,7 @@ class _Node:
     def __init__(self, shared: Path, wanted: Wanted) -> None:
         programs = _DISK / PROGRAMS
         there = find_binaries()
-        binaries = dataclasses.replace(
+        binaries = msgspec.structs.replace(
             there,
             directory=programs,
             runc=programs / there.runc.name,

@@ -10,7 +10,8 @@ it, and reserved CPUs are never owned.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nri_numa.engine.adopt.assigned import is_signed
 from nri_numa.engine.case import by_kubelet

@@ -6,9 +6,11 @@ Nothing here is needed to decide; it is worked out from the inputs when somebody
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import comb
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.align.counting import (
     hints_by_index,
@@ -31,8 +33,7 @@ SAMPLES = 4
 _SPELLED_OUT = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What was asked, kept so that a result can be explained later; see `policies.align`."""
 
     demands: tuple[HintDemand, ...]
@@ -79,8 +80,7 @@ class HintState(StrEnum):
     MASKS = "masks"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAmount:
+class NodeAmount(msgspec.Struct, frozen=True):
     """What one NUMA node has of a resource."""
 
     numa_node: int
@@ -88,8 +88,7 @@ class NodeAmount:
     capacity: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceSummary:
+class ResourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What one resource asked and which masks suit it.
 
     Attributes:
@@ -121,8 +120,7 @@ class ResourceSummary:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A mask that lost.
 
     Attributes:

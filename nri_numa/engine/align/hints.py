@@ -16,7 +16,8 @@ The two kinds of empty answer of the kubelet's hint providers stay apart everywh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from nri_numa.engine.values.workload import DeviceRequest
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
@@ -25,8 +26,7 @@ Amounts = Mapping[int, int]
 """Quantity by NUMA node; missing is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(msgspec.Struct, frozen=True):
     """One answer of a provider.
 
     Attributes:
@@ -42,8 +42,7 @@ class Hint:
         return where + ("✓" if self.preferred else "✗")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceDemand:
+class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True):
     """A need for a quantity that NUMA nodes add up to: CPUs, memory, huge pages.
 
     The masks looked at are made of the NUMA nodes that ``capacity`` names, so a CPU demand names
@@ -85,14 +84,13 @@ class ResourceDemand:
     sockets: Mapping[int, int] | None = None
     groups: Mapping[int, NUMASet] | None = None
     assigned: NUMASet = NO_NUMA_NODES
-    near: Mapping[int, NUMASet] = field(default_factory=dict)
+    near: Mapping[int, NUMASet] = msgspec.field(default_factory=dict)
     share: str | None = None
     nothing_is_no_wish: bool = False
     unit: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceDemand:
+class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True):
     """A need for devices, which may belong to no, one or several NUMA nodes.
 
     A device counts for a mask when *any* of its NUMA nodes lies in it. Devices without NUMA nodes

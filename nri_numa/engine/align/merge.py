@@ -26,7 +26,8 @@ What makes it cheap (docs/adr/0004-hint-merge.md has the arguments):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from nri_numa.engine.align.counting import best_by_counting
 from nri_numa.engine.align.families import Family
@@ -42,8 +43,7 @@ STEP_LIMIT = 2000
 """Steps of one merge on a larger machine; at 2 to 10 µs each the worst merge takes milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(msgspec.Struct, frozen=True):
     """The best result.
 
     Attributes:

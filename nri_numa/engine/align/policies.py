@@ -18,8 +18,9 @@ preferred flag are the kubelet's, given its tie-break (no ``rank``) and its widt
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+import msgspec
 
 from nri_numa.engine.align.hint_reasons import (
     Candidate,
@@ -36,8 +37,7 @@ from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NUMASet
 
 
-@dataclass(frozen=True, kw_only=True)
-class Alignment:
+class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The outcome of a merge under a policy.
 
     Attributes:

@@ -7,8 +7,9 @@ The first clause of every refusal is made here or by `short`. Resources that are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from nri_numa.engine.align.families import Family
 from nri_numa.engine.align.hint_reasons import (
@@ -33,8 +34,7 @@ DIFFERENT_WIDTHS: Final = "different numbers of NUMA nodes needed"
 """In the clause when no mask can be preferred by all, on an empty machine either."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
+class Shortage(msgspec.Struct, frozen=True):
     """Why not.
 
     Attributes:

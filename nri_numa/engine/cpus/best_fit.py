@@ -8,9 +8,10 @@ plain integers, see `nri_numa.engine.cpus.index`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import comb
+
+import msgspec
 
 from nri_numa.engine.cpus.index import NOWHERE, AllocatorIndex, Unit
 
@@ -22,8 +23,7 @@ Filler = Callable[[int, int], int]
 """``(candidates, n)`` to the n CPUs to take from these candidates of one L3 group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorePlaces:
+class CorePlaces(msgspec.Struct, frozen=True, kw_only=True):
     """What `select` chooses from and how.
 
     Attributes:

@@ -9,7 +9,8 @@ are wholly free?") takes a handful of shifts instead of a walk over thousands of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, Settings
 from nri_numa.machine.cpuset import CPUSet
@@ -19,16 +20,14 @@ NOWHERE = -1
 """Id of the unit that holds the CPUs for which the kernel names no NUMA node or no L3 group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """A socket, an L3 group or a core: id and CPUs."""
 
     id: int
     bits: int
 
 
-@dataclass(frozen=True, slots=True)
-class NUMAUnit:
+class NUMAUnit(msgspec.Struct, frozen=True):
     """A NUMA node with CPUs.
 
     Attributes:
@@ -42,8 +41,7 @@ class NUMAUnit:
     l3_groups: tuple[Unit, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatorIndex:
+class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
     """Per-machine tables; build one with `index` when the machine was discovered and keep it.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from nri_numa.engine.cpus.index import NOWHERE
 from nri_numa.engine.values.settings import Settings
@@ -11,8 +12,7 @@ from nri_numa.engine.values.workload import SMT, Load
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeRequest:
+class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What `take_cpus` is asked for.
 
     Attributes:
@@ -41,15 +41,14 @@ class TakeRequest:
     strict: bool = False
     smt: SMT = SMT.SPREAD
     load: Load | None = None
-    loads: Mapping[int, Load] = field(default_factory=dict)
+    loads: Mapping[int, Load] = msgspec.field(default_factory=dict)
     busy: CPUSet = NO_CPUS
     last: CPUSet = NO_CPUS
     listed: CPUSet = NO_CPUS
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = msgspec.field(default_factory=Settings)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs were found.
 
     Attributes:
@@ -63,8 +62,7 @@ class Taken:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotEnoughCPUs:
+class NotEnoughCPUs(msgspec.Struct, frozen=True, kw_only=True):
     """Fewer CPUs can be had than wanted.
 
     Attributes:
@@ -98,8 +96,7 @@ class NotEnoughCPUs:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SMTAlignmentRefused:
+class SMTAlignmentRefused(msgspec.Struct, frozen=True, kw_only=True):
     """``full-core``, and whole cores cannot make exactly the number wanted.
 
     Attributes:

@@ -9,15 +9,15 @@ integers, see `nri_numa.engine.cpus.index`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.values.workload import HIGH, SMT, Load
 from nri_numa.machine.cpuset import CPUSet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partners:
+class Partners(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs of other containers, by what their load means beside ours.
 
     Attributes:
@@ -31,8 +31,7 @@ class Partners:
     same: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Threads:
+class Threads(msgspec.Struct, frozen=True, kw_only=True):
     """What single threads are chosen from.
 
     Attributes:
@@ -117,8 +116,7 @@ def _best(cores: int, classes: Iterable[int]) -> int:
     return next((found for c in classes if (found := cores & c)), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class CoreClass:
+class CoreClass(msgspec.Struct, frozen=True):
     """Equally good whole cores (as lowest threads), each of which adds ``size`` CPUs."""
 
     cores: int

@@ -13,7 +13,9 @@ each huge page size. Two ways of accounting live here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.align.families import Family, families_of
 from nri_numa.engine.align.hints import ResourceDemand
@@ -106,8 +108,7 @@ def widen_for_memory(
 # --- the kubelet's rules -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
+class Cells(msgspec.Struct, frozen=True, kw_only=True):
     """Which NUMA nodes are tied together by assignments.
 
     Attributes:
@@ -138,8 +139,7 @@ def cells(numa_ids: NUMASet, masks: Iterable[NUMASet]) -> Cells:
     return Cells(groups=groups, assigned=assigned)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryTable:
+class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's memory state, as far as decisions need it.
 
     Attributes:
@@ -149,8 +149,8 @@ class MemoryTable:
     """
 
     capacity: Mapping[str, Amounts]
-    masks: Mapping[str, NUMASet] = field(default_factory=dict)
-    charges: Mapping[str, Mapping[str, Amounts]] = field(default_factory=dict)
+    masks: Mapping[str, NUMASet] = msgspec.field(default_factory=dict)
+    charges: Mapping[str, Mapping[str, Amounts]] = msgspec.field(default_factory=dict)
 
     @property
     def numa_ids(self) -> NUMASet:
@@ -188,16 +188,14 @@ class MemoryTable:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryGrant:
+class MemoryGrant(msgspec.Struct, frozen=True, kw_only=True):
     """What a container got: its mask and, by type, the bytes allocated on each NUMA node."""
 
     mask: NUMASet
     charges: Mapping[str, Amounts]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRefused:
+class MemoryRefused(msgspec.Struct, frozen=True):
     """Why there is no grant, in one sentence."""
 
     message: str

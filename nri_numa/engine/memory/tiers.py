@@ -13,14 +13,14 @@ node has both, all memory that the kernel does not tell to be of another tier.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.machine.model import Topology, numa_text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiers:
+class Tiers(msgspec.Struct, frozen=True, kw_only=True):
     """What a machine's NUMA nodes without CPUs are good for.
 
     Attributes:
@@ -28,7 +28,7 @@ class Tiers:
         outside: NUMA nodes that nobody let in.
     """
 
-    near: Mapping[int, NUMASet] = field(default_factory=dict)
+    near: Mapping[int, NUMASet] = msgspec.field(default_factory=dict)
     outside: NUMASet = NO_NUMA_NODES
 
     def serving(self, numa_nodes: NUMASet) -> NUMASet:

@@ -9,7 +9,8 @@ and reserves nothing (docs/adr/0018-foreign-containers.md).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nri_numa.engine.state import Allocation, Kind, NodeState
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError

@@ -12,7 +12,9 @@ Among equally good NUMA nodes a strategy decides (`nri_numa.engine.place.strateg
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.accounting import share_out, take_within
 from nri_numa.engine.align.policies import Alignment, align
@@ -70,8 +72,7 @@ from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.machine.model import agree, cpus_text, numa_text
 
 
-@dataclass(frozen=True, slots=True)
-class _Aligned:
+class _Aligned(msgspec.Struct, frozen=True):
     """What the policy chose, for the CPUs to be taken there.
 
     Attributes:
@@ -88,8 +89,7 @@ class _Aligned:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _CPUs:
+class _CPUs(msgspec.Struct, frozen=True):
     """The CPUs that were chosen, for memory to be found beside them.
 
     Attributes:

@@ -11,7 +11,8 @@ A shared list that nothing pays for is *soft*: it gives way to containers that o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nri_numa.engine.case import Case
 from nri_numa.engine.decision import Machine

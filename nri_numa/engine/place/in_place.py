@@ -10,7 +10,8 @@ there is the business of ``on-failure``; docs/adr/0027-a-resize-stays-in-place.m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nri_numa.engine.accounting import exclusive_left, share_out, take_within
 from nri_numa.engine.align.shortage import short

@@ -7,8 +7,10 @@ unless its pod names CPUs or memory nodes itself and ``kubelet.override`` lets i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import quoted
 from nri_numa.engine.request.claims import CLAIM
@@ -31,8 +33,7 @@ from nri_numa.machine.model import Topology, counted, cpus_text, numa_text
 _SOURCE: Final = "the kubelet's grant"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kubelets:
+class Kubelets(msgspec.Struct, frozen=True, kw_only=True):
     """The container stays as the kubelet has it.
 
     Attributes:
@@ -44,8 +45,7 @@ class Kubelets:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ours:
+class Ours(msgspec.Struct, frozen=True, kw_only=True):
     """We place the container although the kubelet granted it something.
 
     Attributes:

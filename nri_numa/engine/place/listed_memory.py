@@ -8,8 +8,9 @@ them, else those with CPUs at the least distance.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import HintDemand, ResourceDemand
 from nri_numa.engine.decision import Machine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from nri_numa.engine.case import Case
 from nri_numa.engine.decision import Machine
@@ -16,8 +16,7 @@ from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.machine.model import agree, numa_text
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryNodes:
+class MemoryNodes(msgspec.Struct, frozen=True):
     """What was chosen.
 
     Attributes:

@@ -7,8 +7,9 @@ outside. So a container that runs already goes without.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_numa.engine.case import Case
 from nri_numa.engine.place.placement import Placed

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from nri_numa.engine.accounting import exclusive_left
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand

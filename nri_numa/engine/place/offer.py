@@ -9,8 +9,9 @@ floors of the shared pool are in neither.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from nri_numa.engine.accounting import exclusive_left
 from nri_numa.engine.decision import Machine
@@ -23,8 +24,7 @@ from nri_numa.engine.values.workload import SMT
 _SMTS: Final = {smt.value: smt for smt in SMT}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """Exclusive CPUs, counted.
 
     Attributes:

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.state import Charge, Kind
@@ -17,8 +18,7 @@ from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.machine.model import Topology, counted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """What a container gets; the fields are those of `nri_numa.engine.state.Allocation`.
 
     Attributes:
@@ -34,7 +34,7 @@ class Placed:
     soft: bool = False
     numa_nodes: NUMASet = NO_NUMA_NODES
     mems: NUMASet = NO_NUMA_NODES
-    charges: Mapping[int, Charge] = field(default_factory=dict)
+    charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
     policy: Policy = Policy.NONE
     preferred: bool = True
     reason: str = ""

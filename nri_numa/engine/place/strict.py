@@ -8,7 +8,7 @@ gone by the time it is taken.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nri_numa.engine.align.families import families_of
 from nri_numa.engine.align.policies import Alignment

@@ -8,9 +8,10 @@ container of a new name for a while, or it is over.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
+
+import msgspec
 
 from nri_numa.engine.request.annotations import KEYS, quoted
 
@@ -44,8 +45,7 @@ def addressees(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class Missing(msgspec.Struct, frozen=True, kw_only=True):
     """A name that an annotation has and no container.
 
     Attributes:

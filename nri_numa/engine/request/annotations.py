@@ -16,11 +16,13 @@ Whether CPUs and NUMA nodes exist, are online and free is not asked here but in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.request.bounds import (
     LONGEST_LIST,
@@ -193,8 +195,7 @@ def _nearest(word: str) -> str | None:
 # --- contradictions ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Clash:
+class _Clash(msgspec.Struct, frozen=True):
     """``values`` of a key do not go with ``other_values`` of another; None stands for any value."""
 
     values: frozenset[str] | None

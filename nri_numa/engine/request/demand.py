@@ -8,8 +8,9 @@ memory request (kubelet: ``pkg/kubelet/qos/policy.go`` and ``cm/helpers_linux.go
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from nri_numa.engine.request.permissions import asked_by_pod
 from nri_numa.engine.state import NOTHING, Charge
@@ -40,8 +41,7 @@ _QUOTA_LIMIT: Final = (1 << 44) - 1
 """Microseconds; the kernel takes no larger quota (kernel/sched/core.c, ``MAX_BW``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What a container needs.
 
     Attributes:
@@ -70,7 +70,7 @@ class Demand:
     cpu_at_least: bool = False
     exclusive_cpus: int = 0
     memory_bytes: int = 0
-    hugepages: Mapping[int, int] = field(default_factory=dict)
+    hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     cpu_source: str = "none"
     memory_source: str = "none"
     notes: tuple[str, ...] = ()

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_numa.engine.request.claims import CLAIM, not_prepared, read_claims
 from nri_numa.engine.request.demand import MAX_SHARES, limit_milli, request_milli

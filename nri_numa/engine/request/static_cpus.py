@@ -6,7 +6,7 @@ Guaranteed pod with a whole number of CPUs owns them, wherever they are.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nri_numa.engine.request.demand import limit_milli, request_milli
 from nri_numa.engine.values.refusal import Refusal

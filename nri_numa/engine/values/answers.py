@@ -7,14 +7,14 @@ the protocol has no way to take a cpuset back, only to write another one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import msgspec
 
 from nri_numa.engine.values.memory_policy import MemoryPolicySetting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerAdjustment:
+class ContainerAdjustment(msgspec.Struct, frozen=True, kw_only=True):
     """Changes to the container that is being created.
 
     Attributes:
@@ -28,8 +28,8 @@ class ContainerAdjustment:
     cpus: str = ""
     mems: str = ""
     quota: int | None = None
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
     memory_policy: MemoryPolicySetting | None = None
 
 
@@ -73,8 +73,7 @@ class ContainerUpdate(NamedTuple):
 NO_ADJUSTMENT: Final = ContainerAdjustment()
 
 
-@dataclass(frozen=True, slots=True)
-class StateChange:
+class StateChange(msgspec.Struct, frozen=True):
     """What a step may have changed of the state; the store writes what really differs.
 
     Attributes:

@@ -8,8 +8,11 @@ takes it back some time after the pod has ended.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 
@@ -30,8 +33,7 @@ class KubeletOverride(StrEnum):
     ANNOTATED = "annotated"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletGrants:
+class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything the kubelet's CPU Manager and Memory Manager granted on this node.
 
     Attributes:
@@ -45,29 +47,30 @@ class KubeletGrants:
         pod_mems: the same for memory.
         memory: granted bytes by NUMA node.
         hugepages: granted bytes by NUMA node and page size.
-        taken: all granted CPUs; worked out from the others.
-        nothing: whether nobody has CPUs or memory by a grant; worked out from the others.
     """
 
     cpu_policy: str = ""
     memory_policy: str = ""
     shared: tuple[CPUSet, ...] = ()
-    cpus: Mapping[Holder, CPUSet] = field(default_factory=dict)
-    mems: Mapping[Holder, NUMASet] = field(default_factory=dict)
-    pods: Mapping[str, CPUSet] = field(default_factory=dict)
-    pod_mems: Mapping[str, NUMASet] = field(default_factory=dict)
-    memory: Mapping[int, int] = field(default_factory=dict)
-    hugepages: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    taken: CPUSet = field(init=False, default=NO_CPUS)
-    nothing: bool = field(init=False, default=True)
+    cpus: Mapping[Holder, CPUSet] = msgspec.field(default_factory=dict)
+    mems: Mapping[Holder, NUMASet] = msgspec.field(default_factory=dict)
+    pods: Mapping[str, CPUSet] = msgspec.field(default_factory=dict)
+    pod_mems: Mapping[str, NUMASet] = msgspec.field(default_factory=dict)
+    memory: Mapping[int, int] = msgspec.field(default_factory=dict)
+    hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def taken(self) -> CPUSet:
+        """All granted CPUs."""
         bits = 0
         for cpus in (*self.cpus.values(), *self.pods.values()):
             bits |= cpus.bits
-        object.__setattr__(self, "taken", CPUSet.from_bits(bits))
-        nothing = not (self.cpus or self.mems or self.pods or self.pod_mems)
-        object.__setattr__(self, "nothing", nothing)
+        return CPUSet.from_bits(bits)
+
+    @cached_property
+    def nothing(self) -> bool:
+        """Whether no container has CPUs or memory by a grant."""
+        return not (self.cpus or self.mems or self.pods or self.pod_mems)
 
     def cpus_of(self, pod_uid: str, container: str, container_id: str) -> CPUSet:
         """CPUs granted to one container, or to its pod; empty when it shares with everybody."""

@@ -7,9 +7,10 @@ permissions, `nri_numa.engine.place.quotas` the quotas and the floor of the shar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
+
+import msgspec
 
 from nri_numa.engine.values.workload import BUILT_IN_PERMISSION, QoSClass
 
@@ -23,8 +24,7 @@ class Otherwise(StrEnum):
     IGNORE = "ignore"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Permission:
+class Permission(msgspec.Struct, frozen=True, kw_only=True):
     """What the pods that it matches may ask for by annotation.
 
     Attributes:
@@ -42,10 +42,10 @@ class Permission:
 
     name: str
     namespaces: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     qos: tuple[QoSClass, ...] = ()
     keys: tuple[str, ...] = (ANY_KEY,)
-    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    values: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     unpaid_cpus: bool = False
     reserved_cpus: bool = False
     otherwise: Otherwise = Otherwise.REFUSE
@@ -55,8 +55,7 @@ BUILT_IN: Final = Permission(name=BUILT_IN_PERMISSION)
 """For pods that no entry matches: every key, but exclusive CPUs only for paid requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class CPUAmount:
+class CPUAmount(msgspec.Struct, frozen=True):
     """A number of CPUs, or a part of those that containers may use.
 
     Attributes:
@@ -78,8 +77,7 @@ class CPUAmount:
 EVERYTHING: Final = CPUAmount(percent=100)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quota:
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """How many CPUs may be withheld from others.
 
     Attributes:
@@ -91,8 +89,7 @@ class Quota:
     listed: CPUAmount = EVERYTHING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamespaceQuota:
+class NamespaceQuota(msgspec.Struct, frozen=True, kw_only=True):
     """A quota for each namespace by itself that one of the patterns matches."""
 
     name: str
@@ -100,8 +97,7 @@ class NamespaceQuota:
     quota: Quota
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Quotas and the floor of the shared pool.
 
     Attributes:

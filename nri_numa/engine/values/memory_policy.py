@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
+
+import msgspec
 
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
 
@@ -32,8 +33,7 @@ class MemoryPolicy(StrEnum):
         return self in (MemoryPolicy.INTERLEAVE, MemoryPolicy.WEIGHTED_INTERLEAVE)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPolicySetting:
+class MemoryPolicySetting(msgspec.Struct, frozen=True):
     """A memory policy for one container.
 
     Attributes:
@@ -45,8 +45,7 @@ class MemoryPolicySetting:
     nodes: NUMASet = NO_NUMA_NODES
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPolicies:
+class MemoryPolicies(msgspec.Struct, frozen=True):
     """Which memory policies containers can be given on this node.
 
     Attributes:
@@ -55,8 +54,8 @@ class MemoryPolicies:
         weights: of the kernel for ``weighted-interleave``, by NUMA node; 1 where none is given.
     """
 
-    refused: Mapping[MemoryPolicy, str] = field(default_factory=dict)
-    weights: Mapping[int, int] = field(default_factory=dict)
+    refused: Mapping[MemoryPolicy, str] = msgspec.field(default_factory=dict)
+    weights: Mapping[int, int] = msgspec.field(default_factory=dict)
 
     def weight(self, mode: MemoryPolicy, numa_node: int) -> int:
         """How many pages come from a NUMA node in its turn."""

@@ -7,8 +7,9 @@ a grant.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import msgspec
 
 MOST_DEVICES: Final = 64
 """Devices of one container that are looked at. Whoever has more has the machine's, not some."""
@@ -22,8 +23,7 @@ class DeviceNode(NamedTuple):
     minor: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mentions:
+class Mentions(msgspec.Struct, frozen=True, kw_only=True):
     """The devices that a message mentions.
 
     Attributes:
@@ -34,7 +34,7 @@ class Mentions:
     """
 
     nodes: tuple[DeviceNode, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = msgspec.field(default_factory=dict)
     cdi: tuple[str, ...] = ()
     unread: int = 0
 

@@ -6,8 +6,9 @@ The configuration file is read and checked by `nri_numa.config`, which builds a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from nri_numa.engine.values.kubelet import KubeletOverride
 from nri_numa.engine.values.limits import Limits, Permission
@@ -55,8 +56,7 @@ class PreferredCores(StrEnum):
     EFFICIENT = "efficient"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Matches pods and sets annotation keys for them.
 
     Attributes:
@@ -69,15 +69,14 @@ class Rule:
     """
 
     namespaces: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     qos: tuple[QoSClass, ...] = ()
     runtime_handlers: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a decision depends on besides machine, state and request.
 
     Attributes:
@@ -121,15 +120,15 @@ class Settings:
     """
 
     prefix: str = "numa.kubernetes.io"
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = msgspec.field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     strategy: Strategy = Strategy.SPREAD
     oversale: float = 1.0
-    capacity_factor: Mapping[int, float] = field(default_factory=dict)
+    capacity_factor: Mapping[int, float] = msgspec.field(default_factory=dict)
     reserved_cpus: CPUSet = NO_CPUS
     strict_reserved: bool = False
-    reserved_memory: Mapping[int, int] = field(default_factory=dict)
-    reserved_hugepages: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    reserved_memory: Mapping[int, int] = msgspec.field(default_factory=dict)
+    reserved_hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
     static_cpus: bool = False
     prefer_closest: bool = True
     kubelet_ties: bool = False
@@ -148,7 +147,7 @@ class Settings:
     lift_quota: bool = True
     tell_environment: bool = True
     permissions: tuple[Permission, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = msgspec.field(default_factory=Limits)
     kubelet_override: KubeletOverride = KubeletOverride.NEVER
     kept_seconds: float = 0.0
     kubelet_reserved: CPUSet = NO_CPUS

@@ -6,9 +6,11 @@ These are the engine's own types; protobuf stops at `nri_numa.nri.conversion`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.values.memory_policy import MemoryPolicy
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
@@ -90,8 +92,7 @@ class Strategy(StrEnum):
     MOST_LEFT = "most-left"
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """How busy a container is, and when.
 
     Attributes:
@@ -112,8 +113,7 @@ HIGH = Load(((0, 1440),))
 LOW = Load(())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
     """Linux resources of a container as the runtime reports them; None or empty is *not given*.
 
     Attributes:
@@ -128,13 +128,12 @@ class Resources:
     cpu_quota: int | None = None
     cpu_period: int | None = None
     memory_limit: int | None = None
-    hugepages: Mapping[int, int] = field(default_factory=dict)
+    hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     cpus: str = ""
     mems: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodSandbox:
+class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A pod as the runtime knows it.
 
     Attributes:
@@ -149,12 +148,12 @@ class PodSandbox:
     uid: str
     namespace: str
     name: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     qos: QoSClass = QoSClass.BEST_EFFORT
     runtime_handler: str = ""
     cgroup_parent: str = ""
-    resources: Resources = field(default_factory=Resources)
+    resources: Resources = msgspec.field(default_factory=Resources)
 
     @property
     def full_name(self) -> str:
@@ -162,8 +161,7 @@ class PodSandbox:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
+class Container(msgspec.Struct, frozen=True, kw_only=True):
     """A container as the runtime knows it.
 
     Attributes:
@@ -181,9 +179,9 @@ class Container:
     id: str
     pod_id: str
     name: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    resources: Resources = field(default_factory=Resources)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    resources: Resources = msgspec.field(default_factory=Resources)
     oom_score_adj: int | None = None
     pid: int = 0
     cgroups_path: str = ""
@@ -193,16 +191,14 @@ class Container:
     starting: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One device of a resource and the NUMA nodes it belongs to (none, one or several ids)."""
 
     id: str
     numa_nodes: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRequest:
+class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for ``count`` devices of one resource: all that the container has, each id once."""
 
     resource: str
@@ -210,8 +206,7 @@ class DeviceRequest:
     devices: tuple[Device, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KnownDevices:
+class KnownDevices(msgspec.Struct, frozen=True):
     """What is known of the devices of a container at some moment.
 
     Attributes:
@@ -236,8 +231,7 @@ NO_DEVICES: Final = KnownDevices()
 """Nothing is known, and nothing is to be said of that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slots:
+class Slots(msgspec.Struct, frozen=True, kw_only=True):
     """Exclusive CPUs that the scheduler counted; see `nri_numa.engine.request.slots`.
 
     Attributes:
@@ -248,11 +242,10 @@ class Slots:
 
     ids: str
     count: int
-    by_node: Mapping[int, int] = field(default_factory=dict)
+    by_node: Mapping[int, int] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requested:
+class Requested(msgspec.Struct, frozen=True, kw_only=True):
     """What one container wants, after annotations, rules and defaults were put together.
 
     The three sources are resolved by `nri_numa.engine.request.annotations.resolve`; ``given`` names
@@ -289,7 +282,7 @@ class Requested:
     devices: DeviceUse = DeviceUse.ALIGN
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     given: frozenset[str] = frozenset()
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = msgspec.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     unpaid_cpus: bool = False
     reserved_cpus: bool = False

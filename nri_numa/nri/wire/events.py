@@ -7,35 +7,32 @@ the same events; nobody above this line can tell them apart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.ttrpc import CallStatus
 from nri_numa.nri.wire.versions import Event, RuntimeInfo
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(msgspec.Struct, frozen=True):
     """The runtime answered RegisterPlugin. May come after `ConfigureRequested`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationRefused:
+class RegistrationRefused(msgspec.Struct, frozen=True):
     """The runtime refused RegisterPlugin; it leaves the socket open and waits for us to close."""
 
     status: CallStatus
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigureRequested:
+class ConfigureRequested(msgspec.Struct, frozen=True):
     """The runtime introduces itself; answer with the event mask."""
 
     stream: int
     info: RuntimeInfo
 
 
-@dataclass(frozen=True, slots=True)
-class SynchronizeRequested:
+class SynchronizeRequested(msgspec.Struct, frozen=True):
     """The whole picture of the node, all slices put together; answer with updates.
 
     Attributes:
@@ -51,48 +48,42 @@ class SynchronizeRequested:
     containers: Sequence[pb.Container]
 
 
-@dataclass(frozen=True, slots=True)
-class CreateContainerRequested:
+class CreateContainerRequested(msgspec.Struct, frozen=True):
     """A container is about to be created."""
 
     stream: int
     request: pb.CreateContainerRequest
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateContainerRequested:
+class UpdateContainerRequested(msgspec.Struct, frozen=True):
     """The resources of a container are about to be changed."""
 
     stream: int
     request: pb.UpdateContainerRequest
 
 
-@dataclass(frozen=True, slots=True)
-class StopContainerRequested:
+class StopContainerRequested(msgspec.Struct, frozen=True):
     """A container exited or is about to be stopped; its id may be unknown to us."""
 
     stream: int
     request: pb.StopContainerRequest
 
 
-@dataclass(frozen=True, slots=True)
-class UpdatePodSandboxRequested:
+class UpdatePodSandboxRequested(msgspec.Struct, frozen=True):
     """The resources of a pod are about to be changed."""
 
     stream: int
     request: pb.UpdatePodSandboxRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ValidateRequested:
+class ValidateRequested(msgspec.Struct, frozen=True):
     """The combined adjustment of all plugins is to be judged; an empty answer accepts it."""
 
     stream: int
     request: pb.ValidateContainerAdjustmentRequest
 
 
-@dataclass(frozen=True, slots=True)
-class PodEvent:
+class PodEvent(msgspec.Struct, frozen=True):
     """Something happened to a pod sandbox; the answer is empty."""
 
     stream: int
@@ -100,8 +91,7 @@ class PodEvent:
     pod: pb.PodSandbox
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerEvent:
+class ContainerEvent(msgspec.Struct, frozen=True):
     """Something happened to a container; the answer is empty."""
 
     stream: int
@@ -110,15 +100,13 @@ class ContainerEvent:
     container: pb.Container
 
 
-@dataclass(frozen=True, slots=True)
-class ShutdownRequested:
+class ShutdownRequested(msgspec.Struct, frozen=True):
     """The runtime says goodbye; no released runtime does."""
 
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateContainersAnswered:
+class UpdateContainersAnswered(msgspec.Struct, frozen=True):
     """The runtime answered an unsolicited update of ours.
 
     Attributes:
@@ -150,8 +138,7 @@ PluginEvent = (
 """Everything `PluginSession.next_event` returns."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterRequested:
+class RegisterRequested(msgspec.Struct, frozen=True):
     """A plugin introduces itself; answer with Empty or refuse."""
 
     stream: int
@@ -160,16 +147,14 @@ class RegisterRequested:
     nri_version: str
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateContainersRequested:
+class UpdateContainersRequested(msgspec.Struct, frozen=True):
     """A plugin sends updates nobody asked for."""
 
     stream: int
     request: pb.UpdateContainersRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """A plugin answered a request of ours.
 
     Attributes:

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
+import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from nri_numa.errors import LocalProtocolError, RemoteProtocolError
@@ -102,8 +102,7 @@ class Answer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLimits:
+class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much of a node's picture is collected before the peer is called broken.
 
     The defaults are far above a node: 110 pods is the usual maximum, a container with its

@@ -19,9 +19,9 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from nri_numa.errors import LocalProtocolError
@@ -79,8 +79,7 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallStatus:
+class CallStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why a call failed; `code` is a plain int, since a peer may send any number."""
 
     code: int
@@ -90,8 +89,7 @@ class CallStatus:
         return f"{self.message} (code {self.code})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request to answer.
 
     Attributes:
@@ -109,8 +107,7 @@ class Call:
     timeout_nano: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a call of ours: a payload, or the status it failed with."""
 
     stream: int

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 NRI_VERSION: Final = "v0.12.2"
 """The release of NRI whose messages this package speaks."""
@@ -90,8 +91,7 @@ SANDBOX_EVENTS: Final = Event.RUN_POD_SANDBOX.bit
 """What it has a use for besides where devices place containers or pods are named to schedulers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeInfo:
+class RuntimeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the runtime says of itself in Configure.
 
     Attributes:

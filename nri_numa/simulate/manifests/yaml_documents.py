@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
@@ -106,7 +106,7 @@ class Spot:
     where: str
     path: str
     value: object
-    problems: list[str] = field(repr=False)
+    problems: list[str]
 
     def complain(self, what: str) -> None:
         """Note a mistake at this place."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gzip
 import os
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from nri_numa.cli import cli
 from nri_numa.cli.capture import capture

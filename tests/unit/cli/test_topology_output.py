@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from nri_numa.cli.topology_output import WIDTH, render_topology, topology_document
 from nri_numa.machine.cpuset import CPUSet, NUMASet

@@ -6,11 +6,12 @@ import json
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.config.device_sources import Devices
 from nri_numa.cri.pb import podresources_pb2 as pb

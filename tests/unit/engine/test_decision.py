@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings

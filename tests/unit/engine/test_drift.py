@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.drift import plan_corrections

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.hotplug import differences, reread

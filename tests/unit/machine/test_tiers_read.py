@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from nri_numa.cli.capture import capture
 from nri_numa.machine.cpuset import NUMASet

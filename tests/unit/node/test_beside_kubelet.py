@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.engine.drift import Correction

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine, Refused
 from nri_numa.engine.explain import explanation

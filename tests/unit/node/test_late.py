@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
 from nri_numa.node.late import LateStarts

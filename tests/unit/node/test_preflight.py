@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa import config
 from nri_numa.config import HTTP, AgentConfig, LinkKind, Runtime

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Reconcile

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written

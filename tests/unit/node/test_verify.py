@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written, relative_path

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec import UNSET, to_builtins
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.drift import Correction

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine import admit
 from nri_numa.engine.align.hints import ResourceDemand

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import Settings

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.merge import STEP_LIMIT

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.align.hint_reasons import sets_text
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.place.offer import largest, offer, together

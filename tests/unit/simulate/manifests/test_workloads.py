@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nri_numa.demo.stage import container_message, pod_message
 from nri_numa.engine.request.demand import limit_milli, request_milli

@@ -117,8 +117,8 @@ class Node:
         session.receive_data(data)
         while (event := session.next_event()) is not None:
             match event:
-                case ev.CreateContainerRequested(stream, create, data):
-                    session.reply(stream, self._adapter.create_container(create, data))
+                case ev.CreateContainerRequested(stream, create):
+                    session.reply(stream, self._adapter.create_container(create))
                 case ev.StopContainerRequested(stream, stop):
                     session.reply(stream, self._adapter.stop_container(stop))
                 case ev.ConfigureRequested(stream):

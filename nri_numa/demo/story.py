@@ -9,10 +9,10 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
 from nri_numa.demo.runtime import CRIError, DemoContainer
 from nri_numa.demo.stage import (

@@ -9,8 +9,9 @@ about another choice writes another order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from nri_numa.engine.decision import Trace
 from nri_numa.engine.values.mentions import MOST_DEVICES
@@ -27,8 +28,7 @@ Given = Mapping[str, tuple[Device, ...]]
 """Devices of one container, by resource."""
 
 
-@dataclass(frozen=True, slots=True)
-class TooFew:
+class TooFew(msgspec.Struct, frozen=True):
     """A container asks for more devices than are free."""
 
     container: str

@@ -12,8 +12,10 @@ deleted, where a kubelet would keep its other containers and try again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Trace
@@ -36,8 +38,7 @@ class Action(StrEnum):
     REMOVE = "remove"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """One pod and what is to happen to it."""
 
     action: Action
@@ -58,8 +59,7 @@ class Verdict(StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One container and what it got.
 
     Attributes:
@@ -81,13 +81,12 @@ class Outcome:
     allocation: Allocation | None = None
     reason: str = ""
     message: str = ""
-    devices: Given = field(default_factory=dict)
+    devices: Given = msgspec.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     trace: Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedEvent:
+class SimulatedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to one pod.
 
     Attributes:
@@ -98,7 +97,7 @@ class SimulatedEvent:
     action: Action
     pod: PodManifest
     outcomes: tuple[Outcome, ...] = ()
-    moved: Mapping[str, str] = field(default_factory=dict)
+    moved: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def refused(self) -> Outcome | None:
@@ -106,8 +105,7 @@ class SimulatedEvent:
         return next((o for o in self.outcomes if o.verdict is Verdict.REFUSED), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class Room(msgspec.Struct, frozen=True, kw_only=True):
     """How full one NUMA node is: CPUs in thousandths, memory in bytes.
 
     Attributes:
@@ -126,8 +124,7 @@ class Room:
     memory_left: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """A container as it stands at the end."""
 
     namespace: str
@@ -137,8 +134,7 @@ class Standing:
     mems: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that happened.
 
     Attributes:

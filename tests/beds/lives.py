@@ -339,7 +339,7 @@ def _told(settings: Settings) -> str:
     usual = Settings()
     return ", ".join(
         f"{name}={value}" if not isinstance(value, Limits | tuple) else name
-        for name in settings.__slots__
+        for name in settings.__struct_fields__
         if (value := getattr(settings, name)) != getattr(usual, name)
     )
 

@@ -112,7 +112,7 @@ def _asked(one: TakeRequest) -> str:
         words += [f"{i}={_load(load)}" for i, load in sorted(one.loads.items())]
     words += [
         f"{name}={value}"
-        for name in usual.__slots__
+        for name in usual.__struct_fields__
         if (value := getattr(one.settings, name)) != getattr(usual, name)
     ]
     return " ".join(words)

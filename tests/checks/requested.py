@@ -187,7 +187,7 @@ def _answer(found: object) -> str:
     """All that is not as it is where nothing is asked for."""
     if isinstance(found, Refusal):
         return f"refused: {found.reason}: {found.message} | {found.rule} | {found.key}"
-    slots: tuple[str, ...] = type(found).__slots__  # type: ignore[attr-defined]
+    slots: tuple[str, ...] = type(found).__struct_fields__  # type: ignore[attr-defined]
     words = []
     for name in slots:
         value = getattr(found, name)

@@ -361,7 +361,7 @@ def test_devices_pull_cpus_and_memory_to_their_node() -> None:
     of = pod("a", SINGLE)
     devices = (Device(id="gpu0", numa_nodes=frozenset({1})), Device(id="gpu1"))
     made = container(of, wants=resources(2, 1))
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     made = replace(made, devices=(DeviceRequest(resource="x.y/gpu", count=1, devices=devices),))
     assert world.place(of, made)[1] == "1"
@@ -382,7 +382,7 @@ def test_memory_tiers_are_used_only_when_let_in() -> None:
 
 
 def test_cpu_only_nodes_get_the_nearest_memory() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     topology = machines.snc_smt()
     nodes = dict(topology.numa_nodes)
@@ -438,7 +438,7 @@ def test_the_kubelets_memory_rules_account_guaranteed_pods_only() -> None:
 
 
 def test_somebody_elses_cpuset_is_left_alone() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     world = World(machines.single_no_smt())
     of = pod("k", {})
@@ -521,7 +521,7 @@ def test_a_later_container_of_a_pinned_pod_is_refused_when_no_memory_is_left() -
 
 
 def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     topology = machines.single_no_smt()
     nodes = {i: replace(n, cpus=CPUSet()) for i, n in topology.numa_nodes.items()}

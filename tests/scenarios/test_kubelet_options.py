@@ -194,7 +194,7 @@ def test_static_cpus_with_the_kubelets_memory_manager_gives_memory_nodes_too() -
 
 
 def test_static_cpus_leaves_what_somebody_else_pinned() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     world = World(machines.dual_no_smt(), STATIC)
     of = pod("a")

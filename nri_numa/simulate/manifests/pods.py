@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from nri_numa.engine.request.addressees import Missing, addressees
 from nri_numa.engine.values.workload import QoSClass
@@ -19,8 +20,7 @@ class Role(StrEnum):
     APP = "app"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Amounts:
+class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     """Requests or limits; None is *not given*.
 
     Attributes:
@@ -31,14 +31,13 @@ class Amounts:
 
     cpu_milli: int | None = None
     memory: int | None = None
-    hugepages: Mapping[int, int] = field(default_factory=dict)
+    hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
 
 
 NO_AMOUNTS = Amounts()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerManifest:
+class ContainerManifest(msgspec.Struct, frozen=True, kw_only=True):
     """One container.
 
     Attributes:
@@ -53,12 +52,11 @@ class ContainerManifest:
     requests: Amounts = NO_AMOUNTS
     limits: Amounts = NO_AMOUNTS
     slots: int = 0
-    devices: Mapping[str, int] = field(default_factory=dict)
+    devices: Mapping[str, int] = msgspec.field(default_factory=dict)
     claims: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodManifest:
+class PodManifest(msgspec.Struct, frozen=True, kw_only=True):
     """One pod.
 
     Attributes:
@@ -74,8 +72,8 @@ class PodManifest:
     name: str
     uid: str
     qos: QoSClass
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     containers: tuple[ContainerManifest, ...]
     pod_requests: Amounts | None = None
     pod_limits: Amounts | None = None
@@ -105,8 +103,7 @@ def unmatched(pods: Iterable[PodManifest], prefix: str) -> list[str]:
     return list(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """One document: a pod, or something that makes pods.
 
     Attributes:

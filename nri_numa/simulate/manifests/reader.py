@@ -13,11 +13,12 @@ import re
 import sys
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import yaml
+from msgspec.structs import replace
 
 from nri_numa import safe_yaml
 from nri_numa.simulate.manifests.pods import (
@@ -66,8 +67,7 @@ _POD: Final = "the pod"
 _CRITICAL: Final = "system-node-critical"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifests:
+class Manifests(msgspec.Struct, frozen=True, kw_only=True):
     """What was read.
 
     Attributes:

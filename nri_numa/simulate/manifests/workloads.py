@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_numa.engine.request.slots import MOST
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources

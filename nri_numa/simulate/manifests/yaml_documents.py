@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import yaml
 
 from nri_numa import safe_yaml
@@ -92,8 +92,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(msgspec.Struct, frozen=True):
     """A place in a document.
 
     Attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import json
 import os
@@ -13,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from nri_numa.config import HTTP
@@ -628,7 +628,7 @@ def test_the_runtime_goes_first_between_two_answers_and_two_pieces() -> None:
                         order.append("container")
                         yield one
 
-                return msgspec.structs.replace(whole, containers=watched())
+                return dataclasses.replace(whole, containers=watched())
 
             def readiness(self) -> Readiness:
                 order.append("ready")

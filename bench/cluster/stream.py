@@ -18,12 +18,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
-
-from msgspec.structs import replace
 
 from bench.cluster import chaos, real
 from bench.cluster.checker import Checker

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from random import Random
 
 import pytest
-from msgspec.structs import replace
 
 from nri_numa.engine.align.policies import align
 from nri_numa.engine.values.workload import Policy

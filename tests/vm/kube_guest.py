@@ -8,6 +8,7 @@ of nri-numa, which is on a tmpfs by default: here it finds what was before the r
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -80,7 +81,7 @@ class _Node:
     def __init__(self, shared: Path, wanted: Wanted) -> None:
         programs = _DISK / PROGRAMS
         there = find_binaries()
-        binaries = msgspec.structs.replace(
+        binaries = dataclasses.replace(
             there,
             directory=programs,
             runc=programs / there.runc.name,

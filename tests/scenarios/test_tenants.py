@@ -353,6 +353,19 @@ def test_a_list_that_gave_way_is_known_after_every_restart() -> None:
     assert world.has("gone-app")[0] == "2"
 
 
+def test_lists_that_are_paid_for_are_known_when_the_checkpoint_is_lost() -> None:
+    world = World(machines.snc_smt())
+    world.place(*want("one", {"numacpu": "0-1"}, resources(2)))
+    world.place(*want("two", {"numacpu": "2-3"}, resources(2)))
+    world.store.documents.clear()
+    world.boot()
+    assert world.synchronize() == ()
+    assert (world.has("one-app")[0], world.has("two-app")[0]) == ("0-1", "2-3")
+    refused = world.refuse(*want("db", {"numacpu": "3", **OWN}, resources(1)))
+    assert "default/two/app" in refused.message
+    world.check()
+
+
 def test_a_list_that_started_while_we_were_away_gives_way_too() -> None:
     world = World(machines.snc_smt())
     world.place(*want("db", {"numacpu": "2-3", **OWN}, resources(2)))

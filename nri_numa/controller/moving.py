@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nri_numa import __version__
 from nri_numa import config as configuration
 from nri_numa.cluster.outputs import Output
 from nri_numa.config import AgentConfig, parse_duration
@@ -25,8 +24,8 @@ from nri_numa.controller.steal import StealOutput, StealRules
 if TYPE_CHECKING:
     from nri_numa.controller.partly import Partly
     from nri_numa.controller.stuck import StuckOutput
-    from nri_numa.scheduler.fleet import Fleet
-    from nri_numa.scheduler.freshness import Freshness
+    from nri_numa.scheduler.nodes import Nodes
+    from nri_numa.scheduler.published import Freshness
 
 
 class Moving:
@@ -52,7 +51,7 @@ class Moving:
         self._credentials = section.credentials
         self._clock, self._jitter = clock, jitter
         self._seats: dict[str, Seat] = {}
-        self._fleet: Fleet | None = None
+        self._fleet: Nodes | None = None
         self._fresh: Freshness | None = None
         self.outputs: list[Output] = []
         self.hears: list[Hears] = []
@@ -83,13 +82,13 @@ class Moving:
 
     def _make_stuck(self, config: AgentConfig, rules: Stuck) -> StuckOutput:
         from nri_numa.controller import stuck
-        from nri_numa.scheduler.fleet import Fleet
-        from nri_numa.scheduler.freshness import Freshness
-        from nri_numa.scheduler.panel import Panel
-        from nri_numa.scheduler.pods import Reader
+        from nri_numa.scheduler.candidates import CandidateIndex
+        from nri_numa.scheduler.nodes import Nodes
+        from nri_numa.scheduler.pod_reader import PodReader
+        from nri_numa.scheduler.published import Freshness
 
         settings = configuration.settings(config)
-        self._fleet, self._fresh = Fleet(), Freshness(self._prefix)
+        self._fleet, self._fresh = Nodes(), Freshness(self._prefix)
         return stuck.StuckOutput(
             Mover(
                 output="stuck",
@@ -105,8 +104,8 @@ class Moving:
             ),
             Ledger(rules.per_workload, parse_duration(rules.per)),
             self._fleet,
-            Panel(self._fleet, settings.strategy),
-            Reader(settings, slots_resource(config), claims=config.dra.enabled).wish,
+            CandidateIndex(self._fleet, settings.strategy),
+            PodReader(settings, slots_resource(config), claims=config.dra.enabled).request,
             self._seats,
             self._clock(),
         )
@@ -148,59 +147,34 @@ class Moving:
     async def _follow(self) -> None:
         import asyncio
 
-        from nri_numa.scheduler.follow import Follower
-        from nri_numa.scheduler.kinds import RawEvent, RawPod, Topology
-        from nri_numa.scheduler.lean import LeanConnection
-        from nri_numa.scheduler.world import name_of, uid_of
+        from nri_numa.kube_api import KubeAPI, Watch, uid_of
+        from nri_numa.scheduler.watcher import PODS, TOPOLOGIES
 
-        connection = LeanConnection(
-            self._credentials,
-            user_agent=f"nri-numa-controller/{__version__}",
-            field_manager="nri-numa-controller",
-        )
-        followers = [
-            Follower(
-                connection,
-                Topology,
-                put=self._topology,
-                remove=self._topology_gone,
-                listed=self._topologies_listed,
-                key=name_of,
-                directory=self._credentials,
-                jitter=self._jitter,
-            )
-        ]
+        connection = KubeAPI(self._credentials, "nri-numa-controller")
+        followers = [Watch(connection, TOPOLOGIES, _Topologies(self), jitter=self._jitter)]
         partly: Partly | None = None
         if (stuck := self.stuck) is not None and self._partly_running:
             from nri_numa.controller import partly as looking
 
             partly = looking.Partly(connection, stuck, self._clock)
             followers.append(
-                Follower(
+                Watch(
                     connection,
-                    RawEvent,
-                    put=partly.told,
-                    remove=lambda document: None,
-                    listed=lambda uids: None,
+                    "/api/v1/events",
+                    _Events(partly),
+                    fields=looking.FIELDS,
                     key=uid_of,
-                    fields=dict(looking.FIELDS),
-                    everywhere=True,
-                    directory=self._credentials,
                     jitter=self._jitter,
                 )
             )
         if stuck is not None:
             followers.append(
-                Follower(
+                Watch(
                     connection,
-                    RawPod,
-                    put=lambda document: stuck.pod(document, self._clock()),
-                    remove=lambda document: stuck.pod_gone(uid_of(document)),
-                    listed=stuck.pods_listed,
+                    PODS,
+                    _Pods(stuck, self._clock),
+                    fields="status.phase=Pending",
                     key=uid_of,
-                    fields={"status.phase": "Pending"},
-                    everywhere=True,
-                    directory=self._credentials,
                     jitter=self._jitter,
                 )
             )
@@ -213,9 +187,10 @@ class Moving:
         finally:
             await connection.close()
 
-    def _topology(self, document: Mapping[str, Any]) -> None:
+    def topology(self, document: Mapping[str, Any]) -> None:
+        """A NodeResourceTopology exists."""
+        from nri_numa.kube_api import name_of
         from nri_numa.scheduler.published import read
-        from nri_numa.scheduler.world import name_of
 
         if self._fleet is not None and self._fresh is not None:
             name = name_of(document)
@@ -224,19 +199,16 @@ class Moving:
         if self.steal is not None:
             self.steal.topology(document)
 
-    def _topology_gone(self, document: Mapping[str, Any]) -> None:
-        from nri_numa.scheduler.world import name_of
-
-        self._left(name_of(document))
-
-    def _topologies_listed(self, names: frozenset[str]) -> None:
+    def topologies_listed(self, names: frozenset[str]) -> None:
+        """These are all."""
         known = self._fleet.names if self._fleet is not None else frozenset[str]()
         if self.steal is not None:
             known |= self.steal.nodes
         for name in known - names:
-            self._left(name)
+            self.topology_gone(name)
 
-    def _left(self, name: str) -> None:
+    def topology_gone(self, name: str) -> None:
+        """A NodeResourceTopology does not exist any more."""
         if self._fleet is not None and self._fresh is not None:
             self._fresh.gone(name)
             self._fleet.remove(name)
@@ -270,6 +242,41 @@ class Moving:
             metrics.stuck.set(self.stuck.waiting())
         if self.steal is not None:
             metrics.stolen.set(self.steal.poor())
+
+
+class _Topologies:
+    def __init__(self, moving: Moving) -> None:
+        self._moving = moving
+        self.put, self.listed = moving.topology, moving.topologies_listed
+
+    def remove(self, document: Mapping[str, Any]) -> None:
+        from nri_numa.kube_api import name_of
+
+        self._moving.topology_gone(name_of(document))
+
+
+class _Events:
+    def __init__(self, partly: Partly) -> None:
+        self.put = partly.told
+
+    def remove(self, document: Mapping[str, Any]) -> None:
+        pass
+
+    def listed(self, uids: frozenset[str]) -> None:
+        pass
+
+
+class _Pods:
+    def __init__(self, stuck: StuckOutput, clock: Callable[[], float]) -> None:
+        self._stuck, self._clock, self.listed = stuck, clock, stuck.pods_listed
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        self._stuck.pod(document, self._clock())
+
+    def remove(self, document: Mapping[str, Any]) -> None:
+        from nri_numa.kube_api import uid_of
+
+        self._stuck.pod_gone(uid_of(document))
 
 
 class _Timed:

@@ -14,13 +14,13 @@ from msgspec import Meta, Struct
 
 from nri_numa.config import AgentConfig, settings
 from nri_numa.offline_capacity import DRAINED, BadCapacity, numa_nodes
-from nri_numa.scheduler.asking import POLICIES, wish_for
-from nri_numa.scheduler.fleet import Fleet
-from nri_numa.scheduler.panel import NO_OBJECT, Panel
-from nri_numa.scheduler.pods import Reader
-from nri_numa.scheduler.published import Table, read
-from nri_numa.scheduler.verdict import Fits
-from nri_numa.scheduler.wish import Wish
+from nri_numa.scheduler.candidates import NO_OBJECT, CandidateIndex
+from nri_numa.scheduler.fit import Fits
+from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.pod_reader import POLICIES, PodReader
+from nri_numa.scheduler.pod_request import PodRequest
+from nri_numa.scheduler.published import read
 from nri_numa.text import BadQuantity, whole_bytes
 
 MOST: Final = 500
@@ -141,9 +141,9 @@ class Overview:
         self.revision = 0
         self._prefix = config.annotation_prefix
         nodes = settings(config)
-        self._reader = Reader(nodes)
-        self._fleet = Fleet()
-        self._panel = Panel(self._fleet, nodes.strategy)
+        self._reader = PodReader(nodes)
+        self._fleet = Nodes()
+        self._panel = CandidateIndex(self._fleet, nodes.strategy)
         self._drained: dict[str, frozenset[int]] = {}
 
     # --- what is there ----------------------------------------------------------------------------
@@ -200,17 +200,17 @@ class Overview:
             # The best first, as the scheduler takes them; then by name.
             names.sort(key=lambda name: (name not in fits, -fits.get(name, 0), name))
         chosen = names[query.offset : query.offset + query.limit]
-        tables = [t for name in every if isinstance(t := self._fleet.published(name), Table)]
+        tables = [t for name in every if isinstance(t := self._fleet.published(name), NodeRoom)]
         return {
             "revision": revision,
             "total": {
                 "nodes": len(every),
                 "unknownNodes": len(every) - len(tables),
-                "exclusiveCpus": sum(sum(one.exclusive.there) for one in tables),
-                "freeExclusiveCpus": sum(sum(one.exclusive.left) for one in tables),
-                "largestExclusiveRequest": max((max(t.exclusive.left) for t in tables), default=0),
+                "exclusiveCpus": sum(sum(one.exclusive.capacity) for one in tables),
+                "freeExclusiveCpus": sum(sum(one.exclusive.free) for one in tables),
+                "largestExclusiveRequest": max((max(t.exclusive.free) for t in tables), default=0),
                 "fragmentation": fragmentation(
-                    sum(max(one.exclusive.left) for one in tables), sum(map(_at_best, tables))
+                    sum(max(one.exclusive.free) for one in tables), sum(map(_at_best, tables))
                 ),
                 "drainedNumaNodes": sum(map(len, self._drained.values())),
             },
@@ -222,19 +222,15 @@ class Overview:
             "nodes": [self._machine(name, wish, verdicts.get(name)) for name in chosen],
         }
 
-    def _wish(self, query: Query) -> Wish | None:
+    def _wish(self, query: Query) -> PodRequest | None:
         """What a pod of one container would ask for; None where nothing is."""
         if not query.cpus and not query.memory:
             return None
-        return wish_for(
-            self._reader,
-            self._prefix,
-            cpus=query.cpus,
-            memory=query.memory,
-            policy=query.policy,
-        )
+        return self._reader.plain(cpus=query.cpus, memory=query.memory, policy=query.policy)
 
-    def _judged(self, wish: Wish, names: Sequence[str], reasons: dict[str, str]) -> dict[str, int]:
+    def _judged(
+        self, wish: PodRequest, names: Sequence[str], reasons: dict[str, str]
+    ) -> dict[str, int]:
         """The scores of those that fit; the others' reasons are put into ``reasons``."""
         found = self._panel.filter(wish, names)
         reasons.update(found.failed)
@@ -243,7 +239,7 @@ class Overview:
         # What was found for the filter is remembered: nothing is judged twice.
         return dict.fromkeys(found.fits, 0) | dict(self._panel.prioritize(wish, found.fits))
 
-    def _machine(self, name: str, wish: Wish | None, reason: str | None) -> Machine:
+    def _machine(self, name: str, wish: PodRequest | None, reason: str | None) -> Machine:
         table = self._fleet.published(name)
         drained = self._drained.get(name, frozenset())
         places = ""
@@ -251,7 +247,7 @@ class Overview:
             verdict = self._panel.verdict(wish, name)
             if isinstance(verdict, Fits) and verdict.places:
                 places = str(verdict.places[0][1])
-        if not isinstance(table, Table):
+        if not isinstance(table, NodeRoom):
             problem = self._panel.why(name) or NO_OBJECT
             zones: list[Zone] = []
         else:
@@ -260,10 +256,10 @@ class Overview:
             zones = [
                 Zone(
                     id=i,
-                    exclusive_cpus=table.exclusive.there[place],
-                    free_exclusive_cpus=table.exclusive.left[place],
-                    memory_bytes=memory.there[place] if memory else 0,
-                    free_memory_bytes=memory.left[place] if memory else 0,
+                    exclusive_cpus=table.exclusive.capacity[place],
+                    free_exclusive_cpus=table.exclusive.free[place],
+                    memory_bytes=memory.capacity[place] if memory else 0,
+                    free_memory_bytes=memory.free[place] if memory else 0,
                     capacity_factor=table.factor[place] / 1000,
                     drained=i in drained,
                 )
@@ -272,13 +268,13 @@ class Overview:
         return Machine(
             name=name,
             problem=problem,
-            agent_ready=isinstance(table, Table) and not table.silent,
+            agent_ready=isinstance(table, NodeRoom) and not table.silent,
             drained=",".join(map(str, sorted(drained))),
             zones=zones,
             largest_exclusive_request=max((z.free_exclusive_cpus for z in zones), default=0),
             fragmentation=(
-                fragmentation(max(table.exclusive.left), _at_best(table))
-                if isinstance(table, Table)
+                fragmentation(max(table.exclusive.free), _at_best(table))
+                if isinstance(table, NodeRoom)
                 else 0.0
             ),
             fits=None if wish is None else reason == "",
@@ -297,8 +293,8 @@ def fragmentation(largest: int, at_best: int) -> float:
     return round(1 - largest / at_best, 3) if at_best > 0 else 0.0
 
 
-def _at_best(table: Table) -> int:
-    return min(sum(table.exclusive.left), max(table.exclusive.there))
+def _at_best(table: NodeRoom) -> int:
+    return min(sum(table.exclusive.free), max(table.exclusive.capacity))
 
 
 def _name(document: Mapping[str, Any]) -> str:

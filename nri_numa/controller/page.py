@@ -11,16 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
-from nri_numa import __version__
 from nri_numa.config import AgentConfig
 from nri_numa.controller.overview import BadQuery, Overview, query_of
 from nri_numa.http.api import CONTENT_SECURITY_POLICY, APIError, Request, Response
 from nri_numa.http.guarded import TEXT, Route
 from nri_numa.http.security import TokenFile
-from nri_numa.scheduler.follow import Follower
-from nri_numa.scheduler.kinds import Topology
-from nri_numa.scheduler.lean import LeanConnection
-from nri_numa.scheduler.world import name_of
+from nri_numa.kube_api import KubeAPI, Watch
+from nri_numa.scheduler.watcher import TOPOLOGIES
 
 PATH: Final = "/cluster/"
 DOCUMENT: Final = "/v1/cluster"
@@ -49,21 +46,9 @@ class Page:
 
     def __init__(self, config: AgentConfig) -> None:
         section = config.controller
-        self.connection = LeanConnection(
-            section.credentials,
-            user_agent=f"nri-numa-controller/{__version__}",
-            field_manager="nri-numa-controller",
-        )
+        self.connection = KubeAPI(section.credentials, "nri-numa-controller")
         self.overview = Overview(config)
-        self.follower = Follower(
-            self.connection,
-            Topology,
-            put=self.overview.put,
-            remove=self.overview.remove,
-            listed=self.overview.listed,
-            key=name_of,
-            directory=section.credentials,
-        )
+        self.follower = Watch(self.connection, TOPOLOGIES, self.overview)
         file = section.page.token_file
         self._token = TokenFile(file, setting="controller.page") if file else None
         # A revision belongs to one life of one replica.

@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-import httpx2
-from lightkube.core.exceptions import ConfigError
-
 from nri_numa.controller.stuck import LOOK, StuckOutput, refusal
+from nri_numa.kube_api import KubeAPI, KubeError
 from nri_numa.observe.logs import get_logger
-from nri_numa.scheduler.lean import LeanConnection
 
 log = get_logger("controller")
 
-FIELDS: Final = {"involvedObject.kind": "Pod", "reason": "Failed"}
+FIELDS: Final = "involvedObject.kind=Pod,reason=Failed"
 """Which Events are followed; the reason is the kubelet's (pkg/kubelet/events/event.go)."""
 KEPT: Final = 60.0
 """Seconds for which a pod is looked at after the last sign; its status comes after the Event."""
@@ -52,9 +49,7 @@ class Partly:
         clock: seconds that only grow.
     """
 
-    def __init__(
-        self, connection: LeanConnection, stuck: StuckOutput, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, connection: KubeAPI, stuck: StuckOutput, clock: Callable[[], float]) -> None:
         self._connection, self._stuck, self._clock = connection, stuck, clock
         self._suspects: dict[tuple[str, str], _Suspect] = {}
         self.problem = ""
@@ -86,7 +81,7 @@ class Partly:
                 continue
             try:
                 document = await self._read(*pod)
-            except (httpx2.HTTPError, ConfigError, OSError, ValueError) as error:
+            except KubeError as error:
                 if not self.problem:
                     log.warning("cannot look at a pod", problem=str(error)[:300])
                 self.problem = str(error)[:300] or type(error).__name__

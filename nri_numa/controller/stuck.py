@@ -7,7 +7,7 @@ and another one has. Where some of its containers run its node is asked for room
 another node for all. As long as a container of it never ran such a pod is in the phase Pending,
 too; see `nri_numa.controller.partly` for those that are not.
 
-What another node has is judged as the scheduler's extender judges it (`nri_numa.scheduler.panel`),
+What another node has is judged as the scheduler's extender judges it (`nri_numa.scheduler.fit`),
 after the pod's own words about Nodes. Sums of requests, volumes and affinity among pods are not
 looked at: a move may be in vain. So the same workload is moved only so often.
 
@@ -17,19 +17,21 @@ An output in the sense of `nri_numa.cluster.outputs`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import structs
 
 from nri_numa.cluster.outbox import Bucket, pause
 from nri_numa.cluster.outputs import FORBIDDEN_PAUSE
 from nri_numa.cluster.requests import Outcome, Request, Resource, Result
 from nri_numa.controller.evictions import Ledger, Mover, movable, workload_of
 from nri_numa.controller.seats import Seat, admits
-from nri_numa.scheduler.fleet import Fleet, Hold
-from nri_numa.scheduler.panel import Panel
-from nri_numa.scheduler.published import Table
-from nri_numa.scheduler.verdict import Fits
-from nri_numa.scheduler.wish import Wish
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.fit import Fits
+from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.nodes import Hold, Nodes
+from nri_numa.scheduler.pod_request import PodRequest
 
 WAITS: Final = "CreateContainerError"
 REASON: Final = "NUMAPodMoved"
@@ -66,8 +68,8 @@ class _Stuck:
     version: str
     node: str
     workload: str
-    wish: Wish
-    missing: Wish
+    wish: PodRequest
+    missing: PodRequest
     partly: bool
     spec: Mapping[str, Any]
     refusal: str
@@ -101,7 +103,7 @@ def refusal(document: Mapping[str, Any]) -> str:
     return ""
 
 
-def missing(wish: Wish, document: Mapping[str, Any]) -> Wish:
+def missing(wish: PodRequest, document: Mapping[str, Any]) -> PodRequest:
     """What a pod asks for without the containers of it that run, whose share its node counts.
 
     What is to be together with a container that runs is judged as if it could go anywhere: so the
@@ -117,9 +119,9 @@ def missing(wish: Wish, document: Mapping[str, Any]) -> Wish:
     }
     if not running:
         return wish
-    return replace(
+    return structs.replace(
         wish,
-        needs=tuple(need for need in wish.needs if need.container not in running),
+        containers=tuple(need for need in wish.containers if need.container not in running),
         kubelets=tuple(need for need in wish.kubelets if need.container not in running),
         together=None,
     )
@@ -151,9 +153,9 @@ class StuckOutput:
         mover: Mover,
         rules: StuckRules,
         ledger: Ledger,
-        fleet: Fleet,
-        panel: Panel,
-        wish: Callable[[Mapping[str, Any]], Wish],
+        fleet: Nodes,
+        panel: CandidateIndex,
+        wish: Callable[[Mapping[str, Any]], PodRequest],
         seats: Mapping[str, Seat],
         now: float,
     ) -> None:
@@ -263,7 +265,7 @@ class StuckOutput:
     def _elsewhere(self, one: _Stuck) -> tuple[str, Fits] | None:
         """The first node by name with room, where its own has none as it says itself."""
         own = self._fleet.room(one.node)
-        if not isinstance(own, Table) or isinstance(
+        if not isinstance(own, NodeRoom) or isinstance(
             self._panel.verdict(one.missing, one.node), Fits
         ):
             # What it publishes says nothing of why it refuses: a successor could come back.
@@ -271,7 +273,7 @@ class StuckOutput:
         for name in sorted(self._fleet.names):
             if name == one.node or (there := self._seats.get(name)) is None:
                 continue
-            if not isinstance(self._fleet.room(name), Table) or not admits(there, one.spec):
+            if not isinstance(self._fleet.room(name), NodeRoom) or not admits(there, one.spec):
                 continue
             verdict = self._panel.verdict(one.wish, name)
             if isinstance(verdict, Fits):
@@ -309,7 +311,7 @@ class StuckOutput:
         self._ledger.moved(one.workload, now)
         self._fleet.hold(
             Hold(
-                wish=one.wish,
+                request=one.wish,
                 node=node,
                 places=dict(fits.places),
                 charge=fits.charge,

@@ -22,8 +22,8 @@ from nri_numa.controller.metrics import ControllerMetrics
 from nri_numa.engine.request.annotations import KEYS
 from nri_numa.engine.request.placed import PLACED
 from nri_numa.offline_capacity import DRAINED, OFFLINE_CAPACITY
-from nri_numa.scheduler.metrics import SchedulerMetrics
-from nri_numa.scheduler.waker import ROOM
+from nri_numa.scheduler.extender import SchedulerMetrics
+from nri_numa.scheduler.watcher import ROOM
 from tools import docs_metrics
 from tools.docs_check import pages
 from tools.docs_regions import DOCS

@@ -19,7 +19,7 @@ from nri_numa.controller.metrics import ControllerMetrics
 from nri_numa.observe.late import LateCounts
 from nri_numa.observe.metrics import DEPRECATED, Metrics, NUMANodeSample, Snapshot
 from nri_numa.observe.service_metrics import ServiceMetrics
-from nri_numa.scheduler.metrics import SchedulerMetrics
+from nri_numa.scheduler.extender import SchedulerMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "config" / "prometheus" / "alerts.yaml"

@@ -19,6 +19,7 @@ from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node import zones
 from nri_numa.scheduler import published
+from nri_numa.scheduler.node_room import NodeRoom
 from tests.beds.http_view import FakeView
 from tests.beds.topology_match import Pod, passes
 from tests.beds.world import World, container, pod, resources
@@ -236,6 +237,6 @@ def test_devices_that_nobody_knows_are_not_none() -> None:
 def test_our_own_scheduler_reads_zones_with_devices_as_before() -> None:
     gpu = DeviceCount(resource="a/gpu", numa_node=1, allocatable=4, available=3)
     with_them, without = (published.read(with_devices(c), "x.io") for c in ((gpu,), None))
-    assert isinstance(with_them, published.Table)
-    assert isinstance(without, published.Table)
+    assert isinstance(with_them, NodeRoom)
+    assert isinstance(without, NodeRoom)
     assert (with_them.cpu, with_them.exclusive) == (without.cpu, without.exclusive)

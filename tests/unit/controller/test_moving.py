@@ -177,13 +177,13 @@ def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     free = stuck.zones("free", 8, 8)
     free["metadata"]["annotations"] = {f"{PREFIX}/renewed": "x", f"{PREFIX}/valid-seconds": "900"}
     for one in (stuck.zones("full", 2, 2), free):
-        moving._topology(one)
+        moving.topology(one)
     moving._seats["free"] = seat("free", {}, (), unschedulable=False)
     moving.stuck.pod(stuck.pod("web"), now)
     now = 900.0
     moving.tick(now, 0.0)
     assert moving.stuck.due(now) is None
-    moving._topology({**free, "metadata": {**free["metadata"], "annotations": {}}})
+    moving.topology({**free, "metadata": {**free["metadata"], "annotations": {}}})
     now = 1000.0
     moving.tick(now, 0.0)
     assert moving.stuck.due(now) is not None

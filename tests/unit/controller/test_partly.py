@@ -12,7 +12,7 @@ import pytest
 
 from nri_numa.controller.partly import KEPT, MOST, Partly
 from nri_numa.controller.stuck import LOOK
-from nri_numa.scheduler.lean import LeanConnection
+from nri_numa.kube_api import KubeAPI
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
 from tests.unit.controller.test_stuck import ROOM, SAID, Cluster, partly, pod
 
@@ -68,7 +68,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         told = Told()
 
         async def work() -> None:
-            connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
+            connection = KubeAPI(str(tmp_path), "test")
             told.partly = Partly(connection, told.cluster.output, lambda: told.now)
             try:
                 await talk(told)

@@ -12,9 +12,9 @@ from nri_numa.controller.evictions import Ledger, Mover
 from nri_numa.controller.seats import Seat, seat
 from nri_numa.controller.stuck import LOOK, StuckOutput, StuckRules, refusal
 from nri_numa.engine.values.settings import Settings
-from nri_numa.scheduler.fleet import Fleet
-from nri_numa.scheduler.panel import Panel
-from nri_numa.scheduler.pods import Reader
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.published import read
 
 PREFIX = "numa.kubernetes.io"
@@ -98,7 +98,7 @@ class Cluster:
         seats: Iterable[Seat] = (),
         **rules: Any,
     ) -> None:
-        self.fleet, self.now = Fleet(), 0.0
+        self.fleet, self.now = Nodes(), 0.0
         self.seats = {one: seat(one, {}, (), unschedulable=False) for one in nodes}
         self.seats |= {one.name: one for one in seats}
         for name, free in nodes.items():
@@ -113,8 +113,8 @@ class Cluster:
             StuckRules(**{"after": 60.0, "per_minute": 60.0, **rules}),
             Ledger(most, 3600.0),
             self.fleet,
-            Panel(self.fleet, settings.strategy),
-            Reader(settings).wish,
+            CandidateIndex(self.fleet, settings.strategy),
+            PodReader(settings).request,
             self.seats,
             0.0,
         )

@@ -8,22 +8,20 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
-import httpx2
 import pytest
-from lightkube.core.exceptions import ConfigError
 
-from nri_numa.kube_client import unreachable
-from nri_numa.scheduler.lean import LeanConnection, refused
+from nri_numa.kube_api import KubeAPI, KubeError, refused
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
 
 PATH = "/api/v1/namespaces/default/pods/p/binding"
 PODS = "/api/v1/pods"
 
 
-def run(directory: Path, talk: Callable[[LeanConnection], Awaitable[Any]]) -> Any:
+def run(directory: Path, talk: Callable[[KubeAPI], Awaitable[Any]]) -> Any:
     async def all_of_it() -> Any:
-        made = LeanConnection(str(directory), user_agent="test", field_manager="test")
+        made = KubeAPI(str(directory), "test")
         try:
             async with asyncio.timeout(180):
                 return await talk(made)
@@ -33,7 +31,7 @@ def run(directory: Path, talk: Callable[[LeanConnection], Awaitable[Any]]) -> An
     return asyncio.run(all_of_it())
 
 
-async def events(made: LeanConnection, **parameters: str) -> list[tuple[str, Any]]:
+async def events(made: KubeAPI, **parameters: str) -> list[tuple[str, Any]]:
     return [one async for one in made.events(PODS, parameters, 300)]
 
 
@@ -44,13 +42,16 @@ def test_a_renewed_token_is_read_when_the_old_one_is_denied(
         good = asked.authorization == "Bearer second"
         return Said(201, {}) if good else status(401, "Unauthorized")
 
-    async def talk(made: LeanConnection) -> list[int]:
-        first, _ = await made.post(PATH, {})
+    async def talk(made: KubeAPI) -> None:
+        with pytest.raises(KubeError) as denied:
+            await made.ask("POST", PATH, {})
+        assert denied.value.code == 401
         (tmp_path / "token").write_text("second\n")
-        return [first, (await made.post(PATH, {}))[0], (await made.post(PATH, {}))[0]]
+        for _ in range(2):
+            assert await made.ask("POST", PATH, {}) == {}
 
     with fake(tmp_path, monkeypatch, answer) as server:
-        assert run(tmp_path, talk) == [401, 201, 201]
+        run(tmp_path, talk)
     said = [asked.authorization.removeprefix("Bearer ") for asked in server.asked]
     assert said == ["first", "first", "first", "second", "second"]
 
@@ -65,8 +66,8 @@ def test_a_request_that_was_given_up_leaves_no_connection(
         over.wait(60)
         return Said(201, {})
 
-    async def talk(made: LeanConnection) -> None:
-        post = asyncio.create_task(made.post(PATH, {}))
+    async def talk(made: KubeAPI) -> None:
+        post = asyncio.create_task(made.ask("POST", PATH, {}))
         await asyncio.to_thread(asked_it.wait, 60)
         (connection,) = made._sockets
         post.cancel()
@@ -97,7 +98,7 @@ def test_a_watch_is_read_line_by_line_however_it_comes(
     path, _, query = server.asked[0].path.partition("?")
     assert path == PODS
     assert {"watch=true", "timeoutSeconds=300", "resourceVersion=7"} <= {*query.split("&")}
-    assert httpx2.QueryParams(query)["fieldSelector"] == "a=b,c!="
+    assert parse_qs(query)["fieldSelector"] == ["a=b,c!="]
 
 
 @pytest.mark.parametrize(
@@ -108,23 +109,23 @@ def test_what_is_no_watch_is_said(
 ) -> None:
     with (
         fake(tmp_path, monkeypatch, lambda asked: Said(200, text)),
-        pytest.raises(ValueError, match="an event of a watch"),
+        pytest.raises(KubeError, match="cannot read an event of a watch"),
     ):
         run(tmp_path, events)
 
 
 def test_an_answer_of_something_in_between_is_shown() -> None:
     found = refused(502, b"<html>Bad Gateway\xff")
-    assert found.status.code == 502
+    assert found.code == 502
     assert "Bad Gateway" in str(found)
 
 
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fake(tmp_path, monkeypatch, lambda asked: Said()):
         pass  # it is gone, and its port and certificate stay known
-    with pytest.raises(httpx2.HTTPError) as found:
-        run(tmp_path, lambda made: made.post(PATH, {}))
-    assert "no answer from the API server" in unreachable(found.value, tmp_path)
+    with pytest.raises(KubeError) as found:
+        run(tmp_path, lambda made: made.ask("POST", PATH, {}))
+    assert "no answer from the API server" in str(found.value)
 
 
 def test_the_server_of_another_cluster_is_not_trusted(
@@ -134,14 +135,34 @@ def test_the_server_of_another_cluster_is_not_trusted(
     ours.mkdir()
     theirs.mkdir()
     FakeAPIServer(ours, lambda asked: Said())._server.server_close()
-    with fake(theirs, monkeypatch, lambda asked: Said()), pytest.raises(httpx2.HTTPError) as found:
-        run(ours, lambda made: made.post(PATH, {}))
-    assert "certificate is not accepted" in unreachable(found.value, ours)
+    with fake(theirs, monkeypatch, lambda asked: Said()), pytest.raises(KubeError) as found:
+        run(ours, lambda made: made.ask("POST", PATH, {}))
+    assert "certificate is not accepted" in str(found.value)
 
 
 def test_without_a_token_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fake(tmp_path, monkeypatch, lambda asked: Said()):
         (tmp_path / "token").unlink()
-        with pytest.raises((ConfigError, OSError)) as found:
-            run(tmp_path, lambda made: made.post(PATH, {}))
-        assert "expected token and ca.crt" in unreachable(found.value, tmp_path)
+        with pytest.raises(KubeError) as found:
+            run(tmp_path, lambda made: made.ask("POST", PATH, {}))
+        assert "expected token and ca.crt" in str(found.value)
+
+
+def test_a_certificate_authority_that_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake(tmp_path, monkeypatch, lambda asked: Said()):
+        (tmp_path / "ca.crt").write_text("nothing")
+        with pytest.raises(KubeError, match=r"ca\.crt holds no certificate"):
+            run(tmp_path, lambda made: made.ask("GET", PODS))
+
+
+@pytest.mark.parametrize("body", ["{", "[]", '{"items": 3}', '{"items": [3]}'])
+def test_an_answer_that_is_no_list_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    with (
+        fake(tmp_path, monkeypatch, lambda asked: Said(200, body)),
+        pytest.raises(KubeError, match="cannot read the answer"),
+    ):
+        run(tmp_path, lambda made: made.objects(PODS))

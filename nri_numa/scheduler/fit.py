@@ -1,0 +1,381 @@
+"""The rule: does a pod fit on a node, on which of its NUMA nodes, and if not, what is missing?
+
+A container that one NUMA node has room for goes to one under every policy; which one says the
+strategy (`nri_numa.engine.place.strategy.measures`). One that none has room for is merged and
+judged by `nri_numa.engine.align.policies.align`, as on the node. What the node alone knows, the
+numbers of the CPUs, is replaced by counts: where free CPUs are scattered over cores, a pod that
+fits here can still be refused there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Final, NamedTuple, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_numa.engine.align.hint_reasons import amount_text, nodes_text
+from nri_numa.engine.align.hints import Amounts, ResourceDemand
+from nri_numa.engine.align.policies import align
+from nri_numa.engine.place.strategy import Asked, measures
+from nri_numa.engine.values.workload import SMT, OnFailure, Policy, Scope, Strategy
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.words import counted
+from nri_numa.scheduler.node_room import Charge, Column, Free, NodeRoom
+from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest, peak
+
+STRICT: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+MOST_SCORE: Final = 10
+"""MaxExtenderPriority of kube-scheduler; it checks nothing."""
+SLACK: Final = 2
+"""Of three points for room: as good is a node that is not left nearly full beside empty ones."""
+_WIDEST: Final = 128
+"""Twice the NUMA nodes up to which fewer come first; no machine that is sold has so many."""
+
+
+class Fits(Struct, frozen=True, gc=False):
+    """The pod fits.
+
+    Attributes:
+        room: the node's.
+        request: of the pod, or of one like it.
+        chosen: positions of NUMA nodes by container, or of the whole pod.
+        after: what is free while all of it runs.
+        grade: see `grade`; 0 where nothing is aligned.
+    """
+
+    room: NodeRoom
+    request: PodRequest
+    chosen: tuple[tuple[str, Sequence[int]], ...]
+    after: Free
+    grade: int = 0
+
+    @property
+    def places(self) -> tuple[tuple[str, NUMASet], ...]:
+        """NUMA nodes by container, in the order in which they start."""
+        ids, request = self.room.ids, self.request
+        if not request.containers:
+            return ()  # the kubelet chooses
+        found = [(name, NUMASet(ids[place] for place in chosen)) for name, chosen in self.chosen]
+        if request.together is None:
+            return tuple(found)
+        both = found[0][1] if found else NUMASet()
+        return tuple((one.container, both) for one in request.containers)
+
+    @property
+    def charge(self) -> Charge | None:
+        """What the pod takes; None where that is nothing that is counted."""
+        return self.room.start.charge(self.after)
+
+    @property
+    def score(self) -> int:
+        """0 to 10, for `prioritize`."""
+        return self.grade & 15
+
+
+class Short(Struct, frozen=True, gc=False):
+    """The pod does not fit: one class of reasons, and how near this node comes.
+
+    Attributes:
+        what: what is needed, in words: ``12 exclusive CPUs``; the whole reason without ``where``
+            and ``unit`` where ``bare``.
+        where: on how many NUMA nodes, in words; empty for the whole node.
+        unit: of ``most``, as `nri_numa.engine.align.hint_reasons.amount_text` knows it.
+        most: the most that is free there, or that there is at all.
+        never: waiting does not help: an empty node has too little.
+        apart: each resource has room, and no NUMA node for all of them.
+        bare: nothing is missing; the node is out of the question.
+    """
+
+    what: str
+    where: str = ""
+    unit: str = ""
+    most: int = 0
+    never: bool = False
+    apart: bool = False
+    bare: bool = False
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """What reasons of one class share."""
+        return self.what, self.where, self.never, self.apart
+
+    def text(self, most: int) -> str:
+        """The reason for all nodes of a class; ``most`` is the most of any of them."""
+        if self.bare:
+            return self.what
+        where = f" on {self.where}" if self.where else ""
+        if self.apart:
+            return f"needs {self.what}{where}; each is free, but not together"
+        if not self.unit:
+            return f"needs {self.what}{where}"
+        amount = amount_text(most, self.unit).removesuffix("s").removesuffix(" CPU")
+        kind = "most there is" if self.never else "most free"
+        return f"needs {self.what}{where}; {kind}: {amount}"
+
+
+Verdict = Fits | Short
+
+
+def fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
+    """Whether a pod fits into what a node has free.
+
+    Args:
+        room: of the node, less everything that is held.
+        request: of the pod; one that is not wrong.
+        strategy: which of equally good NUMA nodes.
+    """
+    found: Verdict = Fits(room, request, (), room.start)
+    if request.containers:
+        found = _fit_all(room, request, request.aligned, strategy)
+        if isinstance(found, Short):
+            return found
+        if room.together is not None:
+            exclusive = sum(room.start.exclusive) - sum(found.after.exclusive)
+            if exclusive > room.together:
+                what = counted(exclusive, "exclusive CPU")
+                return Short(what, unit="cpus", most=room.together)
+    if request.kubelets and room.policy is not Policy.NONE:
+        kubelets: tuple[ContainerRequest, ...] = tuple(
+            [_by_kubelet(one, room) for one in request.kubelets]
+        )
+        if room.scope is Scope.POD and len(kubelets) > 1:
+            kubelets = (peak(kubelets),)
+        by_kubelet = _fit_all(room, request, kubelets, strategy)
+        if isinstance(by_kubelet, Short) or not request.containers:
+            return by_kubelet
+    return found
+
+
+def _by_kubelet(request: ContainerRequest, room: NodeRoom) -> ContainerRequest:
+    """A request as the kubelet of this node sees it."""
+    amounts = request.amounts if room.aligns_memory else ()
+    return replace(
+        request,
+        policy=room.policy,
+        exclusive=request.exclusive if room.aligns_cpus else 0,
+        amounts=amounts,
+        paid=amounts,
+        on_failure=OnFailure.REJECT if room.policy in STRICT else OnFailure.WIDEN,
+    )
+
+
+def _fit_all(
+    room: NodeRoom,
+    request: PodRequest,
+    containers: Sequence[ContainerRequest],
+    strategy: Strategy,
+) -> Verdict:
+    """Place containers one after another."""
+    free, chosen = room.start, []
+    used: set[int] = set()
+    width, wider = 0, False
+    for one in containers:
+        found = _place(room, free, one, strategy)
+        if isinstance(found, Short):
+            if one.on_failure is not OnFailure.UNPINNED:
+                return found
+            wider = True
+            continue
+        places, ideal = found
+        used.update(places)
+        width, wider = max(width, len(places)), wider or not ideal
+        chosen.append((one.container, places))
+        if not one.ends:
+            free = free.after(one, room.kept(one), places)
+    if not width:
+        return Fits(room, request, (), free)
+    left = min([_scarcest(room, free, place) for place in used])
+    factor = min([room.factor[place] for place in used])
+    return Fits(room, request, tuple(chosen), free, grade(width, wider, left, factor, strategy))
+
+
+def _scarcest(room: NodeRoom, free: Free, place: int) -> int:
+    """Thousandths of CPU time or memory that are free on one NUMA node, whichever is less."""
+    found = []
+    if whole := room.cpu.capacity[place]:
+        found.append(1000 * free.milli[place] // whole)
+    if "memory" in free.others and (whole := room.capacity["memory"][place]):
+        found.append(1000 * free.others["memory"][place] // whole)
+    return max(0, min(found, default=0))
+
+
+class _Ask(NamedTuple):
+    """What a container asks of one resource."""
+
+    name: str
+    least: int
+    free: Column
+    capacity: Column
+
+    @property
+    def unit(self) -> str:
+        return self.name if self.name in ("cpus", "millicpu") else "bytes"
+
+
+def _asks(room: NodeRoom, free: Free, request: ContainerRequest, kept: int) -> list[_Ask]:
+    """CPUs first, then memory and huge pages."""
+    if request.exclusive:
+        asks = [_Ask("cpus", kept, free.exclusive, room.exclusive.capacity)]
+    else:
+        asks = [_Ask("millicpu", max(1, request.milli), free.milli, room.cpu.capacity)]
+    for name, amount in request.amounts:
+        if name in free.others:
+            asks.append(_Ask(name, amount, free.others[name], room.capacity[name]))
+        else:
+            none = (0,) * len(room.ids)
+            asks.append(_Ask(name, amount, none, none))
+    return asks
+
+
+def _place(
+    room: NodeRoom, free: Free, request: ContainerRequest, strategy: Strategy
+) -> tuple[Sequence[int], bool] | Short:
+    """Positions of the NUMA nodes for one container, the best first; and no wider than ideal."""
+    if request.smt is SMT.FULL_CORE and request.exclusive % room.threads:
+        cpus, threads = counted(request.exclusive, "exclusive CPU"), counted(room.threads, "thread")
+        return Short(f"{cpus} in whole cores of {threads}", never=True)
+    asks = _asks(room, free, request, room.kept(request))
+    fitting: Sequence[int] = range(len(room.ids))
+    for _, least, column, _ in asks:
+        fitting = [place for place in fitting if column[place] >= least]
+    if len(fitting) > 1:
+        return (_by_strategy(asks, tuple(fitting), strategy)[0],), True
+    if fitting:
+        return fitting, True
+    if request.policy is Policy.SINGLE_NUMA_NODE and request.on_failure is OnFailure.REJECT:
+        return _short(room, request, asks)
+    return _place_wide(room, request, asks, strategy)
+
+
+def _by_strategy(asks: Sequence[_Ask], places: tuple[int, ...], strategy: Strategy) -> list[int]:
+    """Places in the order in which they are tried, then by id: as the engine ranks them."""
+    # A column is read by place as a mapping is by NUMA node.
+    asked: list[Asked] = [
+        (least, cast(Amounts, free), cast(Amounts, capacity)) for _, least, free, capacity in asks
+    ]
+    keys = zip(measures(asked, places, strategy), places, strict=True)
+    return [place for _, place in sorted(keys)]
+
+
+def _place_wide(
+    room: NodeRoom, request: ContainerRequest, asks: Sequence[_Ask], strategy: Strategy
+) -> tuple[Sequence[int], bool] | Short:
+    """The same where no NUMA node has room for all of it: as the node's Topology Manager does."""
+    ids = room.ids
+    order = _by_strategy(asks, tuple(range(len(ids))), strategy)
+    demands = [
+        ResourceDemand(
+            resource=ask.name if ask.unit == "bytes" else "cpu",
+            need=ask.least,
+            capacity=dict(zip(ids, ask.capacity, strict=True)),
+            available=dict(zip(ids, ask.free, strict=True)),
+            share="memory" if ask.unit == "bytes" else None,
+            unit=ask.unit,
+        )
+        for ask in asks
+    ]
+    judged = partial(
+        align,
+        demands,
+        numa_ids=NUMASet(ids),
+        distance=room.distance,
+        rank={ids[place]: rank for rank, place in enumerate(order)},
+        one_width=True,
+    )
+    policy = Policy.BEST_EFFORT if request.policy is Policy.NONE else request.policy
+    found = judged(policy=policy)
+    ideal = found.preferred
+    if not found.admitted:
+        if request.on_failure is not OnFailure.WIDEN:
+            return _short(room, request, asks)
+        policy, ideal = Policy.BEST_EFFORT, False
+        found = judged(policy=policy)
+    everywhere = range(len(ids))
+    chosen = everywhere if found.affinity is None else room.places(found.affinity)
+    for name, least, free, _ in asks:
+        # CPU time is shared: what is short makes it slow, and nothing is refused.
+        if name == "millicpu" or sum(free[place] for place in chosen) >= least:
+            continue
+        if policy in STRICT or sum(free) < least:
+            return _short(room, request, asks)
+        chosen, ideal = everywhere, False
+    return [place for place in order if place in chosen], ideal
+
+
+def grade(width: int, wider: bool, left: int, factor: int, strategy: Strategy) -> int:
+    """What nodes are compared by: fewer NUMA nodes before all else, then the score.
+
+    The score, in the lowest four bits, is 0 to 10: six points for one NUMA node and two less for
+    each more, one less where an empty machine would need fewer; up to three for NUMA nodes that are
+    full afterwards (``pack``) or empty (otherwise); one for NUMA nodes with their whole capacity.
+
+    Args:
+        width: NUMA nodes of the widest container.
+        wider: wider than an empty machine would need, or not pinned.
+        left: thousandths of the scarcest resource that are free on its NUMA nodes afterwards.
+        factor: least capacity factor of these, in thousandths.
+        strategy: of the configuration.
+    """
+    wide = max(0, 6 - 2 * (width - 1) - wider)
+    room = 1000 - left if strategy is Strategy.PACK else left
+    first = max(0, _WIDEST - 2 * width - wider)
+    return first << 4 | min(MOST_SCORE, (1000 * wide + 3 * room + factor + 500) // 1000)
+
+
+def narrowest(best: int, strategy: Strategy) -> int:
+    """The least grade that is about as good as the best one.
+
+    As many NUMA nodes, and a score at most `SLACK` lower; with ``pack`` the same score: what
+    kube-scheduler prefers by itself are the emptier ones.
+    """
+    return max(best & ~15, best - (0 if strategy is Strategy.PACK else SLACK))
+
+
+# --- what is missing ------------------------------------------------------------------------------
+
+
+def _short(room: NodeRoom, request: ContainerRequest, asks: Sequence[_Ask]) -> Short:
+    """The first resource that is short by itself, else that none fit together."""
+    worst: Short | None = None
+    texts: list[str] = []
+    limit, every = "one NUMA node", len(room.ids)
+    for name, least, free, capacity in asks:
+        if name == "millicpu" and not request.milli:
+            continue
+        what = _words(name, least, request.exclusive)
+        texts.append(what)
+        width = every
+        if request.policy is Policy.SINGLE_NUMA_NODE:
+            width = 1
+        elif request.policy is Policy.RESTRICTED:
+            # As many as an empty machine would need.
+            width = next((n for n in range(1, every) if _most(capacity, n) >= least), every)
+        where = "one NUMA node" if width == 1 else "" if width == every else nodes_text(width)
+        limit = where or limit
+        unit = name if name in ("cpus", "millicpu") else "bytes"
+        most, free_there = _most(capacity, width), _most(free, width)
+        if most < max(1, least):
+            return Short(what, where, unit, most, never=True)
+        if free_there < max(1, least) and worst is None:
+            worst = Short(what, where, unit, free_there)
+    return worst or Short(" and ".join(texts) or "a place to run", limit, apart=True)
+
+
+@lru_cache(maxsize=1024)
+def _words(name: str, amount: int, exclusive: int) -> str:
+    """What is asked for of one resource: ``12 exclusive CPUs``."""
+    if name == "millicpu":
+        return amount_text(amount, name)
+    if name != "cpus":
+        return f"{amount_text(amount, 'bytes')} of {name}"
+    idle = f" with idle siblings ({amount} CPUs)" if amount != exclusive else ""
+    return counted(exclusive, "exclusive CPU") + idle
+
+
+def _most(column: Column, width: int) -> int:
+    if width == 1:
+        return max(0, *column)
+    return sum(sorted([max(0, n) for n in column], reverse=True)[:width])

@@ -9,17 +9,17 @@ fits here can still be refused there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
-from typing import Final, NamedTuple, cast
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hint_reasons import amount_text, nodes_text
-from nri_numa.engine.align.hints import Amounts, ResourceDemand
+from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.place.strategy import Asked, measures
+from nri_numa.engine.place.strategy import measures
 from nri_numa.engine.values.workload import SMT, OnFailure, Policy, Scope, Strategy
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.words import counted
@@ -169,9 +169,9 @@ def _fit_all(
     strategy: Strategy,
 ) -> Verdict:
     """Place containers one after another."""
-    free, chosen = room.start, []
-    used: set[int] = set()
-    width, wider = 0, False
+    free, width, wider = room.start, 0, False
+    chosen: list[tuple[str, Sequence[int]]] = []
+    used: list[int] = []
     for one in containers:
         found = _place(room, free, one, strategy)
         if isinstance(found, Short):
@@ -180,53 +180,38 @@ def _fit_all(
             wider = True
             continue
         places, ideal = found
-        used.update(places)
+        used += places
         width, wider = max(width, len(places)), wider or not ideal
         chosen.append((one.container, places))
         if not one.ends:
             free = free.after(one, room.kept(one), places)
-    if not width:
+    if not used:
         return Fits(room, request, (), free)
-    left = min([_scarcest(room, free, place) for place in used])
-    factor = min([room.factor[place] for place in used])
+    # What is free afterwards of the scarcer one of CPU time and memory, where that is scarcest.
+    left, factor = 1000, 1000
+    memory, capacity = free.others.get("memory"), room.capacity.get("memory", ())
+    for place in used:
+        whole, there = room.cpu.capacity[place], capacity[place] if memory else 0
+        share = 1000 * free.milli[place] // whole if whole else 1000 if there else 0
+        if memory and there:
+            share = min(share, 1000 * memory[place] // there)
+        left, factor = min(left, max(0, share)), min(factor, room.factor[place])
     return Fits(room, request, tuple(chosen), free, grade(width, wider, left, factor, strategy))
 
 
-def _scarcest(room: NodeRoom, free: Free, place: int) -> int:
-    """Thousandths of CPU time or memory that are free on one NUMA node, whichever is less."""
-    found = []
-    if whole := room.cpu.capacity[place]:
-        found.append(1000 * free.milli[place] // whole)
-    if "memory" in free.others and (whole := room.capacity["memory"][place]):
-        found.append(1000 * free.others["memory"][place] // whole)
-    return max(0, min(found, default=0))
-
-
-class _Ask(NamedTuple):
-    """What a container asks of one resource."""
-
-    name: str
-    least: int
-    free: Column
-    capacity: Column
-
-    @property
-    def unit(self) -> str:
-        return self.name if self.name in ("cpus", "millicpu") else "bytes"
-
-
-def _asks(room: NodeRoom, free: Free, request: ContainerRequest, kept: int) -> list[_Ask]:
-    """CPUs first, then memory and huge pages."""
+def _asks(room: NodeRoom, free: Free, request: ContainerRequest, kept: int) -> list[Any]:
+    """How much is asked of each resource, what is free and what there is: CPUs first."""
+    asks: list[tuple[int, Column, Column]]
     if request.exclusive:
-        asks = [_Ask("cpus", kept, free.exclusive, room.exclusive.capacity)]
+        asks = [(kept, free.exclusive, room.exclusive.capacity)]
     else:
-        asks = [_Ask("millicpu", max(1, request.milli), free.milli, room.cpu.capacity)]
+        asks = [(max(1, request.milli), free.milli, room.cpu.capacity)]
     for name, amount in request.amounts:
         if name in free.others:
-            asks.append(_Ask(name, amount, free.others[name], room.capacity[name]))
+            asks.append((amount, free.others[name], room.capacity[name]))
         else:
             none = (0,) * len(room.ids)
-            asks.append(_Ask(name, amount, none, none))
+            asks.append((amount, none, none))
     return asks
 
 
@@ -239,10 +224,10 @@ def _place(
         return Short(f"{cpus} in whole cores of {threads}", never=True)
     asks = _asks(room, free, request, room.kept(request))
     fitting: Sequence[int] = range(len(room.ids))
-    for _, least, column, _ in asks:
+    for least, column, _ in asks:
         fitting = [place for place in fitting if column[place] >= least]
     if len(fitting) > 1:
-        return (_by_strategy(asks, tuple(fitting), strategy)[0],), True
+        fitting = (min(_by_strategy(asks, fitting, strategy))[1],)
     if fitting:
         return fitting, True
     if request.policy is Policy.SINGLE_NUMA_NODE and request.on_failure is OnFailure.REJECT:
@@ -250,32 +235,30 @@ def _place(
     return _place_wide(room, request, asks, strategy)
 
 
-def _by_strategy(asks: Sequence[_Ask], places: tuple[int, ...], strategy: Strategy) -> list[int]:
-    """Places in the order in which they are tried, then by id: as the engine ranks them."""
+def _by_strategy(
+    asks: list[Any], places: Sequence[int], strategy: Strategy
+) -> Iterable[tuple[tuple[int, ...], int]]:
+    """Places with what the engine ranks them by; the least is tried first."""
     # A column is read by place as a mapping is by NUMA node.
-    asked: list[Asked] = [
-        (least, cast(Amounts, free), cast(Amounts, capacity)) for _, least, free, capacity in asks
-    ]
-    keys = zip(measures(asked, places, strategy), places, strict=True)
-    return [place for _, place in sorted(keys)]
+    return zip(measures(asks, tuple(places), strategy), places, strict=True)
 
 
 def _place_wide(
-    room: NodeRoom, request: ContainerRequest, asks: Sequence[_Ask], strategy: Strategy
+    room: NodeRoom, request: ContainerRequest, asks: list[Any], strategy: Strategy
 ) -> tuple[Sequence[int], bool] | Short:
     """The same where no NUMA node has room for all of it: as the node's Topology Manager does."""
     ids = room.ids
-    order = _by_strategy(asks, tuple(range(len(ids))), strategy)
+    order = [place for _, place in sorted(_by_strategy(asks, range(len(ids)), strategy))]
     demands = [
         ResourceDemand(
-            resource=ask.name if ask.unit == "bytes" else "cpu",
-            need=ask.least,
-            capacity=dict(zip(ids, ask.capacity, strict=True)),
-            available=dict(zip(ids, ask.free, strict=True)),
-            share="memory" if ask.unit == "bytes" else None,
-            unit=ask.unit,
+            resource="cpu" if unit != "bytes" else name,
+            need=least,
+            capacity=dict(zip(ids, capacity, strict=True)),
+            available=dict(zip(ids, free, strict=True)),
+            share="memory" if unit == "bytes" else None,
+            unit=unit,
         )
-        for ask in asks
+        for (name, unit), (least, free, capacity) in zip(_units(request), asks, strict=True)
     ]
     judged = partial(
         align,
@@ -295,9 +278,9 @@ def _place_wide(
         found = judged(policy=policy)
     everywhere = range(len(ids))
     chosen = everywhere if found.affinity is None else room.places(found.affinity)
-    for name, least, free, _ in asks:
+    for (_, unit), (least, free, _) in zip(_units(request), asks, strict=True):
         # CPU time is shared: what is short makes it slow, and nothing is refused.
-        if name == "millicpu" or sum(free[place] for place in chosen) >= least:
+        if unit == "millicpu" or sum(free[place] for place in chosen) >= least:
             continue
         if policy in STRICT or sum(free) < least:
             return _short(room, request, asks)
@@ -337,13 +320,13 @@ def narrowest(best: int, strategy: Strategy) -> int:
 # --- what is missing ------------------------------------------------------------------------------
 
 
-def _short(room: NodeRoom, request: ContainerRequest, asks: Sequence[_Ask]) -> Short:
+def _short(room: NodeRoom, request: ContainerRequest, asks: list[Any]) -> Short:
     """The first resource that is short by itself, else that none fit together."""
     worst: Short | None = None
     texts: list[str] = []
     limit, every = "one NUMA node", len(room.ids)
-    for name, least, free, capacity in asks:
-        if name == "millicpu" and not request.milli:
+    for (name, unit), (least, free, capacity) in zip(_units(request), asks, strict=True):
+        if unit == "millicpu" and not request.milli:
             continue
         what = _words(name, least, request.exclusive)
         texts.append(what)
@@ -355,13 +338,18 @@ def _short(room: NodeRoom, request: ContainerRequest, asks: Sequence[_Ask]) -> S
             width = next((n for n in range(1, every) if _most(capacity, n) >= least), every)
         where = "one NUMA node" if width == 1 else "" if width == every else nodes_text(width)
         limit = where or limit
-        unit = name if name in ("cpus", "millicpu") else "bytes"
         most, free_there = _most(capacity, width), _most(free, width)
         if most < max(1, least):
             return Short(what, where, unit, most, never=True)
         if free_there < max(1, least) and worst is None:
             worst = Short(what, where, unit, free_there)
     return worst or Short(" and ".join(texts) or "a place to run", limit, apart=True)
+
+
+def _units(request: ContainerRequest) -> list[tuple[str, str]]:
+    """Name and unit of what it asks, as `_asks` lists it."""
+    cpu = "cpus" if request.exclusive else "millicpu"
+    return [(cpu, cpu), *((name, "bytes") for name, _ in request.amounts)]
 
 
 @lru_cache(maxsize=1024)

@@ -62,23 +62,22 @@ class Free(Struct, frozen=True, gc=False):
             kept: its exclusive CPUs, with siblings that stay idle.
             places: its NUMA nodes, as positions in the columns; the first are filled first.
         """
-        exclusive, milli, others = self.exclusive, self.milli, self.others
+        exclusive, milli, others = list(self.exclusive), list(self.milli), self.others
         if request.exclusive:
-            whole = tuple(m // 1000 for m in milli) if len(places) > 1 else milli
-            parts = _fill(places, request.exclusive, whole)
-            milli = _minus(milli, [(place, 1000 * count) for place, count in parts])
-            exclusive = _minus(exclusive, _fill(places, kept, exclusive))
+            _take(exclusive, places, kept)
+            _take(milli, places, request.exclusive, 1000)
         if request.paid_milli:
-            milli = _minus(milli, _fill(places, request.paid_milli, milli))
-        if milli is not self.milli:
-            exclusive = tuple(
-                [min(n, max(0, m) // 1000) for n, m in zip(exclusive, milli, strict=True)]
-            )
+            _take(milli, places, request.paid_milli)
+        for place in places:
+            whole = milli[place] // 1000
+            if exclusive[place] > whole:
+                exclusive[place] = max(0, whole)
         for name, amount in request.paid:
-            column = others.get(name)
-            if column is not None:
-                others = {**others, name: _minus(column, _fill(places, amount, column))}
-        return Free(exclusive, milli, others)
+            if name in others:
+                column = list(others[name])
+                _take(column, places, amount)
+                others = {**others, name: tuple(column)}
+        return Free(tuple(exclusive), tuple(milli), others)
 
     def charge(self, after: Free) -> Charge | None:
         """What was taken between this state and a later one; None for nothing that is counted."""
@@ -260,26 +259,14 @@ def _exclusive(charges: Iterable[Charge]) -> int:
     return sum(sum(one.exclusive) for one in charges)
 
 
-def _fill(places: Sequence[int], amount: int, free: Sequence[int]) -> list[tuple[int, int]]:
-    """Share an amount out; what fits nowhere is on the first place, so that it is counted."""
-    if len(places) == 1:
-        return [(places[0], amount)]
-    found: list[tuple[int, int]] = []
-    for place in places:
-        part = min(amount, max(0, free[place]))
-        if part:
-            found.append((place, part))
+def _take(column: list[int], places: Sequence[int], amount: int, unit: int = 1) -> None:
+    """Take units, the first places first; what fits nowhere is counted on the first."""
+    if len(places) > 1:
+        for place in places:
+            part = min(amount, max(0, column[place] // unit))
+            column[place] -= part * unit
             amount -= part
-    if amount:
-        found.append((places[0], amount))
-    return found
-
-
-def _minus(column: Column, parts: Iterable[tuple[int, int]]) -> Column:
-    changed = list(column)
-    for place, amount in parts:
-        changed[place] -= amount
-    return tuple(changed)
+    column[places[0]] -= amount * unit
 
 
 def _difference(before: Column, after: Column) -> Column:

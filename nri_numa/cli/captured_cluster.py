@@ -176,7 +176,7 @@ def _pod(
                 Hold(request=request, node=node, places=placed, since=0.0, until=float("inf"))
             )
         return None
-    charge = room.charge(request, _assigned(document, prefix) or placed)
+    charge = room.charge_of(request, _assigned(document, prefix) or placed)
     return None if charge is None else (node, charge, request)
 
 

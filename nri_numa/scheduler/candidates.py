@@ -128,5 +128,5 @@ class CandidateIndex:
         if isinstance(known, NodeRoom):
             return Short(SILENT, bare=True)
         if self._unknown_fits or not request.ours:
-            return Fits(NOTHING_KNOWN, request, (), NOTHING_KNOWN.start)
+            return Fits(NOTHING_KNOWN, request)
         return Short(NO_OBJECT if known is None else NOT_READABLE, never=True, bare=True)

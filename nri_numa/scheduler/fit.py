@@ -41,15 +41,13 @@ class Fits(Struct, frozen=True, gc=False):
     Attributes:
         room: the node's.
         request: of the pod, or of one like it.
-        chosen: positions of NUMA nodes by container, or of the whole pod.
-        after: what is free while all of it runs.
+        chosen: what was placed, one after another, and positions of its NUMA nodes.
         grade: see `grade`; 0 where nothing is aligned.
     """
 
     room: NodeRoom
     request: PodRequest
-    chosen: tuple[tuple[str, Sequence[int]], ...]
-    after: Free
+    chosen: tuple[tuple[ContainerRequest, Sequence[int]], ...] = ()
     grade: int = 0
 
     @property
@@ -58,7 +56,9 @@ class Fits(Struct, frozen=True, gc=False):
         ids, request = self.room.ids, self.request
         if not request.containers:
             return ()  # the kubelet chooses
-        found = [(name, NUMASet(ids[place] for place in chosen)) for name, chosen in self.chosen]
+        found = [
+            (one.container, NUMASet(ids[place] for place in places)) for one, places in self.chosen
+        ]
         if request.together is None:
             return tuple(found)
         both = found[0][1] if found else NUMASet()
@@ -67,7 +67,7 @@ class Fits(Struct, frozen=True, gc=False):
     @property
     def charge(self) -> Charge | None:
         """What the pod takes; None where that is nothing that is counted."""
-        return self.room.start.charge(self.after)
+        return self.room.charge(self.chosen)
 
     @property
     def score(self) -> int:
@@ -127,23 +127,18 @@ def fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
         request: of the pod; one that is not wrong.
         strategy: which of equally good NUMA nodes.
     """
-    found: Verdict = Fits(room, request, (), room.start)
+    found: Verdict = Fits(room, request)
     if request.containers:
-        found = _fit_all(room, request, request.aligned, strategy)
+        found = _fit_all(room, request, request.aligned, strategy, room.together)
         if isinstance(found, Short):
             return found
-        if room.together is not None:
-            exclusive = sum(room.start.exclusive) - sum(found.after.exclusive)
-            if exclusive > room.together:
-                what = counted(exclusive, "exclusive CPU")
-                return Short(what, unit="cpus", most=room.together)
     if request.kubelets and room.policy is not Policy.NONE:
         kubelets: tuple[ContainerRequest, ...] = tuple(
             [_by_kubelet(one, room) for one in request.kubelets]
         )
         if room.scope is Scope.POD and len(kubelets) > 1:
             kubelets = (peak(kubelets),)
-        by_kubelet = _fit_all(room, request, kubelets, strategy)
+        by_kubelet = _fit_all(room, request, kubelets, strategy, None)
         if isinstance(by_kubelet, Short) or not request.containers:
             return by_kubelet
     return found
@@ -167,10 +162,11 @@ def _fit_all(
     request: PodRequest,
     containers: Sequence[ContainerRequest],
     strategy: Strategy,
+    most: int | None,
 ) -> Verdict:
-    """Place containers one after another."""
+    """Place containers one after another; ``most`` exclusive CPUs are free in all."""
     free, width, wider = room.start, 0, False
-    chosen: list[tuple[str, Sequence[int]]] = []
+    chosen: list[tuple[ContainerRequest, Sequence[int]]] = []
     used: list[int] = []
     for one in containers:
         found = _place(room, free, one, strategy)
@@ -182,11 +178,13 @@ def _fit_all(
         places, ideal = found
         used += places
         width, wider = max(width, len(places)), wider or not ideal
-        chosen.append((one.container, places))
+        chosen.append((one, places))
         if not one.ends:
             free = free.after(one, room.kept(one), places)
     if not used:
-        return Fits(room, request, (), free)
+        return Fits(room, request)
+    if most is not None and (cpus := sum(room.start.exclusive) - sum(free.exclusive)) > most:
+        return Short(counted(cpus, "exclusive CPU"), unit="cpus", most=most)
     # What is free afterwards of the scarcer one of CPU time and memory, where that is scarcest.
     left, factor = 1000, 1000
     memory, capacity = free.others.get("memory"), room.capacity.get("memory", ())
@@ -196,7 +194,7 @@ def _fit_all(
         if memory and there:
             share = min(share, 1000 * memory[place] // there)
         left, factor = min(left, max(0, share)), min(factor, room.factor[place])
-    return Fits(room, request, tuple(chosen), free, grade(width, wider, left, factor, strategy))
+    return Fits(room, request, tuple(chosen), grade(width, wider, left, factor, strategy))
 
 
 def _asks(room: NodeRoom, free: Free, request: ContainerRequest, kept: int) -> list[Any]:

@@ -170,24 +170,21 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
         """CPUs that a container keeps to itself, with siblings that stay idle."""
         return request.exclusive * (self.threads if request.smt is SMT.ISOLATE else 1)
 
-    def charge(self, request: PodRequest, placed: Mapping[str, NUMASet]) -> Charge | None:
-        """What a pod takes that was placed before, as its annotation says.
-
-        Args:
-            request: of the pod.
-            placed: NUMA nodes by container.
-        """
+    def charge(self, chosen: Iterable[tuple[ContainerRequest, Sequence[int]]]) -> Charge | None:
+        """What containers take that are placed one after another; those that end give it back."""
         after = self.start
-        for one in request.aligned:
-            if one.ends:
-                continue
-            if one.container:
-                numa_nodes = placed.get(one.container, NO_NUMA_NODES)
-            else:
-                numa_nodes = next(iter(placed.values()), NO_NUMA_NODES)
-            if places := self.places(numa_nodes):
+        for one, places in chosen:
+            if places and not one.ends:
                 after = after.after(one, self.kept(one), places)
         return self.start.charge(after)
+
+    def charge_of(self, request: PodRequest, placed: Mapping[str, NUMASet]) -> Charge | None:
+        """What a pod takes whose NUMA nodes stand in its annotation, by container."""
+        whole = next(iter(placed.values()), NO_NUMA_NODES)
+        return self.charge(
+            (one, self.places(placed.get(one.container, NO_NUMA_NODES) if one.container else whole))
+            for one in request.aligned
+        )
 
     def less(self, charges: Iterable[Charge]) -> Self:
         """What pods leave of it; nothing goes below zero."""

@@ -81,9 +81,9 @@ class Hold(Struct, frozen=True, kw_only=True):
         partly = len(missing) < sum(not one.ends for one in request.containers)
         if partly and request.together is None and self.places:
             rest = tuple(one for one in request.containers if one.container in missing)
-            return room.charge(replace(request, containers=rest), self.places)
+            return room.charge_of(replace(request, containers=rest), self.places)
         if self.charge is None and self.places:
-            return room.charge(request, self.places)
+            return room.charge_of(request, self.places)
         return self.charge
 
 

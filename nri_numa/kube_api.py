@@ -3,7 +3,7 @@
 A client library builds requests for every kind and every way to sign in, and reads HTTP in Python:
 milliseconds of CPU for a binding, and as much for the events of its watch. Each of these is a path
 and a document, so they go through aiohttp, whose parser is compiled. Token and ca.crt are files
-that the kubelet renews (docs/adr/0078-lean-connection.md).
+that the kubelet renews (docs/adr/0059-sums-first.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``python -m bench.replay``: density and waste on captured machines; tables and drawings.
 
 What comes out is written to ``artifacts/density-DATE.md`` and as drawings beside it, ready for
-docs/density.md. Nothing is measured by a clock: the same seeds give the same figures everywhere,
+bench/results. Nothing is measured by a clock: the same seeds give the same figures everywhere,
 but for optima that were not found in time.
 """
 
@@ -26,7 +26,7 @@ from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.machine.sysfs import discover
-from nri_numa.measure.plot import BAD, GOOD, OTHER, Bar, Panel, drawing
+from nri_numa.measure.results import BAD, GOOD, OTHER, Bar, Panel, drawing
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"
 CAPTURES = Path(__file__).resolve().parents[3] / "shared/machines"

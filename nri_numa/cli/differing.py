@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nri_numa.cli.common import human_duration
-from nri_numa.engine.explain.actual import actual_text
+from nri_numa.engine.explain.actual import actual_text, displaced_text
 from nri_numa.text import harmless
 
 MARK = "!"
@@ -25,7 +25,9 @@ def said(actual: Mapping[str, Any], now: float) -> str:
 
 
 def mark(one: Mapping[str, Any], key: str) -> str:
-    """Behind ``CPUs`` or ``Mems``: a mark where the container has others, or CPUs of others."""
+    """Behind ``CPUs`` or ``Mems``: a mark where the container has others, or is not on its own."""
+    if key == "CPUs" and one.get("displaced"):
+        return MARK
     actual = one.get("actual") or {f"meant{key}": "", "intruder": False}
     return MARK if actual[f"meant{key}"] or (key == "CPUs" and actual["intruder"]) else ""
 
@@ -41,10 +43,10 @@ def legend(
         width: columns to wrap at.
         whole: all of them, however many.
     """
-    differing = [one for one in containers if one.get("actual")]
+    differing = [one for one in containers if one.get("actual") or one.get("displaced")]
     if not differing:
         return
-    differing.sort(key=lambda one: not one["actual"]["intruder"])
+    differing.sort(key=lambda one: not (one.get("actual") or {}).get("intruder"))
     count = len(differing)
     yield ""
     yield from _wrapped(
@@ -55,7 +57,9 @@ def legend(
     shown = count if whole else _LINES
     for one in differing[:shown]:
         name = harmless(f"{one['namespace']}/{one['pod']}/{one['container']}")
-        yield from _wrapped(f"{name}: {said(one['actual'], now)}", width, "  ")
+        parts = [displaced_text(one["displaced"])] if one.get("displaced") else []
+        parts += [said(one["actual"], now)] if one.get("actual") else []
+        yield from _wrapped(f"{name}: {'; '.join(parts)}", width, "  ")
     if count > shown:
         yield f"  and {count - shown} more"
 

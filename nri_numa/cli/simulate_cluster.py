@@ -20,17 +20,16 @@ from nri_numa.cli.captured_cluster import (
     captured,
     search,
 )
-from nri_numa.cli.common import Mistake, Unreachable, emit, terminal_width
-from nri_numa.cli.progress import progress
+from nri_numa.cli.common import Mistake, Unreachable, emit, progress, terminal_width
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Hold
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.simulate.manifests.pods import PodManifest
+from nri_numa.simulate.manifests.pods import PodManifest, unmatched
 from nri_numa.simulate.manifests.yaml_documents import parse_all
 from nri_numa.text import harmless
 
@@ -82,7 +81,7 @@ def simulate_cluster(
         except CaptureError as error:
             raise Mistake(harmless(f"--cluster {file}: {error}")) from error
     with progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
-        document = answer(cluster, pods, reader, settings.strategy, claims=claims)
+        document = answer(cluster, pods, reader, settings, claims=claims)
     if output == "table":
         sys.stdout.write("\n".join(story(document)) + "\n")
     else:
@@ -137,12 +136,12 @@ def answer(
     cluster: Captured,
     pods: Sequence[PodManifest],
     reader: PodReader,
-    strategy: Strategy,
+    settings: Settings,
     *,
     claims: bool = False,
 ) -> dict[str, Any]:
     """The document: for each pod where it fits, why not elsewhere, and what would have to move."""
-    nodes = cluster.nodes
+    nodes, strategy = cluster.nodes, settings.strategy
     candidates = CandidateIndex(nodes, strategy)
     claimed = claims and any(one.claims for pod in pods for one in pod.containers)
     unknown = [name for name in cluster.names if not isinstance(nodes.published(name), NodeRoom)]
@@ -157,7 +156,12 @@ def answer(
             "onTheirWay": len(nodes.holds),
         },
         "pods": [_judged(pod, reader, cluster, candidates, strategy) for pod in pods],
-        "notes": [*cluster.notes, *([CLAIMS] if claimed else []), NOT_LOOKED_AT],
+        "notes": [
+            *unmatched(pods, settings.prefix),
+            *cluster.notes,
+            *([CLAIMS] if claimed else []),
+            NOT_LOOKED_AT,
+        ],
     }
 
 

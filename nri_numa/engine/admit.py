@@ -42,9 +42,11 @@ from nri_numa.engine.state import (
     Kind,
     NodeState,
     PodRecord,
+    displaced,
     effective_cpus,
     group_cpus,
     identity,
+    union,
 )
 from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate, StateChange
 from nri_numa.engine.values.kubelet import KubeletGrants
@@ -62,8 +64,7 @@ from nri_numa.engine.values.workload import (
     Scope,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
-from nri_numa.machine.observed import NO_QUOTA
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import NO_QUOTA, Topology, cpus_text
 
 
 def admit(
@@ -128,7 +129,8 @@ def admit(
     needs: Demand | Refusal = NO_DEMAND
     alone = requested.leave_alone
     if not alone and (side is None or isinstance(side, Ours)):
-        others_have = state.charge_of_pod(pod.uid, container.id)
+        pods_list = requested.listed_cpus if requested.pods_list else NO_CPUS
+        others_have = state.charge_of_pod(pod.uid, container.id, pods_list)
         needs = demand(pod, container, requested, machine.memory_total, others_have)
     known = NO_DEMAND if isinstance(needs, Refusal) else needs
     first = record is None or record.affinity is None
@@ -144,8 +146,9 @@ def admit(
     if held is not NO_CPUS and len(held) > known.exclusive_cpus:
         held = NO_CPUS
     case = Case(
-        machine, others, pod, container, requested, known, reading, _policy(requested), held
-    )
+        machine, others, pod, container, requested, known, reading, _policy(requested), held,
+        again=running or (record is not None and container.name in state.pods[pod.uid].former),
+    )  # fmt: skip
     if side is not None and isinstance(side, Refusal):
         return Refused(side, _trace(case, side, pool_before, pool_before))
     if side is not None and isinstance(side, Kubelets):
@@ -176,6 +179,7 @@ def admit(
         )
     allocation = new_allocation(case, placed, now)
     after = add(state, allocation)
+    elsewhere = len(allocation.cpus - union(a.cpus for a in kept)) if allocation.owned else 0
     if placed.pod_affinity is not None:
         grown = after.pods[pod.uid]
         if grown.affinity is None:
@@ -184,13 +188,21 @@ def admit(
             )
             if allocation.owned and requested.slots is None and machine.settings.kept_seconds:
                 kept = tuple(a for a in kept if a.container != ALL) + _to_come(case, after, now)
-    after = _kept_again(after, kept, allocation.cpus | allocation.idle)
+                elsewhere = 0
+    taken = NO_CPUS if allocation.soft else allocation.cpus | allocation.idle
+    after = _kept_again(machine.topology, after, kept, taken, elsewhere)
     pool = after.pool(machine.topology, machine.settings)
     return Admitted(
         state=after,
         change=_change(record, after, pod.uid, container.id, kept),
         allocation=allocation,
-        adjustment=adjustment(machine, allocation, pool, placed.memory_policy, marked=not running),
+        adjustment=adjustment(
+            machine,
+            allocation,
+            effective_cpus(allocation, pool, machine.topology, after.withheld_bits),
+            placed.memory_policy,
+            marked=not running,
+        ),
         updates=pool_updates(machine, before, after, skip=container.id),
         warnings=placed.warnings,
         trace=_trace(case, placed, pool_before, pool),
@@ -330,19 +342,38 @@ def sandbox(
     return Released(state=after, change=decided.change, updates=decided.updates)
 
 
-def _kept_again(state: NodeState, kept: Iterable[Allocation], taken: CPUSet) -> NodeState:
-    """Keep for a pod what its next container did not take."""
+def _kept_again(
+    topology: Topology,
+    state: NodeState,
+    kept: Iterable[Allocation],
+    taken: CPUSet,
+    elsewhere: int,
+) -> NodeState:
+    """Keep for a pod what its next container did not take.
+
+    Args:
+        topology: for where it lies.
+        state: with the container.
+        kept: for its pod.
+        taken: CPUs that it took, or keeps idle.
+        elsewhere: how many it took that were not kept: so many fewer are still to come.
+    """
     for one in kept:
         if one.container_id in state.allocations:
             continue
         cpus, idle = one.cpus - taken, one.idle - taken
+        if one.container == ALL and elsewhere:
+            cpus = CPUSet(sorted(cpus)[elsewhere:])
+            idle = idle & topology.siblings_of(cpus)
         if cpus == one.cpus and idle == one.idle:
             state = state.with_allocation(one)
         elif cpus:
+            numa_nodes = topology.numa_of(cpus)
             charges = {
-                i: Charge(c.cpu_milli * len(cpus) // len(one.cpus)) for i, c in one.charges.items()
+                i: Charge(1000 * len(topology.numa_nodes[i].cpus & cpus)) for i in numa_nodes
             }
-            state = state.with_allocation(replace(one, cpus=cpus, idle=idle, charges=charges))
+            rest = replace(one, cpus=cpus, idle=idle, numa_nodes=numa_nodes, charges=charges)
+            state = state.with_allocation(rest)
     return state
 
 
@@ -361,7 +392,12 @@ def release(
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.ended:
         return Released(state=state)
-    keep = ended is not None and allocation.owned and machine.settings.kept_seconds
+    keep = (
+        ended is not None
+        and allocation.owned
+        and machine.settings.kept_seconds
+        and not state.owned_beside(allocation)
+    )
     after = (
         state.with_kept(container_id, ended)
         if keep and ended is not None
@@ -385,15 +421,23 @@ def let_go(machine: Machine, state: NodeState, kept: Iterable[Allocation]) -> Re
     )
 
 
-def forget_pod(machine: Machine, state: NodeState, uid: str) -> Released:
-    """Forget a pod; containers of it that were never reported stopped are dropped too."""
+def forget_pod(machine: Machine, state: NodeState, uid: str, sandbox: str = "") -> Released:
+    """Forget a pod; containers of it that were never reported stopped are dropped too.
+
+    With the id of a sandbox only that one: the kubelet makes another for a pod whose sandbox died,
+    and removes the former one later.
+    """
     record = state.pods.get(uid)
     if record is None:
         return Released(state=state)
-    after, containers = state, tuple(sorted(record.containers))
+    every, after = record.containers, state
+    containers = tuple(
+        sorted(i for i in every if state.allocations[i].pod_id == sandbox or not sandbox)
+    )
     for container_id in containers:
         after = after.without(container_id)
-    after = after.without_pod(uid)
+    if len(containers) == len(every):
+        after = after.without_pod(uid)
     return Released(
         state=after,
         change=StateChange(containers, (uid,)),
@@ -406,7 +450,8 @@ def pool_updates(
 ) -> tuple[ContainerUpdate, ...]:
     """Updates for the groups whose CPUs differ, one for each member, in id order.
 
-    The cost is in the groups and in the containers that really change, not in all containers.
+    Then for the containers that are on the pool because their own CPUs are offline. The cost is in
+    the groups and in the containers that really change, not in all containers.
     """
     if (
         before.owned is after.owned
@@ -416,12 +461,13 @@ def pool_updates(
         return ()  # nothing that the pool is made of
     topology, settings = machine.topology, machine.settings
     old, new = before.pool(topology, settings), after.pool(topology, settings)
-    if old == new:
+    taken, takes = before.withheld_bits, after.withheld_bits
+    if old == new and taken == takes:
         return ()
     found: list[ContainerUpdate] = []
     for key, members in sorted(after.groups.items()):
-        cpus = group_cpus(key, new, topology)
-        if cpus == group_cpus(key, old, topology):
+        cpus = group_cpus(key, new, topology, takes)
+        if cpus == group_cpus(key, old, topology, taken):
             continue
         ids = sorted(members)
         if skip in members:
@@ -430,6 +476,12 @@ def pool_updates(
         # All fields but the id are the same: made in one go, in half the time.
         same = ContainerUpdate("", str(cpus), ignore_failure=True)[1:]
         found += map(_update, zip(ids, *map(repeat, same), strict=False))
+    if not (after.owned | after.listed_cpus) <= topology.online:
+        found += [
+            ContainerUpdate(container_id, str(new), ignore_failure=True)
+            for container_id, allocation in sorted(after.allocations.items())
+            if displaced(allocation, topology) and container_id != skip and not allocation.ended
+        ]
     return tuple(found)
 
 
@@ -440,7 +492,7 @@ _update: Final = partial(tuple.__new__, ContainerUpdate)
 def adjustment(
     machine: Machine,
     allocation: Allocation,
-    pool: CPUSet,
+    cpus: CPUSet,
     memory_policy: MemoryPolicySetting | None = None,
     *,
     marked: bool = True,
@@ -450,12 +502,11 @@ def adjustment(
     Args:
         machine: topology and settings.
         allocation: what was decided.
-        pool: the shared pool with it.
+        cpus: what it starts with; empty leaves it alone.
         memory_policy: what its processes begin with, when asked for.
         marked: with our ``assigned`` annotation.
     """
     settings = machine.settings
-    cpus = effective_cpus(allocation, pool, machine.topology)
     cpus_text, mems_text = str(cpus), str(allocation.mems)
     pinned = allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN) or bool(allocation.mems)
     return ContainerAdjustment(
@@ -540,6 +591,8 @@ def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
     pod, container, requested, needs = case.pod, case.container, case.requested, case.demand
     quota = container.resources.cpu_quota
     lifted = placed.owned and case.machine.settings.lift_quota and quota is not None and quota > 0
+    if lifted and requested.pods_list and needs.size_milli < 1000 * len(placed.cpus):
+        lifted = False  # others of its pod run there too
     return Allocation(
         **identity(pod, container),
         kind=placed.kind,
@@ -547,6 +600,7 @@ def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
         pinned=_pinned(case) if placed.kind is Kind.FOREIGN else NO_CPUS,
         idle=placed.idle,
         owned=placed.owned,
+        soft=placed.soft,
         numa_nodes=placed.numa_nodes,
         mems=placed.mems,
         charges=placed.charges,

@@ -16,6 +16,7 @@ from nri_numa.engine.state import (
     charged,
     counted,
     group_of,
+    without_cpus,
 )
 from nri_numa.machine.cpuset import CPUSet
 
@@ -52,6 +53,9 @@ class Growing:
             self._pods = dict(state.pods)
         if state.groups is not self._groups:
             self._groups = {key: dict(members) for key, members in state.groups.items()}
+        charges = allocation.charges
+        if allocation.kind is Kind.EXPLICIT and state.owned_beside(allocation):
+            charges = without_cpus(charges)
         self._allocations[container_id] = allocation
         record = self._pods.get(allocation.pod_uid)
         containers = frozenset((container_id,))
@@ -66,7 +70,7 @@ class Growing:
         listed, listed_cpus, owned = state.listed, state.listed_cpus, state.owned
         if allocation.owned:
             owned = owned | allocation.cpus
-        elif allocation.kind is Kind.EXPLICIT:
+        elif allocation.keeps_list:
             if listed is not self._listed:
                 self._listed = dict(listed)
             self._listed[container_id] = allocation.cpus
@@ -82,7 +86,7 @@ class Growing:
             foreign=counted(state.foreign, allocation, 1)
             if allocation.kind is Kind.FOREIGN
             else state.foreign,
-            charges=charged(state.charges, allocation.charges, 1),
+            charges=charged(state.charges, charges, 1),
             groups=self._groups,
             kubelet=state.kubelet,
         )

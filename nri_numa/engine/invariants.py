@@ -17,11 +17,11 @@ from nri_numa.engine.state import (
     counted,
     grouped,
     union,
+    without_cpus,
 )
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import Topology, cpus_text
 
 
 def contradiction(a: Allocation) -> str:
@@ -35,6 +35,8 @@ def contradiction(a: Allocation) -> str:
         return "a shared container must have NUMA nodes"
     if a.owned and a.kind not in (Kind.EXCLUSIVE, Kind.EXPLICIT):
         return f"a container that is {a.kind} cannot own CPUs"
+    if a.soft and (a.owned or a.kind is not Kind.EXPLICIT or not a.cpus):
+        return "only a list of shared CPUs can be soft"
     if a.idle & a.cpus or (a.idle and not a.owned):
         return "only siblings of owned CPUs are kept idle"
     if a.kind is Kind.FOREIGN and a.mems:
@@ -72,15 +74,20 @@ def violations(state: NodeState, topology: Topology, settings: Settings) -> list
     charges: Mapping[int, Charge] = {}
     groups: Mapping[int, Mapping[str, None]] = {}
     foreign: Mapping[int, int] = {}
+    lists: set[tuple[str, CPUSet]] = set()
     for container_id, allocation in sorted(state.allocations.items()):
         if allocation.container_id != container_id:
             found.append(f"{container_id} is filed under another id: {allocation.container_id}")
+        exclusive_list = allocation.exclusive_list
+        shared = exclusive_list in lists
+        if exclusive_list is not None:
+            lists.add(exclusive_list)
         if allocation.owned:
-            if allocation.cpus & owned:
+            if allocation.cpus & owned and not shared:
                 both = cpus_text(allocation.cpus & owned)
                 found.append(f"owned twice: {both} of {allocation.full_name}")
             owned = owned | allocation.cpus
-        elif allocation.kind is Kind.EXPLICIT:
+        elif allocation.keeps_list:
             listed[container_id] = allocation.cpus
         if allocation.kind is Kind.EXCLUSIVE and not allocation.cpus:
             found.append(f"{allocation.full_name} is exclusive and has no CPUs")
@@ -90,7 +97,8 @@ def violations(state: NodeState, topology: Topology, settings: Settings) -> list
             found.append(f"{allocation.full_name} is {allocation.kind} and has memory nodes")
         idle = idle | allocation.idle
         foreign = counted(foreign, allocation, 1)
-        charges = charged(charges, allocation.charges, 1)
+        theirs = without_cpus(allocation.charges) if shared else allocation.charges
+        charges = charged(charges, theirs, 1)
         groups = grouped(groups, allocation, present=True)
         record = state.pods.get(allocation.pod_uid)
         if record is None or container_id not in record.containers:

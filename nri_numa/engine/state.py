@@ -2,7 +2,7 @@
 
 Pools, all subsets of the CPUs that may be given to containers (`Topology.allowed`):
 
-- *owned*: CPUs that belong to one container alone;
+- *owned*: CPUs that belong to one container alone, or to those of one pod that have its list;
 - *idle*: thread siblings kept idle for an owner (``smt: isolate``);
 - *the kubelet's*: CPUs that its static CPU Manager granted exclusively; nobody else gets them;
 - *shared pool*: everything else; with strict reservation, without the reserved CPUs too, and
@@ -11,9 +11,9 @@ Pools, all subsets of the CPUs that may be given to containers (`Topology.allowe
 - *reserved*: never owned; normally still part of the shared pool.
 
 A `NodeState` is immutable. Every operation returns a new one, so a decision is an offer until the
-agent swaps the state in. Containers of one *group* (shared ones with the same NUMA nodes; all
-unbound ones) always have the same CPUs, which is why a changed pool is answered group by group
-and no CPU list is stored for them.
+agent swaps the state in. Containers of one *group* (shared ones with the same NUMA nodes; those
+with the same soft list; all unbound ones) always have the same CPUs, which is why a changed pool is
+answered group by group and what each of them has now is not stored.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Allocation:
     Attributes:
         cpus: CPUs listed for or owned by it; empty for shared and unbound containers.
         idle: thread siblings kept idle for it.
-        owned: no other container may use ``cpus``.
+        owned: no other container may use ``cpus``, but those of its pod that own the same list.
+        soft: ``cpus`` are a list that gives way: it runs on those of them that no container owns.
         numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
         mems: cpuset.mems; empty means untouched.
         charges: what is booked for it, by NUMA node.
@@ -105,6 +106,7 @@ class Allocation:
     cpus: CPUSet = NO_CPUS
     idle: CPUSet = NO_CPUS
     owned: bool = False
+    soft: bool = False
     numa_nodes: NUMASet = NO_NUMA_NODES
     mems: NUMASet = NO_NUMA_NODES
     charges: Mapping[int, Charge] = field(default_factory=dict)
@@ -124,9 +126,19 @@ class Allocation:
     ended: float = 0.0
 
     @property
+    def keeps_list(self) -> bool:
+        """Whether no container can own the CPUs that it lists and shares."""
+        return self.kind is Kind.EXPLICIT and not (self.owned or self.soft)
+
+    @property
     def full_name(self) -> str:
         """``namespace/pod/container``."""
         return f"{self.namespace}/{self.pod}/{self.container}"
+
+    @property
+    def exclusive_list(self) -> tuple[str, CPUSet] | None:
+        """Its pod and the list that it owns: containers that agree in both own it together."""
+        return (self.pod_uid, self.cpus) if self.owned and self.kind is Kind.EXPLICIT else None
 
 
 class Identity(TypedDict):
@@ -185,7 +197,8 @@ ALL = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
 KEPT = "kept for its pod: the container ended"
 UNBOUND_GROUP = -1
-"""Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes."""
+"""Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes, those
+with a soft list by its bits inverted, which are below: the unbound ones list no CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +210,7 @@ class NodeState:
         allocations: by container id.
         pods: by pod UID.
         owned, idle: unions over the allocations.
-        listed: CPUs of explicit lists that are not owned, by container id.
+        listed: CPUs of explicit lists that are neither owned nor soft, by container id.
         listed_cpus: their union; never given exclusively to somebody else.
         foreign: sets of CPUs that somebody else pinned containers to, as bits, and how many
             containers to each.
@@ -253,15 +266,31 @@ class NodeState:
         """What is booked on one NUMA node."""
         return self.charges.get(numa_node, NOTHING)
 
-    def charge_of_pod(self, uid: str, but: str) -> Charge:
-        """What is booked for a pod's live containers, without one of them."""
+    def charge_of_pod(self, uid: str, but: str, listed: CPUSet = NO_CPUS) -> Charge:
+        """What is booked for a pod's live containers, without one of them and an exclusive list."""
         total, record = NOTHING, self.pods.get(uid)
+        lists = [listed]
         if record is not None:
             for container_id in record.containers - {but}:
-                allocation = self.allocations[container_id]
-                for charge in () if allocation.ended else allocation.charges.values():
+                a = self.allocations[container_id]
+                if a.ended:
+                    continue
+                charges = a.charges
+                if a.kind is Kind.EXPLICIT and a.owned:
+                    charges = without_cpus(charges) if a.cpus in lists else charges
+                    lists.append(a.cpus)
+                for charge in charges.values():
                     total = total.plus(charge)
         return total
+
+    def owned_beside(self, allocation: Allocation) -> bool:
+        """Whether another container of its pod owns the list that this one owns."""
+        record = self.pods.get(allocation.pod_uid)
+        mine = allocation.exclusive_list
+        if mine is None or record is None:
+            return False
+        others = record.containers - {allocation.container_id}
+        return any(self.allocations[i].exclusive_list == mine for i in others)
 
     def with_allocation(self, allocation: Allocation) -> NodeState:
         """Add one allocation; its container must not have one."""
@@ -276,10 +305,12 @@ class NodeState:
             else replace(record, containers=record.containers | containers)
         )
         listed, listed_cpus = self.listed, self.listed_cpus
-        owned = self.owned
+        owned, charges = self.owned, allocation.charges
         if allocation.owned:
             owned = owned | allocation.cpus
-        elif allocation.kind is Kind.EXPLICIT:
+            if allocation.kind is Kind.EXPLICIT and self.owned_beside(allocation):
+                charges = without_cpus(charges)
+        elif allocation.keeps_list:
             listed = {**listed, allocation.container_id: allocation.cpus}
             listed_cpus = listed_cpus | allocation.cpus
         return NodeState(
@@ -293,7 +324,7 @@ class NodeState:
             foreign=counted(self.foreign, allocation, 1)
             if allocation.kind is Kind.FOREIGN
             else self.foreign,
-            charges=charged(self.charges, allocation.charges, 1),
+            charges=charged(self.charges, charges, 1),
             groups=grouped(self.groups, allocation, present=True),
             kubelet=self.kubelet,
         )
@@ -330,12 +361,13 @@ class NodeState:
     def without(self, container_id: str) -> NodeState:
         """Take one allocation out; the pod keeps a memory of what an owner had."""
         allocation = self.allocations[container_id]
+        beside = allocation.kind is Kind.EXPLICIT and self.owned_beside(allocation)
         allocations = dict(self.allocations)
         del allocations[container_id]
         pods = dict(self.pods)
         record = pods[allocation.pod_uid]
         former = record.former
-        if allocation.kind is Kind.EXCLUSIVE:
+        if allocation.kind is Kind.EXCLUSIVE or allocation.soft:
             former = {
                 **former,
                 allocation.container: Former(allocation.cpus, allocation.numa_nodes),
@@ -357,14 +389,18 @@ class NodeState:
             serial=self.serial + 1,
             allocations=allocations,
             pods=pods,
-            owned=self.owned - allocation.cpus if allocation.owned else self.owned,
+            owned=self.owned - allocation.cpus if allocation.owned and not beside else self.owned,
             idle=self.idle - allocation.idle if allocation.idle else self.idle,
             listed=listed,
             listed_cpus=listed_cpus,
             foreign=counted(self.foreign, allocation, -1)
             if allocation.kind is Kind.FOREIGN
             else self.foreign,
-            charges=charged(self.charges, allocation.charges, -1),
+            charges=charged(
+                self.charges,
+                without_cpus(allocation.charges) if beside else allocation.charges,
+                -1,
+            ),
             groups=grouped(self.groups, allocation, present=False),
             kubelet=self.kubelet,
         )
@@ -449,6 +485,11 @@ def counted(sets: Mapping[int, int], allocation: Allocation, sign: int) -> Mappi
     return {**{b: n for b, n in sets.items() if b != bits}, **({bits: count} if count else {})}
 
 
+def without_cpus(charges: Mapping[int, Charge]) -> dict[int, Charge]:
+    """What a container adds to the sums where the CPUs of its list are counted already."""
+    return {i: replace(charge, cpu_milli=0) for i, charge in charges.items()}
+
+
 def charged(
     sums: Mapping[int, Charge], charges: Mapping[int, Charge], sign: int
 ) -> Mapping[int, Charge]:
@@ -471,7 +512,7 @@ def group_of(allocation: Allocation) -> int | None:
         return allocation.numa_nodes.bits
     if allocation.kind is Kind.UNBOUND:
         return UNBOUND_GROUP
-    return None
+    return ~allocation.cpus.bits if allocation.soft else None
 
 
 def grouped(
@@ -494,33 +535,55 @@ def grouped(
     return result
 
 
-def group_cpus(key: int, pool: CPUSet, topology: Topology) -> CPUSet:
-    """CPUs of a group: the pool, for shared containers cut down to their NUMA nodes.
+def group_cpus(key: int, pool: CPUSet, topology: Topology, withheld: int) -> CPUSet:
+    """CPUs of a group: the pool, for shared containers cut down to their NUMA nodes; or its list.
 
-    A group whose NUMA nodes have nothing left (their CPUs went offline) falls back to the whole
-    pool: an empty cpuset cannot be written and would mean *unchanged*.
+    A group whose NUMA nodes or list have nothing left (the CPUs went offline, or are owned) falls
+    back to the whole pool: an empty cpuset cannot be written and would mean *unchanged*.
+
+    Args:
+        key: of the group.
+        pool: the shared pool.
+        topology: the machine.
+        withheld: `NodeState.withheld_bits`.
     """
-    if key == UNBOUND_GROUP:
-        return pool
-    bits = pool.bits & topology.bits_of(key)
+    if key >= 0:
+        bits = pool.bits & topology.bits_of(key)
+    else:
+        bits = ~key & topology.online.bits & ~withheld
     return CPUSet.from_bits(bits) if bits else pool
 
 
-def effective_cpus(allocation: Allocation, pool: CPUSet, topology: Topology) -> CPUSet:
+def effective_cpus(
+    allocation: Allocation, pool: CPUSet, topology: Topology, withheld: int
+) -> CPUSet:
     """CPUs the container should really have now; empty means leave them alone.
 
     An unbound container is left alone while the pool is the whole machine, and a foreign one
-    always. CPUs that went offline are left out, and come back when they do.
+    always. CPUs that went offline are left out, and come back when they do; those of a soft list
+    that others own come back afterwards.
+
+    Args:
+        allocation: of the container.
+        pool: the shared pool.
+        topology: the machine.
+        withheld: `NodeState.withheld_bits`.
     """
     if allocation.kind is Kind.FOREIGN:
         return NO_CPUS
     key = group_of(allocation)
     if key is None:
-        online = allocation.cpus & topology.online
-        return online if online or not allocation.cpus else pool
+        return pool if displaced(allocation, topology) else allocation.cpus & topology.online
     if key == UNBOUND_GROUP and pool == topology.allowed:
         return NO_CPUS
-    return group_cpus(key, pool, topology)
+    return group_cpus(key, pool, topology, withheld)
+
+
+def displaced(allocation: Allocation, topology: Topology) -> bool:
+    """Whether a container is on the shared pool because all CPUs of its own are offline."""
+    if group_of(allocation) is not None or not allocation.cpus:
+        return False
+    return not allocation.cpus & topology.online
 
 
 _NOBODY: frozenset[str] = frozenset()
@@ -550,20 +613,25 @@ def build(
     pages: dict[int, Charge] = {}
     foreign: Mapping[int, int] = {}
     groups: dict[int, dict[str, None]] = {}
+    lists: set[tuple[str, CPUSet] | None] = set()
     for a in allocations:
+        charges = a.charges
         by_id[a.container_id] = a
         members.setdefault(a.pod_uid, set()).add(a.container_id)
         if a.pod_uid not in records:
             records[a.pod_uid] = PodRecord(uid=a.pod_uid, pod_id=a.pod_id)
         if a.owned:
             owned |= a.cpus.bits
-        elif a.kind is Kind.EXPLICIT:
+            if a.kind is Kind.EXPLICIT:
+                charges = without_cpus(charges) if a.exclusive_list in lists else charges
+                lists.add(a.exclusive_list)
+        elif a.keeps_list:
             listed[a.container_id] = a.cpus
         idle |= a.idle.bits
         if a.pinned:
             foreign = counted(foreign, a, 1)
         # Added up as numbers: a thousand sums of charges would be a thousand values.
-        for numa_node, charge in a.charges.items():
+        for numa_node, charge in charges.items():
             milli[numa_node] = milli.get(numa_node, 0) + charge.cpu_milli
             memory[numa_node] = memory.get(numa_node, 0) + charge.memory
             if charge.hugepages:

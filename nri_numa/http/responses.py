@@ -148,6 +148,10 @@ class Assignment(Document, frozen=True, kw_only=True):
     ] = UNSET
     numa_nodes: Annotated[str, Meta(description="NUMA nodes that its CPUs belong to.")]
     idle: Annotated[str, Meta(description="Thread siblings kept idle for it.")]
+    displaced: Annotated[
+        str,
+        Meta(description="CPUs it was placed on, while all are offline and it shares the pool."),
+    ] = ""
     preferred: Annotated[bool, Meta(description="False when a wider set had to be taken.")]
     reason: str
     cpu_milli: int

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from nri_numa.engine import admit
-from nri_numa.engine.ahead import Started, Taken
+from nri_numa.engine.adopt.assigned import ASSIGNED, assigned
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds
 from nri_numa.engine.invariants import step_violations, violations
@@ -26,7 +26,6 @@ from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.node.afterwards import Afterwards
 from nri_numa.node.differences import Differences
 from nri_numa.node.foreign_pins import ForeignWatch
@@ -39,13 +38,16 @@ from nri_numa.observe.decisions import DecisionTeller
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices
 from nri_numa.observe.traces import KeptTrace, TraceKeeper
-from nri_numa.store.durable import Changes, Durable, Store
+from nri_numa.store.durable import Durable, Store
 
 __all__ = ["Agent", "RefusedContainer", "Store"]
 
 SYNCHRONIZE_SECONDS = 1.0
 """Time for decisions in a Synchronize; the runtime waits two seconds for all of it unless it tells
 less (``plugin_request_timeout``), and then drops the plugin."""
+
+START_SECONDS = 120.0
+"""A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
 
 Rewritten = Callable[[Allocation, Allocation, str, str], object]
 
@@ -89,6 +91,8 @@ class Agent:
         history: int = 256,
         later: Callable[[Callable[[], object]], object] | None = None,
         write: Write | None = None,
+        mark_of: Callable[[CgroupPlace, str], str] = lambda place, name: "",
+        mark: Callable[[CgroupPlace, str, str], object] = lambda place, name, text: None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Make an agent with an empty state.
@@ -104,6 +108,8 @@ class Agent:
             later: calls a function when the reply has left; at once if None.
             write: gives the cgroup of a container a kernel list of CPUs, at once; None where
                 cgroups are nobody's business.
+            mark_of: reads what ``mark`` wrote on the cgroup of a container, by its name.
+            mark: writes a text on the cgroup of a container.
             clock: monotonic time in seconds; one that stands still sets no deadline.
         """
         self.machine = machine
@@ -123,6 +129,7 @@ class Agent:
         self._soon = Afterwards(later or (lambda function: function()))
         self._traces = TracesOf(self._keeper, self._soon)
         self._pending = Pending()
+        self._mark_of, self._write_mark = mark_of, mark
         self._clock = clock
         self._synchronize_seconds = SYNCHRONIZE_SECONDS
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
@@ -167,35 +174,6 @@ class Agent:
         updates = self._with_pending(decision.updates)
         return decision if updates is decision.updates else replace(decision, updates=updates)
 
-    @property
-    def takes_ahead(self) -> bool:
-        """Whether a decision made ahead may take effect: nothing waits for a reply to ride on."""
-        return not self.observe and self._pending.empty
-
-    def take_ahead(
-        self, taken: Taken, ready: Changes, place: CgroupPlace, started: Started,
-        tell: Callable[[], object],
-    ) -> None:  # fmt: skip
-        """A decision made ahead takes effect, as in `create_container`; ``tell`` says so later.
-
-        ``ready`` is what is written of it. Only where `takes_ahead` allows it.
-        """
-        self._swap(taken.state, taken.change, ready)
-        self.places[taken.allocation.container_id] = place
-        self._ended.pop(taken.allocation.container_id, None)
-        self.starts.expect(taken.allocation.container_id, started.cpus, started.mems)
-        self._with_pending(started.updates)
-        self._soon.do(tell)
-
-    def tell_late(self, decision: Admitted, topology: Topology) -> None:
-        """Say about a decision made ahead what `create_container` has said at once."""
-        allocation = decision.allocation
-        if self.state.allocations.get(allocation.container_id) is allocation:
-            self._traces.hold(allocation, decision.trace)
-        self._tell.admitted(decision, topology, gap=False)
-        if not allocation.preferred:
-            self._tell.notice_placed(allocation, gap=False, observed=False)
-
     def knows(self, container_id: str) -> bool:
         """Whether a container has been decided about, so that its start tells nothing new of it."""
         return container_id in self.state.allocations
@@ -216,15 +194,12 @@ class Agent:
         """A container runs; from now on the runtime applies updates to it."""
         if container.id in self._ended:
             return  # told late: a program may end before the runtime says that it runs
-        place = self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         if self.observe:
             return
         if container.id not in self.state.allocations:
             self._meet(pod, container)
-        if self.starts.end(container.id) and place.by_systemd:
-            # The scope's AllowedCPUs= is that of before, and comes back with any other property.
-            cpus = self.cpus_of(self.state.allocations[container.id]) or str(self._pool())
-            self._remember([ContainerUpdate(container.id, cpus=cpus, ignore_failure=True)])
+        self.starts.end(container.id)
         self._soon.do(partial(self.concern, (container.id,), 0))
 
     def update_container(
@@ -276,22 +251,34 @@ class Agent:
             self._swap(kept.state, kept.change)
             self._remember(kept.updates)
 
-    def stop_pod(self, uid: str) -> None:
-        """A pod's sandbox stopped: none of its containers comes again."""
-        self._let_go(self.state.kept_for(uid))
+    def stop_pod(self, uid: str, sandbox: str) -> None:
+        """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
+        record = self.state.pods.get(uid)
+        every = [self.state.allocations[i] for i in sorted(record.containers)] if record else []
+        over = [a for a in every if a.ended or a.container_id in self.starts]
+        self._let_go([a for a in over if a.pod_id == sandbox])
 
     def look_at_kept(self, reader: CgroupReader) -> None:
         """Give back what pods have kept for too long, or have no use for; called every few seconds.
 
         A runtime reports no stop of a sandbox that is older than itself, and over CRI none at all:
-        the sandbox's cgroup shows it.
+        the sandbox's cgroup shows it. Nor does it report a failed start, whose cgroup is not there.
         """
-        latest = self._now() - self.machine.settings.kept_seconds
+        seconds = self.machine.settings.kept_seconds
+        latest = self._now() - seconds
         kept = [a for a in self.state.allocations.values() if a.ended]
         pods = {a.pod_id for a in kept}
         self._sandboxes = {i: place for i, place in self._sandboxes.items() if i in pods}
         gone = {i for i, place in self._sandboxes.items() if reader.is_gone(place)}
-        self._let_go([a for a in kept if a.ended <= latest or a.pod_id in gone])
+        waiting = [a for i in self.starts.ids() if (a := self.state.allocations.get(i))]
+        latest_start = self._now() - max(seconds, START_SECONDS)
+        late = [
+            a for a in waiting
+            if a.since <= latest_start and reader.is_gone(self.places[a.container_id])
+        ]  # fmt: skip
+        self._let_go([a for a in kept if a.ended <= latest or a.pod_id in gone] + late)
+        for allocation in late:  # should it start after all, it is met then
+            self._ended.pop(allocation.container_id, None)
 
     def _let_go(self, kept: Sequence[Allocation]) -> None:
         if not kept:
@@ -299,12 +286,13 @@ class Agent:
         released = admit.let_go(self.machine, self.state, kept)
         self._swap(released.state, released.change)
         for allocation in kept:
+            self._forget(allocation.container_id)
             self._tell.let_go(allocation)
         self._remember(released.updates)
 
-    def remove_pod(self, uid: str) -> None:
-        """A pod is gone, and with it containers that were never reported stopped."""
-        before, released = self.state, admit.forget_pod(self.machine, self.state, uid)
+    def remove_pod(self, uid: str, sandbox: str) -> None:
+        """A sandbox is gone, and with it containers that were never reported stopped."""
+        before, released = self.state, admit.forget_pod(self.machine, self.state, uid, sandbox)
         if released.state is self.state:
             return
         self._swap(released.state, released.change)
@@ -318,6 +306,8 @@ class Agent:
     ) -> tuple[ContainerUpdate, ...]:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock() + self._synchronize_seconds
+        unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
+        containers = [self._with_mark(c) for c in containers]
         outcome = resync(
             self.machine, self.state, pods, containers, self._reading(), self._now(),
             in_time=lambda: self._clock() < end,
@@ -342,6 +332,8 @@ class Agent:
         self._undecided = deque(outcome.undecided)
         if self._undecided:
             self._soon.do(self._decide_late)
+        later = {container.id for _, container in outcome.undecided}
+        self._soon.do(*(partial(self._mark, i) for i in unmarked if i not in later))
         return () if self.observe else outcome.updates
 
     def _decide_late(self) -> None:
@@ -366,6 +358,7 @@ class Agent:
         self._admitted(decision, gap=gap)
         self._look_if_foreign(decision.allocation)
         self._remember(updates)
+        self._mark(container.id)
 
     # --- changes of our own ----------------------------------------------------------------------
 
@@ -504,13 +497,12 @@ class Agent:
         self._soon.do(partial(self._tell.released, allocation, partial(self._cpus_in, self.state)))
         return released.updates
 
-    def _swap(self, after: NodeState, change: StateChange, ready: Changes | None = None) -> None:
+    def _swap(self, after: NodeState, change: StateChange) -> None:
         before = self.state
-        if ready is None:  # else it was checked when it was made
-            broken = step_violations(before, after, self.machine.topology, self.machine.settings)
-            if broken:
-                self._tell.broken(broken)
-        self.durable.write(before, after, change, ready)
+        broken = step_violations(before, after, self.machine.topology, self.machine.settings)
+        if broken:
+            self._tell.broken(broken)
+        self.durable.write(before, after, change)
         self.state = after
         withheld = before.withheld_bits
         if withheld:
@@ -544,6 +536,28 @@ class Agent:
         if written.changed or written.problem:
             self._soon.do(partial(self._tell.corrected, allocation, cpus, written.problem))
 
+    @property
+    def _mark_key(self) -> str:
+        return f"{self.machine.settings.prefix}/{ASSIGNED}"
+
+    def _with_mark(self, container: Container) -> Container:
+        """With what its cgroup carries, as if its annotations did: it was created without us."""
+        key, place = self._mark_key, CgroupPlace(container.cgroups_path, container.pid)
+        if key in container.annotations or container.id in self.state.allocations:
+            return container
+        text = self._mark_of(place, key)
+        if not text:
+            return container
+        return replace(container, annotations={**container.annotations, key: text})
+
+    def _mark(self, container_id: str) -> None:
+        """Write on its cgroup what no annotation of a running container can say."""
+        allocation = self.state.allocations.get(container_id)
+        place = self.places.get(container_id, _NOWHERE)
+        if allocation is not None and not self.observe:
+            text = assigned(allocation, self.cpus_of(allocation), self.machine.key)
+            self._write_mark(place, self._mark_key, text)
+
     def _meet(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not told us."""
         met = take_in(self.machine, self.state, pod, container, self._reading(), self._now())
@@ -557,6 +571,7 @@ class Agent:
         elif not (self.refusals and self.refusals[-1].tells_of(met.decision)):
             self._refused(met.decision)
         self._soon.do(partial(self.concern, tuple(u.container_id for u in met.updates), 0))
+        self._soon.do(partial(self._mark, container.id))
 
     def _with_pending(self, updates: tuple[ContainerUpdate, ...]) -> tuple[ContainerUpdate, ...]:
         updates = self._pending.merged(updates)
@@ -650,4 +665,4 @@ class Agent:
 
     def _cpus_in(self, state: NodeState, allocation: Allocation) -> str:
         pool = state.pool(self.machine.topology, self.machine.settings)
-        return str(effective_cpus(allocation, pool, self.machine.topology))
+        return str(effective_cpus(allocation, pool, self.machine.topology, state.withheld_bits))

@@ -29,10 +29,10 @@ from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
+from nri_numa.machine.scopes import Scopes
 from nri_numa.machine.sysfs import discover
 from nri_numa.node import reread
 from nri_numa.node.agent import Agent
-from nri_numa.node.ahead import DecidedAhead
 from nri_numa.node.beside_kubelet import BesideKubelet
 from nri_numa.node.claim import RuntimeClaim
 from nri_numa.node.claims import claim_book, serve_kubelet
@@ -98,7 +98,7 @@ class Daemon:
     """One running agent: its parts, and the loops around them."""
 
     def __init__(
-        self, config: AgentConfig, load: Callable[[str], AgentConfig] | None, watch: GapWatch
+        self, config: AgentConfig, load: Callable[[str], AgentConfig], watch: GapWatch
     ) -> None:
         """Build the parts that need no event loop.
 
@@ -160,7 +160,7 @@ class Daemon:
             log.warning("checkpoint", problem=problem)
 
         reader = CgroupReader(config.cgroup_root)
-        writer = CgroupWriter(reader)
+        writer, scopes = CgroupWriter(reader), Scopes()
         self.agent = Agent(
             machine,
             metrics=self.metrics,
@@ -171,9 +171,12 @@ class Daemon:
             history=config.history.refusals,
             later=lambda function: asyncio.get_running_loop().call_soon(function),
             write=writer.write,
+            mark_of=reader.mark,
+            mark=writer.mark,
             clock=time.monotonic,
         )
         self.agent.restore(state)
+        self.agent.durable.problem = str(self.store.error or "")
         self._beside = BesideKubelet(
             self.agent,
             self.metrics,
@@ -221,7 +224,6 @@ class Daemon:
             slots_key=lambda: self.agent.machine.slots_key,
             mark_key=lambda: f"{self.agent.machine.settings.prefix}/{ASSIGNED}",
             devices=self._devices,
-            ahead=self._ahead(),
             claims=self._claims,
             coming=self._coming,
         )
@@ -239,7 +241,9 @@ class Daemon:
             self.metrics,
             self.sender.send,
             reader=reader,
+            scopes=scopes,
             active=self._is_active,
+            awaited=lambda container_id: self.verifier.awaits(container_id),
             alone=self.sender.alone,
         )
         self.verifier = Verifier(
@@ -247,6 +251,7 @@ class Daemon:
             self.metrics,
             self._push,
             reader=reader,
+            scopes=scopes,
             writer=writer,
             # Over CRI an answer says nothing of updates: each is a call of its own.
             handled=lambda: 0 if self._over_cri else self.adapter.handled,
@@ -321,23 +326,6 @@ class Daemon:
 
         return Coming(self.agent.notify, time.monotonic, later)
 
-    def _ahead(self) -> DecidedAhead | None:
-        if not self.config.decide_ahead:
-            return None
-        if self._claims is not None:
-            log.warning("nothing is decided ahead", because="dra.enabled is on")
-            return None
-        ahead = DecidedAhead(
-            self.agent,
-            self.metrics,
-            now=time.time,
-            reading=lambda: self._rereading.memory,
-            later=lambda function: asyncio.get_running_loop().call_soon(function),
-            clock=time.monotonic,
-        )
-        self._rereading.told = ahead.look
-        return ahead
-
     # --- running ----------------------------------------------------------------------------------
 
     async def run(self) -> int:
@@ -354,7 +342,7 @@ class Daemon:
         await self._rereading.read_memory(self.agent)
         self._beside.look()
         if self._devices is not None:
-            self._devices.start(loop.call_soon_threadsafe)
+            self._devices.start()
         link = asyncio.create_task(self.link.run(), name="link")
         others = [
             asyncio.create_task(
@@ -483,7 +471,7 @@ class Daemon:
         try:
             # At once: the containers that the runtime tells of next are decided by it.
             prepared = prepare(
-                lambda: self._loaded(text),
+                lambda: self._load(text),
                 self.config,
                 self.agent.machine,
                 self._kubelet.settings,
@@ -493,11 +481,6 @@ class Daemon:
             self.metrics.config_read(at=None)
             for problem in error.problems:
                 log.error("drop-in configuration not used", problem=problem)
-
-    def _loaded(self, text: str) -> AgentConfig:
-        if self._load is not None:
-            return self._load(text)
-        return configuration.merge_text(self.config, text) if text else self.config
 
     def _link_changed(self, state: LinkState, detail: str) -> None:
         self.link_state = state, detail
@@ -534,7 +517,7 @@ class Daemon:
             self._reload_asked = False
             base, machine = self.config, self.agent.machine
             try:
-                load = partial(self._loaded, self._drop_in)
+                load = partial(self._load, self._drop_in)
                 prepared = await prepare_aside(load, base, machine, self._kubelet.settings)
             except ConfigError as error:
                 self.metrics.config_read(at=None)
@@ -574,7 +557,7 @@ def identity(config: AgentConfig) -> dict[str, str]:
     return {"version": __version__, "machine": config.sysfs_root, "boot": boot}
 
 
-def run(config: AgentConfig, load: Callable[[str], AgentConfig] | None = None) -> int:
+def run(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
     """Run the plugin in an event loop of its own.
 
     Args:
@@ -592,9 +575,7 @@ def run(config: AgentConfig, load: Callable[[str], AgentConfig] | None = None) -
         return runner.run(_run(config, load, watch))
 
 
-async def _run(
-    config: AgentConfig, load: Callable[[str], AgentConfig] | None, watch: GapWatch
-) -> int:
+async def _run(config: AgentConfig, load: Callable[[str], AgentConfig], watch: GapWatch) -> int:
     try:
         daemon = Daemon(config, load, watch)
     except StateDirectoryBusy as error:

@@ -18,17 +18,19 @@ import asyncio
 import errno
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.drift import Correction, plan_corrections
-from nri_numa.engine.state import NodeState
+from nri_numa.engine.state import Kind, NodeState, effective_cpus
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
-from nri_numa.machine.observed import Observed
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import Observed
+from nri_numa.machine.scopes import Scopes
 from nri_numa.node.agent import Agent
 from nri_numa.node.sending import Push
 from nri_numa.observe.logs import get_logger
@@ -43,8 +45,6 @@ PAUSE: Final = 0.002
 """Seconds in which the thread wants nothing, so that the loop gets its turn."""
 SETTLE: Final = 1.0
 """Seconds between the two looks: an update that rides on an answer has arrived by then."""
-UPDATE_SECONDS: Final = 0.03
-"""What the runtime may take to apply one update, of those that a changed pool causes."""
 SAID_AT_ONCE: Final = 20
 """Lines of one round about single containers; a thousand at once would keep requests waiting."""
 READ_BACK: Final = 0.2
@@ -79,10 +79,23 @@ class Round:
     given_up: tuple[str, ...] = ()
 
 
+Agree = Callable[[CgroupPlace, CPUSet, NUMASet], str]
+"""Lets systemd have for a scope what its cgroup has; why it has not, see `Scopes.agree`."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Look:
+    """What a look at some containers showed.
+
+    Attributes:
+        seen: how many have a cgroup.
+        corrections: those that are not as meant.
+        behind: by container id, why systemd has something else for a cgroup that is as meant.
+    """
+
     seen: int
     corrections: tuple[Correction, ...]
+    behind: Mapping[str, str] = field(default_factory=dict)
 
 
 class Reconciler:
@@ -95,7 +108,9 @@ class Reconciler:
         push: Push,
         *,
         reader: CgroupReader,
+        scopes: Scopes,
         active: Callable[[], bool] = lambda: True,
+        awaited: Callable[[str], bool] = lambda container_id: False,
         alone: Push | None = None,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -108,6 +123,8 @@ class Reconciler:
             metrics: counted into.
             push: sends updates that no request asked for.
             reader: reads cgroups.
+            scopes: systemd's view of them.
+            awaited: whether the runtime may still be applying an update of a container.
             active: whether the runtime can be reached; without it, drift waits for the next
                 synchronisation, which repairs it too.
             alone: makes updates true without the runtime, where that is wanted.
@@ -119,7 +136,9 @@ class Reconciler:
         self._metrics = metrics
         self._push = push
         self._reader = reader
+        self._scopes = scopes
         self._active = active
+        self._awaited = awaited
         self._alone = alone
         self._now = now
         self._wall = wall
@@ -129,15 +148,14 @@ class Reconciler:
         self._said: dict[str, str] = {}
         self._unmoved: set[str] = set()
         self._trouble = ""
+        self._behind = ""
         self._blind = 0
-        self._pool = (agent.pool_changes, float("-inf"))
 
     async def run(self, config: Callable[[], AgentConfig]) -> None:
         """Do rounds until cancelled; ``reconcile.interval`` 0 does none until it is changed."""
         waited = 0.0
         while True:
             interval = parse_duration(config().reconcile.interval)
-            self.watch_pool()
             self._agent.differences.count_on()
             step = min(1.0, interval - waited) if interval > 0 else 1.0
             if step > 0:
@@ -178,19 +196,18 @@ class Reconciler:
             young: age in seconds below which a container is left to the next round.
             without_runtime: repair by ourselves while the runtime cannot be reached.
         """
-        self.watch_pool()
         # Before the runtime has told what runs, what we remember may be long gone.
         if not self._agent.synchronized:
             return Round()
         differed = set(self._agent.differences)
-        looked = self._wall()
+        looked, pool_changes = self._wall(), self._agent.pool_changes
         first = await self._look(None)
         if first is None:
             return Round()
         drifting = {c.container_id for c in first.corrections}
         self._forget_all_but(drifting, window)
         self._agent.differences.forget(*(differed - drifting))
-        suspects = self._grown(self._not_pending(first.corrections), young)
+        suspects = self._grown(self._settled(first.corrections), young)
         if not suspects:
             return Round(seen=first.seen)
         await self._sleep(settle)
@@ -198,10 +215,12 @@ class Reconciler:
         if second is None:
             return Round(seen=first.seen)
         before = {c.container_id: c for c in suspects}
-        quiet = self._pool_is_quiet(settle)
+        # Owners that come and go get the same CPUs again and again, so that two looks may see the
+        # same and mean two different owners. Every change rewrites all that follow the pool.
+        quiet = self._agent.pool_changes == pool_changes
         drifted = [
             c
-            for c in self._not_pending(second.corrections)
+            for c in self._settled(second.corrections)
             if (c.cpus, c.mems) == (before[c.container_id].cpus, before[c.container_id].mems)
             and (quiet or not c.follows_pool)
         ]
@@ -241,7 +260,7 @@ class Reconciler:
             return _Look(0, ())
         try:
             found = await asyncio.to_thread(
-                partial(look, quotas=True),
+                partial(look, quotas=True, agree=agreement(agent, self._scopes)),
                 self._reader,
                 agent.machine,
                 agent.state,
@@ -252,6 +271,7 @@ class Reconciler:
             self._unreadable(f"{error.filename}: {error.strerror}")
             return None
         if only is None:
+            self._say_behind(found.behind)
             self._blind = 0 if found.seen else self._blind + 1
             if not self._blind:
                 self._unreadable("")
@@ -269,9 +289,24 @@ class Reconciler:
             log.info("drift is looked for again")
         self._trouble = problem
 
-    def _not_pending(self, corrections: Sequence[Correction]) -> list[Correction]:
-        """Leave out containers whose update has not been sent yet."""
-        return [c for c in corrections if not self._agent.is_pending(c.container_id)]
+    def _say_behind(self, behind: Mapping[str, str]) -> None:
+        """Say once that systemd may undo what cgroups have, and once that it will not any more."""
+        problem = next(iter(behind.values()), "")
+        if problem and not self._behind:
+            log.warning(
+                "systemd has other CPUs for scopes than cgroups", count=len(behind), problem=problem
+            )
+        elif self._behind and not problem:
+            log.info("systemd has the CPUs that cgroups have again")
+        self._behind = problem
+
+    def _settled(self, corrections: Sequence[Correction]) -> list[Correction]:
+        """Leave out containers whose update has not been sent, or may not have been applied yet."""
+        return [
+            c
+            for c in corrections
+            if not (self._agent.is_pending(c.container_id) or self._awaited(c.container_id))
+        ]
 
     def _grown(self, corrections: Sequence[Correction], young: float) -> list[Correction]:
         """Leave out containers that were decided a moment ago."""
@@ -284,22 +319,6 @@ class Reconciler:
         ]
 
     # --- judging ----------------------------------------------------------------------------------
-
-    def watch_pool(self) -> None:
-        """Note when the shared pool last changed, to the second."""
-        if self._agent.pool_changes != self._pool[0]:
-            self._pool = (self._agent.pool_changes, self._now())
-
-    def _pool_is_quiet(self, settle: float) -> bool:
-        """Whether updates that a changed pool caused have long been applied.
-
-        Until then containers of the shared pool cannot be judged: owners that come and go get the
-        same CPUs again and again, so two looks may see the same and mean two different owners.
-        Nothing is lost by waiting, because every change rewrites all of them.
-        """
-        self.watch_pool()
-        applied = settle + UPDATE_SECONDS * len(self._agent.places)
-        return self._now() - self._pool[1] >= applied
 
     def _report(self, drifted: Sequence[Correction]) -> None:
         """Count and say drift, once for as long as it stays the same."""
@@ -393,7 +412,10 @@ class Reconciler:
                 break
             wrong = {c.container_id: c for c in look_again.corrections}
             live = self._agent.state.allocations
-            right += [i for i in sent if i not in wrong and i in live]
+            # What systemd may undo is not right yet, and its return would be no fight.
+            right += [
+                i for i in sent if i in live and i not in wrong and i not in look_again.behind
+            ]
             self._say_unmoved([c for i, c in wrong.items() if (c.cpus, c.mems) == sent[i]])
             # Meant to have something else since: our push may have overtaken the answer to a
             # request. Whoever still has what was meant when we sent it is for the next round.
@@ -462,6 +484,7 @@ def look(
     pause: Callable[[float], object] = time.sleep,
     *,
     quotas: bool = False,
+    agree: Agree | None = None,
 ) -> _Look:
     """Read cgroups and compare them with one state; runs in a thread.
 
@@ -473,6 +496,7 @@ def look(
         narrowed_at: see `plan_corrections`.
         pause: lets the loop run; the interpreter is held for a batch at a time only.
         quotas: look at the CPU limit too, of those whose limit was lifted.
+        agree: lets systemd have what the cgroups have that are as meant.
 
     Raises:
         OSError: the cgroup file system is not there at all.
@@ -481,6 +505,7 @@ def look(
         raise FileNotFoundError(errno.ENOENT, "no cgroup file system here", reader.hierarchy)
     seen, where = 0, dict(places)
     found: list[Correction] = []
+    behind: dict[str, str] = {}
     for start in range(0, len(places), BATCH):
         if start:
             pause(PAUSE)
@@ -488,12 +513,54 @@ def look(
         seen += len(observed)
         if quotas:
             _add_quotas(reader, state, places[start : start + BATCH], observed)
-        for one in plan_corrections(machine, state, observed, narrowed_at):
+        corrections = plan_corrections(machine, state, observed, narrowed_at)
+        if agree is not None and reader.unified:
+            right = observed.keys() - {c.container_id for c in corrections}
+            behind |= _behind(machine, state, {i: where[i] for i in right}, observed, agree)
+        for one in corrections:
             way = partial(reader.in_the_way, where[one.container_id])
             found.append(
                 one.kept_from(way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems)))
             )
-    return _Look(seen, tuple(sorted(found, key=lambda correction: correction.order)))
+    return _Look(seen, tuple(sorted(found, key=lambda correction: correction.order)), behind)
+
+
+def agreement(agent: Agent, scopes: Scopes) -> Agree | None:
+    """Let systemd have what cgroups have, as long as the state is the one of now."""
+    state = agent.state
+
+    def still() -> bool:
+        return agent.state is state
+
+    return None if agent.observe else partial(scopes.agree, still=still)
+
+
+def _behind(
+    machine: Machine,
+    state: NodeState,
+    right: Mapping[str, CgroupPlace],
+    observed: Mapping[str, Observed],
+    agree: Agree,
+) -> dict[str, str]:
+    """Of containers whose cgroups are as meant, those for which systemd has something else."""
+    pool = state.pool(machine.topology, machine.settings)
+    found: dict[str, str] = {}
+    for container_id, place in right.items():
+        allocation = state.allocations.get(container_id)
+        if not place.by_systemd or allocation is None or allocation.kind is Kind.FOREIGN:
+            continue
+        cpus = effective_cpus(allocation, pool, machine.topology, state.withheld_bits) or pool
+        # One that was never bound has no list of its own, and systemd has none for it.
+        if observed[container_id].cpus & machine.topology.online != cpus:
+            continue
+        try:
+            problem = agree(place, cpus, allocation.mems & machine.topology.memory_nodes)
+        except OSError as error:
+            found[container_id] = f"no answer over D-Bus: {error.strerror or error}"
+            break  # each would wait as long
+        if problem:
+            found[container_id] = problem
+    return found
 
 
 def _add_quotas(

@@ -148,6 +148,7 @@ class PendingPush:
         result = await self._sender.send(updates)
         if result.ok:
             self._agent.overtaken(updates)
+            self._agent.concern([u.container_id for u in updates], 0)
         else:
             log.warning("updates not pushed", count=len(updates), detail=result.detail)
             self._agent.put_back(updates)

@@ -27,12 +27,10 @@ class _Start:
     Attributes:
         cpus: kernel list that its cgroup was made with, or was given since; empty for all.
         mems: the same of its memory nodes.
-        changed: it was meant to have other CPUs since it was created.
     """
 
     cpus: str
     mems: str
-    changed: bool = False
 
 
 class Starts:
@@ -63,10 +61,6 @@ class Starts:
         mems = answer.mems or container.resources.mems
         self._starts[container.id] = _Start(answer.cpus, mems)
 
-    def expect(self, container_id: str, cpus: str, mems: str) -> None:
-        """A container is created, and its cgroup will be made with these kernel lists."""
-        self._starts[container_id] = _Start(cpus, mems)
-
     def found(self, container: Container) -> None:
         """One that was created before we were told of it; it may be anywhere in its start."""
         has = container.resources
@@ -78,13 +72,10 @@ class Starts:
         if container_id in self._starts:
             self.begun[container_id] = None
 
-    def end(self, container_id: str) -> bool:
-        """It runs, stopped or is gone; whether it was meant to have other CPUs meanwhile."""
-        start = self._starts.pop(container_id, None)
-        if start is None:
-            return False
+    def end(self, container_id: str) -> None:
+        """It runs, stopped or is gone."""
+        self._starts.pop(container_id, None)
         self.begun.pop(container_id, None)
-        return start.changed
 
     def ids(self) -> Iterator[str]:
         """Who is being started."""
@@ -114,7 +105,6 @@ class Starts:
         new_mems = "" if start.mems == mems else mems
         if not (new_cpus or new_mems):
             return Written()
-        start.changed = True
         if self._write is None:
             return Written()
         written = self._write(place, new_cpus, new_mems)

@@ -12,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from nri_numa.engine.drift import Correction
 from nri_numa.engine.state import Kind
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter
+from nri_numa.machine.scopes import Scopes
 from nri_numa.node.agent import Agent
-from nri_numa.node.reconcile import READ_BACK, SAID_AT_ONCE, UPDATE_SECONDS, look
+from nri_numa.node.reconcile import READ_BACK, SAID_AT_ONCE, agreement, look
 from nri_numa.node.sending import Push
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
@@ -27,8 +29,8 @@ from nri_numa.observe.notices import What
 
 log = get_logger("verify")
 
-LONGEST: Final = 5.0
-"""Seconds after which updates of one reply are taken for applied, however many there are."""
+STILL: Final = 5.0
+"""Seconds without a change in any cgroup, after which the runtime is taken to be through."""
 TURN: Final = 0.01
 """Seconds between two looks while there is something to look at."""
 SHARE: Final = 10
@@ -42,13 +44,14 @@ class _Due:
     """When a container is worth a look.
 
     Attributes:
-        at: time from which on the updates of the reply have been applied.
-        handled: requests that were answered by then; one more says the same earlier.
+        at: time of the first look.
+        handled: requests that were answered by then; with one more the runtime, which applies the
+            updates of a reply before it asks again, is through. None where it applies nothing.
         since: Unix time of the first reply that nobody has verified yet.
     """
 
     at: float
-    handled: int
+    handled: int | None
     since: float
 
 
@@ -60,6 +63,7 @@ class Verifier:
         metrics: counted into.
         push: sends updates that no request asked for.
         reader: reads cgroups.
+        scopes: systemd's view of them.
         writer: writes them.
         handled: how many requests of the runtime have been answered.
         now: seconds of a clock that never jumps.
@@ -74,6 +78,7 @@ class Verifier:
         push: Push,
         *,
         reader: CgroupReader,
+        scopes: Scopes,
         writer: CgroupWriter,
         handled: Callable[[], int] = lambda: 0,
         now: Callable[[], float] = time.monotonic,
@@ -84,12 +89,14 @@ class Verifier:
         self._metrics = metrics
         self._push = push
         self._reader = reader
+        self._scopes = scopes
         self._writer = writer
         self._handled = handled
         self._now = now
         self._wall = wall
         self._sleep = sleep
         self._due: dict[str, _Due] = {}
+        self._unsure: dict[str, str] = {}
         self._wake = asyncio.Event()
         self._trouble = ""
         agent.concern = self.concern
@@ -102,13 +109,17 @@ class Verifier:
             container_ids: who.
             applying: how many updates the runtime applies first.
         """
-        at = self._now() + min(UPDATE_SECONDS * applying, LONGEST)
-        handled, wall = self._handled(), self._wall()
+        at = self._now() + (STILL if applying else 0.0)
+        handled, wall = self._handled() if applying else None, self._wall()
         fresh = _Due(at, handled, wall)
         for container_id in container_ids:
             known = self._due.get(container_id)
             self._due[container_id] = fresh if known is None else _Due(at, handled, known.since)
         self._wake.set()
+
+    def awaits(self, container_id: str) -> bool:
+        """Whether this one is to be looked at: the runtime may still be applying its update."""
+        return container_id in self._due
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -137,6 +148,7 @@ class Verifier:
         wrong = await self._wrong(places)
         if wrong is None:
             return
+        self._wait_for_runtime(due, wrong)
         since = {i: one.since for i, one in due.items()}
         agent.differences.looked(
             [i for i in due if i not in self._due], [c for c in wrong if self._ours(c)], since
@@ -154,14 +166,30 @@ class Verifier:
     def _take(self) -> dict[str, _Due]:
         """Take out whoever is due; containers being started are looked at when they run."""
         now, handled, agent = self._now(), self._handled(), self._agent
-        ready = {
-            i: one
-            for i, one in self._due.items()
-            if one.at <= now or one.handled < handled or i not in agent.places
-        }
+        ready: dict[str, _Due] = {}
+        for container_id, one in self._due.items():
+            if one.handled is not None and one.handled < handled:
+                ready[container_id] = replace(one, handled=None)
+            elif one.at <= now or container_id not in agent.places:
+                ready[container_id] = one
         for container_id in ready:
             del self._due[container_id]
         return {i: one for i, one in ready.items() if i in agent.places and i not in agent.starts}
+
+    def _wait_for_runtime(self, due: Mapping[str, _Due], wrong: Sequence[Correction]) -> None:
+        """Look once more, later, at those whose updates the runtime may still be applying.
+
+        It tells when it is through only by its next request. Without one it is taken to be through
+        when nothing changed between two looks.
+        """
+        unsure = {c.container_id: c.found for c in wrong if due[c.container_id].handled is not None}
+        if unsure and unsure != self._unsure:
+            at = self._now() + STILL
+            for container_id in unsure:
+                self._due.setdefault(container_id, replace(due[container_id], at=at))
+            self._unsure = unsure
+        else:
+            self._unsure = {}
 
     async def _wrong(self, places: Mapping[str, CgroupPlace]) -> list[Correction] | None:
         """Read and compare in a thread; None when nothing can be read."""
@@ -171,7 +199,12 @@ class Verifier:
         known = list(places.items())
         try:
             found = await asyncio.to_thread(
-                look, self._reader, agent.machine, agent.state, known, agent.narrowed_at
+                partial(look, agree=agreement(agent, self._scopes)),
+                self._reader,
+                agent.machine,
+                agent.state,
+                known,
+                agent.narrowed_at,
             )
         except OSError as error:
             log.debug("cgroups not read", problem=str(error))
@@ -204,6 +237,8 @@ class Verifier:
             elif not written.missing:
                 self._agent.differences.forget(correction.container_id)
                 right.append(correction)
+                if place.by_systemd:
+                    self.concern([correction.container_id])  # systemd has not got it yet
         return right, failed
 
     async def _through_runtime(

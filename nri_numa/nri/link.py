@@ -20,6 +20,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -169,7 +170,6 @@ class NRILink:
         jitter = rng if rng is not None else random.Random()  # noqa: S311 - no secret
         self._delays = delays if delays is not None else lambda: backoff_delays(jitter)
         self._registration_wait = registration_wait
-        self._push_interval = push_interval
         self._push_timeout = push_timeout
         self._limits = limits
         self._protocol_broken = protocol_broken
@@ -271,13 +271,12 @@ class NRILink:
         while True:
             before = _socket_identity(self._socket_path)
             ending = await self._serve(None)
-            if (
-                self._active_since is not None
-                and loop.time() - self._active_since >= STABLE_SECONDS
-            ):
-                delays = self._delays()
-            self._active_since = None
+            since, self._active_since = self._active_since, None
             self._change(LinkState.DISCONNECTED, ending.detail)
+            if since is not None and loop.time() - since >= STABLE_SECONDS:
+                # At once: a runtime that dropped us listens, and starts containers without us.
+                delays = self._delays()
+                continue
             delay = next(delays)
             if self._accepted:
                 # It is there, and whatever starts before we are back starts unpinned.
@@ -334,9 +333,23 @@ class NRILink:
             self._protocol_broken()
         if self._hung_up_on_mask(ending):
             self._distrusted = self.runtime
+        if isinstance(ending.error, BrokenPipeError):
+            ending = replace(ending, detail=self._too_late(ending.error))
         if self._fatal is not None:
             raise self._fatal
         return ending
+
+    def _too_late(self, error: OSError) -> str:
+        return (
+            "the runtime had closed the connection before our answer, as it does with a plugin "
+            f"that takes longer than plugin_request_timeout, {self._limit:g} s ({error.strerror})"
+        )
+
+    @property
+    def _limit(self) -> float:
+        """Seconds that the runtime waits for an answer."""
+        told = self.runtime.request_timeout if self.runtime is not None else 0.0
+        return told or DEFAULT_REQUEST_TIMEOUT
 
     def _cancel_registration_timer(self) -> None:
         if self._registration_timer is not None:
@@ -357,10 +370,8 @@ class NRILink:
         """Answer one event of the session; called by the transport."""
         handler = self._handler
         match event:
-            case ev.CreateContainerRequested(stream, create, data):
-                self._answer(
-                    stream, "CreateContainer", lambda: handler.create_container(create, data)
-                )
+            case ev.CreateContainerRequested(stream, create):
+                self._answer(stream, "CreateContainer", lambda: handler.create_container(create))
             case ev.UpdateContainerRequested(stream, update):
                 self._answer(stream, "UpdateContainer", lambda: handler.update_container(update))
             case ev.StopContainerRequested(stream, stop):
@@ -371,13 +382,13 @@ class NRILink:
                 )
             case ev.PodEvent(stream, kind, pod):
                 self._answer(stream, kind.method, lambda: self._pod_event(kind, pod))
-            case ev.UpdatePodSandboxRequested(stream, change):
-                self._answer(stream, "UpdatePodSandbox", lambda: handler.update_pod(change))
             case ev.SynchronizeRequested():
                 self._synchronize(event)
             case ev.ConfigureRequested():
                 self._configure(event)
-            case ev.ValidateRequested(stream):  # never subscribed to; empty accepts
+            case ev.UpdatePodSandboxRequested(stream):  # never subscribed to: an empty answer
+                self._answer(stream, Event.UPDATE_POD_SANDBOX.method, _nothing)
+            case ev.ValidateRequested(stream):  # likewise; empty accepts
                 self._answer(stream, Event.VALIDATE_CONTAINER_ADJUSTMENT.method, _nothing)
             case ev.ShutdownRequested(stream):  # followed by the end of the socket
                 self._answer(stream, "Shutdown", _nothing)
@@ -454,8 +465,6 @@ class NRILink:
             self._handler.start_container(pod, container)
         elif event is Event.POST_START_CONTAINER:
             self._handler.post_start_container(pod, container)
-        elif event is Event.POST_UPDATE_CONTAINER:
-            self._handler.post_update_container(pod, container)
         return None
 
     def _pod_event(self, event: Event, pod: pb.PodSandbox) -> Message | None:
@@ -523,11 +532,11 @@ class NRILink:
             self._close(f"synchronisation refused: {refusal.message}")
             return
         seconds = time.perf_counter() - started
-        told = self.runtime.request_timeout if self.runtime is not None else 0.0
-        limit = told or DEFAULT_REQUEST_TIMEOUT
-        if seconds > limit:
+        if seconds > self._limit:
             # The runtime has given up; before NRI 0.7 it does so without hanging up.
-            self._close(f"synchronisation took {seconds:.1f} s, the runtime waits {limit:g} s")
+            self._close(
+                f"synchronisation took {seconds:.1f} s, the runtime waits {self._limit:g} s"
+            )
             return
         self._active_since = asyncio.get_running_loop().time()
         self._change(

@@ -48,7 +48,7 @@ class CandidateIndex:
         strategy: which of equally good NUMA nodes, and nodes.
         unknown_fits: pods that ask for something may go to nodes of which nothing is known.
         narrow: of the nodes with room `filter` names those that suit best, where `prioritize` is
-            not called (docs/adr/0090-filter-names-the-nodes-that-suit-best.md).
+            not called (docs/adr/0059-sums-first.md).
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from nri_numa.engine.align.policies import align
 from nri_numa.engine.place.strategy import measures
 from nri_numa.engine.values.workload import SMT, OnFailure, Policy, Scope, Strategy
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 from nri_numa.scheduler.node_room import Charge, Column, Free, NodeRoom
 from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest, peak
 

@@ -178,8 +178,8 @@ class PodWatcher:
     A list of pods that are on their way does not name one that started just before it, and the
     object of its node may be older than that start. So for a while after each list the first
     binding to a node waits until the pods that run there were read, by the annotation that their
-    own binding wrote (docs/adr/0083-the-first-binding-reads-the-node.md). Bindings that come
-    meanwhile wait for the same answer (docs/adr/0092-one-reading-for-all-who-wait.md).
+    own binding wrote. Bindings that come meanwhile wait for the same answer
+    (docs/adr/0049-held-until-the-node-counts-it.md).
 
     Args:
         api: is asked.

@@ -19,6 +19,7 @@ import pytest
 
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.scopes import Scopes
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.observe import logs
 from tests.beds.cgroup_tree import CgroupTree
@@ -43,6 +44,7 @@ class CgroupBed:
         failing: why the runtime takes no push; empty when it does.
         deaf: it takes pushes and writes nothing.
         before_push, on_sleep: what happens just then.
+        scopes: systemd's view; a systemd that made no scope unless a test has another one.
     """
 
     tree: CgroupTree
@@ -53,6 +55,7 @@ class CgroupBed:
     deaf: bool = False
     before_push: Callable[[], None] = lambda: None
     on_sleep: Callable[[], None] = lambda: None
+    scopes: Scopes = field(default_factory=lambda: Scopes("/nowhere", "/nowhere"))
 
     def __post_init__(self) -> None:
         topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)

@@ -125,6 +125,22 @@ def test_removing_a_pod_frees_what_was_never_reported_stopped() -> None:
     assert world.has("plain-app")[0] == "0-3"
 
 
+def test_a_removed_sandbox_takes_nothing_from_the_one_that_replaced_it() -> None:
+    """The kubelet makes another sandbox where one died, and removes the former one later."""
+    world = World(machines.single_no_smt())
+    former = grown(world, "own", OWN, 2)
+    world.stop("own-app")
+    world.agent.stop_pod(former.uid, former.id)
+    latter = replace(former, id="another")
+    had = world.place(latter, container(latter, wants=resources(2), id="again"))
+    world.agent.stop_pod(former.uid, former.id)
+    world.remove_pod(former)
+    assert set(world.agent.state.owned) == set(CPUSet.parse(had[0]))
+    world.remove_pod(latter)
+    assert not world.agent.state.owned
+    assert not world.agent.state.pods
+
+
 def test_waiting_updates_ride_on_the_next_reply() -> None:
     world = World(machines.single_no_smt())
     world.place(pod("plain"))
@@ -345,8 +361,9 @@ def test_what_started_while_we_were_away_is_pinned_and_counted() -> None:
     world.live["plain-app"] = container(plain)
     world.synchronize()
     assert len(world.cpus("gap-app")) == 2
+    assert not world.cpus("plain-app") & world.cpus("gap-app")
     value = world.metrics.registry.get_sample_value("nri_numa_gap_containers_total")
-    assert value == 1
+    assert value == 2, "the other one could run there"
     world.check()
 
 
@@ -470,11 +487,29 @@ def test_a_container_that_lost_all_its_cpus_falls_back_to_the_pool() -> None:
     assert world.has("list-app")[0] == "0-2"
 
 
+def test_who_fell_back_to_the_pool_makes_room_for_the_next_owner() -> None:
+    world = World(machines.single_no_smt())
+    world.place(pod("plain"))
+    grown(world, "own", OWN, 1)
+    world.place(pod("listed", {"numacpu": "3"}))
+    (own,) = world.cpus("own-app")
+    offline = CPUSet([own, 3])
+    smaller = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1, offline=offline)
+    world.topology = smaller
+    world.apply(world.agent.retopology(Machine(topology=smaller, settings=world.settings)))
+    grown(world, "next", OWN, 1)
+    (taken,) = world.cpus("next-app")
+    left = CPUSet(range(4)) - offline - CPUSet([taken])
+    assert world.cpus("own-app") == world.cpus("listed-app") == world.cpus("plain-app") == left
+    world.stop("next-app")
+    assert world.cpus("own-app") == world.cpus("listed-app") == left | CPUSet([taken])
+
+
 def test_a_group_whose_node_lost_its_cpus_falls_back_to_the_pool() -> None:
     topology = machines.dual_no_smt()
     pool = CPUSet(range(8, 16))
-    assert group_cpus(NUMASet([0]).bits, pool, topology) == pool
-    assert group_cpus(NUMASet([1]).bits, pool, topology) == pool
+    assert group_cpus(NUMASet([0]).bits, pool, topology, 0) == pool
+    assert group_cpus(NUMASet([1]).bits, pool, topology, 0) == pool
 
 
 # --- disk -------------------------------------------------------------------------------------
@@ -587,14 +622,15 @@ def test_an_unbound_container_that_was_narrowed_is_widened_again() -> None:
     made = container(of, id="a")
     narrowed = replace(made, resources=Resources(cpus="0-1"))
     pool = machine.topology.allowed
-    update = difference(machine, allocation, pool, narrowed)
+    state = NodeState()
+    update = difference(machine, state, allocation, pool, narrowed)
     assert update is not None
     assert update.cpus == "0-3"
-    assert difference(machine, allocation, pool, made) is None
+    assert difference(machine, state, allocation, pool, made) is None
     foreign = replace(allocation, kind=Kind.FOREIGN)
-    assert difference(machine, foreign, pool, narrowed) is None
-    assert effective_cpus(foreign, pool, machine.topology) == NO_CPUS
+    assert difference(machine, state, foreign, pool, narrowed) is None
+    assert effective_cpus(foreign, pool, machine.topology, 0) == NO_CPUS
     garbled = replace(made, resources=Resources(cpus="zz"))
-    update = difference(machine, allocation, pool, garbled)
+    update = difference(machine, state, allocation, pool, garbled)
     assert update is not None
     assert update.cpus == "0-3"

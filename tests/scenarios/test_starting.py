@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources
 from nri_numa.machine.cgroups import NO_CGROUP, CgroupPlace, Written
 from nri_numa.machine.cpuset import CPUSet
@@ -153,28 +152,19 @@ def test_a_resize_between_create_and_start_counts_too() -> None:
     assert node.has("own") == node.world.has("own-app")[0] == "0-1"
 
 
-def test_under_systemd_it_is_said_again_once_it_runs() -> None:
-    """The scope has properties of its own, which a daemon-reload writes back."""
-    node = Node(driver="kubepods.slice:cri-containerd:{}")
+@pytest.mark.parametrize("driver", ["/pods/{}", "kubepods.slice:cri-containerd:{}"])
+def test_the_runtime_has_it_already_and_the_look_after_the_start_tells_systemd(driver: str) -> None:
+    node = Node(driver=driver)
+    looked: list[str] = []
+    node.agent.concern = lambda ids, applying: looked.extend(ids)
     node.create("plain")
     node.task("plain")
     node.create("own", OWN, 2)
     node.start("plain")
-    assert not node.agent.has_pending
-    node.started("plain")
-    assert node.agent.take_pending() == (
-        ContainerUpdate("plain-app", cpus="2-3", ignore_failure=True),
-    )
-
-
-def test_with_cgroupfs_there_is_nothing_to_say_again() -> None:
-    node = Node()
-    node.create("plain")
-    node.task("plain")
-    node.create("own", OWN, 2)
-    node.start("plain")
+    looked.clear()
     node.started("plain")
     assert not node.agent.has_pending
+    assert looked == ["plain-app"]
 
 
 def test_a_cgroup_that_cannot_be_written_is_looked_at_as_soon_as_it_runs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Awaitable, Callable
@@ -54,6 +55,20 @@ def test_a_renewed_token_is_read_when_the_old_one_is_denied(
         run(tmp_path, talk)
     said = [asked.authorization.removeprefix("Bearer ") for asked in server.asked]
     assert said == ["first", "first", "first", "second", "second"]
+
+
+def test_a_renewed_authority_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(made: KubeAPI) -> None:
+        with fake(tmp_path, monkeypatch, lambda asked: Said(201, {"of": 1})):
+            assert await made.ask("POST", PATH, {}) == {"of": 1}
+        with fake(tmp_path, monkeypatch, lambda asked: Said(201, {"of": 2})):
+            answered: dict[str, Any] = {}
+            while answered != {"of": 2}:  # it looks once a second
+                with contextlib.suppress(KubeError):
+                    answered = await made.ask("POST", PATH, {})
+                await asyncio.sleep(0.05)
+
+    run(tmp_path, talk)
 
 
 def test_a_request_that_was_given_up_leaves_no_connection(

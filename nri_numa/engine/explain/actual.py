@@ -18,6 +18,16 @@ def late_text(seconds: float) -> str:
     )
 
 
+def displaced_text(cpus: str) -> str:
+    """``displaced, own CPU 2 offline: on the shared pool until one is back``.
+
+    Args:
+        cpus: kernel list of its own.
+    """
+    are = "CPU" if cpus.isdigit() else "CPUs"
+    return f"displaced, own {are} {cpus} offline: on the shared pool until one is back"
+
+
 _OWNERS = 3  # that are told by name
 
 

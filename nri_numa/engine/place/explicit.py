@@ -3,11 +3,15 @@
 CPUs and NUMA nodes must exist and be online, must not belong to another container exclusively,
 and the memory must hold what the container may use. A bad value is refused with a message that
 names pod, container, annotation, value and expectation.
+
+A shared list that nothing pays for is *soft*: it gives way to containers that own CPUs
+(docs/adr/0024-quotas-and-the-floor.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from nri_numa.engine.case import Case
 from nri_numa.engine.decision import Machine
@@ -20,33 +24,40 @@ from nri_numa.engine.place.quotas import grant_refused, list_refused
 from nri_numa.engine.request.annotations import quoted
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.request.permissions import asked_by_pod
-from nri_numa.engine.state import Kind, NodeState
+from nri_numa.engine.state import Allocation, Kind, NodeState
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import CPUMode, Requested
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.words import cpus_text, numa_text
+from nri_numa.machine.model import cpus_text, numa_text
 
 
 def place_explicit(case: Case) -> Placed | Refusal:
     """Check the lists against machine and state, and take them."""
     machine, requested, demand = case.machine, case.requested, case.demand
     cpus, mems = NO_CPUS, NO_NUMA_NODES
-    owned = requested.cpus is CPUMode.EXCLUSIVE
+    owned, soft = requested.cpus is CPUMode.EXCLUSIVE, False
     ignored: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
     if requested.numacpu is not None:
         cpus = requested.listed_cpus
-        failed = _check_cpus(case, cpus)
-        if failed is None and owned and not may_own(requested, cpus, demand):
+        beside = owned and bool(owned_by_pod(case, cpus))
+        failed = _check_cpus(case, NO_CPUS if beside else case.state.withheld)
+        if failed is None and owned and not (beside or may_own(requested, cpus, demand)):
             if not (requested.lenient and asked_by_pod(requested, "cpus")):
                 return unpaid(case, cpus)
-            ignored = (f"cpus: exclusive is ignored: {_pays(cpus, demand)}",)
+            ignored = (f"cpus: exclusive is ignored: {_pays(case.requested, cpus, case.demand)}",)
             owned = False
+        soft = not owned and gives_way(requested, cpus, demand)
         if failed is None and owned:
-            failed = _check_ownable(case, cpus)
-        elif failed is None and asked_by_pod(requested, "numacpu"):
+            failed = None if beside else _check_ownable(case, cpus)
+        elif failed is None and not soft and asked_by_pod(requested, "numacpu"):
             failed = list_refused(case, f"{_text(case)}, which", cpus)
         if failed is not None:
             return failed
+        if soft:
+            steps = (
+                f"the list gives way to exclusive CPUs of others: {_pays(requested, cpus, demand)}",
+            )
     if requested.numamem is not None:
         failed = check_numamem(case)
         if failed is not None:
@@ -81,11 +92,12 @@ def place_explicit(case: Case) -> Placed | Refusal:
         kind=Kind.EXPLICIT if cpus else Kind.UNBOUND,
         cpus=cpus,
         owned=owned and bool(cpus),
+        soft=soft,
         numa_nodes=numa_nodes,
         mems=mems,
         charges=charges,
         reason=f"listed: {listed}",
-        steps=(f"taken as listed: {listed}", *warnings),
+        steps=(f"taken as listed: {listed}", *steps, *warnings),
         warnings=warnings,
         ignored=ignored,
     )
@@ -121,32 +133,74 @@ def _text(case: Case) -> str:
     return f"{case.who}: numacpu is {quoted(requested.numacpu or '')} ({source})"
 
 
+def exclusive_list(requested: Requested) -> CPUSet:
+    """The list that containers of one pod own together: exclusive, and given for the pod."""
+    own = requested.pods_list and requested.cpus is CPUMode.EXCLUSIVE
+    return requested.listed_cpus if own else NO_CPUS
+
+
+def owned_by_pod(case: Case, cpus: CPUSet) -> tuple[Allocation, ...]:
+    """Other containers of its pod that own the pod's list, which this container has too."""
+    if case.record is None or exclusive_list(case.requested) != cpus:
+        return ()
+    found = []
+    for container_id in sorted(case.record.containers):
+        a = case.state.allocations[container_id]
+        if a.exclusive_list == (case.pod.uid, cpus):
+            theirs = case.machine.resolve(case.pod, replace(case.container, name=a.container))
+            if isinstance(theirs, Requested) and theirs.pods_list:
+                found.append(a)
+    return tuple(found)
+
+
+def _paid(requested: Requested, demand: Demand) -> int:
+    whole = demand.pod_paid_milli if requested.pods_list else None
+    return demand.cpu_paid_milli if whole is None else whole
+
+
 def may_own(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
-    """Whether listed CPUs may be owned: paid for, permitted, or asked for by the operator."""
+    """Whether listed CPUs may be owned: paid for, permitted, or asked for by the operator.
+
+    The pod's list is paid for by the requests of all its containers.
+    """
     return (
-        demand.cpu_paid_milli >= 1000 * len(cpus)
+        _paid(requested, demand) >= 1000 * len(cpus)
         or requested.unpaid_cpus
         or not (asked_by_pod(requested, "numacpu") or asked_by_pod(requested, "cpus"))
     )
 
 
-def _pays(cpus: CPUSet, demand: Demand) -> str:
-    return f"the CPU request pays for {demand.cpu_paid_milli}m of {1000 * len(cpus)}m"
+def gives_way(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
+    """Whether a shared list is soft: a pod asked for it, and neither pays nor has a permission."""
+    return (
+        demand.cpu_paid_milli < 1000 * len(cpus)
+        and not requested.unpaid_cpus
+        and asked_by_pod(requested, "numacpu")
+    )
+
+
+def _pays(requested: Requested, cpus: CPUSet, demand: Demand) -> str:
+    whole = requested.pods_list and demand.pod_paid_milli is not None
+    who = "CPU requests of its pod pay" if whole else "the CPU request pays"
+    return f"{who} for {_paid(requested, demand)}m of {1000 * len(cpus)}m"
 
 
 def unpaid(case: Case, cpus: CPUSet) -> Refusal:
     """Listed CPUs that may not be owned, and what was expected."""
+    paid = _pays(case.requested, cpus, case.demand)
     return Refusal(
         reason="UnpaidCPUs",
-        message=f"{_text(case)} with cpus: exclusive, but {_pays(cpus, case.demand)}; expected a "
+        message=f"{_text(case)} with cpus: exclusive, but {paid}; expected a "
         "request for all of them, or a permission with unpaidCPUs "
         f"({case.requested.permission} has not)",
         rule="exclusive CPUs must be paid for by the CPU request",
     )
 
 
-def _check_cpus(case: Case, cpus: CPUSet) -> Refusal | None:
+def _check_cpus(case: Case, withheld: CPUSet) -> Refusal | None:
+    """What is wrong with the list; ``withheld`` is what others have."""
     state, requested = case.state, case.requested
+    cpus = requested.listed_cpus
     topology, settings = case.machine.topology, case.machine.settings
     text = _text(case)
     missing = cpus - topology.possible
@@ -188,8 +242,9 @@ def _check_cpus(case: Case, cpus: CPUSet) -> Refusal | None:
             f"with reservedCPUs ({requested.permission} has not)",
             rule="reserved CPUs are not given to containers by their annotations",
         )
-    taken = cpus & state.withheld
-    if taken:
+    taken = cpus & withheld
+    shared = requested.cpus is not CPUMode.EXCLUSIVE
+    if taken and not (case.again and shared and gives_way(requested, cpus, case.demand)):
         return Refusal(
             reason="CPUOwned",
             message=f"{text}, but {cpus_text(taken, 'is', 'are')} exclusive "

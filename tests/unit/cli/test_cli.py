@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from nri_numa import cli as package
 from nri_numa.cli import cli
@@ -295,6 +296,19 @@ def test_status_tells_what_is_meant_and_what_is_there(
     assert found["containers"][0]["actual"] is None
     assert found["containers"][1]["actual"]["cpus"] == "0-7"
     assert found["status"]["intruders"] == 25
+
+
+def test_status_marks_who_is_on_the_pool_because_its_own_cpus_are_offline(
+    agent: tuple[str, FakeView],
+) -> None:
+    agent[1].containers = [
+        replace(assignment(1), displaced="2"),
+        replace(intruder(2), displaced="2-3"),
+    ]
+    told = " ".join(invoke("status", "--api", agent[0]).output.split())
+    assert "0-3!" in told
+    assert "displaced, own CPU 2 offline: on the shared pool until one is back" in told
+    assert "displaced, own CPUs 2-3 offline: on the shared pool until one is back; meant" in told
 
 
 def test_status_says_nothing_of_differences_where_there_are_none(

@@ -13,9 +13,11 @@ from msgspec import UNSET, to_builtins
 
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.drift import Correction
+from nri_numa.engine.values.kubelet import KubeletGrants
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.http.api import API, Request, Response, parse_target
+from nri_numa.http.responses import Assignment
 from nri_numa.http.server import Changes
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.node.agent import Agent
@@ -50,7 +52,7 @@ class Bed:
         self.unheard: dict[str, list[str]] = {}
         self.metrics.snapshot = self.view.snapshot
 
-    def create(self, name: str, **annotations: str) -> None:
+    def create(self, name: str, *, cpus_limit: int = 2, **annotations: str) -> None:
         pod = PodSandbox(
             id=f"sandbox-{name}",
             uid=f"uid-{name}",
@@ -64,7 +66,10 @@ class Bed:
             pod_id=pod.id,
             name="server",
             resources=Resources(
-                cpu_quota=200_000, cpu_period=100_000, cpu_shares=2048, memory_limit=1 << 28
+                cpu_quota=cpus_limit * 100_000,
+                cpu_period=100_000,
+                cpu_shares=cpus_limit * 1024,
+                memory_limit=1 << 28,
             ),
         )
         self.agent.create_container(pod, container)
@@ -92,6 +97,14 @@ def test_every_container_is_listed_with_what_it_really_has(bed: Bed) -> None:
     assert cpus.isdisjoint(shared)
     assert cpus | shared == bed.machine.topology.allowed
     assert CPUSet.parse(containers["plain"].cpus) == shared
+
+
+def test_those_with_less_than_what_is_ideal_are_counted(bed: Bed) -> None:
+    assert bed.view.status().wider == 0
+    unpinned = {"policy": "single-numa-node", "on-failure": "unpinned"}
+    bed.create("left", cpus_limit=40, **unpinned)
+    assert bed.view.status().wider == 1
+    assert [one.pod for one in bed.view.listing().containers if not one.preferred] == ["left"]
 
 
 def test_numa_nodes_add_up(bed: Bed) -> None:
@@ -297,6 +310,36 @@ def differ(bed: Bed, *, given_up: bool = False) -> None:
     )
 
 
+def test_a_list_that_gave_way_says_where_it_stands_and_to_whom() -> None:
+    bed = Bed()
+    bed.agent.synchronized = True
+    bed.create("list", numacpu="0-3")
+    bed.create("some", numacpu="2-4")
+    bed.create("own", numacpu="2-3", cpus="exclusive")
+
+    def reason(pod: str) -> str:
+        (one,) = (one for one in bed.view.listing().containers if one.pod == pod)
+        return one.reason
+
+    gave = "CPUs 2-3 are exclusive to shop/own/server"
+    assert reason("list") == f"listed: numacpu 0-3, stands on 0-1: {gave}"
+    (explained,) = bed.view.explain("shop", "list", None)
+    assert explained.summary == reason("list")
+    assert f"Listed 0-3, stands on 0-1: {gave}." in explained.steps
+    assert "It runs on CPUs 0-1." in explained.steps
+    assert any("gives way to exclusive CPUs of others" in step for step in explained.steps)
+    bed.agent.granted(KubeletGrants(cpus={("uid-kube", "app"): CPUSet([4])}))
+    assert reason("some") == (
+        "listed: numacpu 2-4, stands on the shared pool 0-1,5-63: CPUs 2-4 are exclusive to "
+        "shop/own/server, container app of pod UID uid-kube (by the kubelet)"
+    )
+    bed.agent.stop_container("id-own")
+    bed.agent.remove_container("id-own")
+    assert reason("list") == "listed: numacpu 0-3"
+    (explained,) = bed.view.explain("shop", "list", None)
+    assert not any("stands on" in step for step in explained.steps)
+
+
 def test_what_a_container_really_has_stands_beside_what_is_meant(bed: Bed) -> None:
     assert all(one.actual is None for one in bed.view.listing().containers)
     told: list[None] = []
@@ -325,6 +368,19 @@ def test_what_a_container_really_has_stands_beside_what_is_meant(bed: Bed) -> No
     bed.agent.differences.forget("id-plain")
     (plain,) = bed.view.explain("shop", "plain", None)
     assert plain.steps[0].startswith("It is not pinned")
+
+
+def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -> None:
+    def own() -> Assignment:
+        return next(one for one in bed.view.listing().containers if one.pod == "own")
+
+    cpus, topology = own().cpus, bed.machine.topology
+    assert own().displaced == ""
+    offline = replace(topology, online=topology.online - CPUSet.parse(cpus))
+    bed.agent.retopology(replace(bed.machine, topology=offline))
+    assert (own().displaced, own().kind) == (cpus, "exclusive")
+    (explained,) = bed.view.explain("shop", "own", None)
+    assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.steps)
 
 
 def test_a_list_kept_for_the_next_one_who_asks_follows_the_differences(bed: Bed) -> None:

@@ -136,6 +136,14 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
   # Releasing goes through the runtime; cgroups are only read.
   readOnly: true
 {{- end }}
+# Where the runtime has the systemd cgroup driver: what systemd has for containers, and D-Bus, by which it is given
+# the CPUs that were written. Both are empty elsewhere.
+- name: scopes
+  mountPath: /run/systemd/transient
+  readOnly: true
+- name: dbus
+  mountPath: /run/dbus
+  readOnly: true
 - name: config
   mountPath: /etc/nri-numa
   readOnly: true

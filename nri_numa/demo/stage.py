@@ -1,0 +1,313 @@
+"""What the demo plays on: a modelled machine, the plugin process, and the runtime in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.resources
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import nri_numa
+from nri_numa.demo.runtime import CRIError, DemoContainer, DemoRuntime, State
+from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.simulate.manifests import PodManifest, Role, read_text
+from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+
+PREFIX = "numa.kubernetes.io/"
+
+
+class NotAsExpected(Exception):
+    """Something came out differently from what the demo says; the text says what."""
+
+
+MODEL = "synthetic:memory=16Gi,hugepages-2Mi=1Gi"
+"""`model` as ``nri-numa simulate --machine`` takes it; the other values are the usual ones."""
+
+
+def model() -> Topology:
+    """Two sockets with two NUMA nodes each, four cores with two threads on each of them."""
+    return synthetic(
+        sockets=2,
+        numa_per_socket=2,
+        cores_per_numa=4,
+        threads=2,
+        memory_gib=16,
+        hugepages={2 << 20: 1 << 30},
+    )
+
+
+def examples() -> Path:
+    """The folder of example manifests that is installed with the package."""
+    return Path(str(importlib.resources.files("nri_numa.demo") / "examples"))
+
+
+def example(name: str) -> list[PodManifest]:
+    """The pods of one example file."""
+    text = (examples() / name).read_text(encoding="utf-8")
+    return [pod for workload in read_text(text, name).workloads for pod in workload.pods]
+
+
+class Stage:
+    """The plugin and the runtime; a context manager that ends both.
+
+    Attributes:
+        machine: the modelled machine.
+        runtime: whose books say what every container has.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.machine = model()
+        self._memory = sum(n.memory_bytes for n in self.machine.numa_nodes.values())
+        self._directory = directory
+        self._socket = directory / "nri.sock"
+        self._plugin: asyncio.subprocess.Process | None = None
+        self.runtime = DemoRuntime(str(self._socket), self.machine)
+
+    async def __aenter__(self) -> Self:
+        for name, text in sysfs_files(self.machine).items():
+            path = self._directory / "root" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        # A file of its own, or the plugin would read this node's; and nothing else of this node.
+        config = {
+            "apiVersion": "nri-numa/v1",
+            "kind": "AgentConfig",
+            "kubeletRoot": str(self._directory / "kubelet"),
+            "cgroupRoot": str(self._directory / "cgroup"),
+            "reconcile": {"interval": 0},  # there are no cgroups to compare with
+        }
+        (self._directory / "agent.yaml").write_text(json.dumps(config))
+        await self.runtime.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.kill()
+        await self.runtime.stop()
+
+    # --- the plugin -------------------------------------------------------------------------------
+
+    async def start_plugin(self) -> int:
+        """Start it as a service would, and wait until it is synchronized; returns its pid."""
+        with (self._directory / "plugin.log").open("ab") as log:
+            plugin = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "nri_numa", "run", "--http", "127.0.0.1:0", "--log-format", "json"),
+                *("--config", str(self._directory / "agent.yaml")),
+                *("--nri-socket", str(self._socket)),
+                *("--state-dir", str(self._directory / "state")),
+                *("--sysfs-root", str(self._directory / "root")),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                # Ctrl-C is for the demo, which then ends the plugin.
+                start_new_session=True,
+            )
+        self._plugin = plugin
+        ready = asyncio.create_task(self.runtime.connected.wait())
+        ended = asyncio.create_task(plugin.wait())
+        await asyncio.wait({ready, ended}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not ready.cancel():
+            return plugin.pid
+        if plugin.returncode is not None:
+            raise NotAsExpected(f"the plugin ended at once, with status {plugin.returncode}")
+        raise NotAsExpected("the plugin was not ready within 30 seconds")
+
+    async def kill(self) -> None:
+        """Kill it with SIGKILL: nothing that it has in memory survives."""
+        plugin, self._plugin = self._plugin, None
+        if plugin is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            plugin.kill()
+        await plugin.wait()
+        for _ in range(500):  # until the runtime has seen the link break
+            if not self.runtime.connected.is_set():
+                return
+            await asyncio.sleep(0.01)
+        raise NotAsExpected("the runtime did not notice that the plugin is gone")
+
+    async def ask(self, path: str) -> dict[str, Any]:
+        """What the plugin's API answers."""
+        for _ in range(500):  # it serves HTTP when containers are served
+            address = self._listening()
+            if address:
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise NotAsExpected("the plugin does not serve its API")
+        text = await asyncio.to_thread(_get, f"http://{address}{path}")
+        document = json.loads(text)
+        if not isinstance(document, dict):
+            raise NotAsExpected(f"{path} is answered with {text[:80]}")
+        return document
+
+    def _listening(self) -> str:
+        found = ""
+        for line in (self._directory / "plugin.log").read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if record.get("msg") == "http listening":
+                    found = record["address"]
+        return found
+
+    # --- pods -------------------------------------------------------------------------------------
+
+    async def run(self, pod: PodManifest) -> list[DemoContainer]:
+        """Run a pod as a kubelet would: init containers one after another, then the others.
+
+        Returns:
+            Its containers in order; those that ended included.
+
+        Raises:
+            CRIError: one was refused; the pod is removed again.
+        """
+        sandbox = pod_message(pod_sandbox(pod))
+        await self.runtime.run_pod(sandbox)
+        started: list[DemoContainer] = []
+        for manifest in pod.containers:
+            message = container_message(container_of(pod, manifest, self._memory))
+            try:
+                made = await self.runtime.create_container(message)
+            except CRIError:
+                await self.runtime.remove_pod(sandbox.id)
+                raise
+            await self.runtime.start_container(made)
+            started.append(made)
+            if manifest.role is Role.INIT:
+                await self.runtime.exit_container(made)
+        return started
+
+    async def remove(self, pod: PodManifest) -> None:
+        """Stop a pod and remove it."""
+        await self.runtime.remove_pod(pod_sandbox(pod).id)
+
+    def pod_name(self, container: DemoContainer) -> str:
+        """``pod/container``."""
+        return f"{self.runtime.pods[container.message.pod_sandbox_id].name}/{container.name}"
+
+    def running(self) -> list[DemoContainer]:
+        """The running containers, in the order of creation."""
+        return [c for c in self.runtime.containers.values() if c.state is State.RUNNING]
+
+    def books(self) -> dict[str, tuple[str, str]]:
+        """CPUs and memory nodes of every running container, by name."""
+        return {self.pod_name(c): (c.cpus, c.mems) for c in self.running()}
+
+
+def assigned(container: DemoContainer) -> dict[str, Any]:
+    """What the plugin wrote on the container about its decision."""
+    text = container.message.annotations.get(f"{PREFIX}assigned", "")
+    if not text:
+        raise NotAsExpected(
+            f"container {container.name} does not carry the annotation {PREFIX}assigned"
+        )
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise NotAsExpected(f"the annotation {PREFIX}assigned of {container.name} is {text}")
+    return document
+
+
+def cpus_of(containers: Iterable[DemoContainer]) -> CPUSet:
+    """The CPUs that any of these may run on."""
+    bits = 0
+    for container in containers:
+        bits |= CPUSet.parse(container.cpus).bits
+    return CPUSet.from_bits(bits)
+
+
+def _get(url: str) -> str:
+    # Without the proxy that the environment may name: this is our own machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=10) as answer:
+            return str(answer.read().decode())
+    except OSError as error:
+        raise NotAsExpected(f"{url}: {error}") from None
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what would configure the plugin or make it talk to somebody else's manager."""
+    strange = ("NRI_NUMA_", "NRI_PLUGIN_", "NOTIFY_SOCKET", "WATCHDOG_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(strange)}
+    package = str(Path(nri_numa.__file__).resolve().parents[1])
+    paths = [package, *filter(None, [kept.get("PYTHONPATH")])]
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+# --- pods and containers as the NRI messages a runtime sends --------------------------------------
+
+
+def pod_message(pod: PodSandbox) -> pb.PodSandbox:
+    """A pod sandbox as the runtime tells it."""
+    message = pb.PodSandbox(
+        id=pod.id,
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        labels=dict(pod.labels),
+        annotations=dict(pod.annotations),
+        runtime_handler=pod.runtime_handler,
+    )
+    message.linux.cgroup_parent = pod.cgroup_parent
+    message.linux.pod_resources.CopyFrom(resources_message(pod.resources))
+    return message
+
+
+def container_message(container: Container) -> pb.Container:
+    """A container that is about to be created, as the runtime tells it."""
+    message = pb.Container(
+        id=container.id,
+        pod_sandbox_id=container.pod_id,
+        name=container.name,
+        labels=dict(container.labels),
+        annotations=dict(container.annotations),
+    )
+    message.linux.resources.CopyFrom(resources_message(container.resources))
+    message.linux.cgroups_path = container.cgroups_path
+    if container.oom_score_adj is not None:
+        message.linux.oom_score_adj.value = container.oom_score_adj
+    return message
+
+
+def resources_message(resources: Resources) -> pb.LinuxResources:
+    """Linux resources; what is not given is left out, as a runtime does with zeros."""
+    message = pb.LinuxResources()
+    cpu = message.cpu
+    if resources.cpu_shares:
+        cpu.shares.value = resources.cpu_shares
+    if resources.cpu_quota:
+        cpu.quota.value = resources.cpu_quota
+    if resources.cpu_period:
+        cpu.period.value = resources.cpu_period
+    cpu.cpus, cpu.mems = resources.cpus, resources.mems
+    if resources.memory_limit:
+        message.memory.limit.value = resources.memory_limit
+    for size, amount in sorted(resources.hugepages.items()):
+        message.hugepage_limits.add(page_size=_page_size(size), limit=amount)
+    return message
+
+
+def _page_size(size: int) -> str:
+    """``2MB``, as the kubelet writes page sizes (its units are 1024 all the same)."""
+    for unit, shift in (("TB", 40), ("GB", 30), ("MB", 20), ("KB", 10)):
+        if size >> shift and not size % (1 << shift):
+            return f"{size >> shift}{unit}"
+    return f"{size}B"

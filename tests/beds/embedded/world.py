@@ -1,0 +1,182 @@
+"""The world of the embedded runtime: pods and containers, and the cpusets they really have.
+
+In memory only. A container's resources are kept as a runtime keeps them, in its stored spec; every
+update is merged into the spec and, when the container runs, checked against the machine the way the
+kernel would check it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.embedded.combine import merge_resources
+
+
+class CRIError(Exception):
+    """A pod or container operation failed; the text is what the kubelet would be shown."""
+
+
+class ContainerState(enum.Enum):
+    """The life of a container."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    EXITED = "exited"
+
+    @property
+    def protocol(self) -> pb.ContainerState:
+        """The number it has in NRI messages."""
+        return _PROTOCOL_STATES[self]
+
+
+_PROTOCOL_STATES = {
+    ContainerState.CREATED: pb.CONTAINER_CREATED,
+    ContainerState.RUNNING: pb.CONTAINER_RUNNING,
+    ContainerState.EXITED: pb.CONTAINER_STOPPED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedMachine:
+    """What cpusets are checked against.
+
+    Attributes:
+        cpus: every CPU a container may use.
+        mems: every NUMA node with memory.
+    """
+
+    cpus: CPUSet
+    mems: NUMASet
+
+    def problem(self, cpu: pb.LinuxCPU) -> str | None:
+        """Return why the kernel would not take this cpuset; None when it would."""
+        try:
+            cpus, mems = CPUSet.parse(cpu.cpus), NUMASet.parse(cpu.mems)
+        except ListFormatError as error:
+            return f"invalid argument: {error}"
+        if not cpus <= self.cpus:
+            return f"cpuset.cpus {cpu.cpus}: numerical result out of range"
+        if not mems <= self.mems:
+            return f"cpuset.mems {cpu.mems}: numerical result out of range"
+        return None
+
+
+@dataclass(slots=True, kw_only=True)
+class EmbeddedPod:
+    """A pod sandbox.
+
+    Attributes:
+        message: as plugins are shown it.
+        stopped: StopPodSandbox was done.
+    """
+
+    message: pb.PodSandbox
+    stopped: bool = False
+
+    @property
+    def id(self) -> str:
+        """The sandbox id."""
+        return self.message.id
+
+
+@dataclass(slots=True, kw_only=True)
+class EmbeddedContainer:
+    """A container.
+
+    Attributes:
+        message: the stored spec, as plugins are shown it.
+        machine: what "no cpuset" means.
+        state: where it is in its life.
+        stop_told: StopContainer was sent; it is sent once.
+    """
+
+    message: pb.Container
+    machine: EmbeddedMachine
+    state: ContainerState = ContainerState.CREATED
+    stop_told: bool = False
+
+    @property
+    def id(self) -> str:
+        """The container id."""
+        return self.message.id
+
+    @property
+    def name(self) -> str:
+        """The name within its pod."""
+        return self.message.name
+
+    @property
+    def pod_id(self) -> str:
+        """The id of its sandbox."""
+        return self.message.pod_sandbox_id
+
+    @property
+    def cpus(self) -> str:
+        """The CPUs it may run on, as a list; every CPU when its cpuset is empty."""
+        return self.message.linux.resources.cpu.cpus or str(self.machine.cpus)
+
+    @property
+    def mems(self) -> str:
+        """The NUMA nodes its memory may come from; every one when its cpuset is empty."""
+        return self.message.linux.resources.cpu.mems or str(self.machine.mems)
+
+    def snapshot(self) -> pb.Container:
+        """Return what a plugin is shown now."""
+        message = pb.Container()
+        message.CopyFrom(self.message)
+        message.state = self.state.protocol
+        return message
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """Every pod and container of the node, by id, in creation order."""
+
+    machine: EmbeddedMachine
+    pods: dict[str, EmbeddedPod] = field(default_factory=dict)
+    containers: dict[str, EmbeddedContainer] = field(default_factory=dict)
+
+    def live_containers(self) -> list[EmbeddedContainer]:
+        """Return the containers a Synchronize shows: created and running ones."""
+        return [
+            container
+            for container in self.containers.values()
+            if container.state is not ContainerState.EXITED
+        ]
+
+    def containers_of(self, pod_id: str) -> list[EmbeddedContainer]:
+        """Return the containers of one pod."""
+        return [item for item in self.containers.values() if item.pod_id == pod_id]
+
+    def apply(self, update: pb.ContainerUpdate) -> str | None:
+        """Apply an update to one container; returns why it failed, or None.
+
+        Unknown and exited containers are passed over in silence, as containerd does. The memory and
+        CPU numbers that are zero mean "not part of this update".
+        """
+        container = self.containers.get(update.container_id)
+        if container is None or container.state is ContainerState.EXITED:
+            return None
+        resources = pb.LinuxResources()
+        resources.CopyFrom(container.message.linux.resources)
+        merge_resources(resources, _given(update.linux.resources), lambda _field, _key: None)
+        if container.state is ContainerState.RUNNING:
+            problem = self.machine.problem(resources.cpu)
+            if problem is not None:
+                return problem
+        container.message.linux.resources.CopyFrom(resources)
+        return None
+
+
+def _given(resources: pb.LinuxResources) -> pb.LinuxResources:
+    """Return the resources without the wrappers that are present and zero."""
+    given = pb.LinuxResources()
+    given.CopyFrom(resources)
+    for part in (given.cpu, given.memory):
+        for descriptor, value in part.ListFields():
+            if descriptor.message_type is not None and not value.value:
+                part.ClearField(descriptor.name)
+    return given

@@ -1,0 +1,107 @@
+"""A stand-in for systemd on the system's D-Bus: takes properties of scopes, and writes files.
+
+The real one is in the machine ``systemd`` of tests/vm.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from jeepney import MessageType, Parser, new_error, new_method_return
+
+from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.scopes import Scopes
+
+
+class SystemdBus:
+    """Listens at a socket of its own.
+
+    Attributes:
+        scopes: that talk to it.
+        refusing: what it answers instead of setting anything; empty when it sets.
+        deaf: it answers and sets nothing.
+        calls: unit and properties of each call, as kernel lists.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.transient = directory / "transient"
+        self.transient.mkdir(parents=True)
+        self.refusing = ""
+        self.deaf = False
+        self.calls: list[tuple[str, dict[str, str]]] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(directory / "bus"))
+        self._listener.listen()
+        self.scopes = Scopes(str(self.transient), str(directory / "bus"))
+        Thread(target=self._serve, daemon=True).start()
+
+    def make(self, unit: str, **properties: str) -> None:
+        """A scope with these properties."""
+        (self.transient / unit).write_text("[Scope]\n")
+        for name, value in properties.items():
+            self.put(unit, name, value)
+
+    def put(self, unit: str, name: str, value: str) -> None:
+        """A property, as systemd writes it down."""
+        drop_ins = self.transient / f"{unit}.d"
+        drop_ins.mkdir(exist_ok=True)
+        (drop_ins / f"50-{name}.conf").write_text(f"[Scope]\n{name}=\n{name}={value}\n")
+
+    def has(self, unit: str, name: str = "AllowedCPUs") -> str:
+        """The line of a property, without its name."""
+        return (self.transient / f"{unit}.d/50-{name}.conf").read_text().rpartition("=")[2].strip()
+
+    def close(self) -> None:
+        """Nobody answers any more."""
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            Thread(target=self._talk, args=(peer,), daemon=True).start()
+
+    def _talk(self, peer: socket.socket) -> None:
+        with peer:
+            line = b""
+            while not line.endswith(b"BEGIN\r\n"):
+                line += peer.recv(1)
+                if line.endswith(b"\r\n") and b"AUTH" in line:
+                    peer.sendall(b"OK 0123456789abcdef0123456789abcdef\r\n")
+                    line = b""
+            parser, serial = Parser(), 0
+            while data := peer.recv(4096):
+                parser.add_data(data)
+                while (message := parser.get_next_message()) is not None:
+                    assert message.header.message_type is MessageType.method_call
+                    serial += 1
+                    peer.sendall(self._answer(message).serialise(serial=serial))
+
+    def _answer(self, message: Any) -> Any:
+        if len(message.body) == 0:  # Hello
+            return new_method_return(message, "s", (":1.1",))
+        unit, runtime, properties = message.body
+        if self.refusing:
+            return new_error(message, "org.freedesktop.systemd1.Failed", "s", (self.refusing,))
+        assert runtime
+        lists = {n: str(CPUSet.from_bits(int.from_bytes(v, "little"))) for n, (_, v) in properties}
+        self.calls.append((unit, lists))
+        for name, value in lists.items():
+            if not self.deaf:
+                self.put(unit, name, value.replace(",", " "))
+        return new_method_return(message)
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[SystemdBus]:
+    """One that has no scope yet."""
+    bus = SystemdBus(tmp_path / "systemd")
+    yield bus
+    bus.close()

@@ -21,7 +21,7 @@ from bench.beds import cpu_seconds, rss_bytes
 from bench.stats import ms, summary, table
 from nri_numa.config import AgentConfig
 from nri_numa.config.scheduling import Scheduling
-from nri_numa.kube_api import KubeAPI
+from nri_numa.kube.api import KubeAPI
 from nri_numa.scheduler.extender import Extender
 from nri_numa.scheduler.protocol import Binding
 

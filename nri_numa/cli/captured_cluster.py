@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from nri_numa.controller.evictions import movable
+from nri_numa.controller.evictor import movable
 from nri_numa.engine.values.workload import Strategy
 from nri_numa.errors import AgentError
 from nri_numa.machine.cpuset import ListFormatError, NUMASet

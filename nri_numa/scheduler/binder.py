@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.engine.request.placed import PLACED, placed_text
-from nri_numa.kube_api import KubeAPI, KubeError, text_of, uid_of
+from nri_numa.kube.api import KubeAPI, text_of, uid_of
+from nri_numa.kube.requests import KubeError
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import Short

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import socket
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from nri_numa import __version__, service
 from nri_numa import config as configuration
-from nri_numa.cluster.election import Election
-from nri_numa.cluster.kube import APIServer
-from nri_numa.cluster.lease import Lease
-from nri_numa.cluster.requests import Outcome, Request, Result
 from nri_numa.config import AgentConfig, split_address
 from nri_numa.config.extended_resource import slots_resource
 from nri_numa.config.scheduling import UnknownNodes
@@ -23,8 +16,8 @@ from nri_numa.http.api import APIError, Response
 from nri_numa.http.api import Request as HTTPRequest
 from nri_numa.http.guarded import Handler, Route, Site
 from nri_numa.http.security import Certificate
-from nri_numa.kube_api import KubeAPI, Watch, uid_of
-from nri_numa.kube_client import namespace
+from nri_numa.kube.api import KubeAPI, Watch, namespace, uid_of
+from nri_numa.kube.lease import Lease, identity
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.service_metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
@@ -46,7 +39,6 @@ TICK = 0.5
 """Seconds between two looks at what has run out."""
 CATCH_UP: Final = 1.0
 """Seconds from the begin of leading until we bind: what the last leader wrote has come by then."""
-_ELECTION: Final = frozenset({Result.DONE, Result.MISSING, Result.EXISTS, Result.CONFLICT})
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 Verb = Callable[[bytes], Awaitable[bytes]]
@@ -106,13 +98,20 @@ class Extender:
         self.metrics = SchedulerMetrics(__version__)
         self.api = KubeAPI(section.credentials, "nri-numa-scheduler")
         # On a connection of its own: renewing must not wait behind lists and bindings.
-        self.lease_api = APIServer(
-            section.credentials,
-            user_agent=f"nri-numa-scheduler/{__version__}",
-            wall=wall,
-            field_manager="nri-numa-scheduler",
+        self.lease_api = KubeAPI(section.credentials, "nri-numa-scheduler")
+        self.election = (
+            Lease(
+                section.lease,
+                namespace(section.credentials),
+                self.lease_api.do,
+                duration=LEASE,
+                identity=identity(),
+                clock=clock,
+                wall=wall,
+            )
+            if section.lease
+            else None
         )
-        self.election = self._elected(section.lease, wall) if section.lease else None
         self.nodes = Nodes()
         self.reader = PodReader(settings, slots_resource(config), claims=config.dra.enabled)
         self.candidates = CandidateIndex(
@@ -130,27 +129,6 @@ class Extender:
         self.topologies = Watch(self.api, TOPOLOGIES, self.node_watcher)
         self.pods = Watch(self.api, PODS, self.pod_watcher, fields=PENDING, key=uid_of)
         self.port = 0
-        self._lease_problem = ""
-
-    def _elected(self, name: str, wall: Callable[[], float]) -> Election:
-        lease = Lease(
-            name,
-            namespace(self._section.credentials),
-            f"{socket.gethostname()[:60]}_{uuid.uuid4()}",
-            LEASE,
-        )
-        return Election(
-            lease,
-            self.lease_api.ask,
-            duration=LEASE,
-            clock=self._clock,
-            wall=wall,
-            jitter=random.random,
-            told=self._lease_outcome,
-            changed=lambda leads, holder: log.info(
-                "leads" if leads else "does not lead", holder=holder
-            ),
-        )
 
     # --- the verbs --------------------------------------------------------------------------------
 
@@ -211,20 +189,12 @@ class Extender:
         """Why nothing can be bound, and a Service must not send questions here; else empty."""
         election = self.election
         if election is not None and not election.leads:
-            return self._lease_problem or (
+            return election.problem or (
                 f"another replica leads: {election.holder or 'none is elected yet'}"
             )
         if election is not None and self._clock() - election.since < CATCH_UP:
             return "leads since a moment ago"
         return self._not_synced()
-
-    def _lease_outcome(self, request: Request, outcome: Outcome) -> None:
-        # Of two that write at once one is refused: that is the election, and no problem.
-        well = outcome.result in _ELECTION
-        problem = "" if well else f"the Lease cannot be used: {outcome.text}"
-        if problem and problem != self._lease_problem:
-            log.warning("cannot be elected", problem=outcome.text)
-        self._lease_problem = problem
 
     def measured(self) -> bytes:
         """The metrics, with those set that are counted when they are read."""

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from prometheus_client import Counter
 
 from nri_numa.config import AgentConfig, parse_duration
-from nri_numa.kube_api import KubeAPI, KubeError, name_of, text_of, uid_of
+from nri_numa.kube.api import KubeAPI, name_of, text_of, uid_of
+from nri_numa.kube.requests import KubeError
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.node_room import NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Hold, Nodes

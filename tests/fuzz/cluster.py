@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from nri_numa import config as configuration
-from nri_numa.controller.offers import Offer, from_file, from_put, from_query
+from nri_numa.controller.capacity import Offer, from_file, from_put, from_query
 from nri_numa.engine.values.workload import Strategy
 from nri_numa.offline_capacity import (
     LONGEST_VALIDITY,

@@ -15,14 +15,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nri_numa.charged import mark
-from nri_numa.cluster import node_topology
+from nri_numa.cluster import topology
 from nri_numa.engine.admit import admit, forget_pod
 from nri_numa.engine.decision import Admitted, Machine, Reading
 from nri_numa.engine.request.placed import placed_text
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy
-from nri_numa.kube_api import name_of, uid_of
+from nri_numa.kube.api import name_of, uid_of
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node import zones
@@ -194,7 +194,7 @@ class Cluster:
         """The publisher writes what the agent says."""
         del number
         found = zones.document(MACHINE, self.state, Reading())
-        document = node_topology.body("n1", "uid", {}, node_topology.contents(PREFIX, found))
+        document = topology.body("n1", "uid", {}, topology.contents(PREFIX, found))
         self.nodes.entries.append((put_node, document))
 
     def step(self, what: int, number: int) -> None:

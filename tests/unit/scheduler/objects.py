@@ -9,7 +9,7 @@ from nri_numa.charged import CHARGED, marks
 from nri_numa.config import AgentConfig
 from nri_numa.config.scheduling import Scheduling
 from nri_numa.engine.values.settings import Settings
-from nri_numa.kube_api import KubeAPI
+from nri_numa.kube.api import KubeAPI
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader

@@ -11,7 +11,7 @@ import pytest
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.scheduling import Scheduling
-from nri_numa.kube_api import KubeAPI
+from nri_numa.kube.api import KubeAPI
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.scheduler.node_room import NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Hold

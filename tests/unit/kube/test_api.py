@@ -13,7 +13,8 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from nri_numa.kube_api import KubeAPI, KubeError, refused
+from nri_numa.kube.api import KubeAPI, refused
+from nri_numa.kube.requests import KubeError
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
 
 PATH = "/api/v1/namespaces/default/pods/p/binding"

@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.charged import CHARGED, mark
-from nri_numa.cluster import node_topology
-from nri_numa.cluster.fingerprint import fingerprint
-from nri_numa.cluster.node_topology import contents
+from nri_numa.cluster import topology
+from nri_numa.cluster.topology import contents, fingerprint
 from nri_numa.cri.pod_resources import DeviceCount
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass
@@ -94,9 +93,9 @@ def test_what_a_pod_takes_is_charged_and_its_name_counted() -> None:
     capacity, allocatable, _ = resource(what, place, memory)
     assert capacity - allocatable == 5 * GIB
     assert values(what["attributes"])["nodeTopologyPodsFingerprint"] == fingerprint([("shop", "p")])
-    assert node_topology.rose(what, before)
-    assert not node_topology.rose(before, what)
-    assert node_topology.rose(None, what)
+    assert topology.rose(what, before)
+    assert not topology.rose(before, what)
+    assert topology.rose(None, what)
 
 
 def test_only_guaranteed_pods_are_counted() -> None:
@@ -175,7 +174,7 @@ def test_numbers_are_in_order_whatever_the_agent_says() -> None:
 
 def test_an_agent_that_is_gone_keeps_its_numbers() -> None:
     what = contents("x.io", FakeView().zones())
-    silent = node_topology.silent("x.io", what)
+    silent = topology.silent("x.io", what)
     assert silent["zones"] == what["zones"]
     assert values(silent["attributes"]) == {**values(what["attributes"]), "x.io/agent": "not-ready"}
     not_ready = contents("x.io", FakeView(ready=False).zones())

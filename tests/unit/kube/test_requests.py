@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.cluster.kube import APIServer
-from nri_numa.cluster.requests import Form, Outcome, Request, Resource, Result, Verb
+from nri_numa.kube.api import KubeAPI
+from nri_numa.kube.requests import Form, Outcome, Request, Resource, Result, Verb
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
 
 NODE = {"metadata": {"name": "n1", "labels": {"a": "b"}}}
@@ -45,8 +45,7 @@ APPLY = Request(
 CLEAN = replace(
     APPLY,
     form=Form.JSON,
-    body={},
-    patch=[{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}],
+    body=[{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}],
 )
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/n1"
 
@@ -55,9 +54,9 @@ def ask(directory: Path, *requests: Request, skewed: Callable[[float], object] =
     """The outcome of the last of some requests."""
 
     async def run() -> Outcome:
-        api = APIServer(str(directory), user_agent="test", skewed=skewed)
+        api = KubeAPI(str(directory), "nri-numa-publish", skewed=skewed)
         try:
-            outcomes = [await api.ask(request) for request in requests]
+            outcomes = [await api.do(request) for request in requests]
         finally:
             await api.close()
         return outcomes[-1]
@@ -108,7 +107,7 @@ def test_each_form_of_a_patch_says_what_it_is(
         outcome = ask(tmp_path, request_)
     (asked,) = server.asked
     assert (asked.path, asked.content_type) == (f"{TOPOLOGY}?{query}", f"application/{kind}")
-    assert asked.body == (request_.patch or request_.body)
+    assert asked.body == request_.body
     metadata = outcome.documents[0]["metadata"]
     assert metadata["uid"] == "u"
     assert metadata["managedFields"][0]["fieldsV1"] == {"f:zones": {}}
@@ -121,7 +120,7 @@ def test_a_list_is_of_one_node_and_of_all_namespaces(
     items = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}
     with fake(tmp_path, monkeypatch, lambda asked: Said(200, items)) as server:
         outcome = ask(tmp_path, LIST)
-    assert server.asked[0].path.startswith("/api/v1/pods?fieldSelector=spec.nodeName")
+    assert server.asked[0].path == "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&limit=500"
     assert outcome.documents[0]["metadata"]["annotations"] == {"a": "b"}
 
 
@@ -214,10 +213,10 @@ def test_a_renewed_certificate_authority_is_read(
         (tmp_path / "ca.crt").write_bytes((tmp_path / "old/ca.crt").read_bytes())
 
         async def run() -> list[Outcome]:
-            api = APIServer(str(tmp_path), user_agent="test")
-            first = await api.ask(GET)
+            api = KubeAPI(str(tmp_path), "test")
+            first = await api.do(GET)
             (tmp_path / "ca.crt").write_bytes(right)
-            second = await api.ask(GET)
+            second = await api.do(GET)
             await api.close()
             return [first, second]
 
@@ -228,7 +227,7 @@ def test_a_renewed_certificate_authority_is_read(
     assert good.result is Result.DONE
 
 
-@pytest.mark.parametrize("name", ["token", "ca.crt", "namespace"])
+@pytest.mark.parametrize("name", ["token", "ca.crt"])
 def test_missing_credentials_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

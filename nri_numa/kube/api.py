@@ -1,4 +1,4 @@
-"""The API server for processes that ask it all day: single requests, lists in pages, and watches.
+"""The client of the API server: single requests, lists in pages, and watches.
 
 A client library builds requests for every kind and every way to sign in, and reads HTTP in Python:
 milliseconds of CPU for a binding, and as much for the events of its watch. Each of these is a path
@@ -14,9 +14,11 @@ import os
 import random
 import socket
 import ssl
+import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import urlencode
@@ -25,6 +27,7 @@ import aiohttp
 import msgspec
 
 from nri_numa import __version__
+from nri_numa.kube.requests import Form, KubeError, Outcome, Request, Result, Verb, outcome_of
 from nri_numa.observe.logs import get_logger
 
 CONNECTIONS: Final = 32
@@ -54,21 +57,18 @@ _LONGEST: Final = 30.0
 _DENIED, _MISSING, _GONE = 401, 404, 410
 
 
-class KubeError(OSError):
-    """The API server did not do what it was asked.
+class _Cause(msgspec.Struct):
+    reason: str = ""
 
-    Attributes:
-        code: the status code of its answer; 0 where there was none.
-    """
 
-    def __init__(self, text: str, code: int = 0) -> None:
-        super().__init__(text)
-        self.code = code
+class _Details(msgspec.Struct):
+    causes: list[_Cause] | None = None
 
 
 class _Status(msgspec.Struct):
     message: str = ""
     code: int = 0
+    details: _Details | None = None
 
 
 class _Event(msgspec.Struct):
@@ -84,26 +84,49 @@ class KubeAPI:
     Args:
         credentials: directory with ``token`` and ``ca.crt``, as a pod has it.
         service: names us in its audit log, and in the objects that we write.
+        skewed: is called at each answer with the seconds that our clock is ahead.
     """
 
-    def __init__(self, credentials: str, service: str) -> None:
+    def __init__(
+        self,
+        credentials: str,
+        service: str,
+        *,
+        wall: Callable[[], float] = time.time,
+        skewed: Callable[[float], object] | None = None,
+    ) -> None:
         self._directory, self._service = Path(credentials), service
+        self._wall, self._skewed = wall, skewed
         self._session: aiohttp.ClientSession | None = None
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._server = self._bearer = ""
         self._authority: tuple[int, int] = (0, 0)
         self._checked = float("-inf")
 
+    async def do(self, request: Request) -> Outcome:
+        """Do one request; every failure is a value."""
+        path, found = request.path, None
+        try:
+            if request.verb is Verb.LIST:
+                chosen = ",".join(f"{key}={one}" for key, one in request.field_selector.items())
+                pages = self.pages(path, {"fieldSelector": chosen} if chosen else {})
+                documents = [one async for _, items in pages for one in items]
+            else:
+                form = request.form if request.verb is Verb.PATCH else Form.WHOLE
+                found = await self.ask(request.verb.method, path, request.body, form=form)
+                documents = [found]
+            if not all(isinstance(one.get("metadata", {}), dict) for one in documents):
+                raise KubeError("cannot read the answer: its metadata is no mapping", 200)
+        except KubeError as error:
+            return outcome_of(request, error)
+        return Outcome(result=Result.DONE, documents=tuple(documents))
+
     async def ask(
-        self, method: str, path: str, document: object = None, *, form: str = "application/json"
+        self, method: str, path: str, document: object = None, *, form: str = Form.WHOLE
     ) -> dict[str, Any]:
         """Do one request; what comes back, read as JSON.
 
-        Args:
-            method: of HTTP.
-            path: below the address of the server, quoted where it needs to be.
-            document: what is written; None for nothing.
-            form: its content type; says how a patch is meant.
+        The path is quoted; the content type `form` of the document says how a patch is meant.
 
         Raises:
             KubeError: the server says no, or nothing came back.
@@ -111,7 +134,7 @@ class KubeAPI:
         body = None
         if document is not None:
             body = msgspec.json.encode(document)
-            path = f"{path}?{urlencode({'fieldManager': self._service})}"
+            path += f"{'&' if '?' in path else '?'}fieldManager={self._service}"
         async with self._asked(method, path, body, form) as answer:
             data = await answer.read()
             try:
@@ -130,10 +153,7 @@ class KubeAPI:
             await self._opened()
 
     async def objects(self, path: str) -> list[dict[str, Any]]:
-        """Read a short list.
-
-        Args:
-            path: with its parameters, quoted where it needs to be.
+        """Read a short list; the path has its parameters, quoted.
 
         Raises:
             KubeError: see `ask`.
@@ -161,11 +181,6 @@ class KubeAPI:
         self, path: str, parameters: Mapping[str, str], seconds: int = WATCH
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
         """Follow a watch until the server ends it: what happened, and the object.
-
-        Args:
-            path: of the list.
-            parameters: of the request, without those of the watch itself.
-            seconds: after which the server is to end it.
 
         Raises:
             KubeError: the server says no, be it in the middle, or the connection was lost.
@@ -211,12 +226,13 @@ class KubeAPI:
                     read_bufsize=_FULL if silence else None,
                 )
                 async with answer:
+                    self._compare_clocks(answer)
                     if 200 <= answer.status < 300:
                         yield answer
                         return
                     found = await answer.read()
                     if answer.status != _DENIED or last:
-                        raise refused(answer.status, found)
+                        raise refused(answer.status, found, answer.headers.get("Retry-After", ""))
                 self._bearer = self._read_token()
 
     async def _opened(self) -> aiohttp.ClientSession:
@@ -259,6 +275,12 @@ class KubeAPI:
         )
         return self._session
 
+    def _compare_clocks(self, answer: aiohttp.ClientResponse) -> None:
+        if self._skewed is not None:
+            with contextlib.suppress(ValueError):
+                server = parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
+                self._skewed(self._wall() - server)
+
     def _read_token(self) -> str:
         return f"Bearer {(self._directory / 'token').read_text('utf-8').strip()}"
 
@@ -294,6 +316,7 @@ class KubeAPI:
         except KubeError:
             raise
         except aiohttp.ClientConnectorCertificateError as error:
+            self._checked = float("-inf")  # the next one looks at once for another ca.crt
             cause = error.certificate_error
             why = getattr(cause, "verify_message", "") or cause
             file = self._directory / "ca.crt"
@@ -310,13 +333,24 @@ class KubeAPI:
             raise KubeError(f"no answer from the API server: {text}") from error
 
 
-def refused(code: int, body: bytes) -> KubeError:
+def namespace(credentials: str) -> str:
+    """The namespace of a pod's credentials; ``default`` where they do not say."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return Path(credentials, "namespace").read_text("ascii").strip() or "default"
+    return "default"
+
+
+def refused(code: int, body: bytes, retry_after: str = "") -> KubeError:
     """What the server says instead of doing it."""
     try:
         found = msgspec.json.decode(body, type=_Status)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         found = _Status(body[:200].decode("utf-8", "replace"))
-    return KubeError(found.message or f"status {code}", found.code or code)
+    causes = frozenset(one.reason for one in (found.details and found.details.causes) or ())
+    # Servers of Kubernetes send seconds, never a date; no more digits than `int` reads.
+    sound = retry_after.isascii() and retry_after.isdigit()
+    seconds = float(min(int(retry_after[:12]), 3600)) if sound else 0.0
+    return KubeError(found.message or f"status {code}", found.code or code, causes, seconds)
 
 
 def _items(document: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from nri_numa.cluster.election import Election
-from nri_numa.cluster.kube import APIServer
-from nri_numa.cluster.lease import Lease
-from nri_numa.cluster.requests import Outcome, Request, Result
+from nri_numa.kube.api import KubeAPI
+from nri_numa.kube.lease import Lease
+from nri_numa.kube.requests import Outcome, Request, Result
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
 
 
@@ -55,26 +54,26 @@ class Replicas:
 
     def __init__(self, directory: Path) -> None:
         self.now = 0.0
-        self.said: list[tuple[str, bool, str]] = []
-        self.apis = [APIServer(str(directory), user_agent="test") for _ in range(2)]
+        self.said: list[tuple[str, bool]] = []
+        self.apis = [KubeAPI(str(directory), "test") for _ in range(2)]
         self.one, self.other = (
             self._made(name, api) for name, api in zip(("one", "other"), self.apis, strict=True)
         )
 
-    def _made(self, name: str, api: APIServer) -> Election:
-        return Election(
-            Lease("l", "ns", name, 15.0), api.ask, duration=15.0,
+    def _made(self, name: str, api: KubeAPI) -> Lease:
+        made = Lease(
+            "l", "ns", api.do, duration=15.0, identity=name,
             clock=lambda: self.now, wall=lambda: 1_795_000_000.0 + self.now, jitter=lambda: 0.5,
-            limit=60.0,
-            changed=lambda leads, holder: self.said.append((name, leads, holder)),
+            limit=60.0, changed=lambda: self.said.append((name, made.leads)),
         )  # fmt: skip
+        return made
 
-    async def run(self, seconds: float, *elections: Election) -> None:
+    async def run(self, seconds: float, *replicas: Lease) -> None:
         """Half a second at a time."""
         end = self.now + seconds
         while self.now < end:
-            for election in elections:
-                await election.step()
+            for one in replicas:
+                await one.step()
                 assert not (self.one.leads and self.other.leads)
             self.now += 0.5
 
@@ -125,7 +124,7 @@ def test_one_leads_and_another_takes_over_what_is_not_renewed(
         assert server.lease["spec"]["leaseTransitions"] == 1
         await made.run(4, made.one, made.other)
         assert not made.one.leads, "who comes back does not take it again"
-        assert [said[:2] for said in made.said] == [
+        assert made.said == [
             ("one", True), ("other", True), ("one", False),
         ]  # fmt: skip
         await made.other.give_back()
@@ -204,13 +203,43 @@ def test_a_server_that_never_answers_is_given_up() -> None:
         raise AssertionError(request)
 
     async def talk() -> None:
-        election = Election(
-            Lease("l", "ns", "one", 0.03), never, duration=0.03,
-            clock=asyncio.get_running_loop().time, wall=lambda: 1.0, jitter=lambda: 0.0,
-            told=lambda request, outcome: told.append(outcome.result),
+        lease = Lease(
+            "l", "ns", never, duration=0.03, identity="one",
+            answered=lambda request, outcome: told.append(outcome.result),
         )  # fmt: skip
-        await election.step()
-        assert not election.leads
+        await lease.step()
+        assert not lease.leads
 
     asyncio.run(talk())
     assert told == [Result.UNREACHABLE]
+
+
+@pytest.mark.parametrize(
+    ("spec", "after"),
+    [
+        ({"holderIdentity": "x", "leaseDurationSeconds": -7, "leaseTransitions": None}, 15.0),
+        ({"holderIdentity": "x", "leaseDurationSeconds": 5}, 5.0),
+        (None, 0.0),
+    ],
+)
+def test_a_lease_that_nobody_renews_is_taken_over_after_its_own_duration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any] | None, after: float
+) -> None:
+    """Or after ours, where it has none that makes sense; its times say nothing."""
+    server = LeaseServer()
+    server.lease = {"metadata": {"name": "l", "resourceVersion": "0"}, "spec": spec}
+
+    async def talk(made: Replicas) -> None:
+        while not made.one.leads:
+            await made.run(0.5, made.one)
+        assert after <= made.now < after + 4
+        assert server.lease is not None
+        assert server.lease["spec"]["renewTime"].partition(".")[2].endswith("Z")
+        server.lease["spec"]["renewTime"] = "1999-01-01T00:00:00.000001Z"
+        await made.run(3, made.one, made.other)
+        assert made.one.leads, "times of another machine are not compared"
+        server.lease = None
+        await made.run(30, made.one, made.other)
+        assert made.one.leads != made.other.leads, "one that is deleted is made again"
+
+    elect(tmp_path, monkeypatch, server.answer, talk)

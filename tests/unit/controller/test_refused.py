@@ -1,21 +1,26 @@
-"""Pods that their node refuses for ever, and who of them is sent to another one."""
+"""Pods that their node refuses for ever, and which of them may go to another one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from nri_numa.cluster.requests import Outcome, Request, Resource, Result
-from nri_numa.controller.evictions import Ledger, Mover
-from nri_numa.controller.seats import Seat, seat
-from nri_numa.controller.stuck import LOOK, StuckOutput, StuckRules, refusal
+from nri_numa.controller.evictor import Rules
+from nri_numa.controller.refused import (
+    KEPT,
+    LOOK,
+    MOST_RUNNING,
+    Refused,
+    admits,
+    facts_of,
+    refusal,
+)
 from nri_numa.engine.values.settings import Settings
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import read
 
 PREFIX = "numa.kubernetes.io"
 SAID = "InsufficientCPUs: pod shop/{0}, container main: needs 4 exclusive CPUs; most free: 2"
@@ -81,66 +86,78 @@ def partly(name: str, *, helper: int = 2, phase: str = "Running", **keys: Any) -
     return made
 
 
+def node(name: str, *taints: tuple[str, str, str], cordoned: bool = False, **labels: str) -> Any:
+    keys = ("key", "value", "effect")
+    spec = {"taints": [dict(zip(keys, one, strict=True)) for one in taints]}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {**spec, "unschedulable": cordoned},
+    }
+
+
 class Cluster:
     """Nodes by what they publish, and the output that is asked once a second.
 
     Attributes:
+        pods: that the API server has, by name.
         answers: result of an eviction by the pod's name; done where none is told.
+        listed: what comes of a list instead of the pods.
         evicted: names and times.
         requests: all that were made.
     """
 
     def __init__(
-        self,
-        nodes: dict[str, tuple[int, ...]],
-        *,
-        most: int = 3,
-        seats: Iterable[Seat] = (),
-        **rules: Any,
+        self, nodes: dict[str, tuple[int, ...]], *others: Any, most: int = 3, **rules: Any
     ) -> None:
-        self.fleet, self.now = Nodes(), 0.0
-        self.seats = {one: seat(one, {}, (), unschedulable=False) for one in nodes}
-        self.seats |= {one.name: one for one in seats}
-        for name, free in nodes.items():
-            self.publish(name, *free)
-        mover = Mover(
-            output="stuck", prefix=PREFIX, reason="NUMAPodMoved", end="moved",
-            dry_run=rules.get("dry_run", False),
-        )  # fmt: skip
-        settings = Settings()
-        self.output = StuckOutput(
-            mover,
-            StuckRules(**{"after": 60.0, "per_minute": 60.0, **rules}),
-            Ledger(most, 3600.0),
-            self.fleet,
-            CandidateIndex(self.fleet, settings.strategy),
+        self.now, found, settings = 0.0, Nodes(), Settings()
+        settled = {"after": 60.0, "per_minute": 60.0, "per_workload": most, "per": 3600.0}
+        self.output = Refused(
+            PREFIX,
+            Rules(**{**settled, **rules}),
+            found,
+            CandidateIndex(found, settings.strategy),
             PodReader(settings).request,
-            self.seats,
             0.0,
         )
+        for name, free in nodes.items():
+            self.publish(name, *free)
+            self.node(node(name))
+        for one in others:
+            self.node(one)
+        self.pods: dict[str, dict[str, Any]] = {}
         self.answers: dict[str, Result] = {}
+        self.listed: Result | None = None
         self.evicted: list[tuple[str, float]] = []
         self.requests: list[Request] = []
 
-    def publish(self, node: str, *free: int) -> None:
-        self.fleet.put(node, read(zones(node, *free), PREFIX))
+    def node(self, document: Any) -> None:
+        self.output.node(document["metadata"]["name"], document, self.now)
+
+    def publish(self, name: str, *free: int) -> None:
+        self.output.topology(name, zones(name, *free), self.now)
 
     def see(self, *pods: dict[str, Any]) -> None:
         for one in pods:
             self.output.pod(one, self.now)
 
+    def answer(self, request: Request) -> Outcome:
+        if request.verb is Verb.LIST:
+            found = self.pods.get(request.field_selector["metadata.name"])
+            result = self.listed or Result.DONE
+            return Outcome(result=result, documents=() if found is None else (found,))
+        result = Result.DONE
+        if request.resource is Resource.EVICTIONS:
+            result = self.answers.get(request.name, Result.DONE)
+            if result is Result.DONE:
+                self.evicted.append((request.name, self.now))
+        return Outcome(result=result)
+
     def run(self, seconds: int) -> None:
         for _ in range(seconds):
             self.output.tick(self.now, 1_795_000_000.0 + self.now)
             while (request := self.output.due(self.now)) is not None:
-                assert self.output.next_due() <= self.now
                 self.requests.append(request)
-                result = Result.DONE
-                if request.resource is Resource.EVICTIONS:
-                    result = self.answers.get(request.name, Result.DONE)
-                    if result is Result.DONE:
-                        self.evicted.append((request.name, self.now))
-                self.output.done(request, Outcome(result=result), self.now, 0.5)
+                self.output.done(request, self.answer(request), self.now, 0.5)
             self.now += 1
 
     @property
@@ -237,18 +254,39 @@ def test_it_goes_when_another_node_gets_room() -> None:
 @pytest.mark.parametrize(
     ("closed", "keys"),
     [
-        (seat("free", {}, [("a", "b", "NoSchedule")], unschedulable=False), {}),
-        (seat("free", {}, (), unschedulable=True), {}),
-        (seat("free", {"disk": "hdd"}, (), unschedulable=False), {"nodeSelector": {"disk": "ssd"}}),
+        (node("free", ("a", "b", "NoSchedule")), {}),
+        (node("free", cordoned=True), {}),
+        (node("free", disk="hdd"), {"nodeSelector": {"disk": "ssd"}}),
     ],
 )
-def test_a_node_that_it_may_not_go_to_does_not_count(closed: Seat, keys: dict[str, Any]) -> None:
-    cluster = Cluster(ROOM, seats=[closed])
+def test_a_node_that_it_may_not_go_to_does_not_count(closed: Any, keys: dict[str, Any]) -> None:
+    cluster = Cluster(ROOM, closed)
     cluster.see(pod("web", **keys))
     cluster.run(200)
     assert cluster.requests == []
-    cluster.seats["free"] = seat("free", {"disk": "ssd"}, (), unschedulable=False)
+    cluster.node(node("free", disk="ssd"))
     cluster.run(20)
+    assert cluster.names == ["web"]
+    cluster.output.node_gone("free")
+    cluster.see(pod("next"))
+    cluster.run(100)
+    assert cluster.names == ["web"]
+
+
+def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
+    cluster = Cluster(ROOM)
+    free = zones("free", 8, 8)
+    free["metadata"]["annotations"] = {f"{PREFIX}/renewed": "x", f"{PREFIX}/valid-seconds": "50"}
+    cluster.output.topology("free", free, 0.0)
+    cluster.see(pod("web"))
+    cluster.run(200)
+    assert cluster.requests == []
+    cluster.publish("free", 8, 8)
+    cluster.run(20)
+    assert cluster.names == ["web"]
+    cluster.output.topology_gone("full")
+    cluster.see(pod("next"))
+    cluster.run(100)
     assert cluster.names == ["web"]
 
 
@@ -409,16 +447,6 @@ def test_containers_that_belong_together_are_not_asked_for_twice() -> None:
     assert cluster.names == ["web"]
 
 
-def test_who_runs_as_a_whole_after_all_stays() -> None:
-    cluster = Cluster(ROOM)
-    cluster.see(partly("web"))
-    cluster.run(30)
-    cluster.output.whole("uid-web")
-    cluster.output.whole("uid-nobody")
-    cluster.run(100)
-    assert (cluster.requests, cluster.output.waiting()) == ([], 0)
-
-
 def test_from_when_on_one_of_its_containers_runs_its_time_begins_again() -> None:
     """Another container waits, or for another reason."""
     cluster = Cluster(ROOM)
@@ -427,3 +455,186 @@ def test_from_when_on_one_of_its_containers_runs_its_time_begins_again() -> None
     cluster.see(partly("web"))
     cluster.run(100)
     assert cluster.evicted == [("web", 100.0)]
+
+
+# --- pods in the phase Running, found by Events ---------------------------------------------------
+
+
+def event(name: str, said: str = "") -> dict[str, Any]:
+    """What the kubelet tells of a container that cannot be created."""
+    return {
+        "involvedObject": {"kind": "Pod", "namespace": "shop", "name": name},
+        "reason": "Failed",
+        "message": said or f"Error: failed to create containerd container: {SAID.format(name)}",
+    }
+
+
+class Watched(Cluster):
+    """The same, where no other node has room, so that nothing but looks is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__({"full": (2, 2)})
+
+    def at(self, now: float) -> int:
+        """Looks at some time."""
+        before, self.now = len(self.requests), now
+        self.run(1)
+        return len(self.requests) - before
+
+
+def test_a_pod_that_an_event_names_is_read_until_it_runs_as_a_whole() -> None:
+    cluster = Watched()
+    cluster.pods["web"] = partly("web")
+    assert cluster.at(0.0) == 0
+    cluster.output.event(event("web"), 1.0)
+    assert cluster.at(1.0) == 1
+    assert cluster.output.waiting() == 1
+    assert cluster.at(LOOK) == 0
+    assert cluster.at(1.0 + LOOK) == 1
+    assert cluster.at(10 * KEPT) == 1, "as long as it waits"
+    cluster.pods["web"]["status"]["containerStatuses"][0]["state"] = {"running": {}}
+    assert cluster.at(11 * KEPT) == 1
+    assert cluster.output.waiting() == 0
+    assert cluster.at(12 * KEPT) == 0, "nothing was told of it since"
+
+
+def test_a_status_may_come_after_the_event() -> None:
+    cluster = Watched()
+    cluster.pods["web"] = pod("web")  # Pending: it comes by the watch
+    cluster.output.event(event("web"), 0.0)
+    cluster.at(0.0)
+    assert cluster.output.waiting() == 0
+    cluster.pods["web"] = partly("web")
+    cluster.output.event(event("web"), 1.0)
+    cluster.at(LOOK)
+    assert cluster.output.waiting() == 1
+    del cluster.pods["web"]
+    cluster.at(2 * LOOK)
+    assert cluster.output.waiting() == 0
+    assert cluster.at(3 * LOOK) == 0
+
+
+def test_another_pod_of_that_name_is_another_pod() -> None:
+    cluster = Watched()
+    cluster.pods["web"] = partly("web")
+    cluster.output.event(event("web"), 0.0)
+    cluster.at(0.0)
+    cluster.pods["web"] = partly("web")
+    cluster.pods["web"]["metadata"]["uid"] = "uid-next"
+    cluster.at(LOOK)
+    assert list(cluster.output.pods) == ["uid-next"]
+
+
+def test_events_of_other_things_are_passed_over() -> None:
+    cluster = Watched()
+    for one in (
+        {}, {"involvedObject": 3}, event("web", "Error: ErrImagePull"),
+        event("web", SAID.format("another")),
+    ):  # fmt: skip
+        cluster.output.event(one, 0.0)
+    assert cluster.at(0.0) == 0
+
+
+def test_no_more_than_so_many_are_read_and_a_failed_look_comes_again() -> None:
+    cluster = Watched()
+    cluster.listed = Result.FAILED
+    for number in range(MOST_RUNNING + 10):
+        cluster.output.event(event(f"web-{number}"), 0.0)
+    assert cluster.at(0.0) == MOST_RUNNING
+    cluster.listed = None
+    cluster.pods["web-0"] = partly("web-0")
+    assert cluster.at(LOOK) == MOST_RUNNING
+    assert cluster.output.waiting() == 1
+    assert cluster.at(2 * LOOK) == 1
+
+
+# --- which Nodes a pod may be put on --------------------------------------------------------------
+
+LABELS = {"zone": "a", "size": "12"}
+
+
+def terms(*expressions: dict[str, Any], of: str = "matchExpressions") -> dict[str, Any]:
+    return affinity({of: list(expressions)})
+
+
+def affinity(*listed: dict[str, Any]) -> dict[str, Any]:
+    required = {"nodeSelectorTerms": list(listed)}
+    return {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    }
+
+
+def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"key": key, "operator": operator, "values": list(values)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, True),
+        ({"nodeSelector": None, "affinity": None, "tolerations": None}, True),
+        ({"nodeSelector": {"zone": "a"}}, True),
+        ({"nodeSelector": {"zone": "b"}}, False),
+        ({"nodeSelector": {"other": "a"}}, False),
+        ({"affinity": {"nodeAffinity": {}}}, True),
+        ({"affinity": {"podAffinity": {}}}, True),
+        (terms(expression("zone", "In", "a", "b")), True),
+        (terms(expression("zone", "In", "b")), False),
+        (terms(expression("zone", "NotIn", "b")), True),
+        (terms(expression("absent", "NotIn", "b")), True),
+        (terms(expression("zone", "NotIn", "a")), False),
+        (terms(expression("zone", "Exists")), True),
+        (terms(expression("absent", "Exists")), False),
+        (terms(expression("absent", "DoesNotExist")), True),
+        (terms(expression("zone", "DoesNotExist")), False),
+        (terms(expression("size", "Gt", "11")), True),
+        (terms(expression("size", "Gt", "12")), False),
+        (terms(expression("size", "Lt", "13")), True),
+        (terms(expression("size", "Lt", "12")), False),
+        (terms(expression("zone", "Gt", "1")), False),
+        (terms(expression("absent", "Lt", "1")), False),
+        (terms(expression("size", "Gt", "1", "2")), False),
+        (terms(expression("size", "Gt", "9" * 30)), False),
+        (terms(expression("zone", "Like", "a")), False),
+        (terms(expression("metadata.name", "In", "n"), of="matchFields"), True),
+        (terms(expression("metadata.name", "In", "m"), of="matchFields"), False),
+        (terms(expression("zone", "Exists"), expression("size", "Lt", "1")), False),
+        (affinity({}, {"matchExpressions": [expression("zone", "Exists")]}), True),
+        (affinity({}), False),
+        (affinity(), False),
+    ],
+)
+def test_labels(spec: dict[str, Any], expected: bool) -> None:
+    assert admits(facts_of("n", node("n", **LABELS)), spec) is expected
+
+
+@pytest.mark.parametrize(
+    ("taint", "tolerations", "expected"),
+    [
+        (("a", "b", "NoSchedule"), [], False),
+        (("a", "b", "NoExecute"), [], False),
+        (("a", "b", "PreferNoSchedule"), [], True),
+        (("a", "b", "NoSchedule"), [{"operator": "Exists"}], True),
+        (("a", "b", "NoSchedule"), [{"operator": "Exists", "effect": "NoExecute"}], False),
+        (("a", "b", "NoSchedule"), [{"key": "a", "operator": "Exists"}], True),
+        (("a", "b", "NoSchedule"), [{"key": "a", "value": "b"}], True),
+        (("a", "", "NoSchedule"), [{"key": "a"}], True),
+        (("a", "b", "NoSchedule"), [{"key": "a", "value": "c"}], False),
+        (("a", "b", "NoSchedule"), [{"key": "c", "operator": "Exists"}], False),
+        (("a", "b", "NoSchedule"), [{"value": "b"}], False),
+        (("a", "5", "NoSchedule"), [{"key": "a", "operator": "Gt", "value": "4"}], False),
+    ],
+)
+def test_taints(
+    taint: tuple[str, str, str], tolerations: list[dict[str, Any]], expected: bool
+) -> None:
+    there = facts_of("n", node("n", taint))
+    assert admits(there, {"tolerations": tolerations}) is expected
+
+
+def test_a_cordoned_node_takes_no_pod_that_does_not_bear_it() -> None:
+    for taints in ((), [("node.kubernetes.io/unschedulable", "", "NoSchedule")]):
+        there = facts_of("n", node("n", *taints, cordoned=True))
+        assert len(there.taints) == 1
+        assert not admits(there, {})
+        assert admits(there, {"tolerations": [{"operator": "Exists"}]})

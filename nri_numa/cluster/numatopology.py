@@ -1,4 +1,4 @@
-"""Volcano's Numatopology of a node, from the agent's documents. Pure.
+"""Volcano's Numatopology of a node, from the agent's documents, and when it is written. Pure.
 
 The form is that of nodeinfo.volcano.sh/v1alpha1 (volcano-sh/apis, pkg/apis/nodeinfo), as Volcano's
 resource exporter fills it and its plugin numaaware reads it. It is the one form that names single
@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from nri_numa.cluster.outbox import AppliedObject, owner
 from nri_numa.http.responses import Assignment, TopologyDocument
 from nri_numa.http.zones import Zones
+from nri_numa.kube.requests import Resource
 
 Object = dict[str, Any]
 
@@ -33,11 +35,6 @@ def contents(topology: TopologyDocument, assignments: Iterable[Assignment], foun
     have there, and no more in all than the node can give, so that the shared pool keeps its floor.
     Left out are those that somebody was pinned to, then the highest. No reserved CPU is among
     them, and ``resReserved`` is 0: numaaware subtracts that many CPUs of its own choice.
-
-    Args:
-        topology: the machine.
-        assignments: all containers.
-        found: NUMA nodes as who schedules counts them.
     """
     containers = sorted(assignments, key=lambda one: (one.namespace, one.pod, one.container))
     reserved = numbers(topology["cpus"]["reserved"])
@@ -110,13 +107,6 @@ def silent(spec: Object) -> Object:
     return {**spec, "policies": policies, "numares": {"cpu": cpu}}
 
 
-def body(node: str, uid: str, spec: Object) -> Object:
-    """The whole object, as it is applied; see `nri_numa.cluster.node_topology.body`."""
-    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
-    metadata = {"name": node, "ownerReferences": [owner]}
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
-
-
 def numbers(text: str) -> set[int]:
     """The CPUs of a kernel list such as ``0-3,8``, as the agent writes it."""
     found: set[int] = set()
@@ -135,3 +125,31 @@ def text_of(cpus: Iterable[int]) -> str:
         else:
             runs.append([cpu, cpu])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+class NumatopologyOutput(AppliedObject):
+    """The Numatopology of one Node; fields that Volcano's own exporter owns are not taken."""
+
+    resource = Resource.NUMATOPOLOGIES
+    complaint = "the Numatopology is not written"
+    undefined = "Volcano brings its definition"
+    instead = "stop that, or leave publish.numatopology off"
+
+    def __init__(self, node: str) -> None:
+        super().__init__("numatopology", node)
+
+    def want(self, spec: Object | None) -> None:
+        """It should be this; None when the agent has said nothing for a while."""
+        if spec is None:
+            spec = self._wanted and silent(self._wanted)
+        if spec != self._wanted:
+            self._wanted = spec
+
+    def _body(self) -> Object:
+        metadata = {"name": self._node, "ownerReferences": [owner(self._node, self._owner_uid)]}
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": metadata,
+            "spec": self._wanted,
+        }

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-import httpx2
+import aiohttp
+import msgspec
 
 from nri_numa.config import parse_duration, yaml_reader
 from nri_numa.config.controlling import Prometheus
-from nri_numa.controller.offers import Offer, from_file, from_query, shortened
+from nri_numa.controller.capacity import Offer, from_file, from_query, shortened
 from nri_numa.observe.logs import get_logger
 from nri_numa.offline_capacity import BadCapacity
 
@@ -30,12 +31,7 @@ Take = Callable[[str, Sequence[Offer]], list[str]]
 
 
 class Teller:
-    """Says problems of a source once, and that it is well again.
-
-    Args:
-        source: its name.
-        up: told whether it could be read.
-    """
+    """Says problems of a source once, and that it is well again; `up` gets whether it was read."""
 
     def __init__(self, source: str, up: Callable[[bool], object]) -> None:
         self._source, self._up = source, up
@@ -56,11 +52,6 @@ class FileSource:
     """A YAML or JSON file with many nodes.
 
     What stands there counts as long as it can be read; one that is away is silent.
-
-    Args:
-        path: of the file.
-        take: takes what it says.
-        up: told whether it could be read.
     """
 
     name = "file"
@@ -112,13 +103,7 @@ class FileSource:
 
 
 class PrometheusSource:
-    """An instant query, asked again and again.
-
-    Args:
-        config: server, query and labels.
-        take: takes what it says.
-        up: told whether it answered.
-    """
+    """An instant query, asked again and again."""
 
     name = "prometheus"
 
@@ -140,7 +125,7 @@ class PrometheusSource:
             offers, problems = await self._query()
         except BadCapacity as error:
             self._teller.tell([str(error)], readable=False)
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             text = str(error)[:300] or type(error).__name__
             self._teller.tell([f"no answer from {self._config.url}: {text}"], readable=False)
         else:
@@ -157,18 +142,25 @@ class PrometheusSource:
         if config.ca_file:
             verify = await asyncio.to_thread(ssl.create_default_context, cafile=config.ca_file)
         url = f"{config.url.rstrip('/')}/api/v1/query"
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
         async with (
-            httpx2.AsyncClient(verify=verify, timeout=TIMEOUT, trust_env=False) as client,
-            client.stream("GET", url, params={"query": config.query}, headers=headers) as response,
+            aiohttp.ClientSession(timeout=limits) as client,
+            client.get(
+                url,
+                params={"query": config.query},
+                headers=headers,
+                ssl=verify,
+                allow_redirects=False,
+            ) as response,
         ):
             data = bytearray()
-            async for piece in response.aiter_bytes():
+            async for piece in response.content.iter_any():
                 data += piece
                 if len(data) > LARGEST:
                     raise BadCapacity(f"the answer is larger than {LARGEST} bytes")
             # An error of a query is told in the same form, with another status.
-            if response.status_code not in (200, 400, 422, 503):
-                raise BadCapacity(f"{config.url} answers with status {response.status_code}")
+            if response.status not in (200, 400, 422, 503):
+                raise BadCapacity(f"{config.url} answers with status {response.status}")
             document = await asyncio.to_thread(_json, bytes(data))
         return from_query(
             document,
@@ -178,8 +170,6 @@ class PrometheusSource:
 
 
 def _json(data: bytes) -> object:
-    import msgspec
-
     try:
         document: object = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

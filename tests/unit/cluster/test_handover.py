@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.cluster.handover import HandoverOutput
-from nri_numa.cluster.handover_file import HandoverFile
-from nri_numa.cluster.outputs import FORBIDDEN_PAUSE
-from nri_numa.cluster.requests import Outcome, Result, Verb
+from nri_numa.cluster.outbox import LONGEST_PAUSE
+from nri_numa.cluster.outputs import HandoverOutput
+from nri_numa.cluster.publisher import HandoverFile
+from nri_numa.kube.requests import Outcome, Result, Verb
 
 PREFIX = "numa.kubernetes.io"
 
@@ -47,7 +47,7 @@ def test_a_node_that_cannot_be_seen_says_what_it_said() -> None:
     answer(output, Outcome(result=Result.MISSING), 15.0)
     answer(output, Outcome(result=Result.FORBIDDEN), 16.0)
     assert output.document == before
-    assert output.next_due() == 16.0 + FORBIDDEN_PAUSE
+    assert output.next_due() == 16.0 + LONGEST_PAUSE
 
 
 def test_what_the_agent_would_refuse_for_its_length_stays_here() -> None:

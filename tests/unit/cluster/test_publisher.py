@@ -206,7 +206,7 @@ def test_what_happens_while_the_api_server_is_away_is_told_later(
         await until(lambda: not world.publisher.problem)
 
     played(story)
-    said = [r.message for r in caplog.records if "nothing can be published" in r.message]
+    said = [r.message for r in caplog.records if "cannot be used for now" in r.message]
     assert len(said) == 1
 
 

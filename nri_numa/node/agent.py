@@ -63,7 +63,6 @@ class Agent:
     Attributes:
         machine: topology and settings in force.
         state: the node state; replaced as a whole.
-        refusals: the latest refused containers, oldest first.
         refused: how many were refused so far.
         notices: what happened to containers, for readers outside the node.
         synchronized: whether the runtime told what runs at least once.
@@ -114,7 +113,8 @@ class Agent:
         """
         self.machine = machine
         self.state = NodeState()
-        self.refusals: deque[RefusedContainer] = deque(maxlen=history)
+        self._refusals: dict[tuple[str, str, str, str], RefusedContainer] = {}
+        self._history = history
         self.refused = 0
         self.notices = Notices(now)
         self.synchronized = False
@@ -292,6 +292,7 @@ class Agent:
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
+        self._keep_refusals(lambda one: one.pod_id != sandbox)
         before, released = self.state, admit.forget_pod(self.machine, self.state, uid, sandbox)
         if released.state is self.state:
             return
@@ -306,6 +307,8 @@ class Agent:
     ) -> tuple[ContainerUpdate, ...]:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock() + self._synchronize_seconds
+        pods = pods if isinstance(pods, Pods) else Pods.of(pods)
+        self._keep_refusals(lambda one: one.pod_id in pods)
         unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
         containers = [self._with_mark(c) for c in containers]
         outcome = resync(
@@ -472,7 +475,16 @@ class Agent:
     def recall(self, traces: Mapping[str, KeptTrace], refusals: Iterable[RefusedContainer]) -> None:
         """Know again what an earlier run of ours kept; only before the first event."""
         self._traces.recall(traces)
-        self.refusals.extend(replace(r, trace=self._keeper.again(r.trace)) for r in refusals)
+        again = (replace(r, trace=self._keeper.again(r.trace)) for r in refusals)
+        self._refusals.update((one.key, one) for one in again)
+
+    @property
+    def refusals(self) -> tuple[RefusedContainer, ...]:
+        """The latest refused containers of pods that are there, oldest first."""
+        return tuple(self._refusals.values())
+
+    def _keep_refusals(self, wanted: Callable[[RefusedContainer], bool]) -> None:
+        self._refusals = {one.key: one for one in self.refusals if wanted(one)}
 
     def grounds_of_refusal(self, refusal: RefusedContainer) -> Grounds:
         """How a refusal came about."""
@@ -628,9 +640,11 @@ class Agent:
     def _refused(self, decision: Refused) -> None:
         self.refused += 1
         trace = self._keeper.keep(decision.trace)
-        self.refusals.append(
-            RefusedContainer.of(decision, at=self._now(), trace=trace, observed=self.observe)
-        )
+        one = RefusedContainer.of(decision, at=self._now(), trace=trace, observed=self.observe)
+        before = self._refusals.pop(one.key, None)
+        self._refusals[one.key] = replace(one, count=before.count + 1) if before else one
+        if len(self._refusals) > self._history:
+            del self._refusals[next(iter(self._refusals))]
         self._tell.refused(decision, observed=self.observe)
         self._soon.do(partial(self._tell.notice_refused, decision, observed=self.observe))
         self.notify()

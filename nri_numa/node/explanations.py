@@ -47,6 +47,8 @@ class _SavedRefusal(msgspec.Struct, array_like=True, frozen=True):
     at: float
     shape: int
     data: bytes
+    pod_id: str = ""
+    count: int = 1
 
 
 class _File(msgspec.Struct, array_like=True, frozen=True):
@@ -111,6 +113,7 @@ class ExplanationFile:
             }
             refusals = [
                 RefusedContainer(
+                    pod_id=one.pod_id,
                     namespace=one.namespace,
                     pod=one.pod,
                     container=one.container,
@@ -118,6 +121,7 @@ class ExplanationFile:
                     message=one.message,
                     at=one.at,
                     trace=kept,
+                    count=one.count,
                 )
                 for one in file.refusals
                 if is_readable(kept := KeptTrace(one.data, shapes[one.shape]))
@@ -162,7 +166,7 @@ class ExplanationFile:
             for container_id, kept in self._agent.packed_traces().items()
             if container_id in live
         }
-        return traces, tuple(self._agent.refusals)
+        return traces, self._agent.refusals
 
     def _write(self, snapshot: Snapshot) -> str:
         """Replace the file; runs in a thread. Says what went wrong."""
@@ -209,6 +213,8 @@ def encoded(snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_BYTES
                 at=one.at,
                 shape=shape,
                 data=data,
+                pod_id=one.pod_id,
+                count=one.count,
             )
         )
     saved: list[_Saved] = []

@@ -13,8 +13,14 @@ from nri_numa.observe.traces import KeptTrace, unpack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedContainer:
-    """A refused container, kept for a while so that the pod's author can ask why."""
+    """A refused container, kept as long as its pod so that the pod's author can ask why.
 
+    Attributes:
+        at: Unix time in seconds of the last refusal.
+        count: how often it was refused for this reason: the kubelet tries again and again.
+    """
+
+    pod_id: str
     namespace: str
     pod: str
     container: str
@@ -23,6 +29,7 @@ class RefusedContainer:
     at: float
     trace: KeptTrace
     observed: bool = False
+    count: int = 1
 
     @classmethod
     def of(
@@ -37,6 +44,7 @@ class RefusedContainer:
             observed: nothing was done about it.
         """
         return cls(
+            pod_id=decision.trace.pod.id,
             namespace=decision.trace.pod.namespace,
             pod=decision.trace.pod.name,
             container=decision.trace.container.name,
@@ -46,6 +54,11 @@ class RefusedContainer:
             trace=trace,
             observed=observed,
         )
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """The same for all refusals of a container for one reason."""
+        return self.namespace, self.pod, self.container, self.reason
 
     def tells_of(self, decision: Refused) -> bool:
         """Whether this is the same refusal of the same container."""

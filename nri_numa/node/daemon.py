@@ -24,6 +24,7 @@ from nri_numa.config.measured_capacity import MeasuredMode
 from nri_numa.config.node_name import node_name
 from nri_numa.engine.adopt.assigned import ASSIGNED
 from nri_numa.engine.decision import Machine
+from nri_numa.engine.place.offer import largest
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.state_files import StateFiles
@@ -210,7 +211,12 @@ class Daemon:
         if self._over_cri:
             self._late = late_starts(self.agent, self.metrics, reader, writer)
         self._devices = device_watch(config, self.agent)
-        self._claims = claim_book(config, name, lambda: self.agent.machine)
+        self._claims = claim_book(
+            config,
+            name,
+            lambda: self.agent.machine,
+            lambda: largest(self.agent.machine, self.agent.state),
+        )
         if self._claims is not None:
             self._claims.load()
         self._coming = self._pods_to_come() if config.publish.node_resource_topology else None

@@ -34,7 +34,7 @@ from nri_numa.node.pending import Pending
 from nri_numa.node.refused import RefusedContainer, unpacked
 from nri_numa.node.starting import Starts, Write
 from nri_numa.node.traces_of import TracesOf
-from nri_numa.observe.decisions import DecisionTeller
+from nri_numa.observe.decisions import RUNNING, DecisionTeller
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices
 from nri_numa.observe.traces import KeptTrace, TraceKeeper
@@ -352,7 +352,7 @@ class Agent:
             self.machine, self.state, pod, container, self._reading(), self._now()
         )
         if isinstance(decision, Refused):
-            self._refused(decision)
+            self._refused(decision, running=True)
             return
         self._swap(decision.state, decision.change)
         gap = decision.allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN)
@@ -581,7 +581,7 @@ class Agent:
             self._admitted(met.decision, gap=True)
             self._look_if_foreign(met.decision.allocation)
         elif not (self.refusals and self.refusals[-1].tells_of(met.decision)):
-            self._refused(met.decision)
+            self._refused(met.decision, running=True)
         self._soon.do(partial(self.concern, tuple(u.container_id for u in met.updates), 0))
         self._soon.do(partial(self._mark, container.id))
 
@@ -637,8 +637,11 @@ class Agent:
         else:
             self._soon.do(tell)
 
-    def _refused(self, decision: Refused) -> None:
+    def _refused(self, decision: Refused, *, running: bool = False) -> None:
         self.refused += 1
+        if running:
+            found = replace(decision.trace, steps=(decision.message, RUNNING))
+            self._traces.hold(self.state.allocations[found.container.id], found)
         trace = self._keeper.keep(decision.trace)
         one = RefusedContainer.of(decision, at=self._now(), trace=trace, observed=self.observe)
         before = self._refusals.pop(one.key, None)
@@ -646,7 +649,8 @@ class Agent:
         if len(self._refusals) > self._history:
             del self._refusals[next(iter(self._refusals))]
         self._tell.refused(decision, observed=self.observe)
-        self._soon.do(partial(self._tell.notice_refused, decision, observed=self.observe))
+        notice = partial(self._tell.notice_refused, observed=self.observe, running=running)
+        self._soon.do(partial(notice, decision))
         self.notify()
 
     def _resized(
@@ -665,7 +669,7 @@ class Agent:
             if isinstance(decision, Admitted):
                 self._admitted(decision, gap=decision.allocation.container_id in gap)
             else:
-                self._refused(decision)
+                self._refused(decision, running=True)
         for allocation, trace in outcome.resized:
             self._resized(allocation, trace, known.get(allocation.container_id))
         for container_id in outcome.gone:

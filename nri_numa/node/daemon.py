@@ -69,7 +69,6 @@ from nri_numa.nri.preinstalled import Preinstalled, preinstalled_from_environmen
 from nri_numa.nri.registration import PushResult
 from nri_numa.nri.wire.versions import (
     AGENT_EVENTS,
-    SANDBOX_EVENTS,
     PushPath,
     RuntimeInfo,
     push_path,
@@ -321,7 +320,7 @@ class Daemon:
             index=launched.index if launched else configuration.plugin_index(config),
             socket_path=config.runtime.nri_socket,
             descriptor=launched.descriptor if launched else None,
-            events=AGENT_EVENTS | (SANDBOX_EVENTS if self.adapter.sandboxes else 0),
+            events=AGENT_EVENTS,
             protocol_broken=self.metrics.protocol_errors.inc,
             quiet=lambda: not self.adapter.removal_ahead(),
         )

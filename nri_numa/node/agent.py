@@ -35,7 +35,7 @@ from nri_numa.node.pending import Pending
 from nri_numa.node.refused import RefusedContainer, unpacked
 from nri_numa.node.starting import Starts, Write
 from nri_numa.node.traces_of import TracesOf
-from nri_numa.observe.decisions import DecisionTeller
+from nri_numa.observe.decisions import RUNNING, DecisionTeller
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices
 from nri_numa.observe.traces import KeptTrace, TraceKeeper
@@ -64,7 +64,6 @@ class Agent:
     Attributes:
         machine: topology and settings in force.
         state: the node state; replaced as a whole.
-        refusals: the latest refused containers, oldest first.
         refused: how many were refused so far.
         notices: what happened to containers, for readers outside the node.
         synchronized: whether the runtime told what runs at least once.
@@ -115,7 +114,8 @@ class Agent:
         """
         self.machine = machine
         self.state = NodeState()
-        self.refusals: deque[RefusedContainer] = deque(maxlen=history)
+        self._refusals: dict[tuple[str, str, str, str], RefusedContainer] = {}
+        self._history = history
         self.refused = 0
         self.notices = Notices(now)
         self.synchronized = False
@@ -293,6 +293,7 @@ class Agent:
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
+        self._keep_refusals(lambda one: one.pod_id != sandbox)
         before, released = self.state, admit.forget_pod(self.machine, self.state, uid, sandbox)
         if released.state is self.state:
             return
@@ -307,6 +308,8 @@ class Agent:
     ) -> tuple[ContainerUpdate, ...]:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock() + self._synchronize_seconds
+        pods = pods if isinstance(pods, Pods) else Pods.of(pods)
+        self._keep_refusals(lambda one: one.pod_id in pods)
         unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
         containers = [self._with_mark(c) for c in containers]
         outcome = resync(
@@ -350,7 +353,7 @@ class Agent:
             self.machine, self.state, pod, container, self._reading(), self._now()
         )
         if isinstance(decision, Refused):
-            self._refused(decision)
+            self._refused(decision, running=True)
             return
         self._swap(decision.state, decision.change)
         gap = decision.allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN)
@@ -473,7 +476,16 @@ class Agent:
     def recall(self, traces: Mapping[str, KeptTrace], refusals: Iterable[RefusedContainer]) -> None:
         """Know again what an earlier run of ours kept; only before the first event."""
         self._traces.recall(traces)
-        self.refusals.extend(replace(r, trace=self._keeper.again(r.trace)) for r in refusals)
+        again = (replace(r, trace=self._keeper.again(r.trace)) for r in refusals)
+        self._refusals.update((one.key, one) for one in again)
+
+    @property
+    def refusals(self) -> tuple[RefusedContainer, ...]:
+        """The latest refused containers of pods that are there, oldest first."""
+        return tuple(self._refusals.values())
+
+    def _keep_refusals(self, wanted: Callable[[RefusedContainer], bool]) -> None:
+        self._refusals = {one.key: one for one in self.refusals if wanted(one)}
 
     def grounds_of_refusal(self, refusal: RefusedContainer) -> Grounds:
         """How a refusal came about."""
@@ -570,7 +582,7 @@ class Agent:
             self._admitted(met.decision, gap=True)
             self._look_if_foreign(met.decision.allocation)
         elif not (self.refusals and self.refusals[-1].tells_of(met.decision)):
-            self._refused(met.decision)
+            self._refused(met.decision, running=True)
         self._soon.do(partial(self.concern, tuple(u.container_id for u in met.updates), 0))
         self._soon.do(partial(self._mark, container.id))
 
@@ -626,14 +638,20 @@ class Agent:
         else:
             self._soon.do(tell)
 
-    def _refused(self, decision: Refused) -> None:
+    def _refused(self, decision: Refused, *, running: bool = False) -> None:
         self.refused += 1
+        if running:
+            found = replace(decision.trace, steps=(decision.message, RUNNING))
+            self._traces.hold(self.state.allocations[found.container.id], found)
         trace = self._keeper.keep(decision.trace)
-        self.refusals.append(
-            RefusedContainer.of(decision, at=self._now(), trace=trace, observed=self.observe)
-        )
+        one = RefusedContainer.of(decision, at=self._now(), trace=trace, observed=self.observe)
+        before = self._refusals.pop(one.key, None)
+        self._refusals[one.key] = replace(one, count=before.count + 1) if before else one
+        if len(self._refusals) > self._history:
+            del self._refusals[next(iter(self._refusals))]
         self._tell.refused(decision, observed=self.observe)
-        self._soon.do(partial(self._tell.notice_refused, decision, observed=self.observe))
+        notice = partial(self._tell.notice_refused, observed=self.observe, running=running)
+        self._soon.do(partial(notice, decision))
         self.notify()
 
     def _resized(
@@ -652,7 +670,7 @@ class Agent:
             if isinstance(decision, Admitted):
                 self._admitted(decision, gap=decision.allocation.container_id in gap)
             else:
-                self._refused(decision)
+                self._refused(decision, running=True)
         for allocation, trace in outcome.resized:
             self._resized(allocation, trace, known.get(allocation.container_id))
         for container_id in outcome.gone:

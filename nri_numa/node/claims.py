@@ -16,6 +16,8 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -53,6 +55,10 @@ log = get_logger("dra")
 
 _AGAIN: Final = 10.0
 """Seconds until sockets that cannot be made are tried again."""
+_EVERY: Final = 0.1
+_ENDING: Final = 10.0
+"""Seconds that containers may take to end whose pod was deleted without a grace period: the kubelet
+gives them two. It waits 45 for a claim, of which the publisher may need 20."""
 
 
 class ClaimBook:
@@ -68,6 +74,8 @@ class ClaimBook:
         cdi: directory of the runtime.
         asker: gets claims.
         machine: what decides now.
+        free: by NUMA node, the exclusive CPUs that one more container could have.
+        sleep: waits.
     """
 
     def __init__(
@@ -79,7 +87,10 @@ class ClaimBook:
         cdi: str,
         asker: handover.Asker,
         machine: Callable[[], Machine],
+        free: Callable[[], Mapping[int, int]],
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
+        self._free, self._sleep = free, sleep
         self._driver, self._pool = driver, pool
         self._records, self._cdi = records, cdi
         self._asker, self._machine = asker, machine
@@ -156,6 +167,7 @@ class ClaimBook:
             self._write_cdi(claim)
             self.claims = {**self.claims, uid: claim}
         if known is None:
+            self._wait_for_cpus(claim)
             log.info("claim prepared", claim=claim.full_name, uid=uid, devices=_words(claim))
         return [
             Prepared(
@@ -167,6 +179,20 @@ class ClaimBook:
             )
             for number, one in enumerate(claim.results)
         ]
+
+    def _wait_for_cpus(self, claim: Claim) -> None:
+        """Wait for the end of containers that the API server no longer knows, and counts no more.
+
+        A refused container would come back after the kubelet's back-off only.
+        """
+        needed: Counter[int] = Counter()
+        for one in claim.results:
+            needed[one.numa_node] += one.cpus
+        for _ in range(round(_ENDING / _EVERY)):
+            free = self._free()
+            if all(free.get(i, 0) >= cpus for i, cpus in needed.items()):
+                return
+            self._sleep(_EVERY)
 
     def unprepare(self, uid: str) -> None:
         """Forget a claim; one that is not known is forgotten already.
@@ -250,7 +276,12 @@ def _words(claim: Claim) -> str:
     )
 
 
-def claim_book(config: AgentConfig, node: str, machine: Callable[[], Machine]) -> ClaimBook | None:
+def claim_book(
+    config: AgentConfig,
+    node: str,
+    machine: Callable[[], Machine],
+    free: Callable[[], Mapping[int, int]],
+) -> ClaimBook | None:
     """A book by the configuration's section ``dra``; None when off."""
     if not config.dra.enabled:
         return None
@@ -261,6 +292,7 @@ def claim_book(config: AgentConfig, node: str, machine: Callable[[], Machine]) -
         cdi=config.dra.cdi_directory,
         asker=handover.Asker(config.dra.handover),
         machine=machine,
+        free=free,
     )
 
 

@@ -24,6 +24,7 @@ from nri_numa.config.measured_capacity import MeasuredMode
 from nri_numa.config.node_name import node_name
 from nri_numa.engine.adopt.assigned import ASSIGNED
 from nri_numa.engine.decision import Machine
+from nri_numa.engine.place.offer import largest
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.state_files import StateFiles
@@ -68,7 +69,6 @@ from nri_numa.nri.preinstalled import Preinstalled, preinstalled_from_environmen
 from nri_numa.nri.registration import PushResult
 from nri_numa.nri.wire.versions import (
     AGENT_EVENTS,
-    SANDBOX_EVENTS,
     PushPath,
     RuntimeInfo,
     push_path,
@@ -210,7 +210,12 @@ class Daemon:
         if self._over_cri:
             self._late = late_starts(self.agent, self.metrics, reader, writer)
         self._devices = device_watch(config, self.agent)
-        self._claims = claim_book(config, name, lambda: self.agent.machine)
+        self._claims = claim_book(
+            config,
+            name,
+            lambda: self.agent.machine,
+            lambda: largest(self.agent.machine, self.agent.state),
+        )
         if self._claims is not None:
             self._claims.load()
         self._coming = self._pods_to_come() if config.publish.node_resource_topology else None
@@ -315,7 +320,7 @@ class Daemon:
             index=launched.index if launched else configuration.plugin_index(config),
             socket_path=config.runtime.nri_socket,
             descriptor=launched.descriptor if launched else None,
-            events=AGENT_EVENTS | (SANDBOX_EVENTS if self.adapter.sandboxes else 0),
+            events=AGENT_EVENTS,
             protocol_broken=self.metrics.protocol_errors.inc,
             quiet=lambda: not self.adapter.removal_ahead(),
         )

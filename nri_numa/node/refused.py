@@ -12,8 +12,14 @@ from nri_numa.observe.traces import KeptTrace, unpack
 
 
 class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """A refused container, kept for a while so that the pod's author can ask why."""
+    """A refused container, kept as long as its pod so that the pod's author can ask why.
 
+    Attributes:
+        at: Unix time in seconds of the last refusal.
+        count: how often it was refused for this reason: the kubelet tries again and again.
+    """
+
+    pod_id: str
     namespace: str
     pod: str
     container: str
@@ -22,6 +28,7 @@ class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     trace: KeptTrace
     observed: bool = False
+    count: int = 1
 
     @classmethod
     def of(
@@ -36,6 +43,7 @@ class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
             observed: nothing was done about it.
         """
         return cls(
+            pod_id=decision.trace.pod.id,
             namespace=decision.trace.pod.namespace,
             pod=decision.trace.pod.name,
             container=decision.trace.container.name,
@@ -45,6 +53,11 @@ class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
             trace=trace,
             observed=observed,
         )
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """The same for all refusals of a container for one reason."""
+        return self.namespace, self.pod, self.container, self.reason
 
     def tells_of(self, decision: Refused) -> bool:
         """Whether this is the same refusal of the same container."""

@@ -254,7 +254,7 @@ class LiveView:
         pool = state.pool(machine.topology, machine.settings)
         real = Reality(state, self._agent.differences.known)
         refused: dict[str, RefusedContainer] = {}
-        for one in tuple(self._agent.refusals):  # the last one of each counts
+        for one in self._agent.refusals:  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
                 refused[one.container] = one
         names = self._ordered(state)
@@ -343,7 +343,7 @@ class LiveView:
 
     def refusals(self) -> list[Refusal]:
         """The latest refusals, newest first."""
-        return [_refusal(refused) for refused in reversed(tuple(self._agent.refusals))]
+        return [_refusal(refused) for refused in reversed(self._agent.refusals)]
 
     def slots(self) -> Slots:
         """Exclusive CPUs that the scheduler may count."""
@@ -529,4 +529,5 @@ def _refusal(refused: RefusedContainer) -> Refusal:
         message=refused.message,
         at=refused.at,
         observed=refused.observed,
+        count=refused.count,
     )

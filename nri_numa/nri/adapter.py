@@ -197,11 +197,6 @@ class Adapter:
         # Containers about which we made a mistake of our own.
         self._failed: set[str] = set()
 
-    @property
-    def sandboxes(self) -> bool:
-        """Whether there is a use for the news that a sandbox runs."""
-        return self._devices is not None or self._coming is not None
-
     def configured(self, info: RuntimeInfo) -> None:
         """The runtime introduced itself."""
         self._configure(info)
@@ -324,10 +319,7 @@ class Adapter:
             self._agent.post_start_container(*self._met(pod, container))
 
     def run_pod(self, pod: pb.PodSandbox) -> None:
-        """Subscribed to where devices count or pods are named.
-
-        A refusal would leak the sandbox on older runtimes.
-        """
+        """A refusal would leak the sandbox on older runtimes."""
         known = conversion.pod_from(pod)
         with operation():
             self._agent.run_pod(known)

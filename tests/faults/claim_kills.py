@@ -26,6 +26,8 @@ import nri_numa.dra.handover
 import nri_numa.node.claims
 from nri_numa.dra.handover import Asker, Teller
 from nri_numa.engine.decision import Machine
+from nri_numa.engine.place.offer import largest
+from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.claims import ClaimBook
@@ -99,6 +101,7 @@ class Place:
         return ClaimBook(
             DRIVER, "n1",
             records=str(self.records), cdi=str(self.cdi), asker=asker, machine=lambda: machine,
+            free=lambda: largest(machine, NodeState()),
         )  # fmt: skip
 
     def answer(self) -> None:

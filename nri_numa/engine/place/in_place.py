@@ -36,7 +36,7 @@ from nri_numa.engine.place.placement import (
     spread_charges,
 )
 from nri_numa.engine.place.quotas import grant_refused, kept_for_pool, ownable
-from nri_numa.engine.place.refusals import misaligned, too_few
+from nri_numa.engine.place.refusals import lowered_text, misaligned, too_few
 from nri_numa.engine.state import Allocation, Kind
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import SMT, OnFailure
@@ -112,6 +112,7 @@ class _Change:
             have = sum(left.get(i, 0) for i in numa_nodes)
             if have < wanted.cpu_milli:
                 free = f"{human_milli(have)} free on {numa_text(numa_nodes)}"
+                free += lowered_text(case.machine, numa_nodes)
                 text = f"{case.who}: {short('cpu', human_milli(wanted.cpu_milli), free)}"
                 text += holders_text(case.state, numa_nodes, requests=True)
                 if case.on_failure is OnFailure.REJECT:
@@ -194,10 +195,11 @@ class _Change:
         if not isinstance(taken, Taken) and case.on_failure is OnFailure.WIDEN and held:
             taken = self._ask(free, limits, strict=False)
         if not isinstance(taken, Taken):
+            where = f"{numa_text(home)}{lowered_text(machine, home)}"
             return Refusal(
                 reason="NotEnoughCPUs",
                 message=f"{case.who}: "
-                + short("cpu", exclusive_text(count), f"{room} free on {numa_text(home)} for it")
+                + short("cpu", exclusive_text(count), f"{room} free on {where} for it")
                 + f" (smt: {self._smt().value})"
                 + holders_text(rest, home, requests=True),
                 rule=RULE,

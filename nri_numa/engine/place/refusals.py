@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nri_numa.engine.align.hints import Amounts
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.align.shortage import short
@@ -128,8 +130,17 @@ def left_text(case: Case, table: ResourceTable) -> str:
             for size in sorted(demand.hugepages):
                 left = table.hugepages_left[size].get(i, 0)
                 texts.append(f"{human_bytes(left)} in huge pages of {human_bytes(size)}")
-        parts[i] = ", ".join(texts) or human_milli(table.cpu_left.get(i, 0))
+        text = ", ".join(texts) or human_milli(table.cpu_left.get(i, 0))
+        parts[i] = text + lowered_text(machine, (i,))
     return per_node(parts)
+
+
+def lowered_text(machine: Machine, numa_nodes: Iterable[int]) -> str:
+    """That NUMA nodes give less than their CPUs: `` (capacity factor 0: drained)``."""
+    lowest = min(machine.settings.capacity_factor.get(i, 1.0) for i in numa_nodes)
+    if lowest >= 1:
+        return ""
+    return f" (capacity factor {lowest:g}{'' if lowest else ': drained'})"
 
 
 def not_let_in(case: Case, table: ResourceTable) -> str:

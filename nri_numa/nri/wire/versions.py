@@ -73,7 +73,8 @@ PLUGIN_EVENTS: Final = (
 """The events that a plugin that pins CPUs and memory may want to see."""
 
 AGENT_EVENTS: Final = (
-    Event.STOP_POD_SANDBOX.bit
+    Event.RUN_POD_SANDBOX.bit
+    | Event.STOP_POD_SANDBOX.bit
     | Event.REMOVE_POD_SANDBOX.bit
     | Event.CREATE_CONTAINER.bit
     | Event.START_CONTAINER.bit
@@ -86,9 +87,6 @@ AGENT_EVENTS: Final = (
 
 Each is a round trip under the one lock of the runtime, so no other is asked for.
 """
-
-SANDBOX_EVENTS: Final = Event.RUN_POD_SANDBOX.bit
-"""What it has a use for besides where devices place containers or pods are named to schedulers."""
 
 
 class RuntimeInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -152,6 +152,21 @@ def test_refusals_are_newest_first(bed: Bed) -> None:
     assert [r.pod for r in bed.view.refusals()] == ["later", "greedy"]
 
 
+def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) -> None:
+    for _ in range(3):
+        bed.create("again", numacpu="9998")
+    bed.create("greedy", numacpu="9999")
+    found = [(r.pod, r.reason, r.count) for r in bed.view.refusals()]
+    assert found == [("greedy", "InvalidAnnotation", 2), ("again", "InvalidAnnotation", 3)]
+    refusal = bed.agent.refusals[0]
+    bed.agent.remove_pod("uid-again", refusal.pod_id)
+    assert [r.pod for r in bed.view.refusals()] == ["greedy"]
+    assert bed.view.explain("shop", "again", None) == []
+    # The runtime reports the pods that are left, after the agent was away.
+    bed.agent.synchronize((), ())
+    assert bed.view.refusals() == []
+
+
 def test_readiness_needs_the_link_and_the_runtimes_word(bed: Bed) -> None:
     assert bed.view.readiness().ready
     bed.link = replace(bed.link, state="disconnected", active=False, detail="dialled 3 times")

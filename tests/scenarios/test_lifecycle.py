@@ -472,6 +472,7 @@ def test_a_container_that_lost_all_its_cpus_falls_back_to_the_pool() -> None:
 
 def test_who_fell_back_to_the_pool_makes_room_for_the_next_owner() -> None:
     world = World(machines.single_no_smt())
+    world.place(pod("plain"))
     grown(world, "own", OWN, 1)
     world.place(pod("listed", {"numacpu": "3"}))
     (own,) = world.cpus("own-app")
@@ -482,7 +483,7 @@ def test_who_fell_back_to_the_pool_makes_room_for_the_next_owner() -> None:
     grown(world, "next", OWN, 1)
     (taken,) = world.cpus("next-app")
     left = CPUSet(range(4)) - offline - CPUSet([taken])
-    assert world.cpus("own-app") == world.cpus("listed-app") == left
+    assert world.cpus("own-app") == world.cpus("listed-app") == world.cpus("plain-app") == left
     world.stop("next-app")
     assert world.cpus("own-app") == world.cpus("listed-app") == left | CPUSet([taken])
 

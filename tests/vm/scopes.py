@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +42,11 @@ class Scope:
 
 def scopes(guest: Guest) -> list[Scope]:
     """All running containers."""
-    listed = guest.plugin.json("/v1/assignments")["containers"]
-    meant = {one["id"]: (one["cpus"], one["mems"]) for one in listed}
+    everything = ("", "")
+    meant: dict[str, tuple[str, str]] = {}
+    if running := guest.plugin.running:
+        listed = guest.plugin.json("/v1/assignments")["containers"]
+        meant = {one["id"]: (one["cpus"], one["mems"]) for one in listed}
     found = []
     for each in guest.containerd.cri.containers(running=True):
         directory = words.cgroup(guest.containerd.cri.pid(each.id))
@@ -64,7 +68,7 @@ def scopes(guest: Guest) -> list[Scope]:
                     _list(properties["AllowedCPUs"]),
                     _list(properties["AllowedMemoryNodes"]),
                 ),
-                agent=meant.get(each.id, ("unknown", "unknown")),
+                agent=meant.get(each.id, ("unknown", "unknown")) if running else everything,
             )
         )
     return found
@@ -78,8 +82,11 @@ def systemd_agrees(guest: Guest) -> None:
     """Insist that systemd, the kernel and the agent mean the same, and still do after a property.
 
     systemd writes all properties of a scope whenever one of them is set: a set that only the cgroup
-    has is gone then.
+    has is gone then. It may take a moment until systemd has a set, but after the property nothing
+    may come back, not even for a moment.
     """
+    with contextlib.suppress(TimeoutError):
+        poll(lambda: not _differing(guest) or None, "agreement", timeout_s=90, every_s=2)
     _insist(guest, "at the end of the case")
     there = scopes(guest)
     for scope in there:
@@ -91,6 +98,10 @@ def systemd_agrees(guest: Guest) -> None:
             f"MemoryHigh of {scope.unit}",
         )
     _insist(guest, "after MemoryHigh was set")
+
+
+def _differing(guest: Guest) -> list[Scope]:
+    return [one for one in scopes(guest) if not one.agrees(guest.online, guest.memory_nodes)]
 
 
 def _insist(guest: Guest, when: str) -> None:

@@ -5,7 +5,7 @@ times: with one of them stopped (SIGSTOP) all pods are created, and the clock ru
 goes on until the last pod has its node.
 
 The first time lies in the minute after the start of the extender, in which it reads who runs on a
-node before it binds the first pod there (docs/adr/0083-the-first-binding-reads-the-node.md); it is
+node before it binds the first pod there (docs/adr/0049-held-until-the-node-counts-it.md); it is
 told apart. The others come after it, as nearly always in the life of a cluster. The extender logs
 what it logs for users (level info).
 """

@@ -1,7 +1,7 @@
 """``python -m bench.replay``: density and waste on captured machines; tables and drawings.
 
 What comes out is written to ``artifacts/density-DATE.md`` and as drawings beside it, ready for
-docs/density.md. Nothing is measured by a clock: the same seeds give the same figures everywhere,
+bench/results. Nothing is measured by a clock: the same seeds give the same figures everywhere,
 but for optima that were not found in time.
 """
 

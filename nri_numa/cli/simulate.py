@@ -137,7 +137,7 @@ def simulate(
             ctx.exit(1)
         return
     from nri_numa.cli import simulate_output as view
-    from nri_numa.simulate.manifests import ManifestError, read_files
+    from nri_numa.simulate.manifests import ManifestError, read_files, unmatched
     from nri_numa.simulate.simulator import plan
     from nri_numa.simulate.simulator import simulate as run
 
@@ -173,7 +173,9 @@ def simulate(
         result = run(first, planned, reading=reading, keep_going=keep_going, inventory=devices)
         if second is not None:
             other = run(second, planned, reading=reading, keep_going=keep_going, inventory=devices)
-    notes = [*manifests.notes, *topology.warnings, *_warnings(result), *_memory_policies(result)]
+    every = [pod for workload in manifests.workloads for pod in workload.pods]
+    notes = [*manifests.notes, *unmatched(every, first.settings.prefix), *topology.warnings]
+    notes += [*_warnings(result), *_memory_policies(result)]
     if devices is not None and not hinted:
         notes.append(
             "devices.enabled is off in the configuration; containers are placed beside their "

@@ -26,7 +26,7 @@ from nri_numa.scheduler.published import Table
 from nri_numa.scheduler.scoring import score
 from nri_numa.scheduler.verdict import Fits
 from nri_numa.scheduler.wish import Wish
-from nri_numa.simulate.manifests.pods import PodManifest
+from nri_numa.simulate.manifests.pods import PodManifest, unmatched
 from nri_numa.simulate.manifests.yaml_documents import parse_all
 from nri_numa.text import harmless
 
@@ -159,7 +159,12 @@ def answer(
             )
             for pod in pods
         ],
-        "notes": [*cluster.notes, *([CLAIMS] if claimed else []), NOT_LOOKED_AT],
+        "notes": [
+            *unmatched(pods, settings.prefix),
+            *cluster.notes,
+            *([CLAIMS] if claimed else []),
+            NOT_LOOKED_AT,
+        ],
     }
 
 

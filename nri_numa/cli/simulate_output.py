@@ -9,6 +9,7 @@ from typing import Any
 
 from nri_numa.cli.common import cell_width, human_size, table, table_width, terminal_width
 from nri_numa.engine.explain import explanation, sentences
+from nri_numa.engine.state import Kind
 from nri_numa.engine.values.workload import Device
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.model import Topology
@@ -194,7 +195,10 @@ def _why(event: SimulatedEvent, outcome: Outcome) -> str:
         return f"REFUSED: {outcome.reason}"
     what = "resized: " if event.action is Action.RESIZE else ""
     role = f"{outcome.role}: " if outcome.role is not Role.APP else ""
-    return f"{what}{role}{outcome.reason}"
+    because = ""
+    if outcome.allocation is not None and outcome.allocation.kind is Kind.SHARED:
+        because = explanation.shares_because(explanation.grounds(outcome.trace))
+    return f"{what}{role}{outcome.reason}{because and f', because {because}'}"
 
 
 def _given(event: SimulatedEvent) -> Iterator[str]:

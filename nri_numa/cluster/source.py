@@ -53,7 +53,6 @@ class AgentSource:
             transport=transport,
             base_url="http://localhost",
             timeout=httpx2.Timeout(10.0, read=HEARTBEAT),
-            trust_env=False,
         )
 
     async def close(self) -> None:

@@ -376,8 +376,8 @@ class AgentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_
         Duration,
         Meta(
             description="How long a pod keeps exclusive CPUs of a container that ended, for its "
-            "restart or the next container of the pod; no longer than its sandbox runs. 0 gives "
-            "them back at once."
+            "restart or the next container of the pod, and of one that was created and never "
+            "started (at least 2m); no longer than its sandbox runs. 0 gives them back at once."
         ),
     ] = "10m"
     strategy: Annotated[

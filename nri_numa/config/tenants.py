@@ -125,8 +125,9 @@ class Quotas(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case)
     listed_cpus: Annotated[
         Amount,
         Meta(
-            description="CPUs in shared lists (numacpu), which cannot become exclusive. A list "
-            "that its CPU request pays for is counted and never refused."
+            description="CPUs in shared lists (numacpu), which cannot become exclusive. A part of "
+            "the machine is at least one core, and two CPUs. A list that its CPU request pays for "
+            "is counted and never refused."
         ),
     ] = "50%"
     namespaces: Annotated[

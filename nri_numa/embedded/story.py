@@ -26,7 +26,7 @@ from nri_numa.embedded.stage import (
     examples,
 )
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.words import cpus_text, numa_text
+from nri_numa.machine.words import cpus_text, human_milli, numa_text
 from nri_numa.simulate.manifests import Amounts, PodManifest, Role
 
 __all__ = ["NotAsExpected", "tell"]
@@ -312,8 +312,7 @@ def _amounts(requests: Amounts, limits: Amounts) -> str:
     milli, memory = limits.cpu_milli or requests.cpu_milli, limits.memory or requests.memory
     parts = []
     if milli:
-        text = f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
-        parts.append(f"{text} CPU{'' if milli == 1000 else 's'}")
+        parts.append(human_milli(milli))
     if memory:
         parts.append(f"{memory / (1 << 30):.4g} GiB")
     for size, amount in limits.hugepages.items():

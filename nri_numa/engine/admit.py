@@ -46,6 +46,7 @@ from nri_numa.engine.state import (
     effective_cpus,
     group_cpus,
     identity,
+    union,
 )
 from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate, StateChange
 from nri_numa.engine.values.kubelet import KubeletGrants
@@ -63,6 +64,7 @@ from nri_numa.engine.values.workload import (
     Scope,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
+from nri_numa.machine.model import Topology
 from nri_numa.machine.observed import NO_QUOTA
 from nri_numa.machine.words import cpus_text
 
@@ -129,7 +131,8 @@ def admit(
     needs: Demand | Refusal = NO_DEMAND
     alone = requested.leave_alone
     if not alone and (side is None or isinstance(side, Ours)):
-        others_have = state.charge_of_pod(pod.uid, container.id)
+        pods_list = requested.listed_cpus if requested.pods_list else NO_CPUS
+        others_have = state.charge_of_pod(pod.uid, container.id, pods_list)
         needs = demand(pod, container, requested, machine.memory_total, others_have)
     known = NO_DEMAND if isinstance(needs, Refusal) else needs
     first = record is None or record.affinity is None
@@ -177,6 +180,7 @@ def admit(
         )
     allocation = new_allocation(case, placed, now)
     after = add(state, allocation)
+    elsewhere = len(allocation.cpus - union(a.cpus for a in kept)) if allocation.owned else 0
     if placed.pod_affinity is not None:
         grown = after.pods[pod.uid]
         if grown.affinity is None:
@@ -185,7 +189,9 @@ def admit(
             )
             if allocation.owned and requested.slots is None and machine.settings.kept_seconds:
                 kept = tuple(a for a in kept if a.container != ALL) + _to_come(case, after, now)
-    after = _kept_again(after, kept, allocation.cpus | allocation.idle)
+                elsewhere = 0
+    taken = allocation.cpus | allocation.idle
+    after = _kept_again(machine.topology, after, kept, taken, elsewhere)
     pool = after.pool(machine.topology, machine.settings)
     return Admitted(
         state=after,
@@ -331,19 +337,38 @@ def sandbox(
     return Released(state=after, change=decided.change, updates=decided.updates)
 
 
-def _kept_again(state: NodeState, kept: Iterable[Allocation], taken: CPUSet) -> NodeState:
-    """Keep for a pod what its next container did not take."""
+def _kept_again(
+    topology: Topology,
+    state: NodeState,
+    kept: Iterable[Allocation],
+    taken: CPUSet,
+    elsewhere: int,
+) -> NodeState:
+    """Keep for a pod what its next container did not take.
+
+    Args:
+        topology: for where it lies.
+        state: with the container.
+        kept: for its pod.
+        taken: CPUs that it took, or keeps idle.
+        elsewhere: how many it took that were not kept: so many fewer are still to come.
+    """
     for one in kept:
         if one.container_id in state.allocations:
             continue
         cpus, idle = one.cpus - taken, one.idle - taken
+        if one.container == ALL and elsewhere:
+            cpus = CPUSet(sorted(cpus)[elsewhere:])
+            idle = idle & topology.siblings_of(cpus)
         if cpus == one.cpus and idle == one.idle:
             state = state.with_allocation(one)
         elif cpus:
+            numa_nodes = topology.numa_of(cpus)
             charges = {
-                i: Charge(c.cpu_milli * len(cpus) // len(one.cpus)) for i, c in one.charges.items()
+                i: Charge(1000 * len(topology.numa_nodes[i].cpus & cpus)) for i in numa_nodes
             }
-            state = state.with_allocation(replace(one, cpus=cpus, idle=idle, charges=charges))
+            rest = replace(one, cpus=cpus, idle=idle, numa_nodes=numa_nodes, charges=charges)
+            state = state.with_allocation(rest)
     return state
 
 
@@ -362,7 +387,12 @@ def release(
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.ended:
         return Released(state=state)
-    keep = ended is not None and allocation.owned and machine.settings.kept_seconds
+    keep = (
+        ended is not None
+        and allocation.owned
+        and machine.settings.kept_seconds
+        and not state.owned_beside(allocation)
+    )
     after = (
         state.with_kept(container_id, ended)
         if keep and ended is not None
@@ -386,15 +416,23 @@ def let_go(machine: Machine, state: NodeState, kept: Iterable[Allocation]) -> Re
     )
 
 
-def forget_pod(machine: Machine, state: NodeState, uid: str) -> Released:
-    """Forget a pod; containers of it that were never reported stopped are dropped too."""
+def forget_pod(machine: Machine, state: NodeState, uid: str, sandbox: str = "") -> Released:
+    """Forget a pod; containers of it that were never reported stopped are dropped too.
+
+    With the id of a sandbox only that one: the kubelet makes another for a pod whose sandbox died,
+    and removes the former one later.
+    """
     record = state.pods.get(uid)
     if record is None:
         return Released(state=state)
-    after, containers = state, tuple(sorted(record.containers))
+    every, after = record.containers, state
+    containers = tuple(
+        sorted(i for i in every if state.allocations[i].pod_id == sandbox or not sandbox)
+    )
     for container_id in containers:
         after = after.without(container_id)
-    after = after.without_pod(uid)
+    if len(containers) == len(every):
+        after = after.without_pod(uid)
     return Released(
         state=after,
         change=StateChange(containers, (uid,)),
@@ -548,6 +586,8 @@ def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
     pod, container, requested, needs = case.pod, case.container, case.requested, case.demand
     quota = container.resources.cpu_quota
     lifted = placed.owned and case.machine.settings.lift_quota and quota is not None and quota > 0
+    if lifted and requested.pods_list and needs.size_milli < 1000 * len(placed.cpus):
+        lifted = False  # others of its pod run there too
     return Allocation(
         **identity(pod, container),
         kind=placed.kind,

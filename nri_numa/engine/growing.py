@@ -16,6 +16,7 @@ from nri_numa.engine.state import (
     charged,
     counted,
     group_of,
+    without_cpus,
 )
 from nri_numa.machine.cpuset import CPUSet
 
@@ -52,6 +53,9 @@ class Growing:
             self._pods = dict(state.pods)
         if state.groups is not self._groups:
             self._groups = {key: dict(members) for key, members in state.groups.items()}
+        charges = allocation.charges
+        if allocation.kind is Kind.EXPLICIT and state.owned_beside(allocation):
+            charges = without_cpus(charges)
         self._allocations[container_id] = allocation
         record = self._pods.get(allocation.pod_uid)
         containers = frozenset((container_id,))
@@ -82,7 +86,7 @@ class Growing:
             foreign=counted(state.foreign, allocation, 1)
             if allocation.kind is Kind.FOREIGN
             else state.foreign,
-            charges=charged(state.charges, allocation.charges, 1),
+            charges=charged(state.charges, charges, 1),
             groups=self._groups,
             kubelet=state.kubelet,
         )

@@ -17,6 +17,7 @@ from nri_numa.engine.state import (
     counted,
     grouped,
     union,
+    without_cpus,
 )
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
@@ -72,11 +73,16 @@ def violations(state: NodeState, topology: Topology, settings: Settings) -> list
     charges: Mapping[int, Charge] = {}
     groups: Mapping[int, Mapping[str, None]] = {}
     foreign: Mapping[int, int] = {}
+    lists: set[tuple[str, CPUSet]] = set()
     for container_id, allocation in sorted(state.allocations.items()):
         if allocation.container_id != container_id:
             found.append(f"{container_id} is filed under another id: {allocation.container_id}")
+        exclusive_list = allocation.exclusive_list
+        shared = exclusive_list in lists
+        if exclusive_list is not None:
+            lists.add(exclusive_list)
         if allocation.owned:
-            if allocation.cpus & owned:
+            if allocation.cpus & owned and not shared:
                 both = cpus_text(allocation.cpus & owned)
                 found.append(f"owned twice: {both} of {allocation.full_name}")
             owned = owned | allocation.cpus
@@ -90,7 +96,8 @@ def violations(state: NodeState, topology: Topology, settings: Settings) -> list
             found.append(f"{allocation.full_name} is {allocation.kind} and has memory nodes")
         idle = idle | allocation.idle
         foreign = counted(foreign, allocation, 1)
-        charges = charged(charges, allocation.charges, 1)
+        theirs = without_cpus(allocation.charges) if shared else allocation.charges
+        charges = charged(charges, theirs, 1)
         groups = grouped(groups, allocation, present=True)
         record = state.pods.get(allocation.pod_uid)
         if record is None or container_id not in record.containers:

@@ -260,7 +260,8 @@ def _resized(
     requested = _with_what_it_holds(machine, pod, container, allocation, requested)
     if isinstance(requested, Refusal):
         return _resize_refused(requested, trace)
-    others = rest.charge_of_pod(pod.uid, container.id)
+    pods_list = requested.listed_cpus if requested.pods_list else NO_CPUS
+    others = rest.charge_of_pod(pod.uid, container.id, pods_list)
     wanted = demand(pod, container, requested, machine.memory_total, others)
     trace = replace(trace, requested=requested)
     if isinstance(wanted, Refusal):

@@ -373,10 +373,14 @@ def _keep(
     taken = listed = 0
     usable = NodeState(kubelet=prior.kubelet).pool(machine.topology, machine.settings).bits
     kept: list[Allocation] = []
+    lists: set[tuple[str, CPUSet]] = set()
     for _, _, container_id, allocation in candidates:
         wants = allocation.cpus.bits | allocation.idle.bits
         if not wants and not allocation.owned:
             kept.append(allocation)  # whoever shares is in nobody's way
+            continue
+        if allocation.owned and allocation.exclusive_list in lists:
+            kept.append(allocation)  # a container of its pod has that list too
             continue
         clash = wants & taken
         if allocation.owned:
@@ -396,6 +400,8 @@ def _keep(
             continue
         if allocation.owned:
             taken |= wants
+            if allocation.exclusive_list is not None:
+                lists.add(allocation.exclusive_list)
         else:
             listed |= wants if allocation.kind is Kind.EXPLICIT else 0
         kept.append(allocation)

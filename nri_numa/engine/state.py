@@ -2,7 +2,7 @@
 
 Pools, all subsets of the CPUs that may be given to containers (`Topology.allowed`):
 
-- *owned*: CPUs that belong to one container alone;
+- *owned*: CPUs that belong to one container alone, or to those of one pod that have its list;
 - *idle*: thread siblings kept idle for an owner (``smt: isolate``);
 - *the kubelet's*: CPUs that its static CPU Manager granted exclusively; nobody else gets them;
 - *shared pool*: everything else; with strict reservation, without the reserved CPUs too, and
@@ -79,7 +79,7 @@ class Allocation:
     Attributes:
         cpus: CPUs listed for or owned by it; empty for shared and unbound containers.
         idle: thread siblings kept idle for it.
-        owned: no other container may use ``cpus``.
+        owned: no other container may use ``cpus``, but those of its pod that own the same list.
         numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
         mems: cpuset.mems; empty means untouched.
         charges: what is booked for it, by NUMA node.
@@ -127,6 +127,11 @@ class Allocation:
     def full_name(self) -> str:
         """``namespace/pod/container``."""
         return f"{self.namespace}/{self.pod}/{self.container}"
+
+    @property
+    def exclusive_list(self) -> tuple[str, CPUSet] | None:
+        """Its pod and the list that it owns: containers that agree in both own it together."""
+        return (self.pod_uid, self.cpus) if self.owned and self.kind is Kind.EXPLICIT else None
 
 
 class Identity(TypedDict):
@@ -253,15 +258,31 @@ class NodeState:
         """What is booked on one NUMA node."""
         return self.charges.get(numa_node, NOTHING)
 
-    def charge_of_pod(self, uid: str, but: str) -> Charge:
-        """What is booked for a pod's live containers, without one of them."""
+    def charge_of_pod(self, uid: str, but: str, listed: CPUSet = NO_CPUS) -> Charge:
+        """What is booked for a pod's live containers, without one of them and an exclusive list."""
         total, record = NOTHING, self.pods.get(uid)
+        lists = [listed]
         if record is not None:
             for container_id in record.containers - {but}:
-                allocation = self.allocations[container_id]
-                for charge in () if allocation.ended else allocation.charges.values():
+                a = self.allocations[container_id]
+                if a.ended:
+                    continue
+                charges = a.charges
+                if a.kind is Kind.EXPLICIT and a.owned:
+                    charges = without_cpus(charges) if a.cpus in lists else charges
+                    lists.append(a.cpus)
+                for charge in charges.values():
                     total = total.plus(charge)
         return total
+
+    def owned_beside(self, allocation: Allocation) -> bool:
+        """Whether another container of its pod owns the list that this one owns."""
+        record = self.pods.get(allocation.pod_uid)
+        mine = allocation.exclusive_list
+        if mine is None or record is None:
+            return False
+        others = record.containers - {allocation.container_id}
+        return any(self.allocations[i].exclusive_list == mine for i in others)
 
     def with_allocation(self, allocation: Allocation) -> NodeState:
         """Add one allocation; its container must not have one."""
@@ -276,9 +297,11 @@ class NodeState:
             else replace(record, containers=record.containers | containers)
         )
         listed, listed_cpus = self.listed, self.listed_cpus
-        owned = self.owned
+        owned, charges = self.owned, allocation.charges
         if allocation.owned:
             owned = owned | allocation.cpus
+            if allocation.kind is Kind.EXPLICIT and self.owned_beside(allocation):
+                charges = without_cpus(charges)
         elif allocation.kind is Kind.EXPLICIT:
             listed = {**listed, allocation.container_id: allocation.cpus}
             listed_cpus = listed_cpus | allocation.cpus
@@ -293,7 +316,7 @@ class NodeState:
             foreign=counted(self.foreign, allocation, 1)
             if allocation.kind is Kind.FOREIGN
             else self.foreign,
-            charges=charged(self.charges, allocation.charges, 1),
+            charges=charged(self.charges, charges, 1),
             groups=grouped(self.groups, allocation, present=True),
             kubelet=self.kubelet,
         )
@@ -330,6 +353,7 @@ class NodeState:
     def without(self, container_id: str) -> NodeState:
         """Take one allocation out; the pod keeps a memory of what an owner had."""
         allocation = self.allocations[container_id]
+        beside = allocation.kind is Kind.EXPLICIT and self.owned_beside(allocation)
         allocations = dict(self.allocations)
         del allocations[container_id]
         pods = dict(self.pods)
@@ -357,14 +381,18 @@ class NodeState:
             serial=self.serial + 1,
             allocations=allocations,
             pods=pods,
-            owned=self.owned - allocation.cpus if allocation.owned else self.owned,
+            owned=self.owned - allocation.cpus if allocation.owned and not beside else self.owned,
             idle=self.idle - allocation.idle if allocation.idle else self.idle,
             listed=listed,
             listed_cpus=listed_cpus,
             foreign=counted(self.foreign, allocation, -1)
             if allocation.kind is Kind.FOREIGN
             else self.foreign,
-            charges=charged(self.charges, allocation.charges, -1),
+            charges=charged(
+                self.charges,
+                without_cpus(allocation.charges) if beside else allocation.charges,
+                -1,
+            ),
             groups=grouped(self.groups, allocation, present=False),
             kubelet=self.kubelet,
         )
@@ -447,6 +475,11 @@ def counted(sets: Mapping[int, int], allocation: Allocation, sign: int) -> Mappi
         return sets
     count = sets.get(bits, 0) + sign
     return {**{b: n for b, n in sets.items() if b != bits}, **({bits: count} if count else {})}
+
+
+def without_cpus(charges: Mapping[int, Charge]) -> dict[int, Charge]:
+    """What a container adds to the sums where the CPUs of its list are counted already."""
+    return {i: replace(charge, cpu_milli=0) for i, charge in charges.items()}
 
 
 def charged(
@@ -556,20 +589,25 @@ def build(
     pages: dict[int, Charge] = {}
     foreign: Mapping[int, int] = {}
     groups: dict[int, dict[str, None]] = {}
+    lists: set[tuple[str, CPUSet] | None] = set()
     for a in allocations:
+        charges = a.charges
         by_id[a.container_id] = a
         members.setdefault(a.pod_uid, set()).add(a.container_id)
         if a.pod_uid not in records:
             records[a.pod_uid] = PodRecord(uid=a.pod_uid, pod_id=a.pod_id)
         if a.owned:
             owned |= a.cpus.bits
+            if a.kind is Kind.EXPLICIT:
+                charges = without_cpus(charges) if a.exclusive_list in lists else charges
+                lists.add(a.exclusive_list)
         elif a.kind is Kind.EXPLICIT:
             listed[a.container_id] = a.cpus
         idle |= a.idle.bits
         if a.pinned:
             foreign = counted(foreign, a, 1)
         # Added up as numbers: a thousand sums of charges would be a thousand values.
-        for numa_node, charge in a.charges.items():
+        for numa_node, charge in charges.items():
             milli[numa_node] = milli.get(numa_node, 0) + charge.cpu_milli
             memory[numa_node] = memory.get(numa_node, 0) + charge.memory
             if charge.hugepages:

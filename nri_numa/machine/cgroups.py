@@ -1,13 +1,14 @@
 """The real cpusets of containers, read and, where the runtime cannot be in time, written.
 
 Reading is done in a thread: a few files for each container. Writing is for containers that are
-being started, whose runtime takes updates down and applies them to nobody (docs/adr/0019), and for
+being started, whose runtime takes updates down and applies them to nobody (docs/adr/0012), and for
 what was found late; the runtime's own record is right by then. `cgroup_layout` says where they are,
 `cpuset_files` how their files are read and written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -130,6 +131,13 @@ class CgroupReader:
             return directory
         path = self._path_of(place.pid) if place.pid > 0 else ""
         return os.path.join(self.hierarchy, path) if path else ""
+
+    def mark(self, place: CgroupPlace, name: str) -> str:
+        """What `CgroupWriter.mark` wrote on a container's cgroup; empty where that is nothing."""
+        try:
+            return os.getxattr(self.directory_of(place), f"user.{name}").decode()
+        except (OSError, ValueError):
+            return ""
 
     def is_gone(self, place: CgroupPlace) -> bool:
         """Whether a cgroup is not there, though what it was below can be seen from here."""
@@ -319,6 +327,15 @@ class CgroupWriter:
             because = f" ({why})" if why else ""
             return Written(problem=f"{error.filename}: {error.strerror}{because}")
         return Written(changed=any(changed))
+
+    def mark(self, place: CgroupPlace, name: str, text: str) -> None:
+        """Write an extended attribute on a container's cgroup, which is as old as the container.
+
+        Only who may write the cgroup can, without any capability. Linux before 5.7 and cgroups that
+        are mounted read-only have none.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            os.setxattr(self._reader.directory_of(place), f"user.{name}", text.encode())
 
     def _put(self, directory: str, name: str, wanted: str) -> bool:
         """Write one file whose list is another one; both in the kernel's own form."""

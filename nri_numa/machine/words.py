@@ -31,3 +31,9 @@ def numa_text(ids: Ids, *verb: str) -> str:
 def counted(count: int, noun: str) -> str:
     """``1 CPU``, ``2 CPUs``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def human_milli(milli: int) -> str:
+    """Thousandths of CPUs: ``2 CPUs``, ``0.5 CPUs``."""
+    text = f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+    return f"{text} CPU" if text == "1" else f"{text} CPUs"

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from nri_numa.engine import admit
+from nri_numa.engine.adopt.assigned import ASSIGNED, assigned
 from nri_numa.engine.ahead import Started, Taken
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds
@@ -46,6 +47,9 @@ __all__ = ["Agent", "RefusedContainer", "Store"]
 SYNCHRONIZE_SECONDS = 1.0
 """Time for decisions in a Synchronize; the runtime waits two seconds for all of it unless it tells
 less (``plugin_request_timeout``), and then drops the plugin."""
+
+START_SECONDS = 120.0
+"""A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
 
 Rewritten = Callable[[Allocation, Allocation, str, str], object]
 
@@ -89,6 +93,8 @@ class Agent:
         history: int = 256,
         later: Callable[[Callable[[], object]], object] | None = None,
         write: Write | None = None,
+        mark_of: Callable[[CgroupPlace, str], str] = lambda place, name: "",
+        mark: Callable[[CgroupPlace, str, str], object] = lambda place, name, text: None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Make an agent with an empty state.
@@ -104,6 +110,8 @@ class Agent:
             later: calls a function when the reply has left; at once if None.
             write: gives the cgroup of a container a kernel list of CPUs, at once; None where
                 cgroups are nobody's business.
+            mark_of: reads what ``mark`` wrote on the cgroup of a container, by its name.
+            mark: writes a text on the cgroup of a container.
             clock: monotonic time in seconds; one that stands still sets no deadline.
         """
         self.machine = machine
@@ -123,6 +131,7 @@ class Agent:
         self._soon = Afterwards(later or (lambda function: function()))
         self._traces = TracesOf(self._keeper, self._soon)
         self._pending = Pending()
+        self._mark_of, self._write_mark = mark_of, mark
         self._clock = clock
         self._synchronize_seconds = SYNCHRONIZE_SECONDS
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
@@ -273,22 +282,34 @@ class Agent:
             self._swap(kept.state, kept.change)
             self._remember(kept.updates)
 
-    def stop_pod(self, uid: str) -> None:
-        """A pod's sandbox stopped: none of its containers comes again."""
-        self._let_go(self.state.kept_for(uid))
+    def stop_pod(self, uid: str, sandbox: str) -> None:
+        """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
+        record = self.state.pods.get(uid)
+        every = [self.state.allocations[i] for i in sorted(record.containers)] if record else []
+        over = [a for a in every if a.ended or a.container_id in self.starts]
+        self._let_go([a for a in over if a.pod_id == sandbox])
 
     def look_at_kept(self, reader: CgroupReader) -> None:
         """Give back what pods have kept for too long, or have no use for; called every few seconds.
 
         A runtime reports no stop of a sandbox that is older than itself, and over CRI none at all:
-        the sandbox's cgroup shows it.
+        the sandbox's cgroup shows it. Nor does it report a failed start, whose cgroup is not there.
         """
-        latest = self._now() - self.machine.settings.kept_seconds
+        seconds = self.machine.settings.kept_seconds
+        latest = self._now() - seconds
         kept = [a for a in self.state.allocations.values() if a.ended]
         pods = {a.pod_id for a in kept}
         self._sandboxes = {i: place for i, place in self._sandboxes.items() if i in pods}
         gone = {i for i, place in self._sandboxes.items() if reader.is_gone(place)}
-        self._let_go([a for a in kept if a.ended <= latest or a.pod_id in gone])
+        waiting = [a for i in self.starts.ids() if (a := self.state.allocations.get(i))]
+        latest_start = self._now() - max(seconds, START_SECONDS)
+        late = [
+            a for a in waiting
+            if a.since <= latest_start and reader.is_gone(self.places[a.container_id])
+        ]  # fmt: skip
+        self._let_go([a for a in kept if a.ended <= latest or a.pod_id in gone] + late)
+        for allocation in late:  # should it start after all, it is met then
+            self._ended.pop(allocation.container_id, None)
 
     def _let_go(self, kept: Sequence[Allocation]) -> None:
         if not kept:
@@ -296,12 +317,13 @@ class Agent:
         released = admit.let_go(self.machine, self.state, kept)
         self._swap(released.state, released.change)
         for allocation in kept:
+            self._forget(allocation.container_id)
             self._tell.let_go(allocation)
         self._remember(released.updates)
 
-    def remove_pod(self, uid: str) -> None:
-        """A pod is gone, and with it containers that were never reported stopped."""
-        before, released = self.state, admit.forget_pod(self.machine, self.state, uid)
+    def remove_pod(self, uid: str, sandbox: str) -> None:
+        """A sandbox is gone, and with it containers that were never reported stopped."""
+        before, released = self.state, admit.forget_pod(self.machine, self.state, uid, sandbox)
         if released.state is self.state:
             return
         self._swap(released.state, released.change)
@@ -315,6 +337,8 @@ class Agent:
     ) -> tuple[ContainerUpdate, ...]:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock() + self._synchronize_seconds
+        unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
+        containers = [self._with_mark(c) for c in containers]
         outcome = resync(
             self.machine, self.state, pods, containers, self._reading(), self._now(),
             in_time=lambda: self._clock() < end,
@@ -339,6 +363,8 @@ class Agent:
         self._undecided = deque(outcome.undecided)
         if self._undecided:
             self._soon.do(self._decide_late)
+        later = {container.id for _, container in outcome.undecided}
+        self._soon.do(*(partial(self._mark, i) for i in unmarked if i not in later))
         return () if self.observe else outcome.updates
 
     def _decide_late(self) -> None:
@@ -363,6 +389,7 @@ class Agent:
         self._admitted(decision, gap=gap)
         self._look_if_foreign(decision.allocation)
         self._remember(updates)
+        self._mark(container.id)
 
     # --- changes of our own ----------------------------------------------------------------------
 
@@ -541,6 +568,28 @@ class Agent:
         if written.changed or written.problem:
             self._soon.do(partial(self._tell.corrected, allocation, cpus, written.problem))
 
+    @property
+    def _mark_key(self) -> str:
+        return f"{self.machine.settings.prefix}/{ASSIGNED}"
+
+    def _with_mark(self, container: Container) -> Container:
+        """With what its cgroup carries, as if its annotations did: it was created without us."""
+        key, place = self._mark_key, CgroupPlace(container.cgroups_path, container.pid)
+        if key in container.annotations or container.id in self.state.allocations:
+            return container
+        text = self._mark_of(place, key)
+        if not text:
+            return container
+        return replace(container, annotations={**container.annotations, key: text})
+
+    def _mark(self, container_id: str) -> None:
+        """Write on its cgroup what no annotation of a running container can say."""
+        allocation = self.state.allocations.get(container_id)
+        place = self.places.get(container_id, _NOWHERE)
+        if allocation is not None and not self.observe:
+            text = assigned(allocation, self.cpus_of(allocation), self.machine.key)
+            self._write_mark(place, self._mark_key, text)
+
     def _meet(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not told us."""
         met = take_in(self.machine, self.state, pod, container, self._reading(), self._now())
@@ -554,6 +603,7 @@ class Agent:
         elif not (self.refusals and self.refusals[-1].tells_of(met.decision)):
             self._refused(met.decision)
         self._soon.do(partial(self.concern, tuple(u.container_id for u in met.updates), 0))
+        self._soon.do(partial(self._mark, container.id))
 
     def _with_pending(self, updates: tuple[ContainerUpdate, ...]) -> tuple[ContainerUpdate, ...]:
         updates = self._pending.merged(updates)

@@ -2,7 +2,7 @@
 
 A thread that gives way still costs whoever comes while it is at work: it holds the interpreter's
 lock for the rest of its piece, and it has a CPU that the runtime may want. So the one that serves
-HTTP stands still most of the time, however much it is asked for (docs/adr/0087).
+HTTP stands still most of the time, however much it is asked for (docs/adr/0017).
 """
 
 from __future__ import annotations

@@ -172,9 +172,12 @@ class Daemon:
             history=config.history.refusals,
             later=lambda function: asyncio.get_running_loop().call_soon(function),
             write=writer.write,
+            mark_of=reader.mark,
+            mark=writer.mark,
             clock=time.monotonic,
         )
         self.agent.restore(state)
+        self.agent.durable.problem = str(self.store.error or "")
         self._beside = BesideKubelet(
             self.agent,
             self.metrics,

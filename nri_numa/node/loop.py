@@ -2,8 +2,8 @@
 
 The first answers the runtime. The second serves HTTP in a thread of the same interpreter; it stands
 still while the first one is at work, so that of the interpreter's lock the runtime's requests have
-to wait for one small piece at most (docs/adr/0021); and most of the time, however much it is asked
-for, so that they seldom have to wait at all (docs/adr/0087).
+to wait for one small piece at most (docs/adr/0017); and most of the time, however much it is asked
+for, so that they seldom have to wait at all (docs/adr/0017).
 """
 
 from __future__ import annotations

@@ -528,7 +528,10 @@ def look(
 def agreement(agent: Agent, scopes: Scopes) -> Agree | None:
     """Let systemd have what cgroups have, as long as the state is the one of now."""
     state = agent.state
-    still = lambda: agent.state is state  # noqa: E731
+
+    def still() -> bool:
+        return agent.state is state
+
     return None if agent.observe else partial(scopes.agree, still=still)
 
 

@@ -4,7 +4,7 @@ Containers come first: the server is imported (30 ms, 4 MiB) after the link to t
 or when it is clear that this takes a while. It lives in a thread with a loop of its own, which
 stands still while the loop that answers the runtime is at work: no client, however many requests it
 sends, takes more than one small piece of time from a container that is being created. Whatever goes
-wrong here is logged and tried again. docs/adr/0021 has the figures, and why it is no process.
+wrong here is logged and tried again. docs/adr/0017 has the figures, and why it is no process.
 """
 
 from __future__ import annotations

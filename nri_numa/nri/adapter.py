@@ -80,11 +80,11 @@ class AgentLike(Protocol):
         """Keep what its containers will need."""
         ...
 
-    def stop_pod(self, uid: str) -> None:
+    def stop_pod(self, uid: str, sandbox: str) -> None:
         """Give back what was kept for its containers."""
         ...
 
-    def remove_pod(self, uid: str) -> None:
+    def remove_pod(self, uid: str, sandbox: str) -> None:
         """Forget the pod."""
         ...
 
@@ -454,14 +454,14 @@ class Adapter:
         if self._coming is not None:
             self._coming.over(pod.id)
         with operation():
-            self._agent.stop_pod(self._pod_uids.get(pod.id, "") or pod.uid or pod.id)
+            self._agent.stop_pod(self._pod_uids.get(pod.id, "") or pod.uid or pod.id, pod.id)
 
     def remove_pod(self, pod: pb.PodSandbox) -> None:
         """Forget the pod."""
         with operation():
             self._stopped.pop(pod.id, None)
             uid = self._pod_uids.pop(pod.id, "") or pod.uid or pod.id
-            self._agent.remove_pod(uid)
+            self._agent.remove_pod(uid, pod.id)
             if self._watch is not None:
                 self._watch.gone(uid)
             if self._devices is not None:

@@ -4,7 +4,7 @@ Who schedules by a NodeResourceTopology drops what it set aside for pods of a no
 names the pods that it counts itself, and it counts none that is still Pending. A pod whose image is
 being pulled is charged nowhere: if it were not named either, its CPUs would be promised twice. Its
 sandbox runs before images are pulled, so from then on it is named
-(docs/adr/0095-a-pod-is-named-from-its-sandbox-on.md).
+(docs/adr/0047-one-document-for-schedulers.md).
 """
 
 from __future__ import annotations

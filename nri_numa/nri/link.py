@@ -20,6 +20,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -271,13 +272,12 @@ class NRILink:
         while True:
             before = _socket_identity(self._socket_path)
             ending = await self._serve(None)
-            if (
-                self._active_since is not None
-                and loop.time() - self._active_since >= STABLE_SECONDS
-            ):
-                delays = self._delays()
-            self._active_since = None
+            since, self._active_since = self._active_since, None
             self._change(LinkState.DISCONNECTED, ending.detail)
+            if since is not None and loop.time() - since >= STABLE_SECONDS:
+                # At once: a runtime that dropped us listens, and starts containers without us.
+                delays = self._delays()
+                continue
             delay = next(delays)
             if self._accepted:
                 # It is there, and whatever starts before we are back starts unpinned.
@@ -334,9 +334,23 @@ class NRILink:
             self._protocol_broken()
         if self._hung_up_on_mask(ending):
             self._distrusted = self.runtime
+        if isinstance(ending.error, BrokenPipeError):
+            ending = replace(ending, detail=self._too_late(ending.error))
         if self._fatal is not None:
             raise self._fatal
         return ending
+
+    def _too_late(self, error: OSError) -> str:
+        return (
+            "the runtime had closed the connection before our answer, as it does with a plugin "
+            f"that takes longer than plugin_request_timeout, {self._limit:g} s ({error.strerror})"
+        )
+
+    @property
+    def _limit(self) -> float:
+        """Seconds that the runtime waits for an answer."""
+        told = self.runtime.request_timeout if self.runtime is not None else 0.0
+        return told or DEFAULT_REQUEST_TIMEOUT
 
     def _cancel_registration_timer(self) -> None:
         if self._registration_timer is not None:
@@ -523,11 +537,11 @@ class NRILink:
             self._close(f"synchronisation refused: {refusal.message}")
             return
         seconds = time.perf_counter() - started
-        told = self.runtime.request_timeout if self.runtime is not None else 0.0
-        limit = told or DEFAULT_REQUEST_TIMEOUT
-        if seconds > limit:
+        if seconds > self._limit:
             # The runtime has given up; before NRI 0.7 it does so without hanging up.
-            self._close(f"synchronisation took {seconds:.1f} s, the runtime waits {limit:g} s")
+            self._close(
+                f"synchronisation took {seconds:.1f} s, the runtime waits {self._limit:g} s"
+            )
             return
         self._active_since = asyncio.get_running_loop().time()
         self._change(

@@ -165,7 +165,11 @@ class DecisionTeller:
 
     def synchronized(self, outcome: Resynced) -> None:
         """Notes were compared with the runtime."""
-        self._metrics.gap_containers.inc(len(outcome.gap))
+        # Others may have run on exclusive CPUs meanwhile; the undecided are counted when decided.
+        other = {*outcome.adopted, *(container.id for _, container in outcome.undecided)}
+        narrowed = {u.container_id for u in outcome.updates if u.container_id not in other}
+        gap = len(narrowed.union(outcome.gap))
+        self._metrics.gap_containers.inc(gap)
         self._metrics.drift_found.inc(len(outcome.repaired))
         self._metrics.drift_repaired.inc(len(outcome.repaired))
         for problem in outcome.problems:
@@ -175,7 +179,7 @@ class DecisionTeller:
             "synchronized",
             containers=len(outcome.state.allocations),
             adopted=len(outcome.adopted),
-            gap=len(outcome.gap),
+            gap=gap,
             repaired=len(outcome.repaired),
             gone=len(outcome.gone),
             updates=len(outcome.updates),

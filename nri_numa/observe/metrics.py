@@ -250,7 +250,8 @@ class Metrics:
             "protocol_errors_total", "Links closed because the runtime broke the protocol."
         )
         self.gap_containers = counter(
-            "gap_containers_total", "Containers that started while we were away, found and pinned."
+            "gap_containers_total",
+            "Containers that started while we were away, found and given their CPUs.",
         )
 
         self.start_corrections = counter(

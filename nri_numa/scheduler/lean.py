@@ -3,7 +3,7 @@
 lightkube builds requests for every kind and every way to sign in, and reads HTTP in Python:
 milliseconds of CPU for a binding, and as much for the events of its watch. Both are a path and a
 document, so they go through aiohttp, whose parser is compiled. Lists and single objects stay
-lightkube's, with the same credentials and the same trust (docs/adr/0078-lean-connection.md).
+lightkube's, with the same credentials and the same trust (docs/adr/0059-sums-first.md).
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Panel:
         strategy: which of equally good NUMA nodes, and nodes.
         unknown_fits: pods that ask for something may go to nodes of which nothing is known.
         narrow: of the nodes with room `filter` names those that suit best, for who does not ask
-            `prioritize` (docs/adr/0090-filter-names-the-nodes-that-suit-best.md).
+            `prioritize` (docs/adr/0059-sums-first.md).
 
     Attributes:
         judged: how often nothing was remembered.

@@ -3,8 +3,8 @@
 A list of pods that are on their way names nobody who started just before it, and the object of the
 node may be older than that start. Such a pod is known to neither. So for a while after each list
 the first binding to a node waits until the pods that run there were read, by the annotation that
-their own binding wrote (docs/adr/0083-the-first-binding-reads-the-node.md). Bindings that come
-while they are being read wait for the same answer (docs/adr/0092-one-reading-for-all-who-wait.md).
+their own binding wrote (docs/adr/0049-held-until-the-node-counts-it.md). Bindings that come
+while they are being read wait for the same answer (docs/adr/0049-held-until-the-node-counts-it.md).
 """
 
 from __future__ import annotations

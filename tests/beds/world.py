@@ -18,7 +18,7 @@ from nri_numa.engine.values.kubelet import KubeletGrants
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.errors import CheckpointError
-from nri_numa.machine.cgroups import CgroupPlace, Written
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
@@ -119,10 +119,12 @@ class World:
         observe: bool = False,
         reading: Reading | None = None,
         write: Callable[[CgroupPlace, str, str], Written] | None = None,
+        cgroups: CgroupReader | None = None,
         key: bytes = b"a key of this node",
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._write = write
+        self.cgroups = cgroups or CgroupReader("/nowhere")
         self.key = key
         self.clock = clock
         self.topology = topology
@@ -148,6 +150,8 @@ class World:
             reading=lambda: self.reading,
             observe=self._observe,
             write=self._write,
+            mark_of=self.cgroups.mark,
+            mark=CgroupWriter(self.cgroups).mark,
             clock=lambda: self.clock(),
         )
         state, problems = statedoc.state_from(self.store.documents)
@@ -269,7 +273,7 @@ class World:
     def remove_pod(self, of: PodSandbox) -> None:
         """Remove a pod whose containers are gone."""
         self.pods.pop(of.id, None)
-        self.agent.remove_pod(of.uid)
+        self.agent.remove_pod(of.uid, of.id)
 
     def apply(self, updates: Iterable[ContainerUpdate]) -> None:
         """Do what the runtime does with updates of existing containers."""
@@ -324,6 +328,11 @@ class World:
                 if allocation.mems:
                     assert NUMASet.parse(made.resources.mems) == allocation.mems
             for other_id, other in state.allocations.items():
+                if (
+                    other.exclusive_list is not None
+                    and other.exclusive_list == allocation.exclusive_list
+                ):
+                    continue  # its pod's
                 if other.owned and other_id != container_id and not self._observe:
                     assert not self.cpus(container_id) & other.cpus, (
                         f"{container_id} may run on CPUs that {other_id} owns"

@@ -2,12 +2,16 @@
 
 Written from the rules of the Topology Manager, the CPU Manager (policy static) and the Memory
 Manager (policy Static) with sets, dictionaries and every mask spelled out. It shares no decision
-code with the engine. Pods have app containers only, and the machine has one list of NUMA nodes.
+code with the engine. Pods have ordinary init containers and app containers, and the machine has one
+list of NUMA nodes.
+
+nri-numa decides container by container and does not know which are init containers. What it does
+otherwise for that reason are `WAYS`, each of which the model can be made to go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nri_numa.engine.values.workload import Policy
@@ -15,6 +19,12 @@ from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.model import Topology
 from tests.checks.cpu_oracle import KubeletOracle
 from tests.checks.oracles import HintList, Mask, masks_of, walk
+
+TAKEN_FIRST = "CPUs that an init container had are taken first"
+ANYWHERE = "CPUs that an init container had need not lie in the affinity"
+GIVEN_BACK = "memory of an init container is free when it has ended"
+CHOSEN = "CPUs of a whole pod are chosen with its first container"
+WAYS = (TAKEN_FIRST, ANYWHERE, GIVEN_BACK, CHOSEN)
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,8 @@ class Wanted:
     milli: int
     memory: Mapping[str, int]
     """Bytes by type: ``memory``, ``hugepages-1Gi``."""
+    init: bool = False
+    """An init container, which ends before the next container starts."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +82,9 @@ class KubeletNode:
         distance: Callable[[int, int], int] | None = None,
         *,
         by_socket: bool = False,
+        ways: Collection[str] = (),
     ) -> None:
-        self.by_socket = by_socket
+        self.by_socket, self.ways = by_socket, frozenset(ways)
         self.policy, self.scope, self.reserved, self.distance = policy, scope, reserved, distance
         self.oracle = KubeletOracle(topology)
         self.default: frozenset[int] = frozenset(topology.cpus)
@@ -82,6 +95,12 @@ class KubeletNode:
         }
         self.cpus: dict[tuple[str, str], frozenset[int]] = {}
         self.blocks: dict[tuple[str, str], Block] = {}
+        self.reusable: frozenset[int] = frozenset()
+        """CPUs that init containers of the pod had, and no app container has."""
+        self.chosen: frozenset[int] = frozenset()
+        """CPUs that were chosen for containers of the pod that are still to come."""
+        self.reusable_memory: dict[Mask, dict[str, int]] = {}
+        """Bytes of its init containers by mask and type."""
 
     # -- pods --------------------------------------------------------------------------------------
 
@@ -92,20 +111,30 @@ class KubeletNode:
             NotAdmitted: with nothing left behind.
         """
         got: dict[str, Got] = {}
+        self.reusable, self.reusable_memory, self.chosen = frozenset(), {}, frozenset()
         try:
             together: tuple[Mask | None, bool] | None = None
             if self.scope == "pod":
-                whole = sum(exclusive(w) for w in wanted)
+                whole = peak(wanted, exclusive)
                 types = sorted({t for w in wanted for t in w.memory})
-                sums = {t: sum(w.memory.get(t, 0) for w in wanted) for t in types}
+                sums = {t: peak(wanted, lambda w, t=t: w.memory.get(t, 0)) for t in types}
                 together = self.admitted(whole, sums, guaranteed=guaranteed)
-            for one in wanted:
+            for number, one in enumerate(wanted):
                 hint = together or self.admitted(exclusive(one), one.memory, guaranteed=guaranteed)
                 cpus = mems = None
                 if guaranteed and exclusive(one):
                     cpus = self.take_cpus((pod, one.name), exclusive(one), hint[0])
+                    elsewhere = len(cpus - self.chosen - self.reusable)
+                    self.chosen = frozenset(sorted(self.chosen - cpus)[elsewhere:])
+                    self.reusable = self.reusable | cpus if one.init else self.reusable - cpus
+                    if CHOSEN in self.ways and together is not None and not number:
+                        self.choose(peak(wanted, exclusive) - exclusive(one), hint[0])
                 if guaranteed:
                     mems = self.take_memory((pod, one.name), one.memory, hint)
+                    if one.init and GIVEN_BACK in self.ways:
+                        self.give_back((pod, one.name))
+                    elif mems is not None:
+                        self.reuse(one, mems)
                 got[one.name] = Got(cpus, mems)
         except NotAdmitted:
             self.remove(pod)
@@ -117,14 +146,27 @@ class KubeletNode:
         for key in [k for k in self.cpus if k[0] == pod]:
             self.default |= self.cpus.pop(key)
         for key in [k for k in self.blocks if k[0] == pod]:
-            block = self.blocks.pop(key)
-            for resource, by_node in block.taken.items():
-                for i, amount in by_node.items():
-                    self.cells[i].free[resource] += amount
-            for i in block.mask:
-                self.cells[i].assignments -= 1
-                if not self.cells[i].assignments:
-                    self.cells[i].group = frozenset([i])
+            self.give_back(key)
+
+    def give_back(self, key: tuple[str, str]) -> None:
+        """Take one container's memory back."""
+        block = self.blocks.pop(key, None)
+        if block is None:
+            return
+        for resource, by_node in block.taken.items():
+            for i, amount in by_node.items():
+                self.cells[i].free[resource] += amount
+        for i in block.mask:
+            self.cells[i].assignments -= 1
+            if not self.cells[i].assignments:
+                self.cells[i].group = frozenset([i])
+
+    def reuse(self, one: Wanted, mask: Mask) -> None:
+        """What later containers of the pod may use again of this one's memory, or no more."""
+        reusable = self.reusable_memory.setdefault(mask, {})
+        for resource, amount in one.memory.items():
+            had = reusable.get(resource, 0)
+            reusable[resource] = max(had, amount) if one.init else max(0, had - amount)
 
     # -- topology manager --------------------------------------------------------------------------
 
@@ -152,7 +194,13 @@ class KubeletNode:
             inside = self.cpus_in(mask)
             if len(inside) >= request:
                 least = min(least, len(mask))
-            if len(available & inside) >= request:
+            if ANYWHERE in self.ways:
+                count = len((available | self.reusable) & inside)
+            else:
+                count = len(available & inside) + len(self.reusable)
+                if not self.reusable <= inside:
+                    continue
+            if count >= request:
                 found.append(mask)
         per_socket = len(self.nodes) // len(self.oracle.sockets)
         sockets = -(-least // per_socket) if self.by_socket and per_socket else 0
@@ -170,21 +218,41 @@ class KubeletNode:
         return frozenset().union(*(self.oracle.numa.get(i, frozenset()) for i in mask))
 
     def take_cpus(self, key: tuple[str, str], count: int, mask: Mask | None) -> frozenset[int]:
-        allocatable = self.default - self.reserved
+        allocatable = (self.default - self.reserved) | self.reusable
         if len(allocatable) < count:
             raise NotAdmitted("UnexpectedAdmissionError")
-        taken: frozenset[int] = frozenset()
+        first = self.reusable if TAKEN_FIRST in self.ways else frozenset()
+        first |= self.chosen
+        parts = [allocatable & first, allocatable]
         if mask is not None:
-            inside = self.cpus_in(mask)
-            if self.by_socket:
-                inside = frozenset().union(*self.sockets_of(mask))
-            aligned = allocatable & inside
-            taken = self.oracle.packed(aligned, min(count, len(aligned)))
-        if len(taken) < count:
-            taken |= self.oracle.packed(allocatable - taken, count - len(taken))
+            inside = self.aligned_with(mask)
+            parts = [first & inside, allocatable & inside, allocatable]
+        taken: frozenset[int] = frozenset()
+        for part in parts:
+            left = part - taken
+            taken |= self.oracle.packed(left, min(count - len(taken), len(left)))
         self.cpus[key] = taken
         self.default -= taken
         return taken
+
+    def choose(self, count: int, mask: Mask | None) -> None:
+        """Choose the rest of a pod's CPUs."""
+        free = self.default - self.reserved
+        inside = free
+        if mask is not None:
+            inside = free & self.aligned_with(mask)
+        parts = (inside,) if self.policy is not Policy.BEST_EFFORT else (inside, free)
+        chosen: frozenset[int] = frozenset()
+        for part in parts:
+            left = part - chosen
+            chosen |= self.oracle.packed(left, min(count - len(chosen), len(left)))
+        self.chosen = chosen if len(chosen) == count else frozenset()
+
+    def aligned_with(self, mask: Mask) -> frozenset[int]:
+        """CPUs of a mask, with align-by-socket of its sockets."""
+        if self.by_socket:
+            return frozenset().union(*self.sockets_of(mask))
+        return self.cpus_in(mask)
 
     # -- memory manager ----------------------------------------------------------------------------
 
@@ -197,7 +265,11 @@ class KubeletNode:
             least = min(least, len(mask))
             if self.violates(mask):
                 continue
-            if any(sum(c.free.get(t, 0) for c in cells) < n for t, n in request.items()):
+            reusable = self.reusable_memory.get(mask, {})
+            if any(
+                sum(c.free.get(t, 0) for c in cells) + reusable.get(t, 0) < n
+                for t, n in request.items()
+            ):
                 continue
             found.append(mask)
         return [(mask, len(mask) == least) for mask in found]
@@ -230,7 +302,8 @@ class KubeletNode:
             raise NotAdmitted("UnexpectedAdmissionError")
         block = Block(mask)
         for resource, need in request.items():
-            left, by_node = need, block.taken.setdefault(resource, {})
+            left = max(0, need - self.reusable_memory.get(mask, {}).get(resource, 0))
+            by_node = block.taken.setdefault(resource, {})
             for i in sorted(mask):
                 part = min(left, self.cells[i].free.get(resource, 0))
                 self.cells[i].free[resource] = self.cells[i].free.get(resource, 0) - part
@@ -246,6 +319,12 @@ class KubeletNode:
 def exclusive(wanted: Wanted) -> int:
     """Whole CPUs that a Guaranteed pod's container owns."""
     return wanted.milli // 1000 if wanted.milli % 1000 == 0 else 0
+
+
+def peak(wanted: Sequence[Wanted], amount: Callable[[Wanted], int]) -> int:
+    """What a whole pod needs: its app containers together, or an init container by itself."""
+    together = sum(amount(w) for w in wanted if not w.init)
+    return max([together, *(amount(w) for w in wanted if w.init)])
 
 
 def _read(hints: HintList | None) -> HintList:

@@ -140,11 +140,17 @@ def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, 
     """Its neighbours are known by their mark, not by their CPUs, which are nobody's pool now."""
     pod = cri.run_pod("plain")
     neighbours = [cri.run(pod, f"c{number}") for number in range(2)]
+    plugin.kill()
+    gap = cri.run(pod, "gap")
+    plugin.start()
     owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
     own = cpus(cri, owner)
     for each in neighbours:
-        gets(cri, each, MACHINE - own)
         assert json.loads(cri.spec_annotations(each)[MARK])["kind"] == "unbound"
+    assert MARK not in cri.spec_annotations(gap), "its cgroup has it"
+    neighbours.append(gap)
+    for each in neighbours:
+        gets(cri, each, MACHINE - own)
     plugin.kill()
     cri.remove(owner)
     if lost == "directory":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -221,6 +224,50 @@ def test_a_pod_older_than_its_runtime_gives_back_when_it_ends(
     plugin.wait_ready()
     cri.remove_pod(node.owner.pod)
     settled(cri, node.shared, MACHINE)
+
+
+def test_a_failed_start_keeps_its_cpus_for_its_pod_alone(cri: CRI, plugin: PluginProcess) -> None:
+    """Not reported by the runtime: the next attempt has the same CPUs, until the sandbox stops."""
+    shared = cri.run(cri.run_pod("shared"))
+    pod = cri.run_pod("owner", annotations=EXCLUSIVE)
+    failed = cri.create(pod, resources=guaranteed(1), command=["/missing"])
+    own = MACHINE - cpus(cri, shared)
+    assert len(own) == 1
+    with pytest.raises(CRIError, match="missing"):
+        cri.start(failed)
+    late = cri.run_pod("late", annotations={"numa.kubernetes.io/numacpu": str(own)})
+    with pytest.raises(CRIError, match="default/late"):
+        cri.create(late)
+    again = cri.run(pod, resources=guaranteed(1), attempt=1)
+    assert cpus(cri, again) == own
+    cri.stop(again)
+    with pytest.raises(CRIError, match="missing"):
+        cri.run(pod, resources=guaranteed(1), command=["/missing"], attempt=2)
+    assert cpus(cri, shared) == MACHINE - own
+    cri.stop_pod(pod)
+    settled(cri, shared, MACHINE)
+
+
+def test_a_create_that_its_client_cancelled_gives_back_when_its_pod_ends(
+    containerd: Containerd, cri: CRI, plugin: PluginProcess
+) -> None:
+    """Containerd 1.7 does not undo it; later series do."""
+    shared = cri.run(cri.run_pod("shared"))
+    pod = cri.run_pod("owner", annotations=EXCLUSIVE)
+    began = f'CreateContainer within sandbox \\"{pod.id}\\"'
+    with containerd.client() as hasty, ThreadPoolExecutor(1) as thread:
+        os.kill(plugin.pid, signal.SIGSTOP)
+        try:
+            creation = thread.submit(hasty.create, pod, resources=guaranteed(1))
+            poll(lambda: began in containerd.log() or None, "the runtime asks the plugin")
+            hasty.close()
+            with pytest.raises(CRIError, match="CANCELLED"):
+                creation.result()
+        finally:
+            os.kill(plugin.pid, signal.SIGCONT)
+    poll(lambda: '"pod":"default/owner"' in plugin.log() or None, "decided")
+    cri.stop_pod(pod)
+    settled(cri, shared, MACHINE)
 
 
 def test_the_plugin_may_start_before_containerd(

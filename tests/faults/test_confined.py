@@ -67,6 +67,17 @@ def test_the_whole_job_is_done_with_it(confined: Node) -> None:
     assert refused == []
 
 
+def test_the_cgroup_of_a_container_that_started_without_it_is_marked(confined: Node) -> None:
+    node = confined
+    node.plugin.kill()
+    met = node.free()
+    node.start(f"confined:{PROFILE}")
+    name = "user.numa.kubernetes.io/assigned"
+    directory = node.cgroups.directory(node.cgroup(met.id))
+    until(lambda: name in os.listxattr(directory), "the mark")
+    assert json.loads(os.getxattr(directory, name))["kind"] == "unbound"
+
+
 # Each as (what, statement); `syscall` and `libc` are there.
 ATTEMPTS = {
     "another program as a child": "os.fork()",

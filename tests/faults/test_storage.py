@@ -105,6 +105,9 @@ def test_a_read_only_directory(directory: Path, tiny: Path) -> None:
         node.start()
         node.logged("Read-only file system")
         assert node.metric("nri_numa_checkpoint_errors_total") > 0
+        assert node.metric("nri_numa_checkpoint_failing") == 1, "before the first record"
+        status, answer = node.plugin.get("/readyz")
+        assert (status, "Read-only file system" in answer) == (503, True)
         node.check()
         churn(node, 2)
         node.note(node.owner("kept"), "exclusive")
@@ -113,6 +116,7 @@ def test_a_read_only_directory(directory: Path, tiny: Path) -> None:
         remount(tiny, "rw")
         node.note(node.owner("later"), "exclusive")
         until(lambda: "later" in node.plugin.checkpoint.read_text(), "it is written again")
+        until(lambda: node.plugin.get("/readyz")[0] == 200, "ready again")
         node.plugin.restart(kill=True)
         node.check()
         node.usable()

@@ -195,7 +195,7 @@ class Annotations(Target):
             assert not isinstance(requested, Refusal) or answer.reason == "InvalidAnnotation"
             outcome = answer.reason
         self.world.agent.stop_container(made.id)
-        self.world.agent.remove_pod(of.uid)
+        self.world.agent.remove_pod(of.uid, of.id)
         assert not self.world.agent.state.allocations
         return outcome
 

@@ -469,6 +469,20 @@ async def test_a_link_that_held_starts_its_pauses_from_the_beginning(
         assert len(made) == sequences
 
 
+async def test_a_link_that_held_is_dialled_again_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime dropped a plugin that hung, and listens: whatever starts now starts unpinned."""
+    monkeypatch.setattr(nri, "STABLE_SECONDS", 0.0)
+    monkeypatch.setattr(nri, "ACCEPTED_SECONDS", 3600.0)
+    plugin, path = RecordingPlugin(), str(tmp_path / "nri.sock")
+    delays = partial(itertools.repeat, 3600.0)
+    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin, delays=delays)):
+        for times in (1, 2):
+            await eventually(partial(became_active, plugin, times))
+            await runtime.disconnect_plugins()
+
+
 async def test_a_start_that_a_plugin_refuses_stops_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

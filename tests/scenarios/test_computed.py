@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
+from nri_numa.engine.values.limits import CPUAmount, Limits
 from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import Device, DeviceRequest, QoSClass, Strategy
 from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
@@ -222,6 +226,34 @@ def test_full_core_refuses_what_is_no_multiple_of_the_threads() -> None:
     assert "3 exclusive CPUs" in refused.message
     cpus = CPUSet.parse(put(world, "b", {"cpus": "exclusive", "smt": "full-core"}, 4)[0])
     assert world.topology.siblings_of(cpus) == cpus
+
+
+@pytest.mark.parametrize(
+    ("machine", "taken", "wanted", "fitting"),
+    [
+        (machines.dual_smt_16, 0, 5, (4, 6)),
+        (machines.dual_smt_16, 10, 5, (4,)),  # the pool keeps one CPU
+        (machines.dual_smt_16, 8, 5, (4, 6)),
+        (machines.dual_smt_16, 0, 1, (2,)),
+        (machines.dual_smt_16, 14, 1, ()),
+        (machines.hybrid, 0, 25, ()),
+    ],
+)
+def test_a_refusal_for_whole_cores_names_what_would_fit(
+    machine: Callable[[], Topology], taken: int, wanted: int, fitting: tuple[int, ...]
+) -> None:
+    wishes = {"cpus": "exclusive", "smt": "full-core"}
+    world = World(machine(), Settings(limits=Limits(pool=CPUAmount(1))))
+    if taken:
+        put(world, "taken", wishes, taken)
+    of = pod("a", wishes)
+    refused = world.refuse(of, container(of, wants=resources(wanted)))
+    named = re.search(r"so ([\d or]+) would fit", refused.message)
+    assert tuple(map(int, named[1].split(" or ") if named else ())) == fitting, refused.message
+    for number in fitting:
+        one = pod(f"b{number}", wishes)
+        world.place(one, container(one, wants=resources(number)))
+        world.remove_pod(one)
 
 
 def test_full_core_with_a_policy_looks_for_whole_cores() -> None:

@@ -235,7 +235,7 @@ def test_the_end_of_another_pod_changes_nothing() -> None:
     node.ready()
     node.agent.stop_container("c-first")
     node.rest()
-    node.agent.remove_pod("u-first")
+    node.agent.remove_pod("u-first", "s-first")
     assert node.create("second")
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.others.kubelets import shown_kind
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUOrder, Settings
 from nri_numa.engine.values.workload import PodSandbox, QoSClass
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.synthetic import synthetic
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
@@ -102,7 +103,7 @@ def test_kept_cpus_go_back_when_the_sandbox_stops() -> None:
     world = four()
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
-    world.agent.stop_pod(of.uid)
+    world.agent.stop_pod(of.uid, of.id)
     assert not world.agent.state.owned
     start(world, pod("other", OWN), "main", 3)
     world.check()
@@ -137,12 +138,67 @@ def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(tmp_path: Path
     world.check()
 
 
+def fails_to_start(world: World, of: PodSandbox, tree: CgroupTree, cpus: float) -> str:
+    """Made, and never started: the runtime reports nothing more of it until it is removed."""
+    tree.write(f"/pods/{of.name}/{of.id}")
+    made = container(of, "main", wants=resources(cpus, 1))
+    made = replace(made, cgroups_path=f"/pods/{of.name}/{made.id}")
+    world.place(of, made)
+    return made.id
+
+
+def test_a_failed_start_gives_back_when_the_sandbox_stops(tmp_path: Path) -> None:
+    world, (tree, _) = four(), cgroups(tmp_path)
+    of = pod("db", OWN)
+    del world.live[fails_to_start(world, of, tree, 3)]
+    refused(world, pod("other", OWN), 1)
+    world.agent.stop_pod(of.uid, of.id)
+    assert not world.agent.state.allocations
+    world.check()
+
+
+@pytest.mark.parametrize(("settings", "limit"), [(KEEP, 600), (Settings(), 120)])
+def test_a_failed_start_gives_back_after_a_while(
+    tmp_path: Path, settings: Settings, limit: float
+) -> None:
+    """Not sooner than the kubelet gives up a start that takes long, and not while it goes on."""
+    world, (tree, reader) = four(settings), cgroups(tmp_path)
+    of, slow = pod("db", OWN), pod("slow", OWN)
+    own = fails_to_start(world, of, tree, 1)
+    begun = fails_to_start(world, slow, tree, 1)
+    tree.write(f"/pods/slow/{begun}")
+    world.now += limit - 1
+    world.agent.look_at_kept(reader)
+    assert {own, begun} == set(world.agent.state.allocations)
+    world.now += 1
+    world.agent.look_at_kept(reader)
+    assert {begun} == set(world.agent.state.allocations)
+    del world.live[own]
+    world.check()
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_start_after_all_is_one_of_a_stranger(tmp_path: Path, taken: bool) -> None:
+    """It has its CPUs again, or those that are left where another has them by now."""
+    world, (tree, reader) = four(), cgroups(tmp_path)
+    of = pod("db", OWN)
+    own = fails_to_start(world, of, tree, 3)
+    had = owned(world, own)
+    world.now += 600
+    world.agent.look_at_kept(reader)
+    other = start(world, pod("other", OWN), "main", 3) if taken else ""
+    world.agent.start_container(of, world.live[own])
+    world.apply(world.agent.take_pending())
+    assert owned(world, own) == (had if not taken else CPUSet(range(4)) - owned(world, other))
+    world.check()
+
+
 def test_of_a_checkpoint_older_than_a_grant_nothing_is_kept_that_another_has() -> None:
     world = four()
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
     older = world.agent.state
-    world.agent.stop_pod(of.uid)
+    world.agent.stop_pod(of.uid, of.id)
     own = start(world, pod("other", OWN), "main", 3)
     had = owned(world, own)
     world.boot()
@@ -264,3 +320,39 @@ def test_a_sandbox_of_other_pods_keeps_nothing(of: PodSandbox) -> None:
     of = replace(of, resources=resources(4, 1))
     world.agent.run_pod(of)
     assert not world.agent.state.pods
+
+
+def test_what_is_kept_counts_on_the_numa_nodes_where_it_lies() -> None:
+    world = sixteen()
+    of = pod("job", OWN)
+    world.stop(start(world, of, "init", 10))
+    start(world, of, "app", 9)
+    (left,) = world.agent.state.kept_for(of.uid)
+    (numa_node,) = left.numa_nodes
+    assert left.cpus <= world.topology.numa_nodes[numa_node].cpus
+    assert {i: c.cpu_milli for i, c in left.charges.items()} == {numa_node: 1000}
+    free = world.topology.online - world.agent.state.owned
+    assert owned(world, start(world, pod("other", OWN), "main", 5)) < free, "all but one can be had"
+    world.check()
+
+
+def test_a_pod_keeps_no_more_than_its_sum_where_the_next_container_goes_elsewhere() -> None:
+    """Its memory, and so its place, is on a NUMA node without a free CPU."""
+    kubelet = replace(
+        KEEP, cpu_order=CPUOrder.KUBELET, kubelet_ties=True, kubelet_memory=True, kubelet_cpus=True
+    )
+    world = World(
+        synthetic(sockets=3, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8), kubelet
+    )
+    start(world, pod("full", {"numacpu": "0-3", "cpus": "exclusive"}), "main", 4)
+    for n in range(3):  # memory of each NUMA node serves single NUMA nodes from now on
+        start(
+            world, pod(f"small{n}", {"policy": "single-numa-node"}), "main", 0.5, 6 - 2 * (n == 2)
+        )
+    best = pod("wide", {"policy": "best-effort", "scope": "pod"})
+    of = replace(best, resources=resources(7, 1.5))
+    for name, cpus, memory in (("first", 3, 0.5), ("second", 1, 0.5), ("third", 3, 0.5)):
+        start(world, of, name, cpus, memory)
+        world.check()
+        theirs = [a for a in world.agent.state.allocations.values() if a.pod == "wide"]
+        assert sum(len(a.cpus) for a in theirs) == 7, [(a.container, str(a.cpus)) for a in theirs]

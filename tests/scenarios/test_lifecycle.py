@@ -125,6 +125,22 @@ def test_removing_a_pod_frees_what_was_never_reported_stopped() -> None:
     assert world.has("plain-app")[0] == "0-3"
 
 
+def test_a_removed_sandbox_takes_nothing_from_the_one_that_replaced_it() -> None:
+    """The kubelet makes another sandbox where one died, and removes the former one later."""
+    world = World(machines.single_no_smt())
+    former = grown(world, "own", OWN, 2)
+    world.stop("own-app")
+    world.agent.stop_pod(former.uid, former.id)
+    latter = replace(former, id="another")
+    had = world.place(latter, container(latter, wants=resources(2), id="again"))
+    world.agent.stop_pod(former.uid, former.id)
+    world.remove_pod(former)
+    assert set(world.agent.state.owned) == set(CPUSet.parse(had[0]))
+    world.remove_pod(latter)
+    assert not world.agent.state.owned
+    assert not world.agent.state.pods
+
+
 def test_waiting_updates_ride_on_the_next_reply() -> None:
     world = World(machines.single_no_smt())
     world.place(pod("plain"))
@@ -345,8 +361,9 @@ def test_what_started_while_we_were_away_is_pinned_and_counted() -> None:
     world.live["plain-app"] = container(plain)
     world.synchronize()
     assert len(world.cpus("gap-app")) == 2
+    assert not world.cpus("plain-app") & world.cpus("gap-app")
     value = world.metrics.registry.get_sample_value("nri_numa_gap_containers_total")
-    assert value == 1
+    assert value == 2, "the other one could run there"
     world.check()
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +18,12 @@ from nri_numa.engine.state import Kind
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import Container, QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.cgroups import CgroupReader
+from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node import give_back
 from nri_numa.observe import logs
+from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 
@@ -62,6 +67,7 @@ def met_in_a_gap(
     made = replace(
         container(of, wants=replace(wants or Resources(), cpus=cpus)),
         annotations={} if text is None else {MARK: text},
+        cgroups_path=f"/pods/{name}",
     )
     world.pods[of.id], world.live[made.id] = of, made
     return made
@@ -98,6 +104,96 @@ def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool)
     world.check()
     assert counted(world, "claims_disbelieved_total") == 0
     assert counted(world, "unexplained_pins_total") == 0
+
+
+def marking(directory: Path, settings: Settings | None = None) -> tuple[World, CgroupTree]:
+    """Sixteen CPUs; cgroups of containers carry extended attributes, as the kernel's do."""
+    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=16, threads=1)
+    tree = CgroupTree(directory / "cgroup", 2, topology.online, NUMASet.parse("0"))
+    return World(topology, settings, cgroups=CgroupReader(str(tree.root))), tree
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_a_gap_container_that_we_narrowed_stays_ours(tmp_path: Path, key: bool) -> None:
+    """It started while we were away, so it has no annotation of ours; its cgroup carries it."""
+    world, tree = marking(tmp_path)
+    own = grown(world, "own", 4, OWN)
+    plain = met_in_a_gap(world, "plain")
+    tree.write("/pods/plain")
+    world.boot()
+    world.synchronize()
+    assert world.has(plain.id)[0] == "4-15"
+    del world.live[own]
+    lose(world, key=key)
+    assert world.agent.state.allocations[plain.id].kind is Kind.UNBOUND
+    later = grown(world, "later", 6, OWN)
+    assert not world.cpus(plain.id) & world.cpus(later)
+    world.check()
+    assert counted(world, "unexplained_pins_total") == 0
+
+
+def test_what_an_earlier_start_could_not_decide_in_time_is_marked_later(tmp_path: Path) -> None:
+    world, tree = marking(tmp_path)
+    own = grown(world, "own", 4, OWN)
+    plain = met_in_a_gap(world, "plain", cpus="0-15")
+    tree.write("/pods/plain")
+    ticks = itertools.count(1.0, 10.0)
+    world.clock = lambda: next(ticks)
+    world.boot()
+    world.synchronize()
+    world.apply(world.agent.take_pending())
+    world.clock = lambda: 0.0
+    del world.live[own]
+    lose(world)
+    assert world.agent.state.allocations[plain.id].kind is Kind.UNBOUND
+    world.check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_damage_leaves_nobody_on_cpus_of_another(tmp_path: Path, seed: int) -> None:
+    """Twenty-four restarts; meanwhile pods come and go, and parts of the state are lost."""
+    rng = random.Random(seed)
+    world, tree = marking(tmp_path)
+    names = (f"p{number}" for number in itertools.count())
+
+    def away() -> None:
+        name = next(names)
+        wants = resources(rng.choice((1, 2, 3)), 1)
+        exclusive = rng.random() < 0.4
+        met_in_a_gap(
+            world, name, wishes=OWN if exclusive else {}, wants=wants if exclusive else None,
+            qos=QoSClass.GUARANTEED if exclusive else QoSClass.BEST_EFFORT,
+        )  # fmt: skip
+        tree.write(f"/pods/{name}")
+
+    for _ in range(24):
+        for _ in range(rng.randrange(4)):
+            of = pod(next(names), OWN if rng.random() < 0.5 else {})
+            made = container(of, wants=resources(rng.choice((1, 2, 3)), 1))
+            world.create(of, replace(made, cgroups_path=f"/pods/{of.name}"))
+            tree.write(f"/pods/{of.name}")
+        for _ in range(rng.randrange(3)):
+            if world.live:
+                world.stop(rng.choice(sorted(world.live)))
+        for _ in range(rng.randrange(3)):
+            away()
+        for _ in range(rng.randrange(3)):
+            if world.live:
+                del world.live[rng.choice(sorted(world.live))]
+        lost = rng.choice(("nothing", "some", "all", "key"))
+        if lost == "some":
+            for name in sorted(world.store.documents):
+                if rng.random() < 0.5:
+                    del world.store.documents[name]
+        elif lost != "nothing":
+            world.store.documents.clear()
+        if lost == "key":
+            world.key = rng.randbytes(8)
+        world.boot()
+        world.synchronize()
+        state = world.agent.state
+        assert Kind.FOREIGN not in {a.kind for a in state.allocations.values()}
+        world.check()
 
 
 def test_an_owner_that_was_resized_keeps_what_it_has_now() -> None:
@@ -293,6 +389,7 @@ FORGED = {
         claim(kind="explicit", owned=True), {"numacpu": "1"}, 1.0, "1"
     ),
     "a list it has not": (claim(kind="explicit", cpus="1-9"), {"numacpu": "1"}, 1.0, "1-9"),
+    "a list where its pod has none": (claim(kind="explicit"), {}, 1.0, "1"),
     "a size that cannot be owned": (claim(), OWN, 0.5, "1"),
     "memory nodes it does not list": (
         claim(kind="unbound", cpus="", mems="1"), {"numamem": "0"}, 1.0, ""

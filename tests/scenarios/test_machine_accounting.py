@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from nri_numa.engine.accounting import take_within
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, Taken, TakeRequest
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.decision import Machine, Refused
 from nri_numa.engine.state import Charge, NodeState
 from nri_numa.engine.values.limits import CPUAmount, Limits
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import SMT
+from nri_numa.engine.values.workload import SMT, QoSClass
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.view import LinkFacts, LiveView
@@ -144,3 +144,41 @@ def test_case_16_what_is_booked_on_a_numa_node_that_went_away_is_nobodys() -> No
     state = NodeState(charges={9: Charge(1000, 1 << 30)})
     assert machine.memory_left(state, None) == dict(machine.memory_capacity)
     assert machine.cpu_left(state) == dict(machine.cpu_total)
+
+
+def test_a_refusal_says_whose_requests_the_shared_pool_serves() -> None:
+    world = World(machines.dual_no_smt())
+    for name, cpus in (("big", 7.5), ("other", 8), ("small", 0.25)):
+        of = pod(name, {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
+        world.place(of, container(of, wants=resources(cpus)))
+    idle = pod("idle", {"policy": "single-numa-node"}, qos=QoSClass.BEST_EFFORT)
+    world.place(idle, container(idle, "none"))
+    for asks in ({}, {"policy": "best-effort"}, {"policy": "single-numa-node"}):
+        of = pod("own", {**asks, "cpus": "exclusive"})
+        refused = world.refuse(of, container(of, wants=resources(2)))
+        assert refused.message.endswith(
+            "; held: default/other/app requests 8 CPUs of the shared pool, "
+            "default/big/app requests 7.5 CPUs of the shared pool, "
+            "default/small/app requests 0.25 CPUs of the shared pool"
+        ), refused.message
+
+
+def test_a_resize_that_is_refused_says_who_has_its_numa_node() -> None:
+    world = World(machines.dual_no_smt())
+    mine = {"policy": "single-numa-node"}
+    of = pod("own", mine)
+    made = container(of, wants=resources(2, 1))
+    world.place(of, made)
+    for name, cpus in (("near", 5), ("far", 5)):
+        other = pod(name, mine, qos=QoSClass.BURSTABLE)
+        world.place(other, container(other, wants=resources(cpus)))
+    where = {a.pod: a.numa_nodes for a in world.agent.state.allocations.values()}
+    near = next(name for name in ("near", "far") if where[name] == where["own"])
+    refused = world.update(made.id, resources(8, 1))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "NotEnoughCPUs"
+    assert f"held: default/{near}/app requests" in refused.message
+    assert refused.message.count("requests") == 1
+    refused = world.update(f"{near}-app", resources(8, 0))
+    assert isinstance(refused, Refused)
+    assert "held: default/own/app has exclusive CPUs" in refused.message

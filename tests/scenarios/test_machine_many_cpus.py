@@ -11,6 +11,7 @@ from nri_numa.engine.request.demand import Demand, demand
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass, Requested, Resources
+from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
@@ -61,6 +62,14 @@ def test_case_12_shared_ones_need_at_least_that() -> None:
     of = pod("a", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
     refused = world.refuse(of, container(of, wants=Resources(cpu_shares=MANY)))
     assert "needs at least 256 CPUs" in refused.message
+
+
+def test_a_list_names_every_second_of_a_thousand_cpus() -> None:
+    """It has 2,000 characters; the kernel's lists of such machines are as long."""
+    world = World(machines.sixty_four_nodes())
+    cpus = CPUSet(range(0, 1024, 2))
+    world.place(pod("a", {"numacpu": str(cpus)}))
+    assert world.cpus("a-app") == cpus
 
 
 def _demand(defaults: dict[str, str], annotations: dict[str, str]) -> Demand | Refusal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.decision import Machine, Reading, Refused
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import QoSClass, Resources
@@ -56,7 +56,7 @@ def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused() ->
     assert refused.reason == "NotEnoughCPUs"
     assert refused.message == (
         "resize refused: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free on "
-        "NUMA node 0 for it (smt: spread)"
+        "NUMA node 0 for it (smt: spread); held: default/own/app has exclusive CPUs 0-2"
     )
     assert world.has("a-app") == before
     world.check()
@@ -276,6 +276,7 @@ def test_resize_that_whole_cores_cannot_make_is_refused() -> None:
     refused = world.update("a-app", resources(3, 1))
     assert isinstance(refused, Refused)
     assert refused.reason == "SMTAlignmentError"
+    assert "so 2 or 4 would fit" in refused.message
     assert world.update("a-app", resources(4, 1)) is None
     assert len(world.cpus("a-app")) == 4
 
@@ -293,6 +294,22 @@ def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline() -> None:
     assert world.update("a-app", resources(2, 2)) is None
     assert world.agent.state.allocations["a-app"].cpus == had
     assert world.agent.state.charge(0).memory == 2 * GIB
+
+
+def test_resize_while_a_numa_node_is_offline_keeps_it_for_later() -> None:
+    world = world_of()
+    before = start(world, "a", {"policy": "best-effort"}, resources(5.5, 10))
+    assert before == ("0-7", "0-1")
+    offline = CPUSet.parse("4-7")
+    small = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8, offline=offline
+    )
+    for topology in (small, world.topology):
+        world.topology = topology
+        world.apply(world.agent.retopology(Machine(topology=topology, settings=world.settings)))
+        assert world.update("a-app", resources(3.5, 10)) is None
+        world.check()
+    assert world.has("a-app") == before
 
 
 @pytest.mark.parametrize("on_failure", ["reject", "unpinned", "widen"])

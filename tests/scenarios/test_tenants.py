@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nri_numa.config.tenants import parse_amount
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.limits import (
@@ -242,6 +243,35 @@ def test_lists_do_not_land_on_reserved_cpus_unless_permitted() -> None:
 
 
 # --- quotas ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "quota", "most"),
+    [
+        (2, 1, None, 2),  # of the default, half, one CPU would be left
+        (1, 2, None, 2),
+        (1, 8, None, 8),
+        (3, 1, None, 2),
+        (8, 1, None, 4),
+        (8, 2, "1%", 2),
+        (8, 1, "0%", 0),
+        (8, 1, "1", 1),
+    ],
+)
+def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
+    cores: int, threads: int, quota: str | None, most: int
+) -> None:
+    limits = Limits()
+    if quota is not None:
+        limits = Limits(quota=Quota(listed=parse_amount(quota)))
+    small = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=cores, threads=threads)
+    world = World(small, Settings(limits=limits))
+    if most < cores * threads:
+        refused = world.refuse(*want("more", {"numacpu": f"0-{most}"}, qos=BEST_EFFORT))
+        assert f"over the quota of {most} listed CPUs" in refused.message
+    if most:
+        cpus = str(CPUSet(range(most)))
+        assert world.place(*want("all", {"numacpu": cpus}, qos=BEST_EFFORT))[0] == cpus
 
 
 def test_a_list_of_everything_does_not_keep_others_from_owning() -> None:

@@ -128,7 +128,7 @@ def test_the_policies_name_the_two_annotations() -> None:
     policies = [d for d in documents("policies.yaml") if d["kind"] == "ValidatingAdmissionPolicy"]
     nodes, bindings = (policy["spec"] for policy in policies)
     assert f"numa.kubernetes.io/{ROOM}'" in nodes["validations"][1]["expression"]
-    # It applies to wrong bindings, and refuses each of them (docs/adr/0094).
+    # It applies to wrong bindings, and refuses each of them (docs/adr/0059).
     ((wrong,), (refused,)) = bindings["matchConditions"], bindings["validations"]
     assert f"numa.kubernetes.io/{PLACED}'" in wrong["expression"]
     assert refused["expression"] == "false"

@@ -383,6 +383,9 @@ class Guest:
         if self.containerd.running:
             self.containerd.cri.remove_all()
 
+    def _nothing_kept(self) -> bool | None:
+        return not self.plugin.json("/v1/assignments")["containers"] or None
+
     def reconfigure(self, config: Mapping[str, object]) -> None:
         """Have the plugin take another configuration while it runs."""
 
@@ -419,6 +422,9 @@ class Guest:
                     self.containerd.start(timeout_s=150)
                 if case.plugin:
                     self.plugin.ensure_ready()
+                    # Of a sandbox that is older than the runtime's last start no stop is reported:
+                    # the agent finds its cgroup gone some seconds later.
+                    poll(self._nothing_kept, "the CPUs of pods that are gone", timeout_s=60)
                 case.run(self)
                 if self.machine.system and case.plugin:
                     systemd_agrees(self)

@@ -32,6 +32,7 @@ from nri_numa.engine.cpus.smt import (
     Partners,
     Threads,
     counts_that_fit,
+    nearest_counts,
     next_threads,
     partners,
     whole_cores,
@@ -109,12 +110,8 @@ def _keep(ix: AllocatorIndex, held: int, count: int, smt: SMT, affinity: NUMASet
 
 
 def _shrink(ix: AllocatorIndex, request: TakeRequest, held: int) -> Taken | SMTAlignmentRefused:
-    if request.smt is SMT.FULL_CORE and counts_that_fit(_machine(ix), request.count) is None:
-        return SMTAlignmentRefused(
-            requested=request.count,
-            threads_per_core=ix.threads,
-            available=CPUSet.from_bits(ix.members(ix.whole(held))),
-        )
+    if request.smt is SMT.FULL_CORE and counts_that_fit(_cores(ix, ix.all), request.count) is None:
+        return _misaligned(ix, request.count, held)
     kept = _keep(ix, held, request.count, request.smt, request.affinity)
     idle = _idle(ix, request, kept)
     return Taken(
@@ -127,12 +124,24 @@ def _shrink(ix: AllocatorIndex, request: TakeRequest, held: int) -> Taken | SMTA
     )
 
 
-def _machine(ix: AllocatorIndex) -> list[CoreClass]:
+def _cores(ix: AllocatorIndex, cpus: int) -> list[CoreClass]:
+    """The cores that some CPUs make, larger before smaller."""
     return [
         CoreClass(cores, size)
-        for size, cores in reversed(list(enumerate(ix.by_count(ix.all))))
+        for size, cores in reversed(list(enumerate(ix.by_count(cpus))))
         if cores and size
     ]
+
+
+def _misaligned(ix: AllocatorIndex, count: int, free: int) -> SMTAlignmentRefused:
+    whole = ix.members(ix.whole(free))
+    fitting = nearest_counts(_cores(ix, whole), count)
+    return SMTAlignmentRefused(
+        requested=count,
+        threads_per_core=ix.threads,
+        available=CPUSet.from_bits(whole),
+        fitting=fitting or nearest_counts(_cores(ix, ix.all), count),
+    )
 
 
 def _idle(ix: AllocatorIndex, request: TakeRequest, cpus: int) -> int:
@@ -195,7 +204,10 @@ class _Take:
 
     def run(self) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
         request, smt = self.request, self.request.smt
-        if smt is SMT.FULL_CORE and counts_that_fit(_machine(self.ix), request.count) is None:
+        if (
+            smt is SMT.FULL_CORE
+            and counts_that_fit(_cores(self.ix, self.ix.all), request.count) is None
+        ):
             return self._misaligned()
         if not self.needed:
             return self._done()
@@ -509,9 +521,4 @@ class _Take:
         )
 
     def _misaligned(self) -> SMTAlignmentRefused:
-        whole = self.ix.members(self.ix.whole(self.room | self.held))
-        return SMTAlignmentRefused(
-            requested=self.request.count,
-            threads_per_core=self.ix.threads,
-            available=CPUSet.from_bits(whole),
-        )
+        return _misaligned(self.ix, self.request.count, self.room | self.held)

@@ -104,11 +104,14 @@ class SMTAlignmentRefused:
         requested: CPUs wanted.
         threads_per_core: the largest number of threads on one core of the machine.
         available: CPUs of the wholly free cores.
+        fitting: the next lower and the next higher number that these make; where they make none,
+            that all cores of the machine make.
     """
 
     requested: int
     threads_per_core: int
     available: CPUSet
+    fitting: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return (

@@ -170,6 +170,17 @@ def counts_that_fit(classes: Sequence[CoreClass], n: int) -> list[int] | None:
     return counts
 
 
+def nearest_counts(classes: Sequence[CoreClass], n: int) -> tuple[int, ...]:
+    """The next lower and the next higher number of CPUs that whole cores make, where there are."""
+    reach = 1
+    for c in classes:
+        reach = _add(reach, c)
+    lower = (reach & ((1 << n) - 1)).bit_length() - 1
+    higher = reach >> n + 1
+    found = (lower,) if lower > 0 else ()
+    return (*found, n + (higher & -higher).bit_length()) if higher else found
+
+
 def _add(reach: int, c: CoreClass) -> int:
     """Sums that can be made with up to all cores of a class added to those that could before."""
     left, step = c.cores.bit_count(), 1

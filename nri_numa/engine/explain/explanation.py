@@ -261,6 +261,18 @@ def _demand(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> Doc
     }
 
 
+def shares_because(known: Grounds) -> str:
+    """Why a whole number of CPUs as a limit is no exclusive CPUs; empty where that is no question.
+
+    Args:
+        known: of a container that shares CPUs.
+    """
+    asked, needs = known.basis.asked or {}, known.basis.needs
+    if needs is None or needs.cpu_from != "limit" or needs.cpu_milli % 1000 or "cpus" in asked:
+        return ""
+    return _why(known.basis.qos, asked, needs)
+
+
 def _why(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> str:
     """Why it owns or shares CPUs; a clause after *because*, empty where lists decide."""
     if "numacpu" in asked:
@@ -271,7 +283,9 @@ def _why(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> str:
     if needs.exclusive_cpus:
         return f"the pod is {qos} and the number is whole"
     if qos != QoSClass.GUARANTEED:
-        return f"the pod is {qos}, not Guaranteed"
+        limits = needs.cpu_from == "limit" and needs.memory_from != "limit"
+        cause = ": the container has no memory limit" if limits else ""
+        return f"the pod is {qos}, not Guaranteed{cause}"
     if needs.cpu_milli % 1000 or not needs.cpu_milli:
         return "the number of CPUs is not whole"
     return "nothing asks for exclusive CPUs"

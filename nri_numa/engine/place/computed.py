@@ -212,7 +212,7 @@ def _who_has_them(case: Case) -> str:
         return ""
     if case.policy is Policy.SINGLE_NUMA_NODE and case.demand.exclusive_cpus > most:
         return ""
-    return holders_text(case.state)
+    return holders_text(case.state, requests=True)
 
 
 def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Refusal:
@@ -223,7 +223,7 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
         settings = replace(settings, align_by_socket=False)
     former = table.former
     if affinity is not None:
-        former = former & machine.topology.cpus_of(affinity)
+        former = former & machine.topology.cpus_of(_reach(settings, machine, affinity))
     free, first, strict = table.free, affinity, case.policy in STRICT
     if table.listed is not None and affinity is not None:
         # Near the listed memory first, then in the rest of the affinity.
@@ -293,11 +293,11 @@ def _reach(settings: Settings, machine: Machine, affinity: NUMASet) -> NUMASet:
 def _take_failed(
     failed: NotEnoughCPUs | SMTAlignmentRefused, case: Case, table: ResourceTable, found: _Aligned
 ) -> Refusal:
-    left, holders = left_text(case, table), holders_text(case.state)
+    left, holders = left_text(case, table), holders_text(case.state, requests=True)
     if isinstance(failed, SMTAlignmentRefused):
         return Refusal(
             reason="SMTAlignmentError",
-            message=f"{case.who}: {misaligned(failed, case.smt)}; free: {left}{holders}",
+            message=f"{case.who}: {misaligned(case, failed, case.smt)}; free: {left}{holders}",
             rule="smt: full-core gives whole cores only",
             alignment=found.alignment,
         )

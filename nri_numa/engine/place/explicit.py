@@ -8,6 +8,7 @@ names pod, container, annotation, value and expectation.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from nri_numa.engine.case import Case
 from nri_numa.engine.decision import Machine
@@ -20,7 +21,7 @@ from nri_numa.engine.place.quotas import grant_refused, list_refused
 from nri_numa.engine.request.annotations import quoted
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.request.permissions import asked_by_pod
-from nri_numa.engine.state import Kind, NodeState
+from nri_numa.engine.state import Allocation, Kind, NodeState
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import CPUMode, Requested
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
@@ -35,14 +36,15 @@ def place_explicit(case: Case) -> Placed | Refusal:
     ignored: tuple[str, ...] = ()
     if requested.numacpu is not None:
         cpus = requested.listed_cpus
-        failed = _check_cpus(case, cpus)
-        if failed is None and owned and not may_own(requested, cpus, demand):
+        beside = owned and bool(owned_by_pod(case, cpus))
+        failed = _check_cpus(case, NO_CPUS if beside else case.state.withheld)
+        if failed is None and owned and not (beside or may_own(requested, cpus, demand)):
             if not (requested.lenient and asked_by_pod(requested, "cpus")):
                 return unpaid(case, cpus)
-            ignored = (f"cpus: exclusive is ignored: {_pays(cpus, demand)}",)
+            ignored = (f"cpus: exclusive is ignored: {_pays(case, cpus)}",)
             owned = False
         if failed is None and owned:
-            failed = _check_ownable(case, cpus)
+            failed = None if beside else _check_ownable(case, cpus)
         elif failed is None and asked_by_pod(requested, "numacpu"):
             failed = list_refused(case, f"{_text(case)}, which", cpus)
         if failed is not None:
@@ -121,32 +123,65 @@ def _text(case: Case) -> str:
     return f"{case.who}: numacpu is {quoted(requested.numacpu or '')} ({source})"
 
 
+def exclusive_list(requested: Requested) -> CPUSet:
+    """The list that containers of one pod own together: exclusive, and given for the pod."""
+    own = requested.pods_list and requested.cpus is CPUMode.EXCLUSIVE
+    return requested.listed_cpus if own else NO_CPUS
+
+
+def owned_by_pod(case: Case, cpus: CPUSet) -> tuple[Allocation, ...]:
+    """Other containers of its pod that own the pod's list, which this container has too."""
+    if case.record is None or exclusive_list(case.requested) != cpus:
+        return ()
+    found = []
+    for container_id in sorted(case.record.containers):
+        a = case.state.allocations[container_id]
+        if a.exclusive_list == (case.pod.uid, cpus):
+            theirs = case.machine.resolve(case.pod, replace(case.container, name=a.container))
+            if isinstance(theirs, Requested) and theirs.pods_list:
+                found.append(a)
+    return tuple(found)
+
+
+def _paid(requested: Requested, demand: Demand) -> int:
+    whole = demand.pod_paid_milli if requested.pods_list else None
+    return demand.cpu_paid_milli if whole is None else whole
+
+
 def may_own(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
-    """Whether listed CPUs may be owned: paid for, permitted, or asked for by the operator."""
+    """Whether listed CPUs may be owned: paid for, permitted, or asked for by the operator.
+
+    The pod's list is paid for by the requests of all its containers.
+    """
     return (
-        demand.cpu_paid_milli >= 1000 * len(cpus)
+        _paid(requested, demand) >= 1000 * len(cpus)
         or requested.unpaid_cpus
         or not (asked_by_pod(requested, "numacpu") or asked_by_pod(requested, "cpus"))
     )
 
 
-def _pays(cpus: CPUSet, demand: Demand) -> str:
-    return f"the CPU request pays for {demand.cpu_paid_milli}m of {1000 * len(cpus)}m"
+def _pays(case: Case, cpus: CPUSet) -> str:
+    requested, demand = case.requested, case.demand
+    whole = requested.pods_list and demand.pod_paid_milli is not None
+    who = "CPU requests of its pod pay" if whole else "the CPU request pays"
+    return f"{who} for {_paid(requested, demand)}m of {1000 * len(cpus)}m"
 
 
 def unpaid(case: Case, cpus: CPUSet) -> Refusal:
     """Listed CPUs that may not be owned, and what was expected."""
     return Refusal(
         reason="UnpaidCPUs",
-        message=f"{_text(case)} with cpus: exclusive, but {_pays(cpus, case.demand)}; expected a "
+        message=f"{_text(case)} with cpus: exclusive, but {_pays(case, cpus)}; expected a "
         "request for all of them, or a permission with unpaidCPUs "
         f"({case.requested.permission} has not)",
         rule="exclusive CPUs must be paid for by the CPU request",
     )
 
 
-def _check_cpus(case: Case, cpus: CPUSet) -> Refusal | None:
+def _check_cpus(case: Case, withheld: CPUSet) -> Refusal | None:
+    """What is wrong with the list; ``withheld`` is what others have."""
     state, requested = case.state, case.requested
+    cpus = requested.listed_cpus
     topology, settings = case.machine.topology, case.machine.settings
     text = _text(case)
     missing = cpus - topology.possible
@@ -188,7 +223,7 @@ def _check_cpus(case: Case, cpus: CPUSet) -> Refusal | None:
             f"with reservedCPUs ({requested.permission} has not)",
             rule="reserved CPUs are not given to containers by their annotations",
         )
-    taken = cpus & state.withheld
+    taken = cpus & withheld
     if taken:
         return Refusal(
             reason="CPUOwned",

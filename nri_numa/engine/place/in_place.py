@@ -24,14 +24,14 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.memory.memory_manager import pages_name
 from nri_numa.engine.others.elsewhere import given_last
-from nri_numa.engine.place.explicit import may_own, unpaid
+from nri_numa.engine.others.holders import holders_text
+from nri_numa.engine.place.explicit import may_own, owned_by_pod, unpaid
 from nri_numa.engine.place.memory_policy import in_turn
 from nri_numa.engine.place.needs import kept_for_groups, loads_of
 from nri_numa.engine.place.placement import (
     Placed,
     exclusive_text,
     human_bytes,
-    human_milli,
     spread_charges,
 )
 from nri_numa.engine.place.quotas import grant_refused, kept_for_pool, ownable
@@ -40,7 +40,7 @@ from nri_numa.engine.state import Allocation, Kind
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import SMT, OnFailure
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.words import human_milli, numa_text
 
 RULE = "a resize stays in place"
 LESS = "less than asked for"
@@ -84,8 +84,15 @@ class _Change:
         """CPUs of a list stay that list; only the amounts change."""
         case, had, topology = self.case, self.had, self.case.machine.topology
         milli: dict[int, int] = {}
-        if had.owned and not may_own(case.requested, had.cpus, case.demand):
-            return unpaid(case, had.cpus)
+        if had.owned:
+            # The runtime may tell the pod's sum of its creation, not that of now.
+            paid = case.demand.cpu_paid_milli
+            paid += sum(a.cpu_milli for a in owned_by_pod(case, had.cpus))
+            if case.demand.pod_paid_milli is not None:
+                paid = min(paid, case.demand.pod_paid_milli)
+            case = replace(case, demand=replace(case.demand, pod_paid_milli=paid))
+            if not may_own(case.requested, had.cpus, case.demand):
+                return unpaid(case, had.cpus)
         if had.cpus:
             want = 1000 * len(had.cpus) if had.owned else self._allocated_milli()
             milli = {
@@ -97,7 +104,7 @@ class _Change:
     def shared(self) -> Placed | Refusal:
         """The shared CPUs of the NUMA nodes it is on."""
         case, had, wanted = self.case, self.had, self.case.demand
-        numa_nodes = had.numa_nodes & case.machine.topology.cpu_nodes or had.numa_nodes
+        numa_nodes = had.numa_nodes
         self.steps.append(f"stays on {numa_text(numa_nodes)}")
         left = case.shared_left
         if wanted.cpu_milli > had.cpu_milli:
@@ -105,6 +112,7 @@ class _Change:
             if have < wanted.cpu_milli:
                 free = f"{human_milli(have)} free on {numa_text(numa_nodes)}"
                 text = f"{case.who}: {short('cpu', human_milli(wanted.cpu_milli), free)}"
+                text += holders_text(case.state, numa_nodes, requests=True)
                 if case.on_failure is OnFailure.REJECT:
                     return Refusal(reason="NotEnoughCPUs", message=text, rule=RULE)
                 self.steps.append(text)
@@ -189,7 +197,8 @@ class _Change:
                 reason="NotEnoughCPUs",
                 message=f"{case.who}: "
                 + short("cpu", exclusive_text(count), f"{room} free on {numa_text(home)} for it")
-                + f" (smt: {self._smt().value})",
+                + f" (smt: {self._smt().value})"
+                + holders_text(rest, home, requests=True),
                 rule=RULE,
             )
         who = f"{case.who}: cpu: {exclusive_text(count)}"
@@ -228,7 +237,7 @@ class _Change:
 
     def _misaligned(self, refused: NotEnoughCPUs | SMTAlignmentRefused) -> Refusal:
         told = (
-            misaligned(refused, self._smt())
+            misaligned(self.case, refused, self._smt())
             if isinstance(refused, SMTAlignmentRefused)
             else too_few(self.case.machine, refused, None)
         )

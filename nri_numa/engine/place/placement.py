@@ -56,12 +56,6 @@ def human_bytes(amount: int) -> str:
     raise AssertionError("unreachable")  # pragma: no cover
 
 
-def human_milli(milli: int) -> str:
-    """``2 CPUs``, ``0.5 CPUs``."""
-    text = f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
-    return f"{text} CPU" if text == "1" else f"{text} CPUs"
-
-
 def exclusive_text(count: int) -> str:
     """``1 exclusive CPU``, ``4 exclusive CPUs``."""
     return counted(count, "exclusive CPU")

@@ -14,12 +14,12 @@ from nri_numa.engine.accounting import shared_milli
 from nri_numa.engine.case import Case
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.others.holders import holders_text, named
-from nri_numa.engine.state import Allocation, NodeState
+from nri_numa.engine.state import Allocation, NodeState, union
 from nri_numa.engine.values.limits import EVERYTHING, CPUAmount, NamespaceQuota
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import IsolatedCPUs
 from nri_numa.engine.values.workload import SMT, PodSandbox
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.words import counted
 
 
@@ -160,7 +160,7 @@ def _below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet)
                 message=f"{who} would leave {len(left & cpus)} of the "
                 f"{counted(len(pool & cpus), 'CPU')} in the shared pool of NUMA node {i} for other "
                 f"containers; expected at least {keep} to stay (sharedPool.numaNodeCPUs)"
-                + holders_text(state, cpus),
+                + holders_text(state, NUMASet([i])),
                 rule=f"the shared pool of NUMA node {i} keeps {counted(keep, 'CPU')}",
                 widenable=True,
             )
@@ -192,7 +192,7 @@ def _over_quota(case: Case, who: str, withheld: CPUSet, idle: CPUSet) -> Refusal
     if entry is not None and entry.quota.exclusive != EVERYTHING:
         limit = entry.quota.exclusive.of(total)
         mine = [a for a in state.allocations.values() if a.owned and a.namespace == pod.namespace]
-        taken = sum(len(a.cpus) + len(a.idle) for a in mine)
+        taken = len(union(a.cpus | a.idle for a in mine))
         if taken + len(withheld) > limit:
             what = f"exclusive CPUs of namespace {pod.namespace}"
             name = f"{entry.name}.exclusiveCPUs"
@@ -214,11 +214,11 @@ def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
     new = cpus - state.listed_cpus
     if not new or case.demand.cpu_paid_milli >= 1000 * len(cpus):
         return None
-    limits, total = machine.settings.limits, cpu_count(machine)
+    limits = machine.settings.limits
     # Alone, reserved CPUs withhold nothing: nobody can own them anyway.
     reserved = machine.settings.reserved_cpus
     new, used = new - reserved, state.listed_cpus - reserved
-    limit = limits.quota.listed.of(total)
+    limit = _listed_at_most(machine, limits.quota.listed)
     if len(used) + len(new) > limit:
         return _refused(
             who, "quotas.listedCPUs", "listed CPUs", limit, len(used), len(new),
@@ -232,14 +232,19 @@ def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
         for i in state.listed
         if state.allocations[i].namespace == pod.namespace
     ]
-    before = NO_CPUS
-    for a in mine:
-        before = before | (a.cpus - reserved)
-    limit, asked = entry.quota.listed.of(total), len(cpus - reserved - before)
+    before = union(a.cpus for a in mine) - reserved
+    limit = _listed_at_most(machine, entry.quota.listed)
+    asked = len(cpus - reserved - before)
     if len(before) + asked > limit:
         what = f"listed CPUs of namespace {pod.namespace}"
         return _refused(who, f"{entry.name}.listedCPUs", what, limit, len(before), asked, mine)
     return None
+
+
+def _listed_at_most(machine: Machine, amount: CPUAmount) -> int:
+    """A quota of lists; a part of a small machine is at least a core, and two CPUs."""
+    count = amount.of(cpu_count(machine))
+    return max(count, 2, machine.topology.threads_per_core) if amount.percent else count
 
 
 def _entry(machine: Machine, pod: PodSandbox) -> NamespaceQuota | None:

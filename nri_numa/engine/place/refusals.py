@@ -15,7 +15,6 @@ from nri_numa.engine.place.needs import ResourceTable
 from nri_numa.engine.place.placement import (
     exclusive_text,
     human_bytes,
-    human_milli,
     per_node,
 )
 from nri_numa.engine.place.quotas import ownable_at_most
@@ -23,7 +22,7 @@ from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.values.settings import IsolatedCPUs
 from nri_numa.engine.values.workload import SMT, Bind, Policy, Scope
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import agree, numa_text
+from nri_numa.machine.words import agree, human_milli, numa_text
 
 
 def needed_text(case: Case) -> str:
@@ -67,11 +66,14 @@ def too_few(machine: Machine, failed: NotEnoughCPUs, within: NUMASet | None) -> 
     return short("cpu", need, f"{free + failed.held} free {where}")
 
 
-def misaligned(failed: SMTAlignmentRefused, smt: SMT) -> str:
-    """A number of CPUs that is not one of whole cores."""
+def misaligned(case: Case, failed: SMTAlignmentRefused, smt: SMT) -> str:
+    """A number of CPUs that is not one of whole cores, and the nearest that are."""
     each = human_milli(failed.threads_per_core * 1000)
     need = exclusive_text(failed.requested)
-    return f"{short('cpu', need, f'whole cores have {each} each')} (smt: {smt})"
+    most = ownable_at_most(case.machine, case.state, smt)
+    fitting = " or ".join(str(n) for n in failed.fitting if n <= most)
+    would = f", so {fitting} would fit" if fitting else ""
+    return f"{short('cpu', need, f'whole cores have {each} each{would}')} (smt: {smt})"
 
 
 def memory_lacking(demand: Demand, table: ResourceTable, mems: NUMASet, where: str) -> str:

@@ -17,13 +17,13 @@ from nri_numa.engine.align.shortage import short
 from nri_numa.engine.case import Case
 from nri_numa.engine.place.listed_memory import STRICT, near
 from nri_numa.engine.place.needs import ResourceTable, demands, pod_demand
-from nri_numa.engine.place.placement import exclusive_text, human_milli
+from nri_numa.engine.place.placement import exclusive_text
 from nri_numa.engine.place.refusals import left_text, memory_lacking, needed_text, not_let_in
 from nri_numa.engine.state import PodRecord, union
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.words import human_milli, numa_text
 
 
 def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refusal | None:

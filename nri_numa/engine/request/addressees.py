@@ -63,7 +63,7 @@ class Missing:
         close = get_close_matches(self.name, self.had, n=1)
         return (
             f"annotation {self.annotation} is ignored, because it names a container "
-            f"{quoted(self.name)}, which this pod has not had; "
-            f"it has had {', '.join(map(quoted, self.had)) or 'none'}"
+            f"{quoted(self.name)}, which this pod does not have; "
+            f"it has {', '.join(map(quoted, self.had)) or 'none'}"
             + (f" (did you mean {close[0]}?)" if close else "")
         )

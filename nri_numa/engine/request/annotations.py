@@ -334,6 +334,8 @@ def resolve(
         if number == configured_from - 1:
             given = frozenset(chosen)
     requested = _requested(chosen, given, permission, ignored)
+    if own and requested.numacpu is not None:
+        requested = replace(requested, pods_list=chosen["numacpu"] != levels[0].get("numacpu"))
     if marker + PLACED in pod.annotations:
         placed = placed_for(pod.annotations, settings.prefix, container.name)
         requested = replace(requested, placed=placed)

@@ -55,6 +55,8 @@ class Demand:
         hugepages: bytes by page size in bytes, whole pages, no zero entries.
         cpu_paid_milli: thousandths of a CPU that the request pays for: what may be owned, and what
             is allocated for a container that shares.
+        pod_paid_milli: for a pod's list: what the pod's requests pay for beside what others of it
+            have; None where the runtime does not tell.
         memory_paid: bytes that the request pays for, which is what is allocated; the pin must hold
             ``memory_bytes``.
         cpu_source: ``limit``, ``request`` or ``none``.
@@ -75,6 +77,7 @@ class Demand:
     memory_source: str = "none"
     notes: tuple[str, ...] = ()
     cpu_paid_milli: int = 0
+    pod_paid_milli: int | None = None
     memory_paid: int = 0
     size_milli: int = 0
     size_bytes: int = 0
@@ -180,6 +183,7 @@ def demand(
         memory_source=memory_source,
         notes=tuple(notes),
         cpu_paid_milli=paid,
+        pod_paid_milli=_pod_paid(pod, paid, others) if requested.pods_list else None,
         memory_paid=allocated,
         size_milli=milli,
         size_bytes=size,
@@ -293,6 +297,11 @@ def paid_milli(pod: PodSandbox, resources: Resources, others: Charge = NOTHING) 
         # has a larger limit than its pod.
         total = max(total, paid)
     return max(0, min(paid, total - others.cpu_milli))
+
+
+def _pod_paid(pod: PodSandbox, paid: int, others: Charge) -> int | None:
+    total = _sum(pod)
+    return None if total is None else max(paid, total - others.cpu_milli)
 
 
 def _sum(pod: PodSandbox) -> int | None:

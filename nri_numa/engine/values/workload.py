@@ -290,6 +290,7 @@ class Requested:
         numacpu, numamem: explicit kernel lists as they were written, checked for form only; None
             when not asked for.
         listed_cpus, listed_mems: the same lists as sets, so that they are read once.
+        pods_list: ``numacpu`` is given for its whole pod, not for this container.
         cpus: None when nobody said: then a Guaranteed whole-number container that has a policy
             is exclusive and everything else is shared, as in the kubelet's static policy.
         on_failure: None when nobody said: then the policy decides.
@@ -324,6 +325,7 @@ class Requested:
     permission: str = BUILT_IN_PERMISSION
     listed_cpus: CPUSet = NO_CPUS
     listed_mems: NUMASet = NO_NUMA_NODES
+    pods_list: bool = False
     slots: Slots | None = None
     placed: NUMASet = NO_NUMA_NODES
 

@@ -358,7 +358,6 @@ class PluginSession(_Session[ev.PluginEvent]):
 
     def _answered(self, reply: ttrpc.Reply) -> ev.PluginEvent:
         if reply.stream == self._registration:
-            self._registration = None
             if reply.status is not None:
                 return ev.RegistrationRefused(reply.status)
             return ev.Registered()

@@ -13,6 +13,7 @@ from nri_numa.simulate.manifests.pods import (
     PodManifest,
     Role,
     Workload,
+    unmatched,
 )
 from nri_numa.simulate.manifests.reader import Manifests, read_files, read_text
 from nri_numa.simulate.manifests.yaml_documents import ManifestError
@@ -27,4 +28,5 @@ __all__ = [
     "Workload",
     "read_files",
     "read_text",
+    "unmatched",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from nri_numa.engine.request.addressees import Missing, addressees
 from nri_numa.engine.values.workload import QoSClass
 
 
@@ -85,6 +86,23 @@ class PodManifest:
     def full_name(self) -> str:
         """``namespace/name``."""
         return f"{self.namespace}/{self.name}"
+
+
+def unmatched(pods: Iterable[PodManifest], prefix: str) -> list[str]:
+    """A sentence for each annotation that names a container which its pod does not have.
+
+    Args:
+        pods: replicas are told of once.
+        prefix: of our annotations, without its slash.
+    """
+    found: dict[str, None] = {}
+    for pod in pods:
+        had = tuple(one.name for one in pod.containers)
+        for name, annotation in addressees(pod.annotations, prefix).items():
+            if name not in had:
+                missing = Missing(annotation=annotation, name=name, had=had)
+                found[f"{pod.source}: {missing.sentence}"] = None
+    return list(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

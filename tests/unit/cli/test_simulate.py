@@ -223,6 +223,31 @@ def test_notes_warn_of_a_shared_list_of_isolated_cpus() -> None:
     assert "container app: CPUs 4-6 are isolated (isolcpus)" in " ".join(done.output.split())
 
 
+def test_why_a_whole_limit_is_shared_is_said_in_the_row() -> None:
+    half = pod("half", 4, None, SINGLE)
+    shares = pod("shares", 4, None, {**SINGLE, "cpus": "shared"})
+    done = simulate(write(half, shares, pod("part", 1.5, None, SINGLE)))
+    rows = {name: one for one in done.output.splitlines() for name in one.split()[1:2]}
+    assert rows["half"].endswith(
+        "shared CPUs on NUMA node 0, because the pod is Burstable, not Guaranteed: the container "
+        "has no memory limit"
+    )
+    assert rows["shares"].endswith("shared CPUs on NUMA node 1")
+    assert "because" not in rows["part"]
+
+
+def test_notes_warn_once_of_an_annotation_for_a_container_that_is_not_there() -> None:
+    spec = {"containers": [container("app", {})], "initContainers": [container("setup", {})]}
+    asks = {"smt.ap": "any", "smt.setup": "any", "numacpu.app": "0"}
+    done = simulate(write(replicated("Deployment", "web", 3, spec, asks)))
+    said = " ".join(done.output.split())
+    assert said.count("smt.ap is ignored") == 1
+    assert "which this pod does not have; it has 'setup', 'app' (did you mean app?)" in said
+    assert "Deployment web" in said
+    assert "smt.setup is ignored" not in said
+    assert "numacpu.app is ignored" not in said
+
+
 def test_notes_say_which_runtimes_have_a_memory_policy() -> None:
     asks = {"numamem": "0-1", "mempolicy": "weighted-interleave"}
     done = simulate(write(pod("a", 1, "1Gi", asks)))

@@ -192,6 +192,13 @@ def test_lists_of_each_kind_one_after_another_and_yaml() -> None:
     assert found["pods"][0]["numaNodes"] == {"main": "0"}
 
 
+def test_an_annotation_for_a_container_that_is_not_there_is_a_note() -> None:
+    pod = manifest(4)
+    pod["metadata"]["annotations"]["numa.kubernetes.io/smt.mian"] = "any"
+    (found, *_) = document(listed(nrt(8, name="a"), node("a")), pod)["notes"]
+    assert found.endswith("it has 'main' (did you mean main?)")
+
+
 def test_objects_that_cannot_be_read_are_unknown_nodes() -> None:
     broken = nrt(8, name="b")
     broken["zones"][0]["resources"][0]["available"] = "much"

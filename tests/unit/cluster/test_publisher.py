@@ -35,6 +35,7 @@ class Cluster:
         self.topology: dict[str, Any] = {}
         self.defined = True
         self.down = False
+        self.invalid = False
 
     def __call__(self, asked: Asked) -> Said:
         if self.down:
@@ -55,6 +56,8 @@ class Cluster:
             self.pods[path] = asked.body["metadata"]["annotations"]
             return Said(200, {"metadata": {"name": "p"}})
         if asked.method == "POST":
+            if self.invalid:
+                return status(422, "note: too long")
             name = asked.body["metadata"]["name"]
             if name in self.events:
                 return status(409, "exists")
@@ -205,6 +208,26 @@ def test_what_happens_while_the_api_server_is_away_is_told_later(
     played(story)
     said = [r.message for r in caplog.records if "nothing can be published" in r.message]
     assert len(said) == 1
+
+
+def test_what_waits_and_what_will_never_be_written_is_counted(played: Callable[..., None]) -> None:
+    async def story(world: World) -> None:
+        await until(lambda: 'output="events",result="done",verb="create"} 1.0' in world.text())
+        world.cluster.down = True
+        world.view.noted.append(replace(NOTICE, id="0a0b0c0d20", number=32, container="b"))
+        world.view.changed()
+        await until(lambda: 'publish_waiting{output="events"} 1.0' in world.text())
+        world.cluster.invalid = True
+        world.cluster.down = False
+        await until(lambda: 'publish_waiting{output="events"} 0.0' in world.text())
+        world.cluster.invalid = False
+        world.view.noted.append(replace(NOTICE, id="0a0b0c0d21", number=33, container="c"))
+        world.view.changed()
+        await until(lambda: len(world.cluster.events) == 2)
+        await until(lambda: 'result="done",verb="create"} 2.0' in world.text())
+        assert 'publish_dropped_total{output="events"} 1.0' in world.text()
+
+    played(story)
 
 
 def test_a_missing_socket_is_said_once_and_waited_for(

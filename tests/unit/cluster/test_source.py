@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from nri_numa.cluster.source import AgentGone, AgentSource
+from nri_numa.config import HTTP
+from nri_numa.http.server import HTTPServer
+from nri_numa.observe.metrics import Metrics
+from tests.beds.http_view import FakeView
 
 
 @pytest.mark.parametrize("body", [b'{"instance":"\xff"}', b"\xed\xa0\x80", b"[1]", b""])
@@ -35,3 +39,28 @@ def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
 
     with pytest.raises(AgentGone, match="something else than expected"):
         asyncio.run(asked())
+
+
+def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "not there"))
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    socket = str(tmp_path / "s")
+
+    async def asked() -> int:
+        server = HTTPServer(
+            HTTP(address="off", socket=socket), FakeView(), Metrics("1"), version="1"
+        )
+        assert await server.start()
+        source = AgentSource(socket)
+        try:
+            return len((await source.assignments()).containers)
+        finally:
+            await source.close()
+            await server.stop()
+
+    assert asyncio.run(asked())

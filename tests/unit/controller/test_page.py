@@ -109,6 +109,12 @@ def test_who_fits_comes_first_and_says_where(bed: ClusterPage) -> None:
     assert document(bed, "memory=64Gi")["fitting"] == 0
 
 
+def test_where_no_numa_node_is_chosen_none_is_shown(bed: ClusterPage) -> None:
+    bed.tell(topology(8, 8, name="a"))
+    (found,) = document(bed, "memory=1Gi&policy=none")["nodes"]
+    assert (found["fits"], found["numaNodes"]) == (True, "")
+
+
 def test_thousands_are_given_in_parts(bed: ClusterPage) -> None:
     bed.tell(*(topology(n % 17, name=f"n{n:04}") for n in range(1200)))
     found = document(bed)

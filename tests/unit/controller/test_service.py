@@ -34,12 +34,16 @@ class Cluster:
 
     Attributes:
         patches: bodies of what was patched, by Node.
+        down: whether it patches nothing for now.
+        refused: how often it did not.
     """
 
     def __init__(self) -> None:
         self.nodes = {name: self._node(name) for name in ("n1", "n2")}
         self.patches: list[tuple[str, Any]] = []
         self.lease: dict[str, Any] | None = None
+        self.down = False
+        self.refused = 0
         self._lock = threading.Lock()
 
     @staticmethod
@@ -73,6 +77,9 @@ class Cluster:
             return Said(
                 200, {"metadata": {"resourceVersion": "1"}, "items": [*self.nodes.values()]}
             )
+        if self.down:
+            self.refused += 1
+            return status(503, "shutting down")
         name = path.rpartition("/")[2]
         self.patches.append((name, asked.body["metadata"]["annotations"][KEY]))
         self.nodes[name]["metadata"]["annotations"][KEY] = self.patches[-1][1]
@@ -212,6 +219,9 @@ def test_bad_requests_are_refused_with_a_sentence(live: Callable[..., World]) ->
         for method, path, body, token, code, said in cases:
             assert (method, path, body, *(await world.ask(method, path, body, token)))[3] == code
             assert said in (await world.ask(method, path, body, token))[1]
+        # Each of six sound documents, twice; what is no document or has no token is no offer.
+        metrics = (await world.ask("GET", "/metrics", token=None))[1]
+        assert 'offers_total{result="refused",source="put"} 12.0' in metrics
 
     assert live(test).cluster.patches == []
 
@@ -224,6 +234,27 @@ def test_without_a_token_nobody_puts(live: Callable[..., World]) -> None:
         assert (await world.ask("GET", "/healthz"))[0] == 200
 
     live(test, token_file="")
+
+
+def test_an_api_server_that_is_away_is_said_once_and_waited_for(
+    live: Callable[..., World], caplog: pytest.LogCaptureFixture
+) -> None:
+    def said(text: str) -> int:
+        return len([record for record in caplog.records if text in record.message])
+
+    async def test(world: World) -> None:
+        world.cluster.down = True
+        for factor in (0.5, 0.25):
+            assert (await world.ask("PUT", PATH, {"zones": {"0": factor}}))[0] == 200
+            asked = world.cluster.refused
+            await until(lambda asked=asked: world.cluster.refused > asked)
+        assert "nri_numa_controller_api_up 0.0" in (await world.ask("GET", "/metrics"))[1]
+        assert said("the API server cannot be used for now") == 1
+        world.cluster.down = False
+        await until(lambda: world.cluster.zones("n1") == {"0": 0.25})
+        await until(lambda: said("the API server answers again"))
+
+    live(test)
 
 
 def test_who_does_not_lead_takes_nothing(live: Callable[..., World]) -> None:

@@ -119,7 +119,11 @@ def test_everybodys_set_is_no_contest(bed: Bed) -> None:
     assert bed.beside.contests == {}
 
 
-def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(bed: Bed) -> None:
+@pytest.mark.parametrize(("has", "contests"), [("2-3", 1), ("0-1", 1), ("0", 0), ("", 0)])
+def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
+    bed: Bed, has: str, contests: int
+) -> None:
+    """Its grant or what it shares among all others; somebody else's set is none."""
     bed.grant(g="2-3")
     of = pod("g", {"numacpu": "1"})
     bed.world.place(of, container(of, wants=sent("2-3")))
@@ -127,8 +131,8 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(bed: Bed)
         container_id="g-app",
         name="default/g/app",
         meant_cpus=CPUSet.parse("1"),
-        has_cpus=CPUSet.parse("2-3"),
-        found="cpuset.cpus is 2-3, meant 1",
+        has_cpus=CPUSet.parse(has),
+        found=f"cpuset.cpus is {has}, meant 1",
         rank=2,
     )
     bed.world.agent.differences.looked(["g-app"], [correction], {}, ["g-app"])
@@ -144,7 +148,7 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(bed: Bed)
     bed.beside._sleep = sleep
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(bed.beside.run())
-    assert bed.metric("kubelet_contests_total", yields_to="kubelet") == 1
+    assert bed.metric("kubelet_contests_total", yields_to="kubelet") == contests
     assert bed.beside.contests == {}  # it is gone
 
 

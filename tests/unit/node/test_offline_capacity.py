@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
 from nri_numa.node.offline_capacity import OutsideCapacity
+from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from tests.machines import named as machines
 
@@ -86,9 +88,13 @@ def test_the_configurations_own_factor_counts_besides(tmp_path: Path) -> None:
 def test_numa_nodes_that_are_not_there_are_said_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    logs.setup("warning", stream=sys.stderr)
     bed = Bed(tmp_path)
     bed.says({"7": 0, "1": 0.5}, drained="9")
     assert bed.look() == {1: 0.5}
+    assert bed.look() == {1: 0.5}
+    said = capsys.readouterr().err
+    assert said.count("this machine has no NUMA node 7,9; it has 0-1") == 1
 
 
 @pytest.mark.parametrize(

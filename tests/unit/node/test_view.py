@@ -51,7 +51,7 @@ class Bed:
         self.unheard: dict[str, list[str]] = {}
         self.metrics.snapshot = self.view.snapshot
 
-    def create(self, name: str, **annotations: str) -> None:
+    def create(self, name: str, *, cpus_limit: int = 2, **annotations: str) -> None:
         pod = PodSandbox(
             id=f"sandbox-{name}",
             uid=f"uid-{name}",
@@ -65,7 +65,10 @@ class Bed:
             pod_id=pod.id,
             name="server",
             resources=Resources(
-                cpu_quota=200_000, cpu_period=100_000, cpu_shares=2048, memory_limit=1 << 28
+                cpu_quota=cpus_limit * 100_000,
+                cpu_period=100_000,
+                cpu_shares=cpus_limit * 1024,
+                memory_limit=1 << 28,
             ),
         )
         self.agent.create_container(pod, container)
@@ -93,6 +96,14 @@ def test_every_container_is_listed_with_what_it_really_has(bed: Bed) -> None:
     assert cpus.isdisjoint(shared)
     assert cpus | shared == bed.machine.topology.allowed
     assert CPUSet.parse(containers["plain"].cpus) == shared
+
+
+def test_those_with_less_than_what_is_ideal_are_counted(bed: Bed) -> None:
+    assert bed.view.status().wider == 0
+    unpinned = {"policy": "single-numa-node", "on-failure": "unpinned"}
+    bed.create("left", cpus_limit=40, **unpinned)
+    assert bed.view.status().wider == 1
+    assert [one.pod for one in bed.view.listing().containers if not one.preferred] == ["left"]
 
 
 def test_numa_nodes_add_up(bed: Bed) -> None:

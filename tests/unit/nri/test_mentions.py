@@ -44,10 +44,12 @@ def test_a_privileged_container_has_the_hosts_devices_and_none_of_its_own() -> N
     made.linux.resources.devices.add(allow=False, access="rwm")
     made.linux.resources.devices.add(allow=True, type="c", access="m")
     rule = made.linux.resources.devices.add(allow=True, type="a", access="rwm")
-    rule.major.value = 240
-    assert len(mentions_of(made).nodes) == 3
-    rule.major.value = -1
-    assert mentions_of(made) is NO_MENTIONS
+    for some in (rule.major, rule.minor):
+        for number in (0, 240):
+            some.value = number
+            assert len(mentions_of(made).nodes) == 3
+        some.value = -1
+        assert mentions_of(made) is NO_MENTIONS
 
 
 def test_the_variables_of_a_privileged_container_count() -> None:

@@ -22,7 +22,7 @@ from nri_numa.scheduler.unseen import Unseen
 from nri_numa.scheduler.waker import Waker
 from nri_numa.scheduler.world import World, name_of
 from tests.beds.fake_api_server import Asked, Said, fake, status
-from tests.unit.scheduler.objects import container, pod, single, topology
+from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
 
 DONE = Said(201, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
 
@@ -118,6 +118,24 @@ def test_what_is_held_is_looked_at_again_when_a_pod_is_bound(
     with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
         run(tmp_path, talk)
     assert len(server.asked) == 2
+
+
+def test_a_pod_on_two_numa_nodes_takes_from_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def talk(made: Extender) -> None:
+        made.reader.wish(single(6, name="wide", policy="best-effort"))
+        for name, cpus in (("more", 3), ("rest", 2)):
+            made.reader.wish(single(cpus, name=name))
+        assert await made.binder.bind(binding("wide")) == ""
+        why = await made.binder.bind(binding("more"))
+        assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 2"
+        assert await made.binder.bind(binding("rest")) == ""
+
+    with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
+        run(tmp_path, talk)
+    placed = [asked.body["metadata"]["annotations"][f"{PREFIX}/placed"] for asked in server.asked]
+    assert placed == ['{"main":"0-1"}', '{"main":"1"}'], "the first NUMA node is full"
 
 
 def test_a_binding_that_fails_for_sure_holds_nothing(
@@ -384,6 +402,39 @@ def test_pages_changes_and_a_second_list_after_410(
         ]  # fmt: skip
         assert "resourceVersion=10" in watched[0]
         assert "resourceVersion=12" in watched[1]
+
+    with fake(tmp_path, monkeypatch, answer):
+        asyncio.run(follow())
+
+
+def test_a_watch_that_ends_is_resumed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each goes on in a quarter of a second, so that a dozen need no minutes."""
+    watched: list[str] = []
+
+    def answer(asked: Asked) -> Said:
+        if "watch=true" not in asked.path:
+            return Said(200, {"metadata": {"resourceVersion": "10"}, "items": []})
+        watched.append(asked.path)
+        name = f"n{len(watched)}"
+        return Said(200, event("ADDED", topology(1, name=name), str(10 + len(watched))))
+
+    async def follow() -> None:
+        connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
+        there: set[str] = set()
+        enough = asyncio.Event()
+
+        def put(one: dict[str, Any]) -> None:
+            there.add(name_of(one))
+            if len(there) == 13:
+                enough.set()
+
+        follower = Follower(connection, Topology, key=name_of, listed=lambda names: None, put=put,
+                            remove=lambda one: None, jitter=lambda: 0.0)  # fmt: skip
+        task = asyncio.create_task(follower.run())
+        await asyncio.wait_for(enough.wait(), 180)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await connection.close()
 
     with fake(tmp_path, monkeypatch, answer):
         asyncio.run(follow())

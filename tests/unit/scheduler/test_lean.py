@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Awaitable, Callable
@@ -53,6 +54,20 @@ def test_a_renewed_token_is_read_when_the_old_one_is_denied(
         assert run(tmp_path, talk) == [401, 201, 201]
     said = [asked.authorization.removeprefix("Bearer ") for asked in server.asked]
     assert said == ["first", "first", "first", "second", "second"]
+
+
+def test_a_renewed_authority_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(made: LeanConnection) -> None:
+        with fake(tmp_path, monkeypatch, lambda asked: Said(201, {})):
+            assert (await made.post(PATH, {}))[0] == 201
+        with fake(tmp_path, monkeypatch, lambda asked: Said(202, {})):
+            answered = 0
+            while answered != 202:  # it looks once a second, and the old one answers until then
+                with contextlib.suppress(httpx2.HTTPError):
+                    answered, _ = await made.post(PATH, {})
+                await asyncio.sleep(0.05)
+
+    run(tmp_path, talk)
 
 
 def test_a_request_that_was_given_up_leaves_no_connection(

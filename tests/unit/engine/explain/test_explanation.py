@@ -171,6 +171,13 @@ def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> N
             "others, because the pod is Burstable, not Guaranteed.",
         ),
         (
+            Resources(cpu_quota=200_000, cpu_period=100_000, cpu_shares=2048),
+            QoSClass.BURSTABLE,
+            {"policy": "best-effort"},
+            "It shares CPUs with others, because the pod is Burstable, not Guaranteed: the "
+            "container has no memory limit.",
+        ),
+        (
             Resources(),
             QoSClass.BEST_EFFORT,
             {"policy": "best-effort"},

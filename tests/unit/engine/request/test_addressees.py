@@ -39,6 +39,6 @@ def test_the_sentence_names_who_was_perhaps_meant() -> None:
     one = Missing(annotation="a/numacpu.enigne", name="enigne", had=("engine", "proxy"))
     assert one.sentence == (
         "annotation a/numacpu.enigne is ignored, because it names a container 'enigne', which "
-        "this pod has not had; it has had 'engine', 'proxy' (did you mean engine?)"
+        "this pod does not have; it has 'engine', 'proxy' (did you mean engine?)"
     )
-    assert Missing(annotation="a", name="x", had=()).sentence.endswith("it has had none")
+    assert Missing(annotation="a", name="x", had=()).sentence.endswith("it has none")

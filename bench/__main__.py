@@ -15,11 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import (
-    ahead,
     answers,
     attacks,
     containerd_cycles,
-    day,
     density,
     devices,
     engine,
@@ -47,12 +45,8 @@ def _latency(quick: bool) -> str:
 
 PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
     "latency": ("A request through a real socket, beside an empty plugin", _latency),
-    "ahead": (
-        "From the parsed request to the bytes of its answer, in one process",
-        lambda quick: ahead.report(ahead.measure(rounds=100 if quick else 400)),
-    ),
     "gaps": (
-        "CreateContainer back to back and every 20 ms, decided ahead and not",
+        "CreateContainer back to back and every 20 ms",
         lambda quick: gaps.report(asyncio.run(gaps.measure(rounds=40 if quick else 150))),
     ),
     "told": (
@@ -62,10 +56,6 @@ PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
     "devices": (
         "CreateContainer with devices looked for, on against off",
         lambda quick: devices.report(asyncio.run(devices.measure(rounds=40 if quick else 120))),
-    ),
-    "day": (
-        "A node's day: 80 % replicas, 20 % singles, decided ahead and not",
-        lambda quick: asyncio.run(day.measure(pods=120 if quick else 400)),
     ),
     "containerd": (
         "Real containerd, plugin on against off",

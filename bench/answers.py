@@ -12,7 +12,7 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 
 
 def _spliced(updates: Sequence[ContainerUpdate]) -> pb.CreateContainerResponse:
-    return conversion.create_response(NO_ADJUSTMENT, updates)
+    return conversion.create_answer(NO_ADJUSTMENT, updates)
 
 
 def _copied(updates: Sequence[ContainerUpdate]) -> pb.CreateContainerResponse:

@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nri_numa.embedded.runtime import EmbeddedContainer, EmbeddedRuntime
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.simulate.manifests.workloads import PERIOD, quota_of, shares_of
+from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedRuntime
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PREFIX = "numa.kubernetes.io/"

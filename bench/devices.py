@@ -1,9 +1,8 @@
-"""CreateContainer where devices are looked for, and where not: six plugins take turns.
+"""CreateContainer where devices are looked for, and where not: three plugins take turns.
 
-Two of them look for devices and four do not; half of them decide when they are asked, and the other
-half ahead as well. Of those that do not look for devices there are two of each kind, with the same
-settings: what one of them differs from the other is the noise of the bench, and is told beside the
-result. The order of each turn is drawn anew, so that none always comes after the same one.
+One of them looks for devices and two do not, with the same settings: what one of these differs from
+the other is the noise of the bench, and stands beside the result. The order of each turn is drawn
+anew, so that none always comes after the same one.
 
 The runtime has one CPU and the plugins another one. Left to the kernel, an answer stays on one CPU
 or wakes another one that sleeps, which takes a virtual machine 240 µs longer; the threads that look
@@ -57,7 +56,6 @@ class Measured:
     """
 
     case: str
-    ahead: bool
     off: Summary
     control: Summary
     on: Summary
@@ -83,8 +81,8 @@ def _with_file(container: pb.Container) -> None:
     container.linux.devices.add(path="/dev/dri/renderD128", type="c", major=major, minor=minor)
 
 
-KINDS = tuple((ahead, name) for ahead in (False, True) for name in ("off", "control", "on"))
-"""Whether a plugin decides ahead, and what it is; only those called ``on`` look for devices."""
+KINDS = ("off", "control", "on")
+"""The plugins; only the one called ``on`` looks for devices."""
 
 CASES: tuple[tuple[str, str, Callable[[pb.Container], None]], ...] = (
     # Name, how its pods are called, what is done to the container.
@@ -132,14 +130,13 @@ def _kubelet(directory: Path) -> Iterator[int]:
         process.join()
 
 
-def _config(directory: Path, name: str, *, enabled: bool, ahead: bool) -> list[str]:
+def _config(directory: Path, name: str, *, enabled: bool) -> list[str]:
     file = directory / f"{name}.yaml"
     document = {
         "apiVersion": "nri-numa/v1",
         "kind": "AgentConfig",
         "kubeletRoot": str(directory / "kubelet"),
         "devices": {"enabled": enabled},
-        "decideAhead": ahead,
     }
     file.write_text(json.dumps(document), encoding="utf-8")  # JSON is YAML
     return [f"--config={file}"]
@@ -180,12 +177,11 @@ async def measure(*, rounds: int = 120) -> list[Measured]:
         kubelet = directory / "kubelet"
         kubelet_pid = stack.enter_context(_kubelet(kubelet))
         beds: list[Bed] = []
-        for ahead, which in KINDS:
-            name = f"{'ahead' if ahead else 'asked'}-{which}"
+        for name in KINDS:
             tree = DeviceTree(directory / name / "machine")
             card = tree.child(tree.pci(GPU, NUMA_NODE, GPU_CLASS), "drm", "renderD128")
             tree.number("char", ":".join(map(str, _NUMBER)), card)
-            more = _config(directory, name, enabled=which == "on", ahead=ahead)
+            more = _config(directory, name, enabled=name == "on")
             beds.append(await stack.enter_async_context(bed(directory / name, topology, more=more)))
             await fill(beds[-1], RESIDENTS, SHARED)
         before = os.sched_getaffinity(0)
@@ -205,14 +201,9 @@ async def measure(*, rounds: int = 120) -> list[Measured]:
                             beside[k] += there
             finally:
                 gc.enable()
-            for k in range(0, len(KINDS), 3):
-                off, control, on = map(summary, times[k : k + 3])
-                share = beside[k + 2] / rounds
-                found.append(
-                    Measured(
-                        case=case, ahead=KINDS[k][0], off=off, control=control, on=on, beside=share
-                    )
-                )
+            off, control, on = map(summary, times)
+            share = beside[-1] / rounds
+            found.append(Measured(case=case, off=off, control=control, on=on, beside=share))
     return found
 
 
@@ -220,8 +211,7 @@ def report(found: list[Measured]) -> str:
     """As a table, and what comes of the budget."""
     rows = [
         (
-            "" if m.ahead else m.case,
-            "ahead" if m.ahead else "when asked",
+            m.case,
             *(us(s.p50) for s in (m.off, m.control, m.on)),
             *(us(s.p99) for s in (m.off, m.control, m.on)),
             f"{m.more * 1e6:+.0f}",
@@ -235,12 +225,12 @@ def report(found: list[Measured]) -> str:
     return (
         table(
             (
-                "container", "decided", "p50 off µs", "off again", "on", "p99 off", "off again",
-                "on", "p50 more µs", "noise", "beside",
+                "container", "p50 off µs", "off again", "on", "p99 off", "off again", "on",
+                "p50 more µs", "noise", "beside",
             ),
             rows,
         )
         + f"\n\nBudget of +{us(BUDGET)} µs at p50 {word}: {worst.more * 1e6:+.0f} µs at most "
-        f"({worst.case}, decided {'ahead' if worst.ahead else 'when asked'}), where two with the "
-        f"same settings differ by {us(max(m.noise for m in found))} µs at most."
+        f"({worst.case}), where two with the same settings differ "
+        f"by {us(max(m.noise for m in found))} µs at most."
     )  # fmt: skip

@@ -1,9 +1,8 @@
-"""CreateContainer at three paces of a node: ours, ours deciding ahead, and an empty plugin.
+"""CreateContainer at two paces of a node: ours and an empty plugin.
 
 Back to back is what a benchmark does; with 20 ms between requests caches have gone cold, as on a
 node that starts fifty containers a second. Pods are replicas, or each is of a shape of its own. The
-three plugins take turns, so what else the machine does hits all of them. A fourth one serves HTTP
-and tells how many were decided ahead; the others serve none.
+two plugins take turns, so what else the machine does hits both of them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,16 +54,13 @@ CASES: tuple[tuple[str, Callable[[int], Shape], Shape, int], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One case at one pace; times in seconds, creates of ours, of ours ahead, and of the empty."""
+    """One case at one pace; times in seconds, of ours and of the empty one."""
 
     case: str
     gap: float
-    usual: Summary
-    ahead: Summary
+    ours: Summary
     floor: Summary
-    hits: float
     stop: Summary
-    stop_ahead: Summary
     stop_floor: Summary
 
 
@@ -87,27 +82,17 @@ async def _paced(one: Bed, shape: Shape, name: str, gap: float) -> tuple[float, 
     return created, stopped
 
 
-def _hits(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    found = [line for line in lines if line.startswith("nri_numa_decided_ahead_total{")]
-    return {line.split('"')[1]: float(line.rsplit(" ", 1)[1]) for line in found}
-
-
 async def _compare(
-    case: str, shape: Callable[[int], Shape], gap: float, beds: tuple[Bed, Bed, Bed, Bed],
-    rounds: int, offset: int,
+    case: str, shape: Callable[[int], Shape], gap: float, beds: tuple[Bed, Bed], rounds: int,
+    offset: int,
 ) -> Measured:  # fmt: skip
     warm = max(10, rounds // 10)
-    creates: tuple[list[float], ...] = ([], [], [], [])
-    stops: tuple[list[float], ...] = ([], [], [], [])
-    before: dict[str, float] = {}
+    creates: tuple[list[float], ...] = ([], [])
+    stops: tuple[list[float], ...] = ([], [])
     gc.collect()
     gc.disable()
     try:
         for n in range(-warm, rounds):
-            if n == 0:
-                before = await asyncio.to_thread(_hits, beds[3].port)
             for into, left, one in zip(creates, stops, beds, strict=True):
                 created, stopped = await _paced(
                     one, shape(offset + warm + n), f"new-{offset}-{n}", gap
@@ -117,17 +102,13 @@ async def _compare(
                     left.append(stopped)
     finally:
         gc.enable()
-    after = await asyncio.to_thread(_hits, beds[3].port)
     return Measured(
         case=case,
         gap=gap,
-        usual=summary(creates[0]),
-        ahead=summary(creates[1]),
-        floor=summary(creates[2]),
-        hits=(after.get("hit", 0) - before.get("hit", 0)) / rounds,
+        ours=summary(creates[0]),
+        floor=summary(creates[1]),
         stop=summary(stops[0]),
-        stop_ahead=summary(stops[1]),
-        stop_floor=summary(stops[2]),
+        stop_floor=summary(stops[1]),
     )
 
 
@@ -137,20 +118,12 @@ async def measure(*, rounds: int = 150) -> list[Measured]:
     found: list[Measured] = []
     for case, shape, kind, residents in CASES:
         with scratch() as directory:
-            config = Path(directory, "ahead.yaml")
-            config.write_text("apiVersion: nri-numa/v1\nkind: AgentConfig\ndecideAhead: true\n")
             async with contextlib.AsyncExitStack() as stack:
-                usual = await stack.enter_async_context(bed(Path(directory, "ours"), topology))
-                ahead = await stack.enter_async_context(
-                    bed(Path(directory, "ahead"), topology, more=[f"--config={config}"])
-                )
+                ours = await stack.enter_async_context(bed(Path(directory, "ours"), topology))
                 floor = await stack.enter_async_context(
                     bed(Path(directory, "floor"), topology, empty=True)
                 )
-                told = await stack.enter_async_context(
-                    bed(Path(directory, "told"), topology, http=True, more=[f"--config={config}"])
-                )
-                beds = usual, ahead, floor, told
+                beds = ours, floor
                 for one in beds:
                     await fill(one, residents, kind)
                 for number, gap in enumerate(GAPS):
@@ -165,21 +138,18 @@ def report(found: list[Measured]) -> str:
         (
             m.case,
             f"{m.gap * 1000:.0f}",
-            *(us(s.least) for s in (m.usual, m.ahead, m.floor)),
-            *(us(s.p50) for s in (m.usual, m.ahead, m.floor)),
-            f"{m.usual.p50 / m.floor.p50:.2f}",
-            f"{m.ahead.p50 / m.floor.p50:.2f}",
-            *(us(s.p99) for s in (m.usual, m.ahead, m.floor)),
-            f"{m.hits:.0%}",
-            *(f"{s.p50 / m.stop_floor.p50:.2f}" for s in (m.stop, m.stop_ahead)),
+            *(us(s.least) for s in (m.ours, m.floor)),
+            *(us(s.p50) for s in (m.ours, m.floor)),
+            f"{m.ours.p50 / m.floor.p50:.2f}",
+            *(us(s.p99) for s in (m.ours, m.floor)),
+            f"{m.stop.p50 / m.stop_floor.p50:.2f}",
         )
         for m in found
     ]
     return table(
         (
-            "pod", "gap ms", "min µs", "ahead min", "empty min", "p50 µs", "ahead p50",
-            "empty p50", "×", "ahead ×",
-            "p99 µs", "ahead p99", "empty p99", "hits", "stop ×", "ahead stop ×",
+            "pod", "gap ms", "min µs", "empty min", "p50 µs", "empty p50", "×", "p99 µs",
+            "empty p99", "stop ×",
         ),
         rows,
     )  # fmt: skip

@@ -21,20 +21,18 @@ CASES: tuple[tuple[int, float], ...] = ((100, 0.0), (100, 0.02), (500, 0.0), (50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds of both requests: ours, ours decided ahead, the naming plugin's."""
+    """Seconds of both requests: ours, the naming plugin's."""
 
     told: int
     gap: float
-    creates: tuple[Summary, Summary, Summary]
-    stops: tuple[Summary, Summary, Summary]
+    creates: tuple[Summary, Summary]
+    stops: tuple[Summary, Summary]
 
 
 async def measure(*, rounds: int = 150) -> list[Measured]:
     topology = MACHINES[next(iter(MACHINES))]()
     found: list[Measured] = []
     with scratch() as directory:
-        config = Path(directory, "ahead.yaml")
-        config.write_text("apiVersion: nri-numa/v1\nkind: AgentConfig\ndecideAhead: true\n")
         async with contextlib.AsyncExitStack() as stack:
             beds = [
                 await stack.enter_async_context(
@@ -42,15 +40,14 @@ async def measure(*, rounds: int = 150) -> list[Measured]:
                 )
                 for name, empty, more in (
                     ("ours", False, []),
-                    ("ahead", False, [f"--config={config}"]),
                     ("naming", True, ["naming"]),
                 )
             ]
             for number, (told, gap) in enumerate(CASES):
                 for one in beds:
                     await fill(one, told, SHARED)
-                creates: list[list[float]] = [[], [], []]
-                stops: list[list[float]] = [[], [], []]
+                creates: list[list[float]] = [[], []]
+                stops: list[list[float]] = [[], []]
                 gc.collect()
                 gc.disable()
                 try:
@@ -63,9 +60,9 @@ async def measure(*, rounds: int = 150) -> list[Measured]:
                                 left.append(stopped)
                 finally:
                     gc.enable()
-                a, b, c = map(summary, creates)
-                d, e, f = map(summary, stops)
-                found.append(Measured(told=told, gap=gap, creates=(a, b, c), stops=(d, e, f)))
+                a, b = map(summary, creates)
+                c, d = map(summary, stops)
+                found.append(Measured(told=told, gap=gap, creates=(a, b), stops=(c, d)))
     return found
 
 
@@ -73,23 +70,21 @@ def report(found: list[Measured]) -> str:
     """As a table."""
     rows = []
     for m in found:
-        for request, (ours, ahead, floor) in (("Create", m.creates), ("Stop", m.stops)):
+        for request, (ours, floor) in (("Create", m.creates), ("Stop", m.stops)):
             first = request == "Create"
             rows.append(
                 (
                     m.told if first else "",
                     f"{m.gap * 1000:.0f}" if first else "",
                     f"{request}Container",
-                    *(us(s.least) for s in (ours, ahead, floor)),
-                    *(us(s.p50) for s in (ours, ahead, floor)),
+                    *(us(s.least) for s in (ours, floor)),
+                    *(us(s.p50) for s in (ours, floor)),
                     f"{ours.p50 / floor.p50:.2f}",
-                    f"{ahead.p50 / floor.p50:.2f}",
                 )
             )
     return table(
         (
-            "told", "gap ms", "request", "min µs", "ahead min", "naming min", "p50 µs",
-            "ahead p50", "naming p50", "×", "ahead ×",
+            "told", "gap ms", "request", "min µs", "naming min", "p50 µs", "naming p50", "×",
         ),
         rows,
     )  # fmt: skip

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# The compiler derives the Python imports in *_pb2_grpc.py from the path it knows a source by, so
-# the sources are mapped to where their output lives.
+# The compiler writes below the path it knows a source by, so the sources are mapped to where their
+# output lives. No gRPC stubs: a method is called by its name.
 PACKAGES = {
     "nri_numa/cri/pb": ("cri.proto", "podresources.proto"),
     "nri_numa/device_plugin/pb": ("deviceplugin.proto",),
@@ -21,7 +21,7 @@ PACKAGES = {
 
 
 def generate(root: Path) -> None:
-    """Write messages, type stubs and gRPC stubs of every package below ``root``."""
+    """Write messages and type stubs of every package below ``root``."""
     from grpc_tools import protoc
 
     for package, sources in PACKAGES.items():
@@ -31,7 +31,6 @@ def generate(root: Path) -> None:
                 f"--proto_path={package}={HERE}",
                 f"--python_out={root}",
                 f"--pyi_out={root}",
-                f"--grpc_python_out={root}",
                 *(f"{package}/{source}" for source in sources),
             ]
         )

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import re
 
-from nri_numa.observe.late import LateCounts
-from nri_numa.observe.local_memory import LocalMemory
-from nri_numa.observe.metrics import Metrics, NUMANodeSample, Snapshot
-from nri_numa.observe.steal import StealGauges
-from nri_numa.observe.waiting import Waiting
+from nri_numa.observe.metrics import (
+    LateCounts,
+    LocalMemory,
+    Metrics,
+    NUMANodeSample,
+    Snapshot,
+    StealGauges,
+    Waiting,
+)
 from tools.docs_regions import cell, code, table, write
 
 _SAMPLE = Snapshot(

@@ -26,7 +26,7 @@ from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.machine.sysfs import discover
-from nri_numa.measure.plot import BAD, GOOD, OTHER, Bar, Panel, drawing
+from nri_numa.measure.results import BAD, GOOD, OTHER, Bar, Panel, drawing
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"
 CAPTURES = Path(__file__).resolve().parents[3] / "shared/machines"

@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Judge nodes and bind pods for a stock kube-scheduler.",
     ),
     "demo": (
-        "nri_numa.embedded.demo:main",
+        "nri_numa.demo.command:main",
         "See it work on a modelled machine, without Kubernetes.",
     ),
     "topology": ("nri_numa.cli.machine:topology", "Show sockets, NUMA nodes, caches and CPUs."),
@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "nri_numa.cli.device_plugin:device_plugin",
         "Let the stock scheduler count exclusive CPUs.",
     ),
-    "completion": ("nri_numa.cli.completion:completion", "Print the shell's completion script."),
+    "completion": ("nri_numa.cli.common:completion", "Print the shell's completion script."),
 }
 
 

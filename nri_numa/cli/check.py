@@ -16,10 +16,10 @@ from nri_numa.cli.common import (
     describe,
     emit,
     output_option,
+    progress,
     sysfs_option,
     terminal_width,
 )
-from nri_numa.cli.progress import progress
 from nri_numa.errors import ConfigError
 from nri_numa.text import harmless
 

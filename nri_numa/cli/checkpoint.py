@@ -19,9 +19,9 @@ from nri_numa.cli.common import (
     emit,
     human_duration,
     output_option,
+    progress,
     table,
 )
-from nri_numa.cli.progress import progress
 from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, ConfigError
 from nri_numa.text import harmless
 

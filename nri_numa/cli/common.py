@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import threading
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
+from click.shell_completion import get_completion_class
 
 from nri_numa.errors import AgentError, ConfigError
 from nri_numa.text import harmless
 
 if TYPE_CHECKING:
     from nri_numa.config import AgentConfig
+
 
 DEFAULT_CONFIG = "/etc/nri-numa/agent.yaml"
 WIDTH = 80
@@ -289,3 +294,177 @@ def human_size(amount: int) -> str:
             )
         value /= 1024
     return f"{value:.1f}Pi"
+
+
+# --- ``nri-numa completion``: what a shell needs to complete our commands -------------------------
+
+
+_EXAMPLES = """\b
+  nri-numa completion bash > /etc/bash_completion.d/nri-numa
+  nri-numa completion zsh > "${fpath[1]}/_nri-numa"
+  nri-numa completion fish > ~/.config/fish/completions/nri-numa.fish"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of SHELL."""
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101  # the choices are click's own
+    root = ctx.find_root().command
+    click.echo(kind(root, {}, "nri-numa", "_NRI_NUMA_COMPLETE").source())
+
+
+# --- Says on a terminal what a command is at, when that takes longer than a moment ----------------
+
+
+MOMENT: Final = 1.0
+"""Seconds in which nothing is said."""
+_ERASE: Final = "\r\x1b[K"
+
+
+@contextmanager
+def progress(doing: str, *, after: float = MOMENT) -> Iterator[Callable[[str], None]]:
+    """Show ``doing`` and the seconds since, while the block runs; nothing of it stays.
+
+    It goes to standard error, and only where that is a terminal, so that neither pipes nor logs get
+    it. The block must write nothing itself.
+
+    Args:
+        doing: what takes the time, such as ``asking 127.0.0.1:9891``.
+        after: seconds that the block may take unannounced.
+
+    Yields:
+        What says that it is at something else now.
+    """
+    now = [doing]
+
+    def at(other: str) -> None:
+        now[0] = other
+
+    if not sys.stderr.isatty():
+        yield at
+        return
+    started, done = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        told = False
+        while not done.wait(after):
+            told = True
+            seconds = time.monotonic() - started
+            text = clip(harmless(f"{now[0]} … {seconds:.0f} s"), max(1, terminal_width() - 1))
+            sys.stderr.write(f"{_ERASE}{text}")
+            sys.stderr.flush()
+        if told:
+            sys.stderr.write(_ERASE)
+            sys.stderr.flush()
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield at
+    finally:
+        done.set()
+        teller.join()
+
+
+# --- Completion of pods, namespaces and containers with what the live agent tells -----------------
+# A shell waits for it with the cursor standing still: whatever is wrong, the answer is there after
+# `LIMIT` seconds, and it is empty.
+
+
+LIMIT: Final = 2.0
+"""Seconds that a shell waits at most."""
+_FINE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,252}", re.ASCII)
+"""Names as Kubernetes allows them; others are not put into a command line."""
+
+
+class Known(NamedTuple):
+    """One container that runs here or was refused lately."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+def known(ctx: click.Context) -> list[Known]:
+    """The containers that the agent knows, in the order of their names; empty without an agent."""
+    found: list[Known] = []
+
+    def ask() -> None:
+        found.extend(_ask(ctx))
+
+    # A thread that is left behind: a name that is resolved, or an answer that comes byte by byte,
+    # keeps to no time limit of a socket.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(LIMIT)
+    return [] if asking.is_alive() else found
+
+
+def _ask(ctx: click.Context) -> Iterator[Known]:
+    from nri_numa.cli.agent_client import client
+
+    given = [ctx.params.get(name) for name in ("api", "token_file", "ca_file")]
+    try:
+        asked = client(*given, timeout=LIMIT)
+        listed: list[dict[str, Any]] = [
+            *asked.get("/v1/assignments")["containers"],
+            *asked.get("/v1/refusals")["refusals"],
+        ]
+        names = {(one["namespace"], one["pod"], one["container"]) for one in listed}
+    except Exception:  # whatever it is, a shell shows nothing of it
+        return
+    for each in sorted(names):
+        if all(isinstance(part, str) and _FINE.fullmatch(part) for part in each):
+            yield Known(*each)
+
+
+def _completion(
+    choose: Callable[[click.Context, list[Known], str], Iterable[str]],
+) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """A function as click wants it of one that chooses among all names."""
+
+    def complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+        found = dict.fromkeys(choose(ctx, known(ctx), begun))
+        return [name for name in found if name.startswith(begun)]
+
+    return complete
+
+
+def _namespace(ctx: click.Context) -> str | None:
+    return ctx.params.get("namespace")
+
+
+@_completion
+def namespaces(_ctx: click.Context, found: list[Known], _begun: str) -> Iterable[str]:
+    """Of all namespaces with containers here."""
+    return (one.namespace for one in found)
+
+
+@_completion
+def pods(ctx: click.Context, found: list[Known], _begun: str) -> Iterable[str]:
+    """Of pods by their name alone, of the namespace that is given."""
+    within = _namespace(ctx)
+    return (one.pod for one in found if within in (None, one.namespace))
+
+
+@_completion
+def pods_of_namespaces(ctx: click.Context, found: list[Known], begun: str) -> Iterable[str]:
+    """Of pods as ``explain`` takes them: NAMESPACE/POD, or POD behind ``-n`` or once begun."""
+    within = _namespace(ctx)
+    if within is None:
+        yield from (f"{one.namespace}/{one.pod}" for one in found)
+    if within is not None or begun:
+        yield from (one.pod for one in found if within in (None, one.namespace))
+
+
+@_completion
+def containers(ctx: click.Context, found: list[Known], _begun: str) -> Iterable[str]:
+    """Of the containers of the pod that stands before it."""
+    namespace, slash, pod = str(ctx.params.get("pod") or "").partition("/")
+    within = namespace if slash else _namespace(ctx)
+    for one in found:
+        if one.pod == (pod if slash else namespace) and within in (None, one.namespace):
+            yield one.container

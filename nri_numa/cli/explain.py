@@ -11,22 +11,21 @@ from typing import Any
 
 import click
 
-from nri_numa.cli import differing, names
+from nri_numa.cli import common, differing
 from nri_numa.cli.agent_client import AgentClient, NotKnown, api_options, client, segment
-from nri_numa.cli.common import emit, human_size, output_option, terminal_width
-from nri_numa.cli.progress import progress
+from nri_numa.cli.common import emit, human_size, output_option, progress, terminal_width
 from nri_numa.engine.explain import sentences
 from nri_numa.text import harmless
 
 
 @click.command()
-@click.argument("pod", metavar="[NAMESPACE/]POD", shell_complete=names.pods_of_namespaces)
-@click.argument("container", required=False, shell_complete=names.containers)
+@click.argument("pod", metavar="[NAMESPACE/]POD", shell_complete=common.pods_of_namespaces)
+@click.argument("container", required=False, shell_complete=common.containers)
 @click.option(
     "-n",
     "--namespace",
     metavar="NAME",
-    shell_complete=names.namespaces,
+    shell_complete=common.namespaces,
     help="The pod's namespace.  [default: all namespaces]",
 )
 @click.option(

@@ -7,7 +7,7 @@ from typing import Any
 
 from nri_numa.cri.pod_resources import Given, given_to
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.words import cpus_text, numa_text
+from nri_numa.machine.model import cpus_text, numa_text
 from nri_numa.text import harmless
 
 _SHOWN = 8

@@ -11,10 +11,10 @@ from nri_numa.cli.common import (
     friendly,
     human_size,
     output_option,
+    progress,
     sysfs_option,
     table_width,
 )
-from nri_numa.cli.progress import progress
 from nri_numa.text import harmless
 
 

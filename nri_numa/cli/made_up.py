@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
-from nri_numa.machine.words import agree, cpus_text
+from nri_numa.machine.model import agree, cpus_text
 from nri_numa.text import HUGEPAGES, BadQuantity, page_size, whole_bytes
 
 if TYPE_CHECKING:

@@ -12,8 +12,15 @@ from typing import Any
 
 import click
 
-from nri_numa.cli.common import Failure, emit, friendly, output_option, table, terminal_width
-from nri_numa.cli.progress import progress
+from nri_numa.cli.common import (
+    Failure,
+    emit,
+    friendly,
+    output_option,
+    progress,
+    table,
+    terminal_width,
+)
 
 
 @click.command()
@@ -61,7 +68,7 @@ def measure(
         )
     document = _measured(rounds, seconds, only)
     if plot is not None:
-        from nri_numa.measure.plot import svg
+        from nri_numa.measure.results import svg
 
         try:
             with open(plot, "w", encoding="utf-8") as file:

@@ -16,10 +16,10 @@ from nri_numa.cli.common import (
     emit,
     friendly,
     output_option,
+    progress,
     sysfs_option,
     table,
 )
-from nri_numa.cli.progress import progress
 from nri_numa.errors import ConfigError
 from nri_numa.text import harmless
 

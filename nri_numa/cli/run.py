@@ -170,7 +170,7 @@ def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONF
     from nri_numa.node import daemon
 
     try:
-        return daemon.run(config, load=load)
+        return daemon.run(config, load)
     except ConfigError:
         with friendly():
             raise

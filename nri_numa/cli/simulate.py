@@ -16,11 +16,11 @@ from nri_numa.cli.common import (
     friendly,
     named,
     output_option,
+    progress,
     sysfs_option,
 )
-from nri_numa.cli.progress import progress
 from nri_numa.errors import ConfigError
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 from nri_numa.text import harmless
 
 if TYPE_CHECKING:

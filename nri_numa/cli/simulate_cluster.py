@@ -11,12 +11,11 @@ from typing import Any, Final
 import yaml
 
 from nri_numa import safe_yaml
-from nri_numa.cli.common import Mistake, Unreachable, emit, terminal_width
-from nri_numa.cli.progress import progress
+from nri_numa.cli.common import Mistake, Unreachable, emit, progress, terminal_width
 from nri_numa.controller.evictions import movable
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 from nri_numa.scheduler.captured import EXPECTED, Captured, CaptureError, captured
 from nri_numa.scheduler.fleet import Hold
 from nri_numa.scheduler.moving import LARGEST, Search, search

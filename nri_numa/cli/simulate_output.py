@@ -12,8 +12,7 @@ from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.workload import Device
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.model import Topology, numa_text
 from nri_numa.simulate.manifests import Role
 from nri_numa.simulate.simulator import Action, Outcome, Room, SimulatedEvent, Simulation, Verdict
 from nri_numa.text import harmless

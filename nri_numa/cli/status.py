@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from nri_numa.cli import common
 from nri_numa.cli import differing as actual
-from nri_numa.cli import names
 from nri_numa.cli.agent_client import AgentClient, api_options, client, segment
 from nri_numa.cli.common import (
     Failure,
@@ -20,12 +20,12 @@ from nri_numa.cli.common import (
     human_size,
     one_line,
     output_option,
+    progress,
     table_width,
     terminal_width,
 )
 from nri_numa.cli.fitting import Column, Kind, fit
-from nri_numa.cli.progress import progress
-from nri_numa.machine.words import counted, cpus_text
+from nri_numa.machine.model import counted, cpus_text
 from nri_numa.text import harmless
 
 _TOLD = 10
@@ -79,7 +79,7 @@ _NUMA_NODES = (
     "-n",
     "--namespace",
     metavar="NAME",
-    shell_complete=names.namespaces,
+    shell_complete=common.namespaces,
     help="Only containers and refusals of this namespace.  [default: all namespaces]",
 )
 @click.option(
@@ -88,7 +88,7 @@ _NUMA_NODES = (
 @click.option(
     "--pod",
     metavar="NAME",
-    shell_complete=names.pods,
+    shell_complete=common.pods,
     help="Only containers and refusals of pods of this name.",
 )
 @click.option("-w", "--watch", is_flag=True, help="Show it again whenever it changes.")

@@ -11,7 +11,6 @@ from nri_numa.config.layers import (
     changes,
     effective,
     load,
-    merge_text,
     reloaded,
 )
 from nri_numa.config.problems import problems
@@ -62,7 +61,6 @@ __all__ = [
     "effective",
     "is_loopback",
     "load",
-    "merge_text",
     "parse_duration",
     "parse_quantity",
     "plugin_index",

@@ -48,7 +48,6 @@ _RESTART = (
     "sysfsRoot",
     "cgroupRoot",
     "kubeletRoot",
-    "decideAhead",
     "http.",
     "devicePlugin.",
     "devices.",
@@ -251,7 +250,6 @@ def gather(
     env: Mapping[str, str],
     flags: Mapping[str, object],
     text: str = "",
-    text_source: str = "the runtime's Configure text",
 ) -> Gathered:
     """All layers on top of one another, unchecked.
 
@@ -262,7 +260,8 @@ def gather(
     if path:
         gathered.overlay(read_file(path))
     if text:
-        gathered.overlay(parse_text(text, text_source), text_source)
+        source = "the runtime's Configure text"
+        gathered.overlay(parse_text(text, source), source)
     _overlay_bootstrap(gathered, env, flags)
     return gathered
 
@@ -344,26 +343,6 @@ def load(
     """
     gathered = gather(path, env or {}, flags or {}, text)
     return build(gathered, path or "configuration")
-
-
-def merge_text(
-    config: AgentConfig,
-    text: str,
-    env: Mapping[str, str] | None = None,
-    flags: Mapping[str, object] | None = None,
-) -> AgentConfig:
-    """``config`` with the text of NRI's Configure request laid over it.
-
-    ``env`` and ``flags`` are laid over once more, because they beat the text.
-
-    Raises:
-        ConfigError: with every problem at once.
-    """
-    source = "the runtime's Configure text"
-    gathered = Gathered(document=effective(config))
-    gathered.overlay(parse_text(text, source), source)
-    _overlay_bootstrap(gathered, env or {}, flags or {})
-    return build(gathered, source)
 
 
 def effective(config: AgentConfig) -> Document:

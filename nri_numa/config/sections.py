@@ -17,15 +17,140 @@ from nri_numa.config.controlling import Controller, OfflineCapacity
 from nri_numa.config.cpu_waiting import CPUWaiting
 from nri_numa.config.device_sources import Devices
 from nri_numa.config.dra import DRA
-from nri_numa.config.kubelet_section import Kubelet
 from nri_numa.config.locality import MemoryLocality
 from nri_numa.config.measured_capacity import MeasuredCapacity
 from nri_numa.config.names import camel_case
-from nri_numa.config.publishing import Publish
 from nri_numa.config.scheduling import Scheduling
 from nri_numa.config.tenants import PermissionDocument, PodMatch, Quotas, SharedPool
+from nri_numa.engine.values.kubelet import KubeletOverride
 from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores
 from nri_numa.engine.values.workload import Strategy
+
+# --- The ``publish`` section: what ``nri-numa publish`` writes to the API server, and how fast ----
+
+
+class Publish(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
+    """What ``nri-numa publish`` writes to the API server; the agent itself reads none of it."""
+
+    events: Annotated[
+        bool,
+        Meta(
+            description="Events on pods: refused, placed wider than ideal, not pinned, late, "
+            "drift, placed after the start."
+        ),
+    ] = True
+    node_annotations: Annotated[
+        bool,
+        Meta(
+            description="Annotations numacpu and numamem of the Node, below the annotation prefix: "
+            "CPUs and bytes by NUMA node."
+        ),
+    ] = True
+    node_labels: Annotated[
+        bool,
+        Meta(
+            description="Labels of the Node, below the annotation prefix, with the machine's shape."
+        ),
+    ] = True
+    pod_annotation: Annotated[
+        bool,
+        Meta(
+            description="Annotation assigned on each pod with pinned containers: what they have. "
+            "Needs the rights to list and patch pods."
+        ),
+    ] = False
+    capacity: Annotated[
+        bool,
+        Meta(
+            description="Exclusive CPUs in the status of the Node, as devicePlugin.resourceName, "
+            "for the scheduler to count by; instead of nri-numa device-plugin. Needs the right to "
+            "patch nodes/status."
+        ),
+    ] = False
+    node_resource_topology: Annotated[
+        bool,
+        Meta(
+            description="A NodeResourceTopology of the Node: what each NUMA node has and what is "
+            "left, for schedulers. Needs its definition in the cluster and the rights to get, "
+            "create and patch it."
+        ),
+    ] = False
+    node_resource_topology_force: Annotated[
+        bool,
+        Meta(description="Take that object's zones from another publisher."),
+    ] = False
+    node_resource_topology_validity: Annotated[
+        str | float,
+        Meta(
+            description="Time after which readers may not believe that object any more where "
+            "nobody renews it, at every resync; three times resync or more. 0: they may for ever."
+        ),
+    ] = 0
+    numatopology: Annotated[
+        bool,
+        Meta(
+            description="A Numatopology of the Node, for Volcano's plugin numaaware. Needs "
+            "Volcano's definition in the cluster and the rights to create and patch it."
+        ),
+    ] = False
+    rate: Annotated[
+        float, Meta(gt=0, le=100, description="Requests to the API server per second at most.")
+    ] = 5.0
+    burst: Annotated[
+        int, Meta(ge=1, le=1000, description="Requests at once after a quiet time.")
+    ] = 10
+    resync: Annotated[
+        str | float,
+        Meta(
+            description="Time between two looks at what is really there, to put back what somebody "
+            "removed; 1s or more."
+        ),
+    ] = "5m"
+    credentials: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Directory with token and ca.crt; both are read again when they change.",
+        ),
+    ] = "/var/run/secrets/kubernetes.io/serviceaccount"
+    address: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="host:port on loopback for its metrics and probes, or off.",
+        ),
+    ] = "127.0.0.1:9892"
+
+
+# --- The section of the configuration about the kubelet on this node ------------------------------
+
+
+class Kubelet(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
+    """The kubelet on this node, and who may take a container away from it."""
+
+    override: Annotated[
+        KubeletOverride,
+        Meta(
+            description="Whether a pod may take a container away from the kubelet's static "
+            "policies by listing CPUs or memory nodes itself: never, or annotated."
+        ),
+    ] = KubeletOverride.NEVER
+    config: Annotated[
+        Annotated[str, Meta(min_length=1)],
+        Meta(
+            description="File of the kubelet's configuration (--config): a path, auto to take it "
+            "from the command line of the kubelet that runs, or off. What it reserves becomes ours "
+            "where reservedCPUs, strictReserved and reservedMemory are not set."
+        ),
+    ] = "auto"
+    config_dir: Annotated[
+        str,
+        Meta(
+            description="Directory of drop-ins for it (--config-dir); with config: auto the "
+            "command line tells."
+        ),
+    ] = ""
+
 
 API_VERSION: Final = "nri-numa/v1"
 KIND: Final = "AgentConfig"
@@ -326,16 +451,6 @@ class AgentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_
     ] = Scheduling()
     log: Annotated[Log, Meta(description="Log lines, written to standard error.")] = Log()
     observe: Annotated[bool, Meta(description="Decide, log and count, but change nothing.")] = False
-    decide_ahead: Annotated[
-        bool,
-        Meta(
-            description="Make the next decision for containers like those that came lately, and "
-            "for the container of a pod whose sandbox runs, while nobody waits, so that such a "
-            "container is answered sooner. What is decided is the same; every change costs some "
-            "more CPU time afterwards, and every pod one more event. Without effect where "
-            "dra.enabled is on: which claims a container has is found out when it comes."
-        ),
-    ] = False
     on_internal_error: Annotated[
         InternalErrorAnswer,
         Meta(

@@ -66,7 +66,11 @@ class PermissionDocument(Struct, frozen=True, forbid_unknown_fields=True, rename
         ),
     ] = field(default_factory=dict)
     unpaid_cpus: Annotated[
-        bool, Meta(description="Exclusive CPUs may be more than the CPU request pays for.")
+        bool,
+        Meta(
+            description="Exclusive CPUs, and shared lists that keep theirs, may be more than the "
+            "CPU request pays for."
+        ),
     ] = False
     reserved_cpus: Annotated[bool, Meta(description="numacpu may name reserved CPUs.")] = False
     otherwise: Annotated[
@@ -108,7 +112,7 @@ class NamespaceQuotaDocument(Struct, frozen=True, forbid_unknown_fields=True, re
     ] = "100%"
     listed_cpus: Annotated[
         Amount,
-        Meta(description="CPUs in its shared lists that no CPU request pays for."),
+        Meta(description="The same of its own shared lists."),
     ] = "100%"
 
 
@@ -125,9 +129,10 @@ class Quotas(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case)
     listed_cpus: Annotated[
         Amount,
         Meta(
-            description="CPUs in shared lists (numacpu), which cannot become exclusive. A part of "
-            "the machine is at least one core, and two CPUs. A list that its CPU request pays for "
-            "is counted and never refused."
+            description="CPUs in shared lists (numacpu) that cannot become exclusive, since a "
+            "permission has unpaidCPUs. A part of the machine is at least one core, and two CPUs. "
+            "Paid lists are counted and never refused; all others give way to exclusive CPUs and "
+            "do not count."
         ),
     ] = "50%"
     namespaces: Annotated[

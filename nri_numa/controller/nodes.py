@@ -36,9 +36,6 @@ class UnknownNode(Exception):
 class NodeOutput:
     """The annotation ``offline-capacity`` of every Node.
 
-    Attributes:
-        writes: patches that were done.
-
     Args:
         prefix: of the annotations.
         rules: how values are judged.
@@ -48,7 +45,6 @@ class NodeOutput:
         self.name = "offline-capacity"
         self.dropped = 0
         self.hold_until = 0.0
-        self.writes = 0
         self._key, self._ids_key = f"{prefix}/{OFFLINE_CAPACITY}", f"{prefix}/{NUMA_IDS}"
         self._rules = rules
         self._ids: dict[str, frozenset[int] | None] = {}
@@ -175,7 +171,6 @@ class NodeOutput:
         """This came of a patch."""
         node, wanted = str(request.key), request.version
         if outcome.result is Result.DONE:
-            self.writes += 1
             self._failures.pop(node, None)
             if node in self._capacity:
                 assert wanted is None or isinstance(wanted, OfflineCapacity)  # noqa: S101

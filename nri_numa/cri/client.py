@@ -69,11 +69,10 @@ class ContainerEventType(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeVersion:
-    """Who answers: ``containerd``, ``2.1.9``, API ``v1``."""
+    """Who answers: ``containerd``, ``2.1.9``."""
 
     name: str
     version: str
-    api_version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +117,6 @@ class CRIContainer:
     name: str
     state: CRIContainerState
     created_at_ns: int
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +159,6 @@ class CRIContainerStatus:
     name: str
     state: CRIContainerState
     pid: int
-    exit_code: int
-    reason: str
-    message: str
-    log_path: str
     resources: CRIResources | None
     pod_sandbox_id: str = ""
     started_at_ns: int = 0
@@ -184,7 +177,6 @@ class CRIContainerEvent:
 
     container_id: str
     type: ContainerEventType
-    created_at_ns: int
     pod_sandbox_id: str = ""
 
 
@@ -288,11 +280,7 @@ class CRIClient:
             )
         except grpc.aio.AioRpcError as error:
             self._raise("Version", error)
-        return RuntimeVersion(
-            name=answer.runtime_name,
-            version=answer.runtime_version,
-            api_version=answer.runtime_api_version,
-        )
+        return RuntimeVersion(name=answer.runtime_name, version=answer.runtime_version)
 
     async def list_pod_sandboxes(self) -> tuple[CRIPodSandbox, ...]:
         """Every pod sandbox, ordered by id."""
@@ -342,20 +330,12 @@ class CRIClient:
             spec=_object(info, "runtimeSpec"),
         )
 
-    async def list_containers(
-        self, state: CRIContainerState | None = None
-    ) -> tuple[CRIContainer, ...]:
-        """Containers, ordered by creation time and id.
-
-        Args:
-            state: only those in this state; None: all of them.
-        """
-        request = cri_pb2.ListContainersRequest()
-        if state is not None:
-            wanted = cri_pb2.ContainerStateValue(state=cri_pb2.ContainerState.Name(state.value))
-            request.filter.CopyFrom(cri_pb2.ContainerFilter(state=wanted))
+    async def list_containers(self) -> tuple[CRIContainer, ...]:
+        """Containers, ordered by creation time and id."""
         try:
-            answer = await self._call("ListContainers", request, cri_pb2.ListContainersResponse)
+            answer = await self._call(
+                "ListContainers", cri_pb2.ListContainersRequest(), cri_pb2.ListContainersResponse
+            )
         except grpc.aio.AioRpcError as error:
             self._raise("ListContainers", error)
         containers = (
@@ -365,8 +345,6 @@ class CRIClient:
                 name=item.metadata.name,
                 state=CRIContainerState(item.state),
                 created_at_ns=item.created_at,
-                labels=dict(item.labels),
-                annotations=dict(item.annotations),
             )
             for item in answer.containers
         )
@@ -387,10 +365,6 @@ class CRIClient:
             name=status.metadata.name,
             state=CRIContainerState(status.state),
             pid=_pid(info),
-            exit_code=status.exit_code,
-            reason=status.reason,
-            message=status.message,
-            log_path=status.log_path,
             resources=(
                 _resources(status.resources.linux)
                 if status.HasField("resources") and status.resources.HasField("linux")
@@ -470,7 +444,6 @@ class CRIClient:
                 yield CRIContainerEvent(
                     container_id=event.container_id,
                     type=kind,
-                    created_at_ns=event.created_at,
                     pod_sandbox_id=event.pod_sandbox_status.id,
                 )
         except grpc.aio.AioRpcError as error:

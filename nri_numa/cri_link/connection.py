@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 import enum
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from nri_numa.cri.client import (
     CallRefused,
@@ -27,13 +27,163 @@ from nri_numa.cri.client import (
     UpdateFailed,
 )
 from nri_numa.cri_link.messages import container_message, cri_resources, pod_message
-from nri_numa.cri_link.once import LIVE, picture
 from nri_numa.cri_link.outbox import Outbox, over
-from nri_numa.cri_link.sizes import Sizes
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.nri.handler import PluginHandler, RequestRefused
+from nri_numa.nri.registration import Answer
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe.logs import get_logger
+
+# --- The whole picture of a runtime over CRI; and updates made from it, once ----------------------
+
+
+LIVE: Final = frozenset((CRIContainerState.CREATED, CRIContainerState.RUNNING))
+"""States of containers that have, or will have, CPUs."""
+
+
+async def picture(client: CRIClient) -> tuple[dict[str, pb.PodSandbox], list[pb.Container]]:
+    """Ask for everything that lives.
+
+    Returns:
+        Pods by id, and containers that were created or run, as NRI would tell them.
+
+    Raises:
+        RuntimeUnavailable: the runtime cannot be asked.
+    """
+    listed = [c for c in await client.list_containers() if c.state in LIVE]
+    pods: dict[str, pb.PodSandbox] = {}
+    for pod in await client.list_pod_sandboxes():
+        if (known := await client.pod_sandbox_status(pod.id)) is not None:
+            pods[pod.id] = pod_message(known)
+    containers: list[pb.Container] = []
+    for found in listed:
+        status = await client.container_status(found.id)
+        if status is not None and status.state in LIVE:
+            containers.append(container_message(status, found.pod_sandbox_id))
+    return pods, containers
+
+
+async def update_once(answer: Answer, *, socket_path: str) -> str:
+    """Show what runs to a function, and send the updates that it answers.
+
+    Args:
+        answer: gives the updates, at most one for each container.
+        socket_path: where the runtime serves CRI.
+
+    Returns:
+        Why the runtime could not be asked; empty when it was, whatever became of single updates.
+    """
+    try:
+        async with CRIClient(socket_path) as client:
+            pods, containers = await picture(client)
+            outbox = Outbox(client)
+            updates = answer(list(pods.values()), containers)
+            await asyncio.gather(*(outbox.put(u.container_id, cri_resources(u)) for u in updates))
+            return ""
+    except RuntimeUnavailable as error:
+        return str(error)
+
+
+# --- How large containers are by the runtime's word, and what of a change somebody else asked for
+# CRI tells nobody that a container's resources were changed, as the kubelet does for a resize in
+# place. So running containers are looked at again, a few at a time, and compared with what was seen
+# of them before; what we sent ourselves is no change that anybody asked for.
+
+
+AT_ONCE: Final = 8
+"""Containers that are looked at again with each listing."""
+
+
+class Size(NamedTuple):
+    """CPU shares, quota and period, and bytes of memory; 0 where nothing is told."""
+
+    shares: int = 0
+    quota: int = 0
+    period: int = 0
+    limit: int = 0
+
+
+class Change(NamedTuple):
+    """A change of a container: what somebody asked for, and its resources before that."""
+
+    asked: pb.LinuxResources
+    before: pb.LinuxResources
+
+
+def size_of(resources: pb.LinuxResources) -> Size:
+    """The size in a message."""
+    cpu = resources.cpu
+    return Size(cpu.shares.value, cpu.quota.value, cpu.period.value, resources.memory.limit.value)
+
+
+class Sizes:
+    """What was seen of the containers that live."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Size] = {}
+        self._sent: dict[str, int] = {}
+        self._changes: dict[str, int] = {}
+        self._round: list[str] = []
+
+    def seen(self, container_id: str, resources: pb.LinuxResources) -> None:
+        """A container was decided about as it was."""
+        self._seen[container_id] = size_of(resources)
+
+    def sent(self, container_id: str, resources: CRIResources) -> None:
+        """An update of ours was applied; of a size only the quota is ever ours."""
+        if resources.cpu_quota:
+            self._sent[container_id] = resources.cpu_quota
+
+    def forget(self, container_id: str) -> None:
+        """A container is gone."""
+        self._seen.pop(container_id, None)
+        self._sent.pop(container_id, None)
+        self._changes.pop(container_id, None)
+
+    def changes(self, container_id: str) -> int:
+        """How many changes of a container there were."""
+        return self._changes.get(container_id, 0)
+
+    def turn(self, whom: Iterable[str]) -> list[str]:
+        """At most `AT_ONCE` of these to look at again now, so that everybody has a turn."""
+        there = list(whom)
+        if not self._round:
+            self._round = there
+        now, self._round = self._round[:AT_ONCE], self._round[AT_ONCE:]
+        known = set(there)
+        return [container_id for container_id in now if container_id in known]
+
+    def changed(self, container_id: str, resources: pb.LinuxResources) -> Change | None:
+        """What somebody asked for since the container was last seen; None for nothing.
+
+        Args:
+            container_id: whose.
+            resources: as the runtime has them now.
+        """
+        now = size_of(resources)
+        before = self._seen.get(container_id)
+        self._seen[container_id] = now
+        if before is None or before == now:
+            return None
+        asked = pb.LinuxResources()
+        if now.shares > 0 and now.shares != before.shares:
+            asked.cpu.shares.value = now.shares
+        # Nobody but us lifts a quota; one that is there again was asked for, were it the same.
+        if now.quota > 0 and now.quota != self._sent.get(container_id, before.quota):
+            self._sent.pop(container_id, None)
+            asked.cpu.quota.value = now.quota
+            asked.cpu.period.value = now.period
+        if now.limit > 0 and now.limit != before.limit:
+            asked.memory.limit.value = now.limit
+        if not asked.ByteSize():
+            return None
+        self._changes[container_id] = self.changes(container_id) + 1
+        was = pb.LinuxResources()
+        was.CopyFrom(resources)
+        was.cpu.shares.value, was.cpu.quota.value, was.cpu.period.value = before[:3]
+        was.memory.limit.value = before.limit
+        return Change(asked, was)
+
 
 log = get_logger("cri")
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from nri_numa.engine.values.mentions import MOST_DEVICES
 from nri_numa.engine.values.workload import Device, DeviceRequest
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.model import numa_text
 
 MOST_NOTES: Final = 8
 
@@ -38,9 +38,6 @@ class Hints(NamedTuple):
 
     requests: tuple[DeviceRequest, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-NO_HINTS: Final = Hints()
 
 
 def hints(found: Iterable[Found], places: NUMASet, notes: Iterable[str] = ()) -> Hints:

@@ -22,9 +22,8 @@ SECONDS: Final = 1.0
 
 
 class Parent(NamedTuple):
-    """The device of a network interface: the interface's name, and the device's on its bus."""
+    """The device of a network interface: its bus, and its name there."""
 
-    interface: str
     bus: str
     name: str
 
@@ -82,7 +81,7 @@ def _parents() -> tuple[Parent, ...]:
         for link in route.get_links():
             bus, name = _told(link, "IFLA_PARENT_DEV_BUS_NAME"), _told(link, "IFLA_PARENT_DEV_NAME")
             if bus and name and len(found) < MOST_DEVICES:
-                found.append(Parent(_told(link, "IFLA_IFNAME"), bus, name))
+                found.append(Parent(bus, name))
     return tuple(found)
 
 

@@ -16,11 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Final
 
 from nri_numa.devices import interfaces, nvidia
-from nri_numa.devices.book import NOTHING_TOLD, Book, Given, Ready, Told, told
+from nri_numa.devices.book import NOTHING_TOLD, Book, Given, Told, told
 from nri_numa.devices.found import Found, hints
 from nri_numa.devices.given import DEADLINE, PAUSE, GivenDevice, given_devices
 from nri_numa.devices.lookup import Lookup, Missed, Sources
@@ -81,8 +80,6 @@ class DeviceWatch:
         # What came of mentions and books before. Replaced by another one whenever something that
         # it depends on is read anew: whoever is about to add to the former adds for nobody.
         self._answers: dict[tuple[object, ...], KnownDevices] = {}
-        self._mentioned: Ready | None = None  # the last one with device files alone
-        self._later: Callable[[Callable[[], object]], object] = lambda function: None
         self._books: dict[str, Book] = {}
         self._turn = threading.Lock()  # for threads that change what a book tells
         self._room = threading.BoundedSemaphore(_MOST_WAITING)
@@ -92,15 +89,8 @@ class DeviceWatch:
         self._gpus_read = self._files_read = float("-inf")
         self._look_waiting = False
 
-    def start(
-        self, later: Callable[[Callable[[], object]], object] = lambda function: None
-    ) -> None:
-        """Look around, in threads: the driver's GPUs, the files, and libraries that load slowly.
-
-        Args:
-            later: calls a function in the loop; is called in threads.
-        """
-        self._later = later
+    def start(self) -> None:
+        """Look around, in threads: the driver's GPUs, the files, and libraries that load slowly."""
         self._do(self._local, self._look_around)
         if self._sources.pod_resources:
             self._do(self._asking, given_devices, self._kubelet_root, "", "")
@@ -117,20 +107,16 @@ class DeviceWatch:
 
     # --- told by the link -------------------------------------------------------------------------
 
-    def began(
-        self, pod: PodSandbox, network: str, complete: Callable[[], object] | None = None
-    ) -> None:
+    def began(self, pod: PodSandbox, network: str) -> None:
         """A pod is being made: find out ahead what will be asked for its containers.
 
         Args:
             pod: whose.
             network: path of its network namespace; empty on the host's network.
-            complete: called once all that can be found out ahead is known, at once where that is
-                nothing; not at all where something hangs or the pod goes before.
         """
         looks, asks = bool(self._sources.network and network), self._sources.pod_resources
         so_far = told(Told(network_note=_NOT_LOOKED * looks, kubelet_note=_NOT_SAID * asks))
-        book = Book(pod.full_name, so_far, open=looks + asks, complete=complete)
+        book = Book(pod.full_name, so_far)
         self._books[pod.id] = book
         while len(self._books) > MOST_PODS:
             del self._books[next(iter(self._books))]
@@ -142,8 +128,6 @@ class DeviceWatch:
             self._do(self._local, self._look_into, pod, book, network)
         if asks:
             self._do(self._asking, self._ask, pod, book)
-        if not book.open and complete is not None:
-            complete()
 
     def kept(self, pods: Iterable[tuple[PodSandbox, str]]) -> None:
         """There are these pods and no others; those that are new to us are looked at."""
@@ -169,79 +153,30 @@ class DeviceWatch:
         answers = self._answers  # before anything is looked at: see `__init__`
         book = self._books.get(pod_id)
         known = NOTHING_TOLD if book is None else book.told
-        plain = mentions is NO_MENTIONS
-        if plain and known is NOTHING_TOLD:
+        if mentions is NO_MENTIONS and known is NOTHING_TOLD:
             return NO_DEVICES
         places = self._places()
-        ready = self._mentioned
-        if plain:
-            ready = None if book is None else book.ready
-        if (
-            ready is not None
-            and ready.mentions is mentions
-            and ready.told is known
-            and ready.answers is answers
-            and ready.places is places
-            and ready.name == name
-        ):
-            found = ready.found
-        else:
-            found = self._remembered(answers, known, name, mentions, places)
-            if plain and book is not None:
-                book.ready = Ready(answers, places, known, name, mentions, found)
-        for note in found.notes:
-            pod = pod_id if book is None else book.pod
-            log.debug("device without hint", pod=pod, container=name, why=note)
-        return found
-
-    def _remembered(
-        self,
-        answers: dict[tuple[object, ...], KnownDevices],
-        known: Told,
-        name: str,
-        mentions: Mentions,
-        places: NUMASet,
-    ) -> KnownDevices:
-        """The devices of a container, looked up where nobody had the same before."""
         cards, given, network_note, kubelet_note = known
         own: tuple[GivenDevice, ...] = ()
         others: tuple[GivenDevice, ...] = ()
         if given:
             own = given.get(name, ())
             others = tuple([g for its, all in given.items() if its != name for g in all])
-        key = places.bits, cards, own, others, network_note, kubelet_note, mentions.key
+        said = mentions.nodes, tuple(mentions.variables.items()), mentions.cdi, mentions.unread
+        key = places.bits, cards, own, others, network_note, kubelet_note, said
         found = answers.get(key)
         if found is None:
             missed = Missed()
             found = self._looked_up(known, own, others, mentions, places, missed)
+            # A name that is missed is to be looked for once more.
             if not missed.gpu and not missed.cdi and _characters(mentions) <= _MOST_CHARACTERS:
                 if len(answers) >= _MOST_ANSWERS:
                     answers.clear()
                 answers[key] = found
-            else:
-                return found  # to be looked for once more
-        if mentions.nodes and not mentions.variables and not mentions.cdi:
-            # Of device files alone replicas have one and the same object.
-            self._mentioned = Ready(answers, places, known, name, mentions, found)
+        for note in found.notes:
+            pod = pod_id if book is None else book.pod
+            log.debug("device without hint", pod=pod, container=name, why=note)
         return found
-
-    def foreseen(self, pod_id: str, name: str) -> KnownDevices | None:
-        """What a container that has not come yet will have, as far as it is known without it.
-
-        Args:
-            pod_id: its pod's.
-            name: the container's; empty for whichever the kubelet gave devices to.
-
-        Returns:
-            None where that may be several.
-        """
-        book = self._books.get(pod_id)
-        given = (NOTHING_TOLD if book is None else book.told).given
-        if not name and given:
-            name, *more = given
-            if more:
-                return None
-        return self.known(pod_id, name, NO_MENTIONS)
 
     def _looked_up(
         self,
@@ -335,7 +270,6 @@ class DeviceWatch:
             )
         with self._turn:
             book.told = told(book.told._replace(cards=cards, network_note=note))
-        self._answered(pod.id, book)
 
     def _ask(self, pod: PodSandbox, book: Book) -> None:
         if self._books.get(pod.id) is not book:
@@ -351,22 +285,7 @@ class DeviceWatch:
                 list(self._lookup.given(devices))  # whoever asks for them finds them remembered
         with self._turn:
             book.told = told(book.told._replace(given=given, kubelet_note=note))
-        self._answered(pod.id, book)
         time.sleep(PAUSE)  # of this thread, which nobody waits for
-
-    def _answered(self, pod_id: str, book: Book) -> None:
-        """In a thread: one question about a pod has its answer."""
-        if book.complete is not None:
-            try:
-                self._later(partial(self._closed, pod_id, book))
-            except RuntimeError:
-                log.debug("the loop has ended", pod=book.pod)
-
-    def _closed(self, pod_id: str, book: Book) -> None:
-        """In the loop: the same."""
-        book.open -= 1
-        if not book.open and book.complete is not None and self._books.get(pod_id) is book:
-            book.complete()
 
 
 def _characters(mentions: Mentions) -> int:

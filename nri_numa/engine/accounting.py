@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from nri_numa.engine.cpus.allocator import Taken, TakeRequest, take_cpus
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.state import NodeState
+from nri_numa.engine.values.settings import CPUOrder
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 
@@ -145,11 +146,44 @@ def take_within(
 ) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
     """Choose CPUs, on no NUMA node more than can be owned there.
 
+    CPUs of soft lists are left out where others on the same NUMA nodes are as good. The kubelet's
+    order, CPUs that are preferred and loads to be paired with take no notice of lists.
+
     Args:
         machine: where.
         request: what is wanted.
         limits: `exclusive_left`; CPUs that belong to no NUMA node have no limit.
     """
+    taken = _take_within(machine, request, limits)
+    if (
+        not isinstance(taken, Taken)
+        or not (taken.cpus - request.held) & request.listed
+        or request.prefer
+        or request.smt is SMT.PAIR
+        or request.settings.cpu_order is CPUOrder.KUBELET
+    ):
+        return taken
+    rest = replace(request, available=request.available - request.listed)
+    others = _take_within(machine, rest, limits)
+    alike = isinstance(others, Taken) and _sort(machine, others) == _sort(machine, taken)
+    return others if alike else taken
+
+
+def _sort(machine: Machine, taken: Taken) -> tuple[object, ...]:
+    """What makes some CPUs as good as others."""
+    ix: AllocatorIndex = machine.index
+    cpus = taken.cpus.bits
+    return (
+        machine.topology.numa_of(taken.cpus),
+        sum(1 for group in ix.l3_groups if group.bits & cpus),
+        ix.touched(cpus).bit_count(),
+        *((cpus & kind).bit_count() for kind in (ix.isolated, ix.nohz_full, ix.efficient)),
+    )
+
+
+def _take_within(
+    machine: Machine, request: TakeRequest, limits: Mapping[int, int]
+) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
     topology = machine.topology
     taken = take_cpus(topology, request, machine.index)
     for _ in limits:

@@ -64,9 +64,7 @@ from nri_numa.engine.values.workload import (
     Scope,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.observed import NO_QUOTA
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import NO_QUOTA, Topology, cpus_text
 
 
 def admit(
@@ -148,8 +146,9 @@ def admit(
     if held is not NO_CPUS and len(held) > known.exclusive_cpus:
         held = NO_CPUS
     case = Case(
-        machine, others, pod, container, requested, known, reading, _policy(requested), held
-    )
+        machine, others, pod, container, requested, known, reading, _policy(requested), held,
+        again=running or (record is not None and container.name in state.pods[pod.uid].former),
+    )  # fmt: skip
     if side is not None and isinstance(side, Refusal):
         return Refused(side, _trace(case, side, pool_before, pool_before))
     if side is not None and isinstance(side, Kubelets):
@@ -190,14 +189,20 @@ def admit(
             if allocation.owned and requested.slots is None and machine.settings.kept_seconds:
                 kept = tuple(a for a in kept if a.container != ALL) + _to_come(case, after, now)
                 elsewhere = 0
-    taken = allocation.cpus | allocation.idle
+    taken = NO_CPUS if allocation.soft else allocation.cpus | allocation.idle
     after = _kept_again(machine.topology, after, kept, taken, elsewhere)
     pool = after.pool(machine.topology, machine.settings)
     return Admitted(
         state=after,
         change=_change(record, after, pod.uid, container.id, kept),
         allocation=allocation,
-        adjustment=adjustment(machine, allocation, pool, placed.memory_policy, marked=not running),
+        adjustment=adjustment(
+            machine,
+            allocation,
+            effective_cpus(allocation, pool, machine.topology, after.withheld_bits),
+            placed.memory_policy,
+            marked=not running,
+        ),
         updates=pool_updates(machine, before, after, skip=container.id),
         warnings=placed.warnings,
         trace=_trace(case, placed, pool_before, pool),
@@ -456,12 +461,13 @@ def pool_updates(
         return ()  # nothing that the pool is made of
     topology, settings = machine.topology, machine.settings
     old, new = before.pool(topology, settings), after.pool(topology, settings)
-    if old == new:
+    taken, takes = before.withheld_bits, after.withheld_bits
+    if old == new and taken == takes:
         return ()
     found: list[ContainerUpdate] = []
     for key, members in sorted(after.groups.items()):
-        cpus = group_cpus(key, new, topology)
-        if cpus == group_cpus(key, old, topology):
+        cpus = group_cpus(key, new, topology, takes)
+        if cpus == group_cpus(key, old, topology, taken):
             continue
         ids = sorted(members)
         if skip in members:
@@ -486,7 +492,7 @@ _update: Final = partial(tuple.__new__, ContainerUpdate)
 def adjustment(
     machine: Machine,
     allocation: Allocation,
-    pool: CPUSet,
+    cpus: CPUSet,
     memory_policy: MemoryPolicySetting | None = None,
     *,
     marked: bool = True,
@@ -496,12 +502,11 @@ def adjustment(
     Args:
         machine: topology and settings.
         allocation: what was decided.
-        pool: the shared pool with it.
+        cpus: what it starts with; empty leaves it alone.
         memory_policy: what its processes begin with, when asked for.
         marked: with our ``assigned`` annotation.
     """
     settings = machine.settings
-    cpus = effective_cpus(allocation, pool, machine.topology)
     cpus_text, mems_text = str(cpus), str(allocation.mems)
     pinned = allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN) or bool(allocation.mems)
     return ContainerAdjustment(
@@ -595,6 +600,7 @@ def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
         pinned=_pinned(case) if placed.kind is Kind.FOREIGN else NO_CPUS,
         idle=placed.idle,
         owned=placed.owned,
+        soft=placed.soft,
         numa_nodes=placed.numa_nodes,
         mems=placed.mems,
         charges=placed.charges,

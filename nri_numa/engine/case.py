@@ -41,6 +41,7 @@ class Case:
         reading: what the kernel has left, when known.
         policy: to align by. The degrade ladder tries a weaker one than was asked for.
         held: CPUs that a running container has already and must keep.
+        again: it runs, or one of its name and pod did: a soft list may have given way already.
     """
 
     machine: Machine
@@ -52,6 +53,7 @@ class Case:
     reading: Reading | None = None
     policy: Policy = Policy.NONE
     held: CPUSet = NO_CPUS
+    again: bool = False
 
     @property
     def who(self) -> str:

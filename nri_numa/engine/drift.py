@@ -14,7 +14,7 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.observed import NO_QUOTA, Observed
+from nri_numa.machine.model import NO_QUOTA, Observed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,8 @@ def plan_corrections(
         allocation = state.allocations.get(container_id)
         if allocation is None or allocation.kind is Kind.FOREIGN:
             continue
-        meant_cpus, cpus, cpus_found = _cpus(machine, allocation, pool, real, narrowed_at)
+        wanted = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
+        meant_cpus, cpus, cpus_found = _cpus(machine, allocation, wanted, pool, real, narrowed_at)
         meant_mems, mems, mems_found = _mems(machine, allocation, real)
         quota, quota_found = _quota(allocation, real)
         if not (cpus_found or mems_found or quota_found):
@@ -143,6 +144,7 @@ def plan_corrections(
 def _cpus(
     machine: Machine,
     allocation: Allocation,
+    wanted: CPUSet,
     pool: CPUSet,
     real: Observed,
     narrowed_at: float | None,
@@ -152,7 +154,6 @@ def _cpus(
     With nothing to write, a cgroup above is in the way.
     """
     topology = machine.topology
-    wanted = effective_cpus(allocation, pool, topology)
     if not wanted and allocation.kind is Kind.UNBOUND:
         ours = narrowed_at is not None and allocation.since <= narrowed_at
         wanted = pool if ours and real.cpus else NO_CPUS

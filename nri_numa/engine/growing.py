@@ -70,7 +70,7 @@ class Growing:
         listed, listed_cpus, owned = state.listed, state.listed_cpus, state.owned
         if allocation.owned:
             owned = owned | allocation.cpus
-        elif allocation.kind is Kind.EXPLICIT:
+        elif allocation.keeps_list:
             if listed is not self._listed:
                 self._listed = dict(listed)
             self._listed[container_id] = allocation.cpus

@@ -21,8 +21,7 @@ from nri_numa.engine.state import (
 )
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import Topology, cpus_text
 
 
 def contradiction(a: Allocation) -> str:
@@ -36,6 +35,8 @@ def contradiction(a: Allocation) -> str:
         return "a shared container must have NUMA nodes"
     if a.owned and a.kind not in (Kind.EXCLUSIVE, Kind.EXPLICIT):
         return f"a container that is {a.kind} cannot own CPUs"
+    if a.soft and (a.owned or a.kind is not Kind.EXPLICIT or not a.cpus):
+        return "only a list of shared CPUs can be soft"
     if a.idle & a.cpus or (a.idle and not a.owned):
         return "only siblings of owned CPUs are kept idle"
     if a.kind is Kind.FOREIGN and a.mems:
@@ -86,7 +87,7 @@ def violations(state: NodeState, topology: Topology, settings: Settings) -> list
                 both = cpus_text(allocation.cpus & owned)
                 found.append(f"owned twice: {both} of {allocation.full_name}")
             owned = owned | allocation.cpus
-        elif allocation.kind is Kind.EXPLICIT:
+        elif allocation.keeps_list:
             listed[container_id] = allocation.cpus
         if allocation.kind is Kind.EXCLUSIVE and not allocation.cpus:
             found.append(f"{allocation.full_name} is exclusive and has no CPUs")

@@ -29,8 +29,7 @@ from nri_numa.engine.values.workload import (
     Resources,
 )
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.observed import NO_QUOTA
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import NO_QUOTA, cpus_text
 
 
 def resize(
@@ -311,7 +310,7 @@ def _own_update(
     Any override makes containerd lose the request's swap limit, so none is sent without need.
     """
     pool = after.pool(machine.topology, machine.settings)
-    wanted = effective_cpus(allocation, pool, machine.topology)
+    wanted = effective_cpus(allocation, pool, machine.topology, after.withheld_bits)
     if not wanted and allocation.kind is Kind.UNBOUND and asked.cpus:
         wanted = pool  # its memory is bound by us, so nobody else's pin makes it foreign
     changed = allocation.cpus != before.cpus or allocation.kind is not before.kind

@@ -42,8 +42,7 @@ from nri_numa.engine.values.answers import ContainerUpdate, StateChange
 from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.observed import NO_QUOTA
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import NO_QUOTA, cpus_text
 
 _NO_TIME = "no time was left yet"
 
@@ -244,7 +243,7 @@ def take_in(
     else:
         after, change = decision.state, decision.change
     pool = after.pool(machine.topology, machine.settings)
-    own = difference(machine, after.allocations[container.id], pool, container)
+    own = difference(machine, after, after.allocations[container.id], pool, container)
     others = pool_updates(machine, state, after, skip=container.id)
     updates = others if own is None else (own, *others)
     return Met(decision=decision, state=after, change=change, updates=updates)
@@ -276,7 +275,8 @@ def decide_late(
     decision = admit(machine, state, pod, container, reading, now, held, running=True)
     if isinstance(decision, Refused):
         return decision, ()
-    own = difference(machine, decision.allocation, decision.trace.pool_after, container)
+    pool = decision.trace.pool_after
+    own = difference(machine, decision.state, decision.allocation, pool, container)
     return decision, decision.updates if own is None else (own, *decision.updates)
 
 
@@ -351,10 +351,10 @@ def _keep(
         doubt = 0
         if allocation is None and marker in container.annotations:
             text, pod = container.annotations[marker], by_pod[container.pod_id]
-            # Two lists and a sentence: what is longer is not of our writing.
+            # Three lists and a sentence: what is longer is not of our writing.
             found = (
                 adopt(machine, text, pod, container)
-                if len(text) <= machine.list_limit + 1024
+                if len(text) <= 2 * machine.list_limit
                 else f"has {len(text)} characters, more than ours can have"
             )
             if isinstance(found, str):
@@ -376,7 +376,7 @@ def _keep(
     lists: set[tuple[str, CPUSet]] = set()
     for _, _, container_id, allocation in candidates:
         wants = allocation.cpus.bits | allocation.idle.bits
-        if not wants and not allocation.owned:
+        if allocation.soft or not (wants or allocation.owned):
             kept.append(allocation)  # whoever shares is in nobody's way
             continue
         if allocation.owned and allocation.exclusive_list in lists:
@@ -451,7 +451,7 @@ def _updates(
 ) -> tuple[tuple[ContainerUpdate, ...], tuple[str, ...]]:
     """What to send so that every container has what it should, and which known ones differed."""
     topology = machine.topology
-    pool = state.pool(topology, machine.settings)
+    pool, withheld = state.pool(topology, machine.settings), state.withheld_bits
     updates: list[ContainerUpdate] = []
     repaired: list[str] = []
     texts: dict[int, str] = {}
@@ -462,11 +462,11 @@ def _updates(
         if key is not None:
             # Hundreds follow the pool in few groups, and most have what they should.
             if key not in texts:
-                texts[key] = str(effective_cpus(allocation, pool, topology))
+                texts[key] = str(effective_cpus(allocation, pool, topology, withheld))
             has = live[container_id].resources
             if has.cpus == texts[key] and has.mems == str(allocation.mems) and not allocation.quota:
                 continue
-        update = difference(machine, allocation, pool, live[container_id])
+        update = difference(machine, state, allocation, pool, live[container_id])
         if update is not None:
             updates.append(update)
             if container_id in adopted:
@@ -475,13 +475,13 @@ def _updates(
 
 
 def difference(
-    machine: Machine, allocation: Allocation, pool: CPUSet, container: Container
+    machine: Machine, state: NodeState, allocation: Allocation, pool: CPUSet, container: Container
 ) -> ContainerUpdate | None:
     """What to send for one container so that it has what it should; None when it has it."""
     if allocation.kind is Kind.FOREIGN:
         return None
     resources = container.resources
-    wanted = effective_cpus(allocation, pool, machine.topology)
+    wanted = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
     if not wanted and allocation.kind is Kind.UNBOUND and resources.cpus:
         # It was narrowed while others owned CPUs; nobody does any more.
         wanted = pool

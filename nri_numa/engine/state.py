@@ -11,9 +11,9 @@ Pools, all subsets of the CPUs that may be given to containers (`Topology.allowe
 - *reserved*: never owned; normally still part of the shared pool.
 
 A `NodeState` is immutable. Every operation returns a new one, so a decision is an offer until the
-agent swaps the state in. Containers of one *group* (shared ones with the same NUMA nodes; all
-unbound ones) always have the same CPUs, which is why a changed pool is answered group by group
-and no CPU list is stored for them.
+agent swaps the state in. Containers of one *group* (shared ones with the same NUMA nodes; those
+with the same soft list; all unbound ones) always have the same CPUs, which is why a changed pool is
+answered group by group and what each of them has now is not stored.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Allocation:
         cpus: CPUs listed for or owned by it; empty for shared and unbound containers.
         idle: thread siblings kept idle for it.
         owned: no other container may use ``cpus``, but those of its pod that own the same list.
+        soft: ``cpus`` are a list that gives way: it runs on those of them that no container owns.
         numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
         mems: cpuset.mems; empty means untouched.
         charges: what is booked for it, by NUMA node.
@@ -105,6 +106,7 @@ class Allocation:
     cpus: CPUSet = NO_CPUS
     idle: CPUSet = NO_CPUS
     owned: bool = False
+    soft: bool = False
     numa_nodes: NUMASet = NO_NUMA_NODES
     mems: NUMASet = NO_NUMA_NODES
     charges: Mapping[int, Charge] = field(default_factory=dict)
@@ -122,6 +124,11 @@ class Allocation:
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     since: float = 0.0
     ended: float = 0.0
+
+    @property
+    def keeps_list(self) -> bool:
+        """Whether no container can own the CPUs that it lists and shares."""
+        return self.kind is Kind.EXPLICIT and not (self.owned or self.soft)
 
     @property
     def full_name(self) -> str:
@@ -190,7 +197,8 @@ ALL = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
 KEPT = "kept for its pod: the container ended"
 UNBOUND_GROUP = -1
-"""Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes."""
+"""Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes, those
+with a soft list by its bits inverted, which are below: the unbound ones list no CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +210,7 @@ class NodeState:
         allocations: by container id.
         pods: by pod UID.
         owned, idle: unions over the allocations.
-        listed: CPUs of explicit lists that are not owned, by container id.
+        listed: CPUs of explicit lists that are neither owned nor soft, by container id.
         listed_cpus: their union; never given exclusively to somebody else.
         foreign: sets of CPUs that somebody else pinned containers to, as bits, and how many
             containers to each.
@@ -302,7 +310,7 @@ class NodeState:
             owned = owned | allocation.cpus
             if allocation.kind is Kind.EXPLICIT and self.owned_beside(allocation):
                 charges = without_cpus(charges)
-        elif allocation.kind is Kind.EXPLICIT:
+        elif allocation.keeps_list:
             listed = {**listed, allocation.container_id: allocation.cpus}
             listed_cpus = listed_cpus | allocation.cpus
         return NodeState(
@@ -359,7 +367,7 @@ class NodeState:
         pods = dict(self.pods)
         record = pods[allocation.pod_uid]
         former = record.former
-        if allocation.kind is Kind.EXCLUSIVE:
+        if allocation.kind is Kind.EXCLUSIVE or allocation.soft:
             former = {
                 **former,
                 allocation.container: Former(allocation.cpus, allocation.numa_nodes),
@@ -504,7 +512,7 @@ def group_of(allocation: Allocation) -> int | None:
         return allocation.numa_nodes.bits
     if allocation.kind is Kind.UNBOUND:
         return UNBOUND_GROUP
-    return None
+    return ~allocation.cpus.bits if allocation.soft else None
 
 
 def grouped(
@@ -527,23 +535,39 @@ def grouped(
     return result
 
 
-def group_cpus(key: int, pool: CPUSet, topology: Topology) -> CPUSet:
-    """CPUs of a group: the pool, for shared containers cut down to their NUMA nodes.
+def group_cpus(key: int, pool: CPUSet, topology: Topology, withheld: int) -> CPUSet:
+    """CPUs of a group: the pool, for shared containers cut down to their NUMA nodes; or its list.
 
-    A group whose NUMA nodes have nothing left (their CPUs went offline) falls back to the whole
-    pool: an empty cpuset cannot be written and would mean *unchanged*.
+    A group whose NUMA nodes or list have nothing left (the CPUs went offline, or are owned) falls
+    back to the whole pool: an empty cpuset cannot be written and would mean *unchanged*.
+
+    Args:
+        key: of the group.
+        pool: the shared pool.
+        topology: the machine.
+        withheld: `NodeState.withheld_bits`.
     """
-    if key == UNBOUND_GROUP:
-        return pool
-    bits = pool.bits & topology.bits_of(key)
+    if key >= 0:
+        bits = pool.bits & topology.bits_of(key)
+    else:
+        bits = ~key & topology.online.bits & ~withheld
     return CPUSet.from_bits(bits) if bits else pool
 
 
-def effective_cpus(allocation: Allocation, pool: CPUSet, topology: Topology) -> CPUSet:
+def effective_cpus(
+    allocation: Allocation, pool: CPUSet, topology: Topology, withheld: int
+) -> CPUSet:
     """CPUs the container should really have now; empty means leave them alone.
 
     An unbound container is left alone while the pool is the whole machine, and a foreign one
-    always. CPUs that went offline are left out, and come back when they do.
+    always. CPUs that went offline are left out, and come back when they do; those of a soft list
+    that others own come back afterwards.
+
+    Args:
+        allocation: of the container.
+        pool: the shared pool.
+        topology: the machine.
+        withheld: `NodeState.withheld_bits`.
     """
     if allocation.kind is Kind.FOREIGN:
         return NO_CPUS
@@ -552,7 +576,7 @@ def effective_cpus(allocation: Allocation, pool: CPUSet, topology: Topology) -> 
         return pool if displaced(allocation, topology) else allocation.cpus & topology.online
     if key == UNBOUND_GROUP and pool == topology.allowed:
         return NO_CPUS
-    return group_cpus(key, pool, topology)
+    return group_cpus(key, pool, topology, withheld)
 
 
 def displaced(allocation: Allocation, topology: Topology) -> bool:
@@ -601,7 +625,7 @@ def build(
             if a.kind is Kind.EXPLICIT:
                 charges = without_cpus(charges) if a.exclusive_list in lists else charges
                 lists.add(a.exclusive_list)
-        elif a.kind is Kind.EXPLICIT:
+        elif a.keeps_list:
             listed[a.container_id] = a.cpus
         idle |= a.idle.bits
         if a.pinned:

@@ -75,14 +75,12 @@ class Response:
 
     Attributes:
         body: whole, or pieces to be sent as they are made.
-        route: the pattern that matched, for the metric.
     """
 
     status: int
     body: bytes | AsyncIterator[bytes]
     content_type: str = JSON
     headers: Headers = field(default_factory=list)
-    route: str = ""
 
 
 class APIError(Exception):

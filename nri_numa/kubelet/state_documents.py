@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from nri_numa.engine.values.kubelet import SHARED_SETS, Holder, KubeletGrants
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.words import cpus_text, numa_text
+from nri_numa.machine.model import cpus_text, numa_text
 from nri_numa.text import BadQuantity, page_size
 
 STATIC: Final = {"cpu": "static", "memory": "Static"}

@@ -8,10 +8,10 @@ good until a file is replaced.
 from __future__ import annotations
 
 import os
+import stat
 from typing import Final
 
 from nri_numa.engine.values.kubelet import NO_GRANTS, KubeletGrants
-from nri_numa.kubelet import regular_file
 from nri_numa.kubelet.state_documents import (
     CPUState,
     MemoryState,
@@ -21,6 +21,38 @@ from nri_numa.kubelet.state_documents import (
     memory_state,
 )
 from nri_numa.machine.cpuset import CPUSet, NUMASet
+
+# --- A file of the kubelet, read whole; whatever else is in its place makes nobody wait -----------
+
+
+MAX_BYTES: Final = 1 << 20
+"""Sixty bytes a container and a hundred and fifty a block of memory: ten thousand containers. A
+configuration has some thousand."""
+
+Signature = tuple[int, int, int, int]
+
+
+def signature(found: os.stat_result) -> Signature:
+    """What tells a file from another one of its name, and from itself when it was written."""
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def read(path: str) -> tuple[bytes, Signature]:
+    """The whole file, and what tells it from another one.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is longer than `MAX_BYTES`.
+    """
+    # A pipe or a device in its place must not make anybody wait.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("is no regular file")
+        if found.st_size > MAX_BYTES:
+            raise OSError(f"has {found.st_size} bytes, expected at most {MAX_BYTES}")
+        return file.read(MAX_BYTES), signature(found)
+
 
 NAMES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
 
@@ -45,7 +77,7 @@ class StateFiles:
         self.directory = directory
         self.grants: KubeletGrants = NO_GRANTS
         self.problems: tuple[str, ...] = ()
-        self._seen: dict[str, regular_file.Signature | None] = {}
+        self._seen: dict[str, Signature | None] = {}
         self._cpu: CPUState | None = None
         self._memory: MemoryState | None = None
         self._machine: tuple[CPUSet, NUMASet] | None = None
@@ -83,9 +115,9 @@ class StateFiles:
         path = self.path(manager)
         before = self._seen.get(manager, ())
         try:
-            if regular_file.signature(os.stat(path)) == before:
+            if signature(os.stat(path)) == before:
                 return False
-            data, self._seen[manager] = regular_file.read(path)
+            data, self._seen[manager] = read(path)
             self._keep(manager, data)
         except FileNotFoundError:
             self._seen[manager] = None

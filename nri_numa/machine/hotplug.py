@@ -13,7 +13,15 @@ import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Final, Protocol
+
+from nri_numa.machine.cpuset import ListFormatError, NUMASet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.sysfs import discover_tree, read_amounts, read_online
+from nri_numa.machine.tree import NODE_DIR, Tree, open_tree
+from nri_numa.machine.usable import read_limits
 
 NETLINK_KOBJECT_UEVENT: Final = 15
 KERNEL_GROUP: Final = 1
@@ -130,3 +138,99 @@ async def watch(
     finally:
         loop.remove_reader(source.fileno())
         source.close()
+
+
+# --- What changes on a machine that runs, read again without discovering everything anew ----------
+# CPUs and NUMA nodes come and go; memory is added, or a balloon takes it; an administrator
+# allocates huge pages; the pods' cgroup gets another cpuset. Which CPUs share a core or a cache
+# does not change without CPUs coming or going. Reading takes a few files for each NUMA node.
+
+
+def reread(root: Path | str, topology: Topology) -> Topology:
+    """Read the machine as it is now.
+
+    Args:
+        root: as for `nri_numa.machine.sysfs.discover`.
+        topology: as it was.
+
+    Returns:
+        The same object when nothing changed.
+
+    Raises:
+        TopologyError: when the machine cannot be read any more.
+    """
+    tree = open_tree(root)
+    limits = read_limits(tree, topology.isolated)
+    cpus, mems = limits.cpus, limits.mems
+    allowed = topology.online if cpus is None else topology.online & cpus
+    with_memory = NUMASet(i for i, n in topology.numa_nodes.items() if n.memory_bytes)
+    withheld = NUMASet() if mems is None else with_memory - mems
+    if (
+        read_online(root) != topology.online
+        or _numa_nodes(tree, topology) != topology.numa_ids
+        # As in discovery: a limit that leaves nothing is none.
+        or (allowed or topology.online) != topology.allowed
+        or (NUMASet() if withheld == with_memory else withheld) != topology.withheld_memory
+    ):
+        return _anew(tree, topology)
+    nodes = dict(topology.numa_nodes)
+    for i, (memory, hugepages) in read_amounts(tree, topology).items():
+        if memory != nodes[i].memory_bytes or hugepages != nodes[i].hugepages:
+            if bool(memory) != bool(nodes[i].memory_bytes):
+                return _anew(tree, topology)  # what is withheld may be another thing now
+            nodes[i] = replace(nodes[i], memory_bytes=memory, hugepages=hugepages)
+    if nodes == topology.numa_nodes:
+        return topology
+    return replace(topology, numa_nodes=nodes)
+
+
+def _anew(tree: Tree, topology: Topology) -> Topology:
+    found = discover_tree(tree)
+    return topology if found == topology else found
+
+
+def _numa_nodes(tree: Tree, topology: Topology) -> NUMASet:
+    """NUMA nodes that are online; those that are known where the kernel tells none."""
+    try:
+        listed = NUMASet.parse(tree.read(f"{NODE_DIR}/online") or "")
+    except ListFormatError:
+        return topology.numa_ids
+    there = set(tree.entries(NODE_DIR))
+    return NUMASet(i for i in listed if f"node{i}" in there) or topology.numa_ids
+
+
+def differences(before: Topology, after: Topology) -> dict[str, str]:
+    """What is different, for a line in the log: short name to what it is now."""
+    found: dict[str, str] = {}
+    gone, new = before.online - after.online, after.online - before.online
+    if gone:
+        found["gone"] = str(gone)
+    if new:
+        found["new"] = str(new)
+    if before.allowed & after.online != after.allowed & before.online:
+        found["allowed"] = str(after.allowed)
+    if before.partitions != after.partitions:
+        names = [one.cgroup for one in after.partitions if not one.problem]
+        found["partitions"] = ",".join(names) or "none"
+    if before.withheld_memory != after.withheld_memory:
+        found["memory_withheld"] = str(after.withheld_memory)
+    if before.numa_ids != after.numa_ids:
+        found["numa_nodes"] = str(after.numa_ids)
+    memory = {
+        i: n.memory_bytes
+        for i, n in after.numa_nodes.items()
+        if i in before.numa_nodes and before.numa_nodes[i].memory_bytes != n.memory_bytes
+    }
+    if memory:
+        found["memory"] = ",".join(f"{i}={amount}" for i, amount in sorted(memory.items()))
+    pages = {
+        i: n.hugepages
+        for i, n in after.numa_nodes.items()
+        if i in before.numa_nodes and dict(before.numa_nodes[i].hugepages) != dict(n.hugepages)
+    }
+    if pages:
+        found["hugepages"] = ",".join(
+            f"{i}={'+'.join(f'{n // size}x{size >> 10}Ki' for size, n in p.items()) or 'none'}"
+            for i, p in sorted(pages.items())
+        )
+    return found

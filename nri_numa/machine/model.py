@@ -269,16 +269,69 @@ class MemoryReading:
 
     numa_nodes: Mapping[int, NUMAMemory]
 
-    @property
-    def total_bytes(self) -> int:
-        """MemTotal of all NUMA nodes."""
-        return sum(n.total_bytes for n in self.numa_nodes.values())
 
-    @property
-    def available_bytes(self) -> int:
-        """Free and reclaimable memory of all NUMA nodes."""
-        return sum(n.available_bytes for n in self.numa_nodes.values())
+# --- Numbers and lists in sentences: one CPU or several, one NUMA node or several -----------------
 
-    def available(self, numa_nodes: NUMASet) -> int:
-        """Free and reclaimable bytes of these NUMA nodes; unknown ones have none."""
-        return sum(n.available_bytes for i, n in self.numa_nodes.items() if i in numa_nodes)
+
+Ids = CPUSet | NUMASet | str
+"""A set, or its text in the kernel's list format."""
+
+
+def agree(ids: Ids, singular: str, plural: str) -> str:
+    """The form of a word that goes with a list: ``is`` or ``are``."""
+    return singular if str(ids).isdigit() else plural
+
+
+def cpus_text(ids: Ids, *verb: str) -> str:
+    """``CPU 3``, ``CPUs 3-5``; with a verb's two forms ``CPU 3 is``, ``CPUs 3-5 are``."""
+    text = str(ids)
+    text = f"CPU {text}" if text.isdigit() else f"CPUs {text}"
+    return f"{text} {agree(ids, *verb)}" if verb else text
+
+
+def numa_text(ids: Ids, *verb: str) -> str:
+    """``NUMA node 1``, ``NUMA nodes 0-1``; with a verb's two forms as `cpus_text`."""
+    # A digit or not tells one from several: on the way of every request, nothing is counted.
+    text = str(ids)
+    text = f"NUMA node {text}" if text.isdigit() else f"NUMA nodes {text}"
+    return f"{text} {agree(ids, *verb)}" if verb else text
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 CPU``, ``2 CPUs``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def human_milli(milli: int) -> str:
+    """Thousandths of CPUs: ``2 CPUs``, ``0.5 CPUs``."""
+    text = f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+    return f"{text} CPU" if text == "1" else f"{text} CPUs"
+
+
+# --- What the kernel says of one container's cgroup, as a value -----------------------------------
+
+
+NO_QUOTA: Final = -1
+"""CFS quota that means *no limit*: written as it is to cgroup v1, as ``max`` to cgroup v2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The cpuset, and where it matters the CPU limit, of one container's real cgroup.
+
+    Attributes:
+        cpus, mems: ``cpuset.cpus`` and ``cpuset.mems`` as written; on cgroup v2 empty means
+            whatever the parent has.
+        effective_cpus, effective_mems: what it can really use; on cgroup v1 the same.
+        quota: CFS quota in microseconds per period, `NO_QUOTA` for none; None where it was not
+            read.
+        above: which cgroup above leaves less of it, in words; empty when none does, or where
+            nobody looked.
+    """
+
+    cpus: CPUSet
+    mems: NUMASet
+    effective_cpus: CPUSet
+    effective_mems: NUMASet
+    quota: int | None = None
+    above: str = ""

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError
-from nri_numa.machine.model import Partition, PartitionKind
+from nri_numa.machine.model import Partition, PartitionKind, cpus_text
 from nri_numa.machine.tree import Tree
-from nri_numa.machine.words import cpus_text
 
 USUAL: Final = ("sys/fs/cgroup", "sys/fs/cgroup/cpuset")
 """Where cpusets are mounted unless proc/mounts says otherwise."""

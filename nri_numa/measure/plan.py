@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import cpus_text, numa_text
+from nri_numa.machine.model import Topology, cpus_text, numa_text
 
 Loop = Literal["bandwidth", "latency", "compute", "cache", "busy"]
 

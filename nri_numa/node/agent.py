@@ -14,7 +14,6 @@ from functools import partial
 
 from nri_numa.engine import admit
 from nri_numa.engine.adopt.assigned import ASSIGNED, assigned
-from nri_numa.engine.ahead import Started, Taken
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds
 from nri_numa.engine.invariants import step_violations, violations
@@ -27,7 +26,6 @@ from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.node.afterwards import Afterwards
 from nri_numa.node.differences import Differences
 from nri_numa.node.foreign_pins import ForeignWatch
@@ -40,7 +38,7 @@ from nri_numa.observe.decisions import DecisionTeller
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices
 from nri_numa.observe.traces import KeptTrace, TraceKeeper
-from nri_numa.store.durable import Changes, Durable, Store
+from nri_numa.store.durable import Durable, Store
 
 __all__ = ["Agent", "RefusedContainer", "Store"]
 
@@ -175,35 +173,6 @@ class Agent:
         self.starts.created(container, decision.adjustment)
         updates = self._with_pending(decision.updates)
         return decision if updates is decision.updates else replace(decision, updates=updates)
-
-    @property
-    def takes_ahead(self) -> bool:
-        """Whether a decision made ahead may take effect: nothing waits for a reply to ride on."""
-        return not self.observe and self._pending.empty
-
-    def take_ahead(
-        self, taken: Taken, ready: Changes, place: CgroupPlace, started: Started,
-        tell: Callable[[], object],
-    ) -> None:  # fmt: skip
-        """A decision made ahead takes effect, as in `create_container`; ``tell`` says so later.
-
-        ``ready`` is what is written of it. Only where `takes_ahead` allows it.
-        """
-        self._swap(taken.state, taken.change, ready)
-        self.places[taken.allocation.container_id] = place
-        self._ended.pop(taken.allocation.container_id, None)
-        self.starts.expect(taken.allocation.container_id, started.cpus, started.mems)
-        self._with_pending(started.updates)
-        self._soon.do(tell)
-
-    def tell_late(self, decision: Admitted, topology: Topology) -> None:
-        """Say about a decision made ahead what `create_container` has said at once."""
-        allocation = decision.allocation
-        if self.state.allocations.get(allocation.container_id) is allocation:
-            self._traces.hold(allocation, decision.trace)
-        self._tell.admitted(decision, topology, gap=False)
-        if not allocation.preferred:
-            self._tell.notice_placed(allocation, gap=False, observed=False)
 
     def knows(self, container_id: str) -> bool:
         """Whether a container has been decided about, so that its start tells nothing new of it."""
@@ -528,13 +497,12 @@ class Agent:
         self._soon.do(partial(self._tell.released, allocation, partial(self._cpus_in, self.state)))
         return released.updates
 
-    def _swap(self, after: NodeState, change: StateChange, ready: Changes | None = None) -> None:
+    def _swap(self, after: NodeState, change: StateChange) -> None:
         before = self.state
-        if ready is None:  # else it was checked when it was made
-            broken = step_violations(before, after, self.machine.topology, self.machine.settings)
-            if broken:
-                self._tell.broken(broken)
-        self.durable.write(before, after, change, ready)
+        broken = step_violations(before, after, self.machine.topology, self.machine.settings)
+        if broken:
+            self._tell.broken(broken)
+        self.durable.write(before, after, change)
         self.state = after
         withheld = before.withheld_bits
         if withheld:
@@ -697,4 +665,4 @@ class Agent:
 
     def _cpus_in(self, state: NodeState, allocation: Allocation) -> str:
         pool = state.pool(self.machine.topology, self.machine.settings)
-        return str(effective_cpus(allocation, pool, self.machine.topology))
+        return str(effective_cpus(allocation, pool, self.machine.topology, state.withheld_bits))

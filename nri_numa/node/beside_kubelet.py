@@ -16,7 +16,7 @@ from typing import Final
 from nri_numa.engine.others.foreign import pinned_to
 from nri_numa.engine.state import Allocation, Kind
 from nri_numa.engine.values.kubelet import KubeletGrants
-from nri_numa.kubelet.pinning import KubeletWatch
+from nri_numa.kubelet.adoption import KubeletWatch
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.node.agent import Agent
 from nri_numa.observe.logs import get_logger

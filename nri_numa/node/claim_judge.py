@@ -16,7 +16,7 @@ from nri_numa.engine.request.claims import result_text
 from nri_numa.engine.request.slots import with_slots
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import Container, PodSandbox, Requested, Resources
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.model import numa_text
 
 _PERIOD = 100_000
 

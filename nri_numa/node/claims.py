@@ -41,7 +41,7 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.claims import NOT_PREPARED, result_text
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.errors import RuntimeUnavailable
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 from nri_numa.node.claim_judge import judge, with_parameters
 from nri_numa.observe.logs import get_logger
 

@@ -33,7 +33,6 @@ from nri_numa.machine.scopes import Scopes
 from nri_numa.machine.sysfs import discover
 from nri_numa.node import reread
 from nri_numa.node.agent import Agent
-from nri_numa.node.ahead import DecidedAhead
 from nri_numa.node.beside_kubelet import BesideKubelet
 from nri_numa.node.claim import RuntimeClaim
 from nri_numa.node.claims import claim_book, serve_kubelet
@@ -99,7 +98,7 @@ class Daemon:
     """One running agent: its parts, and the loops around them."""
 
     def __init__(
-        self, config: AgentConfig, load: Callable[[str], AgentConfig] | None, watch: GapWatch
+        self, config: AgentConfig, load: Callable[[str], AgentConfig], watch: GapWatch
     ) -> None:
         """Build the parts that need no event loop.
 
@@ -225,7 +224,6 @@ class Daemon:
             slots_key=lambda: self.agent.machine.slots_key,
             mark_key=lambda: f"{self.agent.machine.settings.prefix}/{ASSIGNED}",
             devices=self._devices,
-            ahead=self._ahead(),
             claims=self._claims,
             coming=self._coming,
         )
@@ -328,23 +326,6 @@ class Daemon:
 
         return Coming(self.agent.notify, time.monotonic, later)
 
-    def _ahead(self) -> DecidedAhead | None:
-        if not self.config.decide_ahead:
-            return None
-        if self._claims is not None:
-            log.warning("nothing is decided ahead", because="dra.enabled is on")
-            return None
-        ahead = DecidedAhead(
-            self.agent,
-            self.metrics,
-            now=time.time,
-            reading=lambda: self._rereading.memory,
-            later=lambda function: asyncio.get_running_loop().call_soon(function),
-            clock=time.monotonic,
-        )
-        self._rereading.told = ahead.look
-        return ahead
-
     # --- running ----------------------------------------------------------------------------------
 
     async def run(self) -> int:
@@ -361,7 +342,7 @@ class Daemon:
         await self._rereading.read_memory(self.agent)
         self._beside.look()
         if self._devices is not None:
-            self._devices.start(loop.call_soon_threadsafe)
+            self._devices.start()
         link = asyncio.create_task(self.link.run(), name="link")
         others = [
             asyncio.create_task(
@@ -490,7 +471,7 @@ class Daemon:
         try:
             # At once: the containers that the runtime tells of next are decided by it.
             prepared = prepare(
-                lambda: self._loaded(text),
+                lambda: self._load(text),
                 self.config,
                 self.agent.machine,
                 self._kubelet.settings,
@@ -500,11 +481,6 @@ class Daemon:
             self.metrics.config_read(at=None)
             for problem in error.problems:
                 log.error("drop-in configuration not used", problem=problem)
-
-    def _loaded(self, text: str) -> AgentConfig:
-        if self._load is not None:
-            return self._load(text)
-        return configuration.merge_text(self.config, text) if text else self.config
 
     def _link_changed(self, state: LinkState, detail: str) -> None:
         self.link_state = state, detail
@@ -541,7 +517,7 @@ class Daemon:
             self._reload_asked = False
             base, machine = self.config, self.agent.machine
             try:
-                load = partial(self._loaded, self._drop_in)
+                load = partial(self._load, self._drop_in)
                 prepared = await prepare_aside(load, base, machine, self._kubelet.settings)
             except ConfigError as error:
                 self.metrics.config_read(at=None)
@@ -581,7 +557,7 @@ def identity(config: AgentConfig) -> dict[str, str]:
     return {"version": __version__, "machine": config.sysfs_root, "boot": boot}
 
 
-def run(config: AgentConfig, load: Callable[[str], AgentConfig] | None = None) -> int:
+def run(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
     """Run the plugin in an event loop of its own.
 
     Args:
@@ -599,9 +575,7 @@ def run(config: AgentConfig, load: Callable[[str], AgentConfig] | None = None) -
         return runner.run(_run(config, load, watch))
 
 
-async def _run(
-    config: AgentConfig, load: Callable[[str], AgentConfig] | None, watch: GapWatch
-) -> int:
+async def _run(config: AgentConfig, load: Callable[[str], AgentConfig], watch: GapWatch) -> int:
     try:
         daemon = Daemon(config, load, watch)
     except StateDirectoryBusy as error:

@@ -37,7 +37,7 @@ from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryB
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.observed import NO_QUOTA
+from nri_numa.machine.model import NO_QUOTA
 from nri_numa.machine.sysfs import discover
 from nri_numa.node.claim import RuntimeClaim
 from nri_numa.node.explanations import FILE
@@ -245,7 +245,8 @@ def _annotated(
     marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED}")
     if marker is None:
         cpus = _cpus(container.resources.cpus)
-        if placed is not None and placed.cpus and placed.cpus == cpus:
+        fewer = placed is not None and placed.soft and cpus is not None and cpus <= placed.cpus
+        if placed is not None and placed.cpus and (fewer or placed.cpus == cpus):
             lifted = placed.owned and container.resources.cpu_quota == NO_QUOTA
             return placed.kind, 0 if lifted else None
         return (Kind.UNBOUND if cpus == pool else Kind.FOREIGN), None
@@ -369,7 +370,7 @@ async def _exchange(
     try:
         async with asyncio.timeout(seconds):
             if over_cri(config):
-                from nri_numa.cri_link.once import update_once
+                from nri_numa.cri_link.connection import update_once
 
                 path = config.runtime.cri_socket
                 detail = await update_once(conversion.answering(answer), socket_path=path)

@@ -12,7 +12,7 @@ from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.values.settings import Settings
 from nri_numa.kubelet.adoption import Adopted, adopt
-from nri_numa.kubelet.configuration_files import AUTO, Found, read
+from nri_numa.kubelet.configuration import AUTO, Found, read
 from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
 from nri_numa.node.reload import with_tables

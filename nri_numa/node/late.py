@@ -20,9 +20,8 @@ from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.cpuset_files import text
 from nri_numa.node.agent import Agent
 from nri_numa.node.reconcile import look
-from nri_numa.observe.late import LateCounts
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.metrics import LateCounts, Metrics
 from nri_numa.observe.notices import What
 
 log = get_logger("late")

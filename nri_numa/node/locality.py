@@ -19,7 +19,7 @@ from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.locality import MemoryPlaces, local_bytes, memory_places
 from nri_numa.node.agent import Agent
 from nri_numa.node.rounds import Rounds
-from nri_numa.observe.local_memory import LocalMemory
+from nri_numa.observe.metrics import LocalMemory
 
 Memories: TypeAlias = Mapping[str, ContainerMemory]
 """By container id."""

@@ -19,8 +19,8 @@ def moved(state: NodeState, old: Machine, new: Machine) -> tuple[list[ContainerU
     after = new.topology, state.pool(new.topology, new.settings)
     updates: list[ContainerUpdate] = []
     for container_id, allocation in sorted(state.allocations.items()):
-        had = effective_cpus(allocation, before[1], before[0])
-        has = effective_cpus(allocation, after[1], after[0])
+        had = effective_cpus(allocation, before[1], before[0], state.withheld_bits)
+        has = effective_cpus(allocation, after[1], after[0], state.withheld_bits)
         if not has and had and allocation.kind is Kind.UNBOUND:
             has = after[1]
         if has and has != had:

@@ -19,11 +19,6 @@ class Pending:
         self._riding: set[str] = set()
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing waits at all."""
-        return not self._updates
-
-    @property
     def urgent(self) -> bool:
         """Whether some container does not have what it should."""
         return len(self._updates) > len(self._riding)

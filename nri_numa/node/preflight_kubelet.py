@@ -10,11 +10,9 @@ from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.values.kubelet import KubeletGrants
 from nri_numa.kubelet.adoption import adopt
-from nri_numa.kubelet.configuration import KubeletFacts
-from nri_numa.kubelet.configuration_files import Found, read
+from nri_numa.kubelet.configuration import Found, KubeletFacts, read
 from nri_numa.kubelet.state_files import StateFiles
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import Topology, cpus_text
 from nri_numa.node.preflight import Finding, Level
 
 _GUIDE = "See docs/kubelet.md: two ways to live with it, and how to change from one to the other."

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from nri_numa.engine.explain.actual import actual_text
-from nri_numa.engine.state import NodeState
+from nri_numa.engine.others.kubelets import granted_names
+from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.http.responses import Actual
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.machine.model import cpus_text
 from nri_numa.node.differences import Difference, Known
 
 
@@ -55,7 +57,26 @@ class Reality:
             found=allocation.reason,
         )
 
+    def gave_way(self, allocation: Allocation, cpus: CPUSet) -> str:
+        """Where a container stands whose soft list gave way, and to whom; empty when it did not.
+
+        Args:
+            allocation: of the container.
+            cpus: what it should have now.
+        """
+        lost = allocation.cpus & self._state.withheld if allocation.soft else NO_CPUS
+        if not lost:
+            return ""
+        names = list(self._owning(lost, allocation.container_id))
+        names += [f"{name} (by the kubelet)" for name in granted_names(self._state, lost)]
+        where = str(cpus) if cpus <= allocation.cpus else f"the shared pool {cpus}"
+        return f"stands on {where}: {cpus_text(lost, 'is', 'are')} exclusive to {', '.join(names)}"
+
     def _disturbed(self, container_id: str, one: Difference) -> tuple[str, ...]:
+        return self._owning(CPUSet.parse(one.cpus), container_id)
+
+    def _owning(self, cpus: CPUSet, but: str) -> tuple[str, ...]:
+        """The names of those who own some of these CPUs."""
         allocations = self._state.allocations
         if self._owners is None:
             # Once for all of them: there may be as many intruders as owners.
@@ -65,7 +86,7 @@ class Reality:
                 if a.owned
                 for cpu in a.cpus | a.idle
             }
-        found = {self._owners.get(cpu) for cpu in CPUSet.parse(one.cpus)} - {None, container_id}
+        found = {self._owners.get(cpu) for cpu in cpus} - {None, but}
         return tuple(sorted(allocations[i].full_name for i in found if i))
 
 

@@ -29,7 +29,7 @@ from nri_numa.engine.drift import Correction, plan_corrections
 from nri_numa.engine.state import Kind, NodeState, effective_cpus
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.observed import Observed
+from nri_numa.machine.model import Observed
 from nri_numa.machine.scopes import Scopes
 from nri_numa.node.agent import Agent
 from nri_numa.node.sending import Push
@@ -549,7 +549,7 @@ def _behind(
         allocation = state.allocations.get(container_id)
         if not place.by_systemd or allocation is None or allocation.kind is Kind.FOREIGN:
             continue
-        cpus = effective_cpus(allocation, pool, machine.topology) or pool
+        cpus = effective_cpus(allocation, pool, machine.topology, state.withheld_bits) or pool
         # One that was never bound has no list of its own, and systemd has none for it.
         if observed[container_id].cpus & machine.topology.online != cpus:
             continue

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.errors import TopologyError
-from nri_numa.machine.changes import differences, reread
+from nri_numa.machine.hotplug import differences, reread
 from nri_numa.machine.model import MemoryReading, Topology
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.node.agent import Agent
@@ -96,12 +96,10 @@ class Rereading:
 
     Attributes:
         memory: what the kernel had left when last read; None while it cannot be read.
-        told: called when it was read again.
     """
 
     def __init__(self, root: str, counted: Callable[[], Counted | None] = lambda: None) -> None:
         self.memory: Reading | None = None
-        self.told: Callable[[], object] = lambda: None
         self._root, self._counted = root, counted
 
     async def read_memory(self, agent: Agent) -> None:
@@ -114,7 +112,6 @@ class Rereading:
             self.memory = None
             return
         self.memory = as_reading(reading, self._counted())
-        self.told()
 
     async def look(self, agent: Agent) -> None:
         """Read what else may have changed, and let the agent have it."""

@@ -61,10 +61,6 @@ class Starts:
         mems = answer.mems or container.resources.mems
         self._starts[container.id] = _Start(answer.cpus, mems)
 
-    def expect(self, container_id: str, cpus: str, mems: str) -> None:
-        """A container is created, and its cgroup will be made with these kernel lists."""
-        self._starts[container_id] = _Start(cpus, mems)
-
     def found(self, container: Container) -> None:
         """One that was created before we were told of it; it may be anywhere in its start."""
         has = container.resources

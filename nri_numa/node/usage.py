@@ -23,9 +23,6 @@ from nri_numa.machine.locality import NUMA_STAT, MemoryPlaces, memory_places
 from nri_numa.machine.usage import MachineUsage, NUMAUsage, read_container, read_usage
 from nri_numa.node.agent import Agent
 from nri_numa.node.locality import container_memory
-from nri_numa.observe.logs import get_logger
-
-log = get_logger("http")
 
 EVERY: Final = 5.0
 """Seconds between two samples."""
@@ -183,8 +180,9 @@ class UsageWatch:
         if first is None or second is None:
             return _nothing(allocation, "it has no cgroup that can be read")
         machine = self._agent.machine
-        pool = self._agent.state.pool(machine.topology, machine.settings)
-        cpus = effective_cpus(allocation, pool, machine.topology) or machine.topology.online
+        state, topology = self._agent.state, machine.topology
+        pool = state.pool(topology, machine.settings)
+        cpus = effective_cpus(allocation, pool, topology, state.withheld_bits) or topology.online
         used = None
         if first.cpu_seconds is not None and second.cpu_seconds is not None:
             used = max(0.0, second.cpu_seconds - first.cpu_seconds) / seconds

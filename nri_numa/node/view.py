@@ -284,13 +284,16 @@ class LiveView:
     ) -> Explanation:
         kept = self._agent.kept_trace(allocation.container_id)
         document = self._documents.get(kept) if kept is not None else None
-        cpus = str(effective_cpus(allocation, pool, machine.topology))
+        effective = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
+        cpus = str(effective)
         if document is None or document["result"]["cpus"] != cpus:
             known = self._agent.grounds_of(allocation.container_id)
             document = of_allocation(allocation, known, cpus)
             if kept is not None:
                 self._remember(kept, document)
         since = [f"since then refused: {later.message}"] if later is not None else []
+        if gave_way := real.gave_way(allocation, effective):
+            since.append(f"listed {allocation.cpus}, {gave_way}")
         since += self._unheard(allocation.pod_uid)
         if since:
             document = {**document, "later": since}
@@ -310,7 +313,7 @@ class LiveView:
             pod=allocation.pod,
             container=allocation.container,
             outcome="admitted",
-            summary=allocation.reason,
+            summary=assignment.reason,
             steps=tuple(sentences(document)),
             assignment=assignment,
             details=document,
@@ -484,6 +487,8 @@ def _assignment(
     waiting: cpu_waiting.Waitings,
     late: Mapping[str, float] | None = None,
 ) -> Assignment:
+    cpus = effective_cpus(a, pool, machine.topology, state.withheld_bits)
+    gave_way = real.gave_way(a, cpus)
     return Assignment(
         id=a.container_id,
         pod_uid=a.pod_uid,
@@ -494,7 +499,7 @@ def _assignment(
         policy=a.policy.value,
         qos=a.qos.value,
         smt=a.smt.value,
-        cpus=str(effective_cpus(a, pool, machine.topology)),
+        cpus=str(cpus),
         pinned=str(a.pinned),
         mems=str(a.mems),
         mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
@@ -502,7 +507,7 @@ def _assignment(
         idle=str(a.idle),
         displaced=str(a.cpus) if displaced(a, machine.topology) else "",
         preferred=a.preferred,
-        reason=a.reason,
+        reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
         cpu_milli=a.cpu_milli,
         memory_bytes=a.memory_bytes,
         since=a.since,

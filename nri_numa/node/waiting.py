@@ -18,7 +18,7 @@ from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.waiting import Waits, tasks_waiting, waits
 from nri_numa.node.agent import Agent
 from nri_numa.node.rounds import Rounds
-from nri_numa.observe.waiting import Named, Waiting
+from nri_numa.observe.metrics import Named, Waiting
 
 Waitings: TypeAlias = Mapping[str, ContainerWaiting]
 """By container id."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import Final, Protocol
 
 from google.protobuf.message import Message
 
-from nri_numa.engine.ahead import Names
 from nri_numa.engine.decision import Admitted, Refused, Resized
 from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerUpdate
 from nri_numa.engine.values.mentions import Mentions
@@ -25,13 +23,11 @@ from nri_numa.engine.values.workload import (
     PodSandbox,
     Resources,
 )
-from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.nri import conversion
 from nri_numa.nri.coming import Coming
 from nri_numa.nri.conversion import CONTAINER_NAME, Told
 from nri_numa.nri.handler import LinkState, RequestRefused
 from nri_numa.nri.mentions import mentions_of, network_namespace
-from nri_numa.nri.shapes import Ahead, ReadyAnswer, Shape, foreseen, shape_of, whose
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import RuntimeInfo
 from nri_numa.observe.logs import get_logger, operation
@@ -114,21 +110,12 @@ class PodWatch(Protocol):
 class DeviceWatch(Protocol):
     """Who finds out which devices containers have; see `nri_numa.devices.watch`."""
 
-    def began(
-        self, pod: PodSandbox, network: str, complete: Callable[[], object] | None = None
-    ) -> None:
-        """A pod is being made; its network namespace is there, and none of its containers.
-
-        ``complete`` is called when all is known that can be before a container comes.
-        """
+    def began(self, pod: PodSandbox, network: str) -> None:
+        """A pod is being made; its network namespace is there, and none of its containers."""
         ...
 
     def known(self, pod_id: str, name: str, mentions: Mentions) -> KnownDevices:
         """What is known of the devices of a container."""
-        ...
-
-    def foreseen(self, pod_id: str, name: str) -> KnownDevices | None:
-        """What it will be of one that has not come yet; None where that cannot be told."""
         ...
 
     def kept(self, pods: Iterable[tuple[PodSandbox, str]]) -> None:
@@ -166,7 +153,6 @@ class Adapter:
         slots_key: Callable[[], str] = lambda: "",
         mark_key: Callable[[], str] | None = None,
         devices: DeviceWatch | None = None,
-        ahead: Ahead | None = None,
         claims: ClaimWatch | None = None,
         coming: Coming | None = None,
     ) -> None:
@@ -185,8 +171,6 @@ class Adapter:
             mark_key: the one that we write on containers. Together with ``slots_key`` it is all
                 that is read of containers when the runtime tells what runs; None reads everything.
             devices: asked which devices containers have; None where that is nobody's business.
-            ahead: keeps decisions ready; None where all are made when they are asked for, as they
-                are in any case where claims count.
             claims: asked which claims containers have; None where there are none.
             coming: told of pods that have no container yet; None where nobody names them.
 
@@ -201,7 +185,6 @@ class Adapter:
         self._devices = devices
         self._claims = claims
         self._coming = coming
-        self._ahead = ahead if claims is None else None
         self._agent = agent
         self._metrics = metrics
         self.reject_on_error = reject_on_error
@@ -217,7 +200,7 @@ class Adapter:
     @property
     def sandboxes(self) -> bool:
         """Whether there is a use for the news that a sandbox runs."""
-        return not (self._devices is None and self._ahead is None and self._coming is None)
+        return self._devices is not None or self._coming is not None
 
     def configured(self, info: RuntimeInfo) -> None:
         """The runtime introduced itself."""
@@ -255,34 +238,23 @@ class Adapter:
             return conversion.updates(updates)
 
     def create_container(
-        self, request: pb.CreateContainerRequest, data: bytes = b""
-    ) -> pb.CreateContainerResponse | Told | ReadyAnswer:
+        self, request: pb.CreateContainerRequest
+    ) -> pb.CreateContainerResponse | Told:
         """Place a container."""
         if not request.container.id:
             raise RequestRefused("InvalidRequest: the container has no id, expected the runtime's")
         try:
-            return self._place(request, data)
+            return self._place(request)
         finally:
             # Only now: whoever reads in between finds the pod named or charged.
             if self._coming is not None:
                 self._coming.over(request.pod.id)
 
-    def _place(
-        self, request: pb.CreateContainerRequest, data: bytes
-    ) -> pb.CreateContainerResponse | Told | ReadyAnswer:
+    def _place(self, request: pb.CreateContainerRequest) -> pb.CreateContainerResponse | Told:
         with operation():
-            shape, devices = None, NO_DEVICES
+            devices = NO_DEVICES
             if self._devices is not None:
-                # As in `_known`, with a call less: nothing of this is in the caches.
-                own = request.container
-                name = own.name or own.labels.get(CONTAINER_NAME, "")
-                devices = self._devices.known(request.pod.id, name, mentions_of(own, data))
-            if self._ahead is not None:
-                shape = shape_of(request, self._ahead.reads(), devices)
-                if shape is not None:
-                    ready = self._answer_ahead(self._ahead, shape, request, devices)
-                    if ready is not None:
-                        return ready
+                devices = _known(self._devices, request.pod.id, request.container)
             pod = conversion.pod_from(request.pod, request.container)
             container = conversion.container_from(
                 request.container,
@@ -302,40 +274,12 @@ class Adapter:
                 self._failed.add(container.id)
                 raise
             if answer is None:
-                return conversion.create_response(NO_ADJUSTMENT, ())
+                return conversion.create_response(NO_ADJUSTMENT)
             if isinstance(answer, Refused):
                 raise _refusal(answer)
-            if self._ahead is not None and shape is not None:
-                self._ahead.decided(shape, pod, container)
             if answer.updates:
                 return conversion.create_answer(answer.adjustment, answer.updates)
             return conversion.create_response(answer.adjustment)
-
-    def _answer_ahead(
-        self,
-        ahead: Ahead,
-        shape: Shape,
-        request: pb.CreateContainerRequest,
-        devices: KnownDevices,
-    ) -> ReadyAnswer | None:
-        def names() -> tuple[Names, CgroupPlace]:
-            found = whose(request)
-            self._pod_uids[found[0].pod_id] = found[0].pod_uid
-            return found
-
-        def converted() -> tuple[PodSandbox, Container]:
-            pod = conversion.pod_from(request.pod, request.container)
-            container = conversion.container_from(request.container, brief=True, devices=devices)
-            if self._watch is not None and self._pod_uids.get(pod.id) == pod.uid:
-                self._watch.saw([(pod, container.name)])
-            return pod, container
-
-        try:
-            data = ahead.answer(shape, names, converted)
-        except Exception:
-            self._failed.add(request.container.id)
-            raise
-        return None if data is None else ReadyAnswer(data)
 
     def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:
         """Judge new resources."""
@@ -379,34 +323,19 @@ class Adapter:
         with operation():
             self._agent.post_start_container(*self._met(pod, container))
 
-    def post_update_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
-        """Not subscribed to: the decision was made in UpdateContainer."""
-
     def run_pod(self, pod: pb.PodSandbox) -> None:
-        """Subscribed to where devices count, decisions are made ahead, or pods are named.
+        """Subscribed to where devices count or pods are named.
 
         A refusal would leak the sandbox on older runtimes.
         """
-        devices, ahead = self._devices, self._ahead
         known = conversion.pod_from(pod)
         with operation():
             self._agent.run_pod(known)
         if self._coming is not None:
             self._coming.began(known)
-        if devices is None:
-            if ahead is not None:
-                ahead.began(partial(foreseen, pod))
-            return
-        which = partial(devices.foreseen, pod.id)
-        # Asked for once while nobody waits, it is ready when the container comes.
-        complete: Callable[[], object] = partial(which, "")
-        if ahead is not None:
-            complete = partial(ahead.began, partial(foreseen, pod), which)
-        with operation():
-            devices.began(conversion.pod_from(pod), network_namespace(pod), complete)
-
-    def update_pod(self, request: pb.UpdatePodSandboxRequest) -> None:
-        """Not subscribed to: the containers' own updates follow."""
+        if self._devices is not None:
+            with operation():
+                self._devices.began(known, network_namespace(pod))
 
     def _met(self, pod: pb.PodSandbox, container: pb.Container) -> tuple[PodSandbox, Container]:
         uid = self._pod_uids.get(pod.id)

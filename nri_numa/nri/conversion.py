@@ -302,13 +302,9 @@ _MPOL_MODES: Final[Mapping[MemoryPolicy, pb.MpolMode]] = {
 }
 
 
-def create_response(
-    adjustment: ContainerAdjustment, others: Sequence[ContainerUpdate] = ()
-) -> pb.CreateContainerResponse:
+def create_response(adjustment: ContainerAdjustment) -> pb.CreateContainerResponse:
     """Build the answer to CreateContainer; without changes it is the empty message."""
     response = pb.CreateContainerResponse()
-    if others:
-        _fill(response, others)
     if adjustment.cpus or adjustment.mems or adjustment.quota is not None:
         cpu = response.adjust.linux.resources.cpu
         cpu.cpus = adjustment.cpus
@@ -346,7 +342,7 @@ class Told:
 
 
 def create_answer(adjustment: ContainerAdjustment, others: Sequence[ContainerUpdate]) -> Told:
-    """As `create_response`, for those who only want the bytes."""
+    """As `create_response`, with changes to other containers."""
     own = create_response(adjustment).SerializeToString()
     # Fields are serialised in the order of their numbers: that of the adjustment comes first.
     return Told(own + _told(_CREATE_UPDATE, others))
@@ -367,15 +363,8 @@ def update_response(
     return response
 
 
-def stop_response(others: Sequence[ContainerUpdate] = ()) -> pb.StopContainerResponse:
-    """Build the answer to StopContainer."""
-    response = pb.StopContainerResponse()
-    _fill(response, others)
-    return response
-
-
 def stop_answer(others: Sequence[ContainerUpdate]) -> pb.StopContainerResponse | Told:
-    """As `stop_response`, for those who only want the bytes."""
+    """Build the answer to StopContainer."""
     return Told(_told(_STOP_UPDATE, others)) if others else pb.StopContainerResponse()
 
 

@@ -55,14 +55,8 @@ class PluginHandler(Protocol):
         """
         ...
 
-    def create_container(self, request: pb.CreateContainerRequest, data: bytes = b"") -> Answer:
-        """Place a container that is about to be created.
-
-        Args:
-            request: the message.
-            data: what it was made of, where that is known: a search through bytes touches less
-                memory than one through the parts of a message.
-        """
+    def create_container(self, request: pb.CreateContainerRequest) -> Answer:
+        """Place a container that is about to be created."""
         ...
 
     def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:
@@ -85,16 +79,8 @@ class PluginHandler(Protocol):
         """A container's program runs."""
         ...
 
-    def post_update_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
-        """A container's resources were changed; it shows the final values."""
-        ...
-
     def run_pod(self, pod: pb.PodSandbox) -> None:
         """A pod sandbox runs. Refusing here leaks sandboxes on older runtimes."""
-        ...
-
-    def update_pod(self, request: pb.UpdatePodSandboxRequest) -> None:
-        """The resources of a pod are about to change."""
         ...
 
     def stop_pod(self, pod: pb.PodSandbox) -> None:

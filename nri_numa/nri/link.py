@@ -170,7 +170,6 @@ class NRILink:
         jitter = rng if rng is not None else random.Random()  # noqa: S311 - no secret
         self._delays = delays if delays is not None else lambda: backoff_delays(jitter)
         self._registration_wait = registration_wait
-        self._push_interval = push_interval
         self._push_timeout = push_timeout
         self._limits = limits
         self._protocol_broken = protocol_broken
@@ -371,10 +370,8 @@ class NRILink:
         """Answer one event of the session; called by the transport."""
         handler = self._handler
         match event:
-            case ev.CreateContainerRequested(stream, create, data):
-                self._answer(
-                    stream, "CreateContainer", lambda: handler.create_container(create, data)
-                )
+            case ev.CreateContainerRequested(stream, create):
+                self._answer(stream, "CreateContainer", lambda: handler.create_container(create))
             case ev.UpdateContainerRequested(stream, update):
                 self._answer(stream, "UpdateContainer", lambda: handler.update_container(update))
             case ev.StopContainerRequested(stream, stop):
@@ -385,13 +382,13 @@ class NRILink:
                 )
             case ev.PodEvent(stream, kind, pod):
                 self._answer(stream, kind.method, lambda: self._pod_event(kind, pod))
-            case ev.UpdatePodSandboxRequested(stream, change):
-                self._answer(stream, "UpdatePodSandbox", lambda: handler.update_pod(change))
             case ev.SynchronizeRequested():
                 self._synchronize(event)
             case ev.ConfigureRequested():
                 self._configure(event)
-            case ev.ValidateRequested(stream):  # never subscribed to; empty accepts
+            case ev.UpdatePodSandboxRequested(stream):  # never subscribed to: an empty answer
+                self._answer(stream, Event.UPDATE_POD_SANDBOX.method, _nothing)
+            case ev.ValidateRequested(stream):  # likewise; empty accepts
                 self._answer(stream, Event.VALIDATE_CONTAINER_ADJUSTMENT.method, _nothing)
             case ev.ShutdownRequested(stream):  # followed by the end of the socket
                 self._answer(stream, "Shutdown", _nothing)
@@ -468,8 +465,6 @@ class NRILink:
             self._handler.start_container(pod, container)
         elif event is Event.POST_START_CONTAINER:
             self._handler.post_start_container(pod, container)
-        elif event is Event.POST_UPDATE_CONTAINER:
-            self._handler.post_update_container(pod, container)
         return None
 
     def _pod_event(self, event: Event, pod: pb.PodSandbox) -> Message | None:

@@ -1,14 +1,13 @@
 """The devices that NRI messages mention; where protobuf stops, as in `nri_numa.nri.conversion`.
 
 Only what is short is read: a message carries the whole environment of a container, and whoever
-wrote the pod wrote most of it. Nearly all containers mention nothing, which the message's bytes
-tell: 30 variables are 30 new strings, in memory that nobody has touched for a while.
+wrote the pod wrote most of it. Nearly all containers mention nothing, which a search through the
+message's bytes shows for less than the 30 strings of 30 variables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Final
 
 from nri_numa.engine.values.mentions import MOST_DEVICES, NO_MENTIONS, DeviceNode, Mentions
@@ -22,35 +21,21 @@ CDI_ANNOTATION: Final = "cdi.k8s.io/"
 _PCI, _NVIDIA, _CDI = (text.encode() for text in (PCI_VARIABLE, NVIDIA_VARIABLE, CDI_ANNOTATION))
 
 MOST_CHARACTERS: Final = 4096
-"""Of one variable or annotation; 64 UUIDs are 2600. As bytes, of device files that are remembered:
-a pod may choose the paths of its volumes."""
+"""Of one variable or annotation; 64 UUIDs are 2600."""
 
 
-def mentions_of(container: pb.Container, data: bytes = b"") -> Mentions:
-    """What is said of a container's devices, at most `MOST_DEVICES` of each sort.
-
-    Args:
-        container: the message.
-        data: bytes that its own are part of; empty where nobody has them.
-    """
+def mentions_of(container: pb.Container) -> Mentions:
+    """What is said of a container's devices, at most `MOST_DEVICES` of each sort."""
     # Parts that are missing have the values of empty ones, and read like them.
     linux, devices = container.linux, container.CDI_devices
     files = linux.devices
     # Whatever stands in a variable or an annotation stands in here, as UTF-8.
-    everything = data or container.SerializeToString()
+    everything = container.SerializeToString()
     has_variables = _PCI in everything or _NVIDIA in everything
     has_names = devices or _CDI in everything
     if not files and not has_variables and not has_names:
         return NO_MENTIONS
-    rules = linux.resources.devices
-    if not has_variables and not has_names and len(files) <= MOST_DEVICES:
-        # Replicas have the same ones, which their bytes tell: no field of them is read. Slices,
-        # because protobuf's own loops end by an exception, which is cold.
-        own = tuple(map(pb.LinuxDevice.SerializeToString, files[:]))
-        allowed = tuple(map(pb.LinuxDeviceCgroup.SerializeToString, rules[:])) if rules else ()
-        if sum(map(len, own + allowed)) <= MOST_CHARACTERS:
-            return _files_alone(own, allowed)
-    nodes, unread = _nodes_in(files, rules)
+    nodes, unread = _nodes_in(files, linux.resources.devices)
     variables = _variables_in(container) if has_variables else {}
     names = _names_in(container) if has_names else ()
     unread += max(0, len(names) - MOST_DEVICES)
@@ -62,16 +47,6 @@ def mentions_of(container: pb.Container, data: bytes = b"") -> Mentions:
         cdi=names[:MOST_DEVICES],
         unread=unread,
     )
-
-
-@lru_cache(maxsize=256)
-def _files_alone(files: tuple[bytes, ...], rules: tuple[bytes, ...]) -> Mentions:
-    """Device files and nothing else, and the rules of their cgroup: messages as bytes."""
-    nodes, unread = _nodes_in(
-        [pb.LinuxDevice.FromString(one) for one in files],
-        [pb.LinuxDeviceCgroup.FromString(one) for one in rules],
-    )
-    return Mentions(nodes=nodes, unread=unread) if nodes else NO_MENTIONS
 
 
 def _nodes_in(

@@ -12,30 +12,172 @@ CPU list. Facts of one container stand in ``nri_numa_container_info`` only.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from types import ModuleType
+from typing import Final, Protocol, TypeAlias
 
-from nri_numa.observe import logs
-from nri_numa.observe.client import (
-    CONTENT_TYPE_PLAIN_0_0_4,
+from prometheus_client import (
     CollectorRegistry,
     Counter,
-    CounterMetricFamily,
     Gauge,
     Histogram,
-    Metric,
     ProcessCollector,
     disable_created_metrics,
+)
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import (
+    CONTENT_TYPE_PLAIN_0_0_4,
     generate_latest,
 )
-from nri_numa.observe.exposition import head as _head
-from nri_numa.observe.exposition import label as _label
-from nri_numa.observe.exposition import text as _text
-from nri_numa.observe.local_memory import LocalMemory, pieces
-from nri_numa.observe.requests import RequestCounter, RequestDurations, RequestTimes
-from nri_numa.observe.waiting import Waiting
-from nri_numa.observe.waiting import pieces as waiting_pieces
+from prometheus_client.utils import floatToGoString
+
+from nri_numa.observe import logs
+from nri_numa.text import harmless
+
+# --- Rows of Prometheus' text format. Pure --------------------------------------------------------
+
+
+def text(rows: list[str]) -> bytes:
+    """The rows as bytes; the list is empty afterwards."""
+    data = "".join(rows).encode(errors="backslashreplace")
+    rows.clear()
+    return data
+
+
+def head(name: str, text: str) -> list[str]:
+    """What stands above the rows of a gauge of ours."""
+    return [f"# HELP nri_numa_{name} {text}\n", f"# TYPE nri_numa_{name} gauge\n"]
+
+
+def label(value: str) -> str:
+    """The value of a label, escaped: for the format, and before that for whoever reads it."""
+    return harmless(value).replace("\\", "\\\\").replace('"', '\\"')
+
+
+# --- How many requests of each event there were, and how long they took ---------------------------
+# Every request is counted, so counting is an addition to one of a few numbers: the library's own
+# counters take twenty calls for what takes three here. They become metrics when somebody scrapes.
+
+
+class RequestTimes:
+    """Counts requests by event.
+
+    Args:
+        buckets: upper limits in seconds, ascending; a time that equals one is in it.
+    """
+
+    def __init__(self, buckets: Sequence[float]) -> None:
+        self.buckets = tuple(map(float, buckets))
+        # By event, the sum of the seconds and then how many were in each bucket and in none.
+        self._times: dict[str, list[float]] = {}
+
+    def add(self, event: str, seconds: float) -> None:
+        """Count one request."""
+        try:
+            times = self._times[event]
+        except KeyError:
+            times = self._times[event] = [0.0] * (len(self.buckets) + 2)
+        times[0] += seconds
+        times[1 + bisect_left(self.buckets, seconds)] += 1
+
+    def items(self) -> list[tuple[str, list[float]]]:
+        """A copy; whoever scrapes is in another thread."""
+        return [(event, times[:]) for event, times in list(self._times.items())]
+
+
+class _ByEvent:
+    """A metric with a label for the event; the underscored names are those of the library's own."""
+
+    def __init__(self, times: RequestTimes, name: str, text: str) -> None:
+        self._times = times
+        self._name = name
+        self._text = text
+        self._labelnames = ("event",)
+
+
+class RequestCounter(_ByEvent):
+    """The counter of requests by event."""
+
+    def collect(self) -> Iterator[Metric]:
+        """As the library wants it."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labelnames)
+        for event, times in self._times.items():
+            family.add_metric((event,), sum(times[1:]))
+        yield family
+
+
+class RequestDurations(_ByEvent):
+    """The histogram of their times."""
+
+    def collect(self) -> Iterator[Metric]:
+        """As the library wants it."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labelnames)
+        limits = [*map(floatToGoString, self._times.buckets), "+Inf"]
+        for event, times in self._times.items():
+            so_far, buckets = 0.0, []
+            for limit, number in zip(limits, times[1:], strict=True):
+                so_far += number
+                buckets.append((limit, so_far))
+            family.add_metric((event,), buckets, times[0])
+        yield family
+
+
+# --- The metrics library, without the HTTP servers and clients that its package imports -----------
+# ``import prometheus_client`` brings two HTTP servers, an HTTP client, e-mail and compressors. An
+# agent would keep these 2.5 MiB for ever and never use them, since it has an HTTP side of its own.
+# While the library is imported here, empty modules stand in for those; whoever imports them
+# afterwards gets the real ones. What the library itself offers to serve or push is not usable then.
+
+
+UNUSED: Final = (
+    "gzip",
+    "http.server",
+    "socketserver",
+    "urllib.error",
+    "urllib.request",
+    "wsgiref.simple_server",
+)
+"""Modules that `prometheus_client.exposition` imports for its servers and its push client."""
+
+
+class _StandIn(ModuleType):
+    """Has a class of whatever name is asked for."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+@contextmanager
+def _standing_in(names: tuple[str, ...]) -> Iterator[None]:
+    missing = [name for name in names if name not in sys.modules]
+    sys.modules.update({name: _StandIn(name) for name in missing})
+    try:
+        yield
+    finally:
+        for name in missing:
+            if isinstance(sys.modules.get(name), _StandIn):
+                del sys.modules[name]
+
+
+def _import() -> None:
+    """Import the library; as it is where it wants more of those modules than we know of."""
+    try:
+        with _standing_in(UNUSED):
+            import prometheus_client
+    except Exception:
+        for name in [n for n in sys.modules if n.partition(".")[0] == "prometheus_client"]:
+            del sys.modules[name]
+        import prometheus_client  # noqa: F401
+
+
+_import()
+
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -165,15 +307,6 @@ class Snapshot:
     waiting: Waiting | None = None
 
 
-class DecidedAheadCount(NamedTuple):
-    """What became of decisions made ahead; see the metric of this name."""
-
-    hit: Counter
-    late: Counter
-    new: Counter
-    unfit: Counter
-
-
 class Metrics:
     """Owns the registry; one per process, handed to whoever counts.
 
@@ -225,13 +358,6 @@ class Metrics:
             "outcome",
             "reason",
             "policy",
-        )
-        self._decided_ahead = counter(
-            "decided_ahead_total",
-            "Containers created while decisions are made ahead, by what became of that: hit, late "
-            "(something changed since), new (no such container was foreseen), unfit (each of its "
-            "kind is decided about by itself).",
-            "result",
         )
         self.internal_errors = counter(
             "internal_errors_total", "Mistakes of our own that a request ran into."
@@ -374,10 +500,6 @@ class Metrics:
             child = self._by_decision[key] = self._decisions.labels(outcome, reason, policy)
         child.inc()
 
-    def decided_ahead(self) -> DecidedAheadCount:
-        """The counters of decisions made ahead; from then on they are exposed."""
-        return DecidedAheadCount(*map(self._decided_ahead.labels, DecidedAheadCount._fields))
-
     # --- elsewhere ------------------------------------------------------------------------------
 
     def connected(self, runtime: str, version: str) -> None:
@@ -427,10 +549,10 @@ class Metrics:
         for family in (*_node_families(snapshot.numa_nodes), *_totals(snapshot)):
             rows += family
             if len(rows) >= _CHUNK_ROWS:
-                yield _text(rows)
-        rows += _head("container_info", "A container and how it is placed; always 1.")
+                yield text(rows)
+        rows += head("container_info", "A container and how it is placed; always 1.")
         for one in snapshot.containers:
-            namespace, pod, container = map(_label, (one.namespace, one.pod, one.container))
+            namespace, pod, container = map(label, (one.namespace, one.pod, one.container))
             rows.append(
                 f'nri_numa_container_info{{pod_namespace="{namespace}",pod_name="{pod}",'
                 f'container_name="{container}",'
@@ -440,8 +562,8 @@ class Metrics:
                 f'preferred="{_truth(one.preferred)}"}} 1\n'
             )
             if len(rows) >= _CHUNK_ROWS:
-                yield _text(rows)
-        yield _text(rows)
+                yield text(rows)
+        yield text(rows)
         if snapshot.local_memory is not None:
             yield from pieces(snapshot.local_memory, _CHUNK_ROWS)
         if snapshot.waiting is not None:
@@ -459,10 +581,10 @@ def _truth(value: bool) -> str:
 def _totals(snapshot: Snapshot) -> Iterator[list[str]]:
     if snapshot.node_name:
         yield [
-            *_head("node_info", "The node by the name that Kubernetes has for it; always 1."),
-            f'nri_numa_node_info{{node_name="{_label(snapshot.node_name)}"}} 1\n',
+            *head("node_info", "The node by the name that Kubernetes has for it; always 1."),
+            f'nri_numa_node_info{{node_name="{label(snapshot.node_name)}"}} 1\n',
         ]
-    rows = _head(
+    rows = head(
         "containers",
         "Containers we know, by kind of assignment, and by whether they have what is ideal or a "
         "wider set.",
@@ -473,11 +595,11 @@ def _totals(snapshot: Snapshot) -> Iterator[list[str]]:
         )
     yield rows
     yield [
-        *_head("shared_pool_cpus", "CPUs of the shared pool."),
+        *head("shared_pool_cpus", "CPUs of the shared pool."),
         f"nri_numa_shared_pool_cpus {snapshot.shared_pool_cpus}\n",
     ]
     yield [
-        *_head("offline_cpus", "CPUs that are present and not online."),
+        *head("offline_cpus", "CPUs that are present and not online."),
         f"nri_numa_offline_cpus {snapshot.offline_cpus}\n",
     ]
     for name, text, value in (
@@ -489,7 +611,7 @@ def _totals(snapshot: Snapshot) -> Iterator[list[str]]:
             snapshot.checkpoint_failing,
         ),
     ):
-        yield [*_head(name, text), f"nri_numa_{name} {value:d}\n"]
+        yield [*head(name, text), f"nri_numa_{name} {value:d}\n"]
     for name, text, seconds in (
         (
             "checkpoint_written_timestamp_seconds",
@@ -503,7 +625,7 @@ def _totals(snapshot: Snapshot) -> Iterator[list[str]]:
         ),
     ):
         if seconds is not None:
-            yield [*_head(name, text), f"nri_numa_{name} {seconds:.3f}\n"]
+            yield [*head(name, text), f"nri_numa_{name} {seconds:.3f}\n"]
 
 
 def _former(name: str) -> str:
@@ -512,7 +634,7 @@ def _former(name: str) -> str:
 
 def _node_families(samples: Iterable[NUMANodeSample]) -> Iterator[list[str]]:
     nodes = sorted(samples, key=lambda sample: sample.numa_node)
-    rows = _head("numa_node_cpus", "Online CPUs of a NUMA node; each is in one state.")
+    rows = head("numa_node_cpus", "Online CPUs of a NUMA node; each is in one state.")
     for n in nodes:
         if len(rows) > 200:
             yield rows
@@ -566,7 +688,7 @@ def _node_families(samples: Iterable[NUMANodeSample]) -> Iterator[list[str]]:
     )
     for name, text, get in plain:
         yield [
-            *_head(name, text),
+            *head(name, text),
             *(f'nri_numa_{name}{{numa_node="{n.numa_node}"}} {get(n):.16g}\n' for n in nodes),
         ]
     for index, (name, text) in enumerate(
@@ -576,10 +698,198 @@ def _node_families(samples: Iterable[NUMANodeSample]) -> Iterator[list[str]]:
         )
     ):
         yield [
-            *_head(name, text),
+            *head(name, text),
             *(
                 f'nri_numa_{name}{{numa_node="{n.numa_node}",page_size="{size}"}} {pages[index]}\n'
                 for n in nodes
                 for size, pages in sorted(n.hugepages.items())
             ),
         ]
+
+
+# --- What is counted where containers get their CPUs after their start; only in CRI mode ----------
+
+
+LATE_BUCKETS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class LateCounts:
+    """Figures of late containers.
+
+    Args:
+        metrics: exposes them.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.late = Histogram(
+            "nri_numa_late_seconds",
+            "From the start of a container until its cgroup had what was decided (CRI mode).",
+            buckets=LATE_BUCKETS,
+            registry=metrics.registry,
+        )
+        self.refused_running = Counter(
+            "nri_numa_refused_running_total",
+            "Containers that were refused and started nevertheless (CRI mode).",
+            registry=metrics.registry,
+        )
+        metrics.expose(self.late)
+        metrics.expose(self.refused_running)
+
+
+# --- What a scrape tells of where containers' memory is; only where that is looked for ------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalMemory:
+    """What part of containers' memory is on their own NUMA nodes.
+
+    Attributes:
+        ratios: ``(namespace, pod, container, ratio)``, as many as may be series.
+        states: number of containers by whether they have a ratio: ``known``, ``unknown``, and
+            ``left out`` for those beyond the limit of series.
+    """
+
+    ratios: Sequence[tuple[str, str, str, float]]
+    states: Mapping[str, int]
+
+
+def pieces(told: LocalMemory, at_once: int) -> Iterator[bytes]:
+    """The rows, in pieces.
+
+    Args:
+        told: what is exposed.
+        at_once: rows of a piece.
+    """
+    rows = head(
+        "local_memory_containers",
+        "Containers by whether the part of their memory on their own NUMA nodes is known, and "
+        "exposed.",
+    )
+    rows += (
+        f'nri_numa_local_memory_containers{{state="{state}"}} {count}\n'
+        for state, count in sorted(told.states.items())
+    )
+    rows += head(
+        "container_local_memory_ratio",
+        "The part of a container's memory that is on its own NUMA nodes; none where not known.",
+    )
+    for namespace, pod, container, ratio in told.ratios:
+        rows.append(
+            f'nri_numa_container_local_memory_ratio{{pod_namespace="{label(namespace)}",'
+            f'pod_name="{label(pod)}",container_name="{label(container)}"}} {ratio:.4g}\n'
+        )
+        if len(rows) >= at_once:
+            yield text(rows)
+    yield text(rows)
+
+
+# --- Gauges of what the host takes from each NUMA node; only where that is measured ---------------
+
+
+_GAUGES: Final = (
+    ("measured_capacity_factor", "The capacity factor that follows from steal."),
+    ("steal_ratio", "The part of the CPUs' time that the host gave to others."),
+    ("waiting_tasks", "Tasks that waited for each CPU, on average."),
+    ("cpu_frequency_hertz", "Mean frequency of the CPUs when they were last looked at."),
+)
+
+
+class StealGauges:
+    """One series for each NUMA node of which something is known.
+
+    Args:
+        metrics: exposes them.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._gauges: list[Gauge] = []
+        for name, text in _GAUGES:
+            made = Gauge(
+                f"nri_numa_numa_node_{name}", text, ("numa_node",), registry=metrics.registry
+            )
+            metrics.expose(made)
+            self._gauges.append(made)
+        self._shown: list[set[int]] = [set() for _ in _GAUGES]
+
+    def set(
+        self,
+        factors: Mapping[int, float],
+        steal: Mapping[int, float],
+        waiting: Mapping[int, float],
+        frequency: Mapping[int, float],
+    ) -> None:
+        """Record what was measured, by NUMA node; what is not known now has no series.
+
+        Args:
+            factors: capacity factors that follow.
+            steal: part of the time that the host took.
+            waiting: tasks that waited for each CPU on average.
+            frequency: of its CPUs, in hertz.
+        """
+        for n, values in enumerate((factors, steal, waiting, frequency)):
+            for i in self._shown[n] - values.keys():
+                self._gauges[n].remove(str(i))
+            for i, value in values.items():
+                self._gauges[n].labels(str(i)).set(value)
+            self._shown[n] = set(values)
+
+
+# --- What a scrape tells of how much containers wait for CPUs; only where that is looked for ------
+
+
+Named: TypeAlias = tuple[str, str, str, float]
+"""Namespace, pod, container, and the value."""
+
+_PRESSURE: Final = (
+    "container_cpu_pressure_ratio",
+    "The part of the last minute in which something of a container was ready and had no CPU; none "
+    "where not known.",
+)
+_WAITING: Final = (
+    "container_waiting_tasks",
+    "Threads of a container that waited for a CPU, on average since the round before; none where "
+    "not known.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How much containers wait, as many as may be series.
+
+    Attributes:
+        pressure: parts from 0 to 1.
+        tasks: threads that waited on average.
+        states: number of containers by whether something is known of them: ``known``, ``unknown``,
+            and ``left out`` for those beyond the limit of series.
+    """
+
+    pressure: Sequence[Named]
+    tasks: Sequence[Named]
+    states: Mapping[str, int]
+
+
+def waiting_pieces(told: Waiting, at_once: int) -> Iterator[bytes]:
+    """The rows, in pieces.
+
+    Args:
+        told: what is exposed.
+        at_once: rows of a piece.
+    """
+    rows = head(
+        "cpu_waiting_containers",
+        "Containers by whether it is known how much they wait for CPUs, and exposed.",
+    )
+    rows += (
+        f'nri_numa_cpu_waiting_containers{{state="{state}"}} {count}\n'
+        for state, count in sorted(told.states.items())
+    )
+    for (name, meaning), samples in ((_PRESSURE, told.pressure), (_WAITING, told.tasks)):
+        rows += head(name, meaning)
+        for namespace, pod, container, value in samples:
+            rows.append(
+                f'nri_numa_{name}{{pod_namespace="{label(namespace)}",'
+                f'pod_name="{label(pod)}",container_name="{label(container)}"}} {value:.4g}\n'
+            )
+            if len(rows) >= at_once:
+                yield text(rows)
+    yield text(rows)

@@ -181,7 +181,7 @@ def _packed_alignment(
     problem = alignment.problem
     needs: list[_Need | None] = []
     for demand in problem.demands:
-        if not isinstance(demand, ResourceDemand) or demand.groups or demand.reusable:
+        if not isinstance(demand, ResourceDemand) or demand.groups:
             needs.append(None)
             aside.append(demand)
             continue

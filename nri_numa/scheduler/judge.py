@@ -16,7 +16,7 @@ from nri_numa.engine.align.policies import align
 from nri_numa.engine.place.strategy import Asked, measures
 from nri_numa.engine.values.workload import SMT, OnFailure, Policy, Scope, Strategy
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 from nri_numa.scheduler.published import Table
 from nri_numa.scheduler.room import Room, kept_of, places_of
 from nri_numa.scheduler.shortage import STRICT, part_of_a_core, short

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nri_numa.engine.align.hint_reasons import amount_text, nodes_text
 from nri_numa.engine.values.workload import Policy
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 from nri_numa.scheduler.room import Room
 from nri_numa.scheduler.verdict import Short
 from nri_numa.scheduler.wish import Need

@@ -16,7 +16,7 @@ from nri_numa.engine.decision import Trace
 from nri_numa.engine.values.mentions import MOST_DEVICES
 from nri_numa.engine.values.workload import Container, Device, DeviceRequest, PodSandbox
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.model import numa_text
 from nri_numa.simulate.inventory import Inventory
 from nri_numa.simulate.manifests.pods import PodManifest, Role
 

@@ -26,9 +26,8 @@ import yaml
 from nri_numa import safe_yaml
 from nri_numa.engine.values.workload import Device
 from nri_numa.machine.cpuset import ListFormatError, NUMASet
-from nri_numa.machine.model import Topology
+from nri_numa.machine.model import Topology, numa_text
 from nri_numa.machine.pci import PCI_ADDRESS, PCIDevice
-from nri_numa.machine.words import numa_text
 from nri_numa.simulate.manifests.yaml_documents import ManifestError, Spot, parse_all
 
 Inventory = Mapping[str, tuple[Device, ...]]

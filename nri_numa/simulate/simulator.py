@@ -38,11 +38,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One pod and what is to happen to it; ``before`` is what a resize changes."""
+    """One pod and what is to happen to it."""
 
     action: Action
     pod: PodManifest
-    before: PodManifest | None = None
 
 
 class Verdict(StrEnum):
@@ -136,7 +135,6 @@ class Standing:
     container: str
     cpus: str
     mems: str
-    allocation: Allocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +204,7 @@ def plan(workloads: Iterable[Workload]) -> tuple[Planned, ...]:
             elif had[name].containers != pod.containers or not _same(had[name], pod):
                 found = _obstacles(had[name], pod)
                 problems += [f"{workload.source}: {text}" for text in found]
-                planned.append(Planned(action=Action.RESIZE, pod=pod, before=had[name]))
+                planned.append(Planned(action=Action.RESIZE, pod=pod))
     if problems:
         raise ManifestError(tuple(dict.fromkeys(problems)))
     return tuple(planned)
@@ -380,7 +378,6 @@ class Simulator:
                 container=a.container,
                 cpus=cpus[i],
                 mems=str(a.mems),
-                allocation=a,
             )
             for i in self._live
             for a in (self.state.allocations[i],)
@@ -490,6 +487,7 @@ class Simulator:
     def _cpus_now(self, only: str | None = None) -> dict[str, str]:
         machine = self._machine
         pool = self.state.pool(machine.topology, machine.settings)
+        withheld = self.state.withheld_bits
         # Containers of one group have the same CPUs, and the text is what costs.
         groups: dict[int, str] = {}
         found: dict[str, str] = {}
@@ -498,7 +496,7 @@ class Simulator:
             key = group_of(allocation)
             text = None if key is None else groups.get(key)
             if text is None:
-                text = str(effective_cpus(allocation, pool, machine.topology))
+                text = str(effective_cpus(allocation, pool, machine.topology, withheld))
                 if key is not None:
                     groups[key] = text
             found[i] = text

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nri_numa.engine.ahead import Names
 from nri_numa.engine.invariants import contradiction
 from nri_numa.engine.state import Allocation, Charge, Former, Kind, NodeState, PodRecord, build
 from nri_numa.engine.values.answers import StateChange
@@ -45,6 +44,8 @@ def allocation_document(a: Allocation) -> Document:
         document["idle"] = str(a.idle)
     if a.owned:
         document["owned"] = True
+    if a.soft:
+        document["soft"] = True
     if a.numa_nodes.bits:
         document["numa"] = str(a.numa_nodes)
     if a.mems.bits:
@@ -102,6 +103,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
         cpus=CPUSet.parse(document.get("cpus", "")),
         idle=CPUSet.parse(document.get("idle", "")),
         owned=bool(document.get("owned", False)),
+        soft=bool(document.get("soft", False)),
         numa_nodes=NUMASet.parse(document.get("numa", "")),
         mems=NUMASet.parse(document.get("mems", "")),
         charges={
@@ -173,42 +175,6 @@ def pod_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
             for name, (cpus, numa_nodes) in document.get("former", {}).items()
         },
     )
-
-
-class ReadyDocuments:
-    """What is written of a container and its new pod, but for whose they are.
-
-    Args:
-        allocation: one like it.
-        record: what is remembered of the pod of that one.
-    """
-
-    __slots__ = ("_allocation", "_pod")
-
-    def __init__(self, allocation: Allocation, record: PodRecord) -> None:
-        self._allocation = allocation_document(allocation)
-        self._pod = pod_document(record)
-
-    def of(self, names: Names, since: float) -> dict[str, Document | None]:
-        """What `changed_documents` says when a container takes this.
-
-        Args:
-            names: of the container.
-            since: Unix time in seconds, recorded with it.
-        """
-        documents: dict[str, Document | None] = {
-            CONTAINER + names.container_id: {
-                **self._allocation,
-                "pod_id": names.pod_id,
-                "pod_uid": names.pod_uid,
-                "pod": names.pod,
-                "container": names.container,
-                "since": since,
-            }
-        }
-        if self._pod is not None:
-            documents[POD + names.pod_uid] = {**self._pod, "pod_id": names.pod_id}
-        return documents
 
 
 def changed_documents(before: NodeState, after: NodeState, change: StateChange) -> Document:

@@ -59,26 +59,17 @@ class Durable:
         self._now = now
         self._note = note
 
-    def write(
-        self,
-        before: NodeState,
-        after: NodeState,
-        change: StateChange,
-        ready: Changes | None = None,
-    ) -> None:
+    def write(self, before: NodeState, after: NodeState, change: StateChange) -> None:
         """Write the difference between two states.
 
         Args:
             before: as it was.
             after: as it will be.
             change: the containers and pods that may differ.
-            ready: the difference, where somebody has it already.
         """
         if self._store is None:
             return
-        changes = ready
-        if changes is None:
-            changes = documents.changed_documents(before, after, change)
+        changes = documents.changed_documents(before, after, change)
         if changes or self.problem:
             self._record(self._store, changes)
 

@@ -17,19 +17,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from nri_numa.embedded.runtime import (
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.machine.model import Topology
+from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.cgroup_tree import CgroupTree
+from tests.beds.embedded.runtime import (
     ContainerState,
     CRIError,
     EmbeddedContainer,
     EmbeddedPod,
     EmbeddedRuntime,
 )
-from nri_numa.embedded.world import World
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.synthetic import synthetic, sysfs_files
-from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.cgroup_tree import CgroupTree
+from tests.beds.embedded.world import World
 from tests.beds.plugin_process import PluginProcess
 
 PREFIX = "numa.kubernetes.io/"

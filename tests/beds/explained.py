@@ -11,6 +11,7 @@ def of_decision(machine: Machine, decision: Decision) -> Document:
     """What the agent would show of it."""
     known = grounds(decision.trace)
     if isinstance(decision, Admitted):
-        cpus = effective_cpus(decision.allocation, decision.trace.pool_after, machine.topology)
+        pool, withheld = decision.trace.pool_after, decision.state.withheld_bits
+        cpus = effective_cpus(decision.allocation, pool, machine.topology, withheld)
         return of_allocation(decision.allocation, known, str(cpus))
     return of_refusal(known, decision.reason, decision.message)

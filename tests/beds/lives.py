@@ -207,16 +207,13 @@ class Life:
     def _devices(self) -> DeviceRequest:
         random = self._random
         nodes = sorted(self.world.topology.numa_nodes)
-        devices = tuple(
-            Device(
-                id=f"d{k}",
-                numa_nodes=frozenset(random.sample(nodes, min(len(nodes), random.choice((1, 2))))),
-                available=random.random() < 0.7,
-            )
-            for k in range(4)
-        )
+        devices = []
+        for k in range(4):
+            where = random.sample(nodes, min(len(nodes), random.choice((1, 2))))
+            known = random.random() < 0.7
+            devices.append(Device(id=f"d{k}", numa_nodes=frozenset(where if known else ())))
         return DeviceRequest(
-            resource="example.org/gpu", count=random.choice((1, 2)), devices=devices
+            resource="example.org/gpu", count=random.choice((1, 2)), devices=tuple(devices)
         )
 
     def _create(self) -> None:

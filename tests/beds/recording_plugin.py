@@ -105,17 +105,9 @@ class RecordingPlugin:
         self.log.append(f"PostStartContainer {container.name}")
         self._call("post_start_container", None, pod, container)
 
-    def post_update_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
-        self.log.append(f"PostUpdateContainer {container.linux.resources.cpu.cpus}")
-        self._call("post_update_container", None, pod, container)
-
     def run_pod(self, pod: pb.PodSandbox) -> None:
         self.log.append(f"RunPodSandbox {pod.name}")
         self._call("run_pod", None, pod)
-
-    def update_pod(self, request: pb.UpdatePodSandboxRequest) -> None:
-        self.log.append(f"UpdatePodSandbox {request.pod.name}")
-        self._call("update_pod", None, request)
 
     def stop_pod(self, pod: pb.PodSandbox) -> None:
         self.log.append(f"StopPodSandbox {pod.name}")

@@ -321,7 +321,7 @@ class World:
             assert allocation is not None, f"{container_id} runs and is not in the state"
             if allocation.kind is Kind.FOREIGN:
                 continue
-            wanted = effective_cpus(allocation, pool, self.topology)
+            wanted = effective_cpus(allocation, pool, self.topology, state.withheld_bits)
             if not self._observe:
                 has = self.cpus(container_id)
                 assert has == (wanted or self.topology.allowed), (container_id, has, wanted)

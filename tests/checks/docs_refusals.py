@@ -13,7 +13,6 @@ from nri_numa.engine.decision import Reading, Refused
 from nri_numa.engine.request.claims import NOT_PREPARED, result_text
 from nri_numa.engine.values.limits import CPUAmount, Limits, Permission
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
@@ -84,13 +83,15 @@ def _has_claim(world: World) -> object:
 
 
 def _listed(world: World) -> object:
-    return world.place(pod("db", {"numacpu": "2-3"}, qos=QoSClass.BURSTABLE))
+    of = pod("db", {"numacpu": "2-3"})
+    return world.place(of, container(of, wants=resources(2)))
 
 
 def _keeping(cpus: int) -> Settings:
     return Settings(limits=Limits(pool=CPUAmount(cpus)))
 
 
+_UNPAID = Permission(name="permissions[0]", unpaid_cpus=True)
 _SHARED_ONLY = Permission(
     name="permissions[1]", keys=("policy", "cpus"), values={"cpus": ("shared",)}
 )
@@ -125,7 +126,9 @@ REFUSALS: dict[str, Callable[[], Refused]] = {
     "SharedPoolFloor": lambda: refuse(
         {"cpus": "exclusive"}, cpus=12, before=owner("0-1"), settings=_keeping(4)
     ),
-    "QuotaExceeded": lambda: refuse({"numacpu": "0-8"}, before=_listed),
+    "QuotaExceeded": lambda: refuse(
+        {"numacpu": "0-8"}, before=_listed, settings=Settings(permissions=(_UNPAID,))
+    ),
     "NotPermitted": lambda: refuse(
         {"cpus": "exclusive"}, cpus=2, settings=Settings(permissions=(_SHARED_ONLY,))
     ),

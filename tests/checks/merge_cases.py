@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import align
 from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
 from nri_numa.machine.cpuset import NUMASet
@@ -107,10 +107,6 @@ def _memory(random: Random, nodes: list[int], share: str) -> list[HintDemand]:
     demands: list[HintDemand] = []
     for name in ("memory", "hugepages-2Mi", "hugepages-1Gi")[: random.choice((1, 2, 2, 3))]:
         base = _quantity(random, name, nodes)
-        reusable = {}
-        if random.random() < 0.2:
-            reusable = {_some(random, nodes, 0.5): random.randint(1, 8)}
-            reusable.pop(NUMASet(), None)
         demands.append(
             ResourceDemand(
                 resource=name,
@@ -120,7 +116,6 @@ def _memory(random: Random, nodes: list[int], share: str) -> list[HintDemand]:
                 required=base.required,
                 groups=groups if random.random() < 0.97 else None,
                 assigned=NUMASet(assigned),
-                reusable=reusable,
                 share=share if random.random() < 0.9 else None,
                 nothing_is_no_wish=random.random() < 0.5,
             )
@@ -135,39 +130,9 @@ def _devices(random: Random, name: str, nodes: list[int]) -> DeviceDemand:
         where = [i for i in nodes if several and random.random() < 0.4] or [random.choice(nodes)]
         if random.random() < 0.15:
             where = []
-        devices.append(
-            Device(id=f"d{k}", numa_nodes=frozenset(where), available=random.random() < 0.7)
-        )
+        devices.append(Device(id=f"d{k}", numa_nodes=frozenset(where)))
     count = random.choice((1, 1, 2, 3, random.randint(0, 8)))
-    ids = [d.id for d in devices]
-    owned: frozenset[str] = frozenset()
-    reusable: frozenset[str] = frozenset()
-    if random.random() < 0.15:
-        owned = frozenset(random.sample(ids, min(len(ids), count if count > 0 else 1)))
-    elif random.random() < 0.2:
-        reusable = frozenset(i for i in ids if random.random() < 0.3)
-    return DeviceDemand(
-        request=DeviceRequest(resource=name, count=count, devices=tuple(devices)),
-        owned=owned,
-        reusable=reusable,
-    )
-
-
-def _fixed(random: Random, name: str, nodes: list[int]) -> FixedHints:
-    kind = random.random()
-    if kind < 0.2:
-        return FixedHints(name, None)
-    if kind < 0.3:
-        return FixedHints(name, ())
-    hints = []
-    for _ in range(random.randint(1, 5)):
-        affinity: NUMASet | None = _some(random, nodes, 0.5)
-        if random.random() < 0.1:
-            affinity = None
-        elif random.random() < 0.05:
-            affinity = NUMASet([nodes[-1] + 1])
-        hints.append(Hint(affinity, random.random() < 0.5))
-    return FixedHints(name, tuple(hints))
+    return DeviceDemand(request=DeviceRequest(resource=name, count=count, devices=tuple(devices)))
 
 
 def distances(random: Random, nodes: list[int]) -> dict[tuple[int, int], int]:
@@ -198,12 +163,10 @@ def random_case(random: Random, sizes: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 4, 5
         kind = 0.0 if kinds == "quantities" else random.random()
         if kind < 0.5:
             demands.append(_quantity(random, name, nodes))
-        elif kind < 0.65:
+        elif kind < 0.7:
             demands += _memory(random, nodes, name)[: wanted - len(demands)]
-        elif kind < 0.85:
-            demands.append(_devices(random, name, nodes))
         else:
-            demands.append(_fixed(random, name, nodes))
+            demands.append(_devices(random, name, nodes))
     rank = None
     if random.random() < 0.3:
         rank = {i: random.randint(0, size) for i in nodes if random.random() < 0.95}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, product
 
-from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, Hint, HintDemand, ResourceDemand
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NUMASet
 
@@ -62,11 +62,7 @@ def _quantity_hints(demands: Sequence[ResourceDemand], numa_ids: Sequence[int]) 
                         bound = True
         if bound:
             continue
-        reuse = NUMASet(mask)
-        if any(
-            sum(max(d.available.get(i, 0), 0) for i in mask) + d.reusable.get(reuse, 0) < d.need
-            for d in demands
-        ):
+        if any(sum(max(d.available.get(i, 0), 0) for i in mask) < d.need for d in demands):
             continue
         found.append(mask)
     sockets = demands[0].sockets
@@ -94,24 +90,13 @@ def _device_hints(demand: DeviceDemand, numa_ids: Sequence[int]) -> HintList | N
     count = demand.request.count
     if not any(devices.values()):
         return None
-    available = {d.id for d in demand.request.devices if d.available}
-    reusable = set(demand.reusable)
-    if demand.owned:
-        if len(demand.owned) != count:
-            return []
-        available, reusable = set(demand.owned), set()
-    if len(available | reusable) < count:
+    if len(devices) < count:
         return []
     least = len(numa_ids)
     found: list[Mask] = []
     for mask in masks_of(numa_ids):
         if sum(1 for nodes in devices.values() if nodes & mask) >= count:
             least = min(least, len(mask))
-        with_topology = [d for d in reusable if devices.get(d)]
-        if any(not devices[d] & mask for d in with_topology):
-            continue
-        counting = {d for d in available | reusable if devices.get(d, set()) & mask}
-        if len(counting) >= count:
             found.append(mask)
     return [(mask, len(mask) == least) for mask in found]
 
@@ -122,15 +107,7 @@ def hints_of(demands: Sequence[HintDemand], numa_ids: NUMASet) -> list[HintList]
     lists: list[HintList] = []
     for demand in demands:
         answer: HintList | None
-        if isinstance(demand, FixedHints):
-            answer = None
-            if demand.hints is not None:
-                answer = [
-                    (None if h.affinity is None else frozenset(h.affinity), h.preferred)
-                    for h in demand.hints
-                    if h.affinity is None or (h.affinity and set(h.affinity) <= set(machine))
-                ]
-        elif demand.need <= 0:
+        if demand.need <= 0:
             answer = None
         elif isinstance(demand, DeviceDemand):
             answer = _device_hints(demand, machine)

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.merge import EXACT_UPTO
 from nri_numa.engine.align.policies import Alignment, align
 from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
@@ -69,7 +69,6 @@ def hard_case(random: Random, sizes: tuple[int, ...]) -> Case:
                 Device(
                     id=f"d{k:02}",
                     numa_nodes=frozenset(random.sample(nodes, random.choice((1, 2, 2)))),
-                    available=random.random() < 0.7,
                 )
                 for k in range(size)
             )
@@ -85,14 +84,10 @@ def hard_case(random: Random, sizes: tuple[int, ...]) -> Case:
                 groups=groups,
                 assigned=NUMASet(some),
                 share=share,
-                reusable={NUMASet(some[:2]): 3} if random.random() < 0.4 else {},
             )
         elif random.random() < 0.25:
             demand = replace(demand, required=NUMASet(random.sample(nodes, random.choice((1, 2)))))
         demands.append(demand)
-    if random.random() < 0.15:
-        masks = [NUMASet(random.sample(nodes, random.choice((1, 2, 3)))) for _ in range(3)]
-        demands.append(FixedHints("held", tuple(Hint(mask, True) for mask in masks)))
     return Case(
         demands=tuple(demands),
         numa_ids=NUMASet(nodes),

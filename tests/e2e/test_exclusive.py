@@ -92,6 +92,18 @@ def test_listed_cpus_of_an_owner_are_refused(cri: CRI, plugin: PluginProcess) ->
         assert words in caught.value.message
 
 
+def test_an_unpaid_list_gives_way_to_an_owner(cri: CRI, plugin: PluginProcess) -> None:
+    listed = cri.run(
+        cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": str(MACHINE)})
+    )
+    assert cpus(cri, listed) == MACHINE
+    pod = cri.run_pod("owner", annotations=EXCLUSIVE)
+    own = cpus(cri, cri.run(pod, resources=guaranteed(1)))
+    assert cpus(cri, listed) == MACHINE - own
+    cri.remove_pod(pod)
+    poll(lambda: cpus(cri, listed) == MACHINE or None, "the list as it was")
+
+
 def test_listed_cpus_can_be_owned(cri: CRI, plugin: PluginProcess) -> None:
     shared = cri.run(cri.run_pod("shared"))
     annotations = {**EXCLUSIVE, "numa.kubernetes.io/numacpu": LAST}

@@ -6,15 +6,14 @@ import contextlib
 import random
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from nri_numa.embedded.runtime import EmbeddedContainer
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import CRIError, Node, until
 from tests.faults.conftest import THOROUGH
 
@@ -22,10 +21,10 @@ MOMENTS = ("before", "half", "after")
 
 
 @contextlib.contextmanager
-def fresh(config: Mapping[str, Any] | None = None) -> Iterator[Node]:
+def fresh() -> Iterator[Node]:
     with (
         tempfile.TemporaryDirectory(prefix="nri-numa-kill-") as directory,
-        Node(Path(directory), config=config) as node,
+        Node(Path(directory)) as node,
     ):
         yield node
 
@@ -79,33 +78,12 @@ def live_through(node: Node) -> None:
     go_on()
 
 
-def replicas(node: Node) -> None:
-    """Containers of one shape, which are decided ahead; the plugin may die anywhere in it."""
-    go_on = started(node)
-    go_on()
-    made = []
-    for number in range(4):
-        made.append(node.owner(f"replica{number}"))
-        node.note(made[-1], "exclusive")
-        go_on()
-    node.remove(made[1])
-    go_on()
-    node.note(node.owner("replica4"), "exclusive")
-    go_on()
-
-
-Life = Callable[[Node], None]
-AHEAD = {"decideAhead": True}
-
-
-def killed(
-    number: int, moment: str, life: Life = live_through, config: Mapping[str, Any] | None = None
-) -> str:
+def killed(number: int, moment: str) -> str:
     """Live through a kill; says what went wrong."""
-    with fresh(config) as node:
+    with fresh() as node:
         node.plugin.fault = f"kill:{number}:{moment}"
         try:
-            life(node)
+            live_through(node)
             node.check()
             node.usable()
         except AssertionError as error:
@@ -131,34 +109,6 @@ def test_at_every_change_of_a_file() -> None:
     with ThreadPoolExecutor(3) as pool:
         problems = [problem for problem in pool.map(lambda case: killed(*case), cases) if problem]
     assert not problems, "\n".join(problems)
-
-
-def test_at_every_write_of_what_was_decided_ahead() -> None:
-    """The journal's line is written before a ready answer too, and is enough to go on with."""
-    with fresh(AHEAD) as node:
-        counter = node.directory / "count"
-        node.plugin.fault = f"count:{counter}"
-        replicas(node)
-        steps = int(counter.read_text())
-        node.check()
-        # Each life has time enough between two replicas; this one makes sure that it is so.
-        until(lambda: again(node) > 0, "one was decided ahead")
-    assert steps >= 6
-    cases = [
-        (number, moment)
-        for number in range(steps - 5, steps + 1)  # before these the files are made
-        for moment in (MOMENTS if THOROUGH else (MOMENTS[number % 3],))
-    ]
-    with ThreadPoolExecutor(3) as pool:
-        lives = pool.map(lambda case: killed(*case, replicas, AHEAD), cases)
-        problems = [problem for problem in lives if problem]
-    assert not problems, "\n".join(problems)
-
-
-def again(node: Node) -> float:
-    """Another replica comes and goes; how many were decided ahead so far."""
-    node.remove(node.owner(f"again{len(node.runtime.calls)}"))
-    return node.plugin.metric("nri_numa_decided_ahead_total", result="hit")
 
 
 @pytest.mark.parametrize("seed", range(6 if THOROUGH else 1))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.embedded.runtime import EmbeddedContainer
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import CRIError, FaultyPlugin, Node, until
 
 

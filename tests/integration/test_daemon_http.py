@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from bench.attacker import flood, linger
-from nri_numa.embedded.runtime import EmbeddedRuntime
-from nri_numa.embedded.world import CRIError, EmbeddedContainer
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.embedded.runtime import EmbeddedRuntime
+from tests.beds.embedded.world import CRIError, EmbeddedContainer
 from tests.beds.http_view import Reply, connected, get
 from tests.beds.plugin_process import plugin_environment
 from tests.machines import named as machines

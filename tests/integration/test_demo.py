@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from nri_numa.cli.made_up import made_up
-from nri_numa.embedded import stage as demo_stage
-from nri_numa.embedded.messages import container_message
-from nri_numa.embedded.runtime import CRIError
-from nri_numa.embedded.stage import NotAsExpected, Stage, assigned, example, examples
+from nri_numa.demo import stage as demo_stage
+from nri_numa.demo.runtime import CRIError
+from nri_numa.demo.stage import NotAsExpected, Stage, assigned, container_message, example, examples
 from nri_numa.machine.sysfs import discover
 from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
 
@@ -120,7 +119,7 @@ def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
     broken.mkdir()
     (broken / "msgspec.py").write_text("raise ImportError('broken on purpose')")
     code = (
-        "import sys, nri_numa.cli; from nri_numa.embedded import stage; "
+        "import sys, nri_numa.cli; from nri_numa.demo import stage; "
         f"old = stage._environment; stage._environment = lambda: {{**old(), "
         f"'PYTHONPATH': {str(broken)!r}}}; nri_numa.cli.main(['demo'])"
     )

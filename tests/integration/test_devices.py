@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from nri_numa.cri.pb import podresources_pb2
-from nri_numa.embedded.runtime import EmbeddedContainer, EmbeddedPod
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
+from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedPod
 from tests.beds.embedded_node import Node, until
 from tests.beds.fake_kubelet import pod_resources
 
@@ -28,10 +28,10 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def node_with_a_gpu(directory: Path, *, ahead: bool = False, **devices: object) -> Node:
+def node_with_a_gpu(directory: Path, **devices: object) -> Node:
     """Four NUMA nodes, a GPU on the third of them."""
     sources = {"enabled": True, "network": False, **devices}
-    node = Node(directory, config={"devices": sources, "decideAhead": ahead})
+    node = Node(directory, config={"devices": sources})
     tree = DeviceTree(node.sysfs_root)
     render = tree.child(tree.pci(GPU, 2, GPU_CLASS), "drm", "renderD128")
     tree.number("char", "226:128", render)
@@ -102,40 +102,6 @@ def _an_fpga(request: Any, context: Any) -> Any:
     device = container.devices.add(resource_name="x.com/fpga", device_ids=["f1"])
     device.topology.nodes.add(ID=3)
     return answer
-
-
-@pytest.mark.parametrize(("by_kubelet", "where"), [(False, "2"), (True, "3")])
-def test_replicas_beside_devices_are_decided_ahead(
-    directory: Path, by_kubelet: bool, where: str
-) -> None:
-    asked: set[str] = set()
-
-    def answer(request: Any, context: Any) -> Any:
-        asked.add(request.pod_name)
-        return _an_fpga(request, context)
-
-    with (
-        pod_resources(directory / "kubelet", answer, lambda request, context: None),
-        node_with_a_gpu(directory, ahead=True, podResources=by_kubelet) as node,
-    ):
-        node.start()
-        until(node.plugin.responsive, "the plugin's HTTP server answers")
-        numbers = itertools.count()
-
-        def hit() -> bool:
-            before = node.metric("nri_numa_decided_ahead_total", result="hit")
-            name = f"replica-{next(numbers)}"
-            pod = node.pod(name, ALIGNED)
-            if by_kubelet:
-                # Between sandbox and container there is time, as on a node that pulls the image.
-                until(lambda: name in asked, "the kubelet is asked")
-                node.plugin.json("/v1/topology")
-            made = run_in(node, pod, device=not by_kubelet)
-            after = node.metric("nri_numa_decided_ahead_total", result="hit")
-            node.remove(made)
-            return after > before and mems(made) == where
-
-        until(hit, "one is beside its device, decided ahead", 60.0)
 
 
 def test_what_the_kubelet_gave_counts_once_it_has_said_so(directory: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.embedded.runtime import CONTAINERD_1_7, CONTAINERD_2_1, EmbeddedRuntime
 from nri_numa.errors import ConfigError
 from nri_numa.nri.link import LinkState, NRILink, preinstalled_from_environment
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.embedded.runtime import CONTAINERD_1_7, CONTAINERD_2_1, EmbeddedRuntime
 from tests.beds.link_bed import eventually
 from tests.beds.recording_plugin import RecordingPlugin, adjustment
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from nri_numa.embedded.runtime import CONTAINERD_1_7, CRIError, EmbeddedRuntime
 from nri_numa.nri.link import LinkState, RefusedForGood, RequestRefused
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import mux, ttrpc
@@ -22,6 +21,7 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.pb import ttrpc_pb2
 from nri_numa.nri.wire.session import PluginSession
 from nri_numa.nri.wire.versions import EVENTS_OF_0_2, EVENTS_OF_0_10
+from tests.beds.embedded.runtime import CONTAINERD_1_7, CRIError, EmbeddedRuntime
 from tests.beds.link_bed import (
     RawRuntime,
     became_active,

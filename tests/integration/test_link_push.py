@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from nri_numa.embedded.runtime import (
+from nri_numa.errors import LocalProtocolError
+from nri_numa.nri.link import LinkState, NRILink
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import EVENTS_OF_0_2, PushPath
+from tests.beds.embedded.runtime import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
     CONTAINERD_2_4,
@@ -17,11 +22,6 @@ from nri_numa.embedded.runtime import (
     EmbeddedRuntime,
     RuntimeProfile,
 )
-from nri_numa.errors import LocalProtocolError
-from nri_numa.nri.link import LinkState, NRILink
-from nri_numa.nri.wire import events as ev
-from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import EVENTS_OF_0_2, PushPath
 from tests.beds.link_bed import (
     RawRuntime,
     became_active,

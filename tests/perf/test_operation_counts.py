@@ -29,11 +29,9 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.agent import Agent
-from nri_numa.node.ahead import DecidedAhead
 from nri_numa.node.unmatched import UnmatchedAnnotations
 from nri_numa.nri import conversion
 from nri_numa.nri.adapter import Adapter
-from nri_numa.nri.shapes import ReadyAnswer
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
@@ -155,20 +153,19 @@ def test_telling_others_costs_a_few_calls_for_each_of_them() -> None:
     for residents in (100, 1100):
         node = Node(residents, policy="")
         request = node.request("new", "single-numa-node", cpus=4)
-        answer: list[object] = []
+        answer: list[conversion.Told] = []
 
         def create(
             node: Node = node,
             request: tuple[PodSandbox, Container] = request,
-            answer: list[object] = answer,
+            answer: list[conversion.Told] = answer,
         ) -> None:
             made = node.agent.create_container(*request)
             assert isinstance(made, Admitted)
-            answer.append(conversion.create_response(made.adjustment, made.updates))
+            answer.append(conversion.create_answer(made.adjustment, made.updates))
 
         counts.append(calls(create))
-        response = answer[0]
-        assert isinstance(response, pb.CreateContainerResponse)
+        response = pb.CreateContainerResponse.FromString(answer[0].SerializeToString())
         assert len(response.update) == residents
     assert (counts[1] - counts[0]) / 1000 <= 8
 
@@ -293,91 +290,27 @@ def _container(name: str) -> pb.Container:
     return container
 
 
-class Ahead(Node):
-    """A node that decides ahead, and its adapter; what may wait is done when a test says so."""
-
-    def __init__(self, residents: int) -> None:
-        super().__init__(residents, policy="best-effort")
-        self.waiting: deque[Callable[[], object]] = deque()
-        metrics = Metrics("test")
-        self.ahead = DecidedAhead(
-            self.agent,
-            metrics,
-            now=lambda: 1.0,
-            reading=lambda: None,
-            later=self.waiting.append,
-        )
-        self.adapter = Adapter(self.agent, metrics, ahead=self.ahead)
-
-    def rest(self) -> None:
-        while self.waiting:
-            self.waiting.popleft()()
-
-    def raw(self, name: str, cpus: int) -> pb.CreateContainerRequest:
-        create = pb.CreateContainerRequest()
-        create.pod.id, create.pod.uid, create.pod.name = f"s-{name}", f"u-{name}", name
-        create.pod.annotations[f"{PREFIX}/policy"] = "best-effort"
-        create.pod.linux.cgroup_parent = "/kubepods/podx" if cpus else "/kubepods/burstable/podx"
-        create.container.id, create.container.name = f"c-{name}", "a"
-        create.container.pod_sandbox_id = create.pod.id
-        cpu, milli = create.container.linux.resources.cpu, cpus * 1000 or 10
-        cpu.shares.value, cpu.quota.value, cpu.period.value = milli, milli * 100, 100_000
-        return create
-
-    def hit(self, cpus: int = 0) -> int:
-        """Calls of a creation that was decided ahead."""
-        for name in ("first", "second"):  # the second one imports something
-            self.adapter.create_container(self.raw(name, cpus))
-            self.rest()
-        answers: list[object] = []
-        count = calls(
-            lambda: answers.append(self.adapter.create_container(self.raw("third", cpus)))
-        )
-        assert isinstance(answers[0], ReadyAnswer)
-        return count
-
-
-def test_one_that_was_decided_ahead_costs_little_however_many_there_are() -> None:
-    few, many = Ahead(10).hit(), Ahead(1000).hit()
-    assert few == many <= HIT_CALLS
-
-
-def test_one_that_was_decided_ahead_costs_the_same_however_many_are_told() -> None:
-    """The answer for all of them is ready, and each is one of a list to look at afterwards."""
-    few, many = Ahead(10).hit(cpus=2), Ahead(1000).hit(cpus=2)
-    assert few == many <= HIT_CALLS
-
-
-def test_a_miss_costs_a_look_more() -> None:
-    node = Ahead(100)
-    usual = Adapter(node.agent, Metrics("test"))
-    for name in ("first", "second"):
-        usual.create_container(node.raw(name, 0))
-    plain = calls(partial(usual.create_container, node.raw("third", 0)))
-    missed = calls(partial(node.adapter.create_container, node.raw("fourth", 0)))
-    assert missed - plain <= MISS_CALLS
-
-
-HIT_CALLS = 100
-MISS_CALLS = 45
-
-
-class Beside(Ahead):
-    """The same, with a look at the devices of each container; all have the same GPU."""
+class Beside(Node):
+    """A node that looks at the devices of each container; all have the same GPU."""
 
     NUMBER, AT = "226:0", "0000:3b:00.0"
 
     def __init__(self, root: Path) -> None:
-        super().__init__(100)
+        super().__init__(100, policy="best-effort")
         tree = DeviceTree(root)
         tree.number("char", self.NUMBER, tree.pci(self.AT, 1, GPU_CLASS))
-        self.watch = Watch(root, self.agent)
-        self.plain = Adapter(self.agent, Metrics("test"), devices=self.watch)
-        self.adapter = Adapter(self.agent, Metrics("test"), ahead=self.ahead, devices=self.watch)
+        self.adapter = Adapter(self.agent, Metrics("test"), devices=Watch(root, self.agent))
         self.device = True
 
-    def raw(self, name: str, cpus: int) -> pb.CreateContainerRequest:
-        create = super().raw(name, cpus)
+    def raw(self, name: str) -> pb.CreateContainerRequest:
+        create = pb.CreateContainerRequest()
+        create.pod.id, create.pod.uid, create.pod.name = f"s-{name}", f"u-{name}", name
+        create.pod.annotations[f"{PREFIX}/policy"] = "best-effort"
+        create.pod.linux.cgroup_parent = "/kubepods/burstable/podx"
+        create.container.id, create.container.name = f"c-{name}", "a"
+        create.container.pod_sandbox_id = create.pod.id
+        cpu = create.container.linux.resources.cpu
+        cpu.shares.value, cpu.quota.value, cpu.period.value = 10, 1000, 100_000
         if self.device:
             major, minor = map(int, self.NUMBER.split(":"))
             create.container.linux.devices.add(type="c", major=major, minor=minor)
@@ -391,26 +324,16 @@ def test_looking_for_devices_costs_little_once_they_are_known(tmp_path: Path, de
     beside.device = device
     usual = Adapter(without.agent, Metrics("test"))
     for name in ("first", "second"):
-        beside.plain.create_container(beside.raw(name, 0))
-        usual.create_container(beside.raw(name, 0))
-    plain = calls(partial(usual.create_container, beside.raw("third", 0)))
-    looked = calls(partial(beside.plain.create_container, beside.raw("third", 0)))
+        beside.adapter.create_container(beside.raw(name))
+        usual.create_container(beside.raw(name))
+    plain = calls(partial(usual.create_container, beside.raw("third")))
+    looked = calls(partial(beside.adapter.create_container, beside.raw("third")))
     assert looked - plain <= (DEVICE_CALLS if device else NO_DEVICE_CALLS)
 
 
-@pytest.mark.parametrize("device", [False, True])
-def test_one_with_devices_that_was_decided_ahead_costs_little_more(
-    tmp_path: Path, device: bool
-) -> None:
-    beside = Beside(tmp_path)
-    beside.device = device
-    assert beside.hit() - Ahead(100).hit() <= (DEVICE_HIT_CALLS if device else NO_DEVICE_CALLS)
-
-
 NO_DEVICE_CALLS = 6
-# The only NUMA node that fits is ranked with no call, so it was 17 while ranking had one for each.
-DEVICE_CALLS = 14
-DEVICE_HIT_CALLS = 11
+# What the message says of its file is read each time, which takes ten of them.
+DEVICE_CALLS = 26
 
 
 def test_a_container_that_asks_for_nothing_costs_little_for_its_mark() -> None:
@@ -421,7 +344,7 @@ def test_a_container_that_asks_for_nothing_costs_little_for_its_mark() -> None:
     def create() -> None:
         made = node.agent.create_container(*request)
         assert isinstance(made, Admitted)
-        conversion.create_response(made.adjustment, made.updates)
+        conversion.create_response(made.adjustment)
 
     assert calls(create) <= UNBOUND_CALLS
 

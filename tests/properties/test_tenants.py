@@ -5,11 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nri_numa.engine.admit import admit
+from nri_numa.engine.decision import Admitted
 from nri_numa.engine.place import quotas
 from nri_numa.engine.values.limits import CPUAmount, Limits
 from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import World, container, pod
 
@@ -101,3 +104,50 @@ def test_owners_pay_and_the_pool_keeps_its_floor(
             if world.update(one.id, one.resources) is None:
                 paid[one.id] = grow * 1000
             look()
+
+
+unpaid_lists = st.tuples(
+    st.just(QoSClass.BEST_EFFORT), st.just(0), st.just(0), st.builds(dict, numacpu=lists)
+)
+
+
+@st.composite
+def owners(draw: st.DrawFn) -> tuple[QoSClass, int, int, dict[str, str]]:
+    milli = 1000 * draw(st.integers(1, 8))
+    asks = draw(
+        st.fixed_dictionaries(
+            {"cpus": st.just("exclusive")},
+            optional={
+                "policy": st.sampled_from(["best-effort", "restricted", "single-numa-node"]),
+                "smt": st.sampled_from(["any", "isolate", "full-core", "pair"]),
+            },
+        )
+    )
+    return QoSClass.GUARANTEED, milli, milli, asks
+
+
+@given(
+    asked=st.lists(st.one_of(unpaid_lists, owners(), pods()), max_size=12),
+    topology=st.sampled_from([SMT, PLAIN]),
+    numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(1)]),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_owner_is_refused_because_of_an_unpaid_list(
+    asked: list[tuple[QoSClass, int, int, dict[str, str]]], topology: Topology, numa_pool: CPUAmount
+) -> None:
+    world = World(topology, Settings(limits=Limits(numa_pool=numa_pool)))
+    machine = world.agent.machine
+    for n, one in enumerate(asked):
+        of, made_of = made(n, *one)
+        state = alone = world.agent.state
+        for container_id, allocation in state.allocations.items():
+            if allocation.soft and not allocation.charges:
+                alone = alone.without(container_id)
+        without = admit(machine, alone, of, made_of)
+        if isinstance(without, Admitted) and without.allocation.owned:
+            beside = admit(machine, state, of, made_of)
+            assert isinstance(beside, Admitted), beside.message
+            assert len(beside.allocation.cpus) == len(without.allocation.cpus)
+            assert len(beside.allocation.numa_nodes) == len(without.allocation.numa_nodes)
+        world.create(of, made_of)
+        world.check()

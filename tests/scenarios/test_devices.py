@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,11 @@ from nri_numa.engine.values.workload import (
 )
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.nri.adapter import Adapter
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.observe.metrics import Metrics
+from tests.beds.device_tree import GPU_CLASS, DeviceTree
+from tests.beds.device_watch import Watch
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -281,3 +287,29 @@ def test_a_device_of_two_numa_nodes_counts_on_the_one_that_was_chosen() -> None:
     cpus = CPUSet.parse(world.has("gpus-app")[0])
     assert [len(node.cpus & cpus) for node in world.topology.numa_nodes.values()] == [5, 4, 0, 0]
     world.check()
+
+
+def test_containers_of_a_synchronize_are_beside_the_devices_that_their_messages_mention(
+    tmp_path: Path,
+) -> None:
+    """Found running after a restart: a device file in the message of the one, none in the other."""
+    world = two_nodes()
+    tree = DeviceTree(tmp_path)
+    tree.number("char", "226:0", tree.pci(GPU, 1, GPU_CLASS))
+    adapter = Adapter(world.agent, Metrics("test"), devices=Watch(tmp_path, world.agent))
+    sandbox = pb.PodSandbox(id="s", uid="u", namespace="shop", name="train")
+    sandbox.annotations["numa.kubernetes.io/policy"] = "single-numa-node"
+    running = [
+        pb.Container(id=name, pod_sandbox_id="s", name=name, state=pb.CONTAINER_RUNNING)
+        for name in ("beside", "without", "orphan")
+    ]
+    for one in running:
+        one.linux.resources.cpu.shares.value = 1024
+        one.linux.resources.memory.limit.value = 1 << 28
+    running[0].linux.devices.add(path="/dev/dri/renderD128", type="c", major=226, minor=0)
+    running[2].pod_sandbox_id = "gone"
+    adapter.synchronize([sandbox], running)
+    has = world.agent.state.allocations
+    assert str(has["beside"].numa_nodes) == "1"
+    assert str(has["without"].numa_nodes) == "0"
+    assert "orphan" not in has

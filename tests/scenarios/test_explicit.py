@@ -140,7 +140,8 @@ def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:
 
 def test_exclusive_lists_may_not_overlap_other_lists() -> None:
     world = World(machines.single_no_smt())
-    world.place(pod("a", {"numacpu": "1"}))
+    paid = pod("a", {"numacpu": "1"})
+    world.place(paid, container(paid, wants=resources(1)))
     of = pod("b", {"numacpu": "1-2", "cpus": "exclusive"})
     refused = world.refuse(of, container(of, wants=resources(2)))
     assert refused.reason == "CPUListed"

@@ -284,6 +284,15 @@ def test_the_pods_sum_is_kept_from_its_sandbox_on() -> None:
     world.check()
 
 
+def test_a_sandbox_of_a_known_pod_keeps_nothing_more() -> None:
+    world = sixteen()
+    of = whole("pair", 7)
+    start(world, of, "a", 3, 0.5)
+    before = world.agent.state
+    world.agent.run_pod(of)
+    assert world.agent.state is before
+
+
 def test_nothing_is_kept_of_a_sum_that_the_machine_does_not_have() -> None:
     world = sixteen()
     of = replace(

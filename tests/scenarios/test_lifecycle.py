@@ -508,8 +508,8 @@ def test_who_fell_back_to_the_pool_makes_room_for_the_next_owner() -> None:
 def test_a_group_whose_node_lost_its_cpus_falls_back_to_the_pool() -> None:
     topology = machines.dual_no_smt()
     pool = CPUSet(range(8, 16))
-    assert group_cpus(NUMASet([0]).bits, pool, topology) == pool
-    assert group_cpus(NUMASet([1]).bits, pool, topology) == pool
+    assert group_cpus(NUMASet([0]).bits, pool, topology, 0) == pool
+    assert group_cpus(NUMASet([1]).bits, pool, topology, 0) == pool
 
 
 # --- disk -------------------------------------------------------------------------------------
@@ -622,14 +622,15 @@ def test_an_unbound_container_that_was_narrowed_is_widened_again() -> None:
     made = container(of, id="a")
     narrowed = replace(made, resources=Resources(cpus="0-1"))
     pool = machine.topology.allowed
-    update = difference(machine, allocation, pool, narrowed)
+    state = NodeState()
+    update = difference(machine, state, allocation, pool, narrowed)
     assert update is not None
     assert update.cpus == "0-3"
-    assert difference(machine, allocation, pool, made) is None
+    assert difference(machine, state, allocation, pool, made) is None
     foreign = replace(allocation, kind=Kind.FOREIGN)
-    assert difference(machine, foreign, pool, narrowed) is None
-    assert effective_cpus(foreign, pool, machine.topology) == NO_CPUS
+    assert difference(machine, state, foreign, pool, narrowed) is None
+    assert effective_cpus(foreign, pool, machine.topology, 0) == NO_CPUS
     garbled = replace(made, resources=Resources(cpus="zz"))
-    update = difference(machine, allocation, pool, garbled)
+    update = difference(machine, state, allocation, pool, garbled)
     assert update is not None
     assert update.cpus == "0-3"

@@ -180,6 +180,7 @@ def test_what_cannot_be_true_of_an_allocation_is_said() -> None:
     assert contradiction(replace(owner, idle=other)) == ""
     assert "siblings" in contradiction(replace(owner, idle=one))
     assert "siblings" in contradiction(replace(base, idle=other))
+    assert "can be soft" in contradiction(replace(base, soft=True))
     assert "foreign" in contradiction(replace(base, kind=Kind.FOREIGN, mems=NUMASet([0])))
 
 

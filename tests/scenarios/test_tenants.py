@@ -17,7 +17,7 @@ from nri_numa.engine.values.limits import (
     Permission,
     Quota,
 )
-from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.settings import IsolatedCPUs, Rule, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
@@ -242,7 +242,198 @@ def test_lists_do_not_land_on_reserved_cpus_unless_permitted() -> None:
         assert world.place(*want("a", {"numacpu": "1-3"}))[0] == "1-3"
 
 
+# --- lists that nothing pays for ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listed", "asked", "cpus"),
+    [
+        ("0,4,8,12", SINGLE, 8),
+        ("0-15", {**OWN, "smt": "full-core"}, 2),
+        ("0-15", {**OWN, "smt": "isolate"}, 2),
+        ("0-31", SINGLE, 8),
+    ],
+)
+def test_an_unpaid_list_keeps_no_cpu_from_owners(
+    listed: str, asked: dict[str, str], cpus: int
+) -> None:
+    world = World(machines.snc_smt())
+    assert world.place(*want("free", {"numacpu": listed}, qos=BEST_EFFORT))[0] == listed
+    own = CPUSet.parse(world.place(*want("db", asked, resources(cpus)))[0])
+    state = world.agent.state
+    assert world.cpus("free-app") == CPUSet.parse(listed) - own - state.idle
+    assert not state.listed_cpus
+    world.check()
+    world.stop("db-app")
+    world.remove_pod(world.pods["sandbox-db"])
+    assert world.has("free-app")[0] == listed
+    world.check()
+
+
+def test_a_small_machine_may_be_listed_as_a_whole() -> None:
+    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2))
+    assert world.place(*want("all", {"numacpu": "0-1"}, qos=BEST_EFFORT))[0] == "0-1"
+
+
+def test_a_list_of_which_others_own_everything_shares_what_all_share() -> None:
+    world = World(machines.snc_smt())
+    world.place(*want("free", {"numacpu": "4-5"}, qos=BEST_EFFORT))
+    world.place(*want("same", {"numacpu": "4-5"}, qos=BURSTABLE))
+    world.place(*want("db", {"numacpu": "4-5", **OWN}, resources(2)))
+    for name in ("free-app", "same-app"):
+        assert world.has(name)[0] == "0-3,6-31"
+    world.check()
+    world.stop("db-app")
+    assert world.has("free-app")[0] == world.has("same-app")[0] == "4-5"
+
+
+def test_owners_get_cpus_that_no_list_names_while_there_are_some() -> None:
+    world = World(machines.snc_smt())
+    world.place(*want("free", {"numacpu": "0-3,16-19"}, qos=BEST_EFFORT))
+    world.place(*want("db", SINGLE, resources(8)))
+    assert world.has("db-app")[0] == "4-7,20-23"  # NUMA node 0 would have been first
+    world.place(*want("some", {"numacpu": "8-9,24"}, qos=BEST_EFFORT))
+    assert world.place(*want("two", {**SINGLE, "numamem": "2"}, resources(2)))[0] == "10-11"
+    for name, has in (("free", "0-3,16-19"), ("some", "8-9,24")):
+        assert world.has(f"{name}-app")[0] == has
+    world.check()
+
+
+def test_a_list_is_hard_where_the_request_pays_or_the_operator_says_so() -> None:
+    ruled = Settings(rules=(Rule(values={"numacpu": "0-3"}, namespaces=("ops",)),))
+    for settings, wants, namespace in (
+        (Settings(), resources(4), "default"),
+        (KEEPS, None, "default"),
+        (ruled, None, "ops"),
+    ):
+        world = World(machines.snc_smt(), settings)
+        asked = {} if namespace == "ops" else {"numacpu": "0-3"}
+        world.place(*want("list", asked, wants, namespace=namespace))
+        refused = world.refuse(*want("db", {"numacpu": "2-5", **OWN}, resources(4)))
+        assert refused.reason == "CPUListed"
+        assert f"{namespace}/list/app" in refused.message
+        assert world.agent.state.listed_cpus == CPUSet.parse("0-3")
+
+
+def test_a_new_list_of_owned_cpus_is_refused_and_one_that_gave_way_starts_again() -> None:
+    world = World(machines.snc_smt())
+    free = want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT)
+    world.place(*free)
+    world.place(*want("db", {"numacpu": "2-3", **OWN}, resources(2)))
+    assert world.has("free-app")[0] == "0-1"
+    refused = world.refuse(*want("late", {"numacpu": "0-3"}, qos=BEST_EFFORT))
+    assert refused.reason == "CPUOwned"
+    assert "default/db/app" in refused.message
+    world.stop("free-app")
+    again = replace(free[1], id="free-again")
+    assert world.place(free[0], again)[0] == "0-1"
+    world.check()
+    world.stop("db-app")
+    assert world.has("free-again")[0] == "0-3"
+    world.check()
+
+
+def test_a_list_that_gave_way_is_known_after_every_restart() -> None:
+    world = World(machines.snc_smt())
+    world.place(*want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT))
+    world.place(*want("gone", {"numacpu": "2"}, qos=BEST_EFFORT))
+    world.place(*want("db", {"numacpu": "2-3", **OWN}, resources(2)))
+    before = world.agent.state.allocations["free-app"]
+    for lost in (False, True):
+        if lost:  # what is written on the containers is left
+            world.store.documents.clear()
+        world.boot()
+        assert world.synchronize() == ()
+        found = world.agent.state.allocations["free-app"]
+        assert (found.cpus, found.soft) == (before.cpus, True)
+        assert world.has("free-app")[0] == "0-1"
+        assert world.has("gone-app")[0] == "0-1,4-31"
+        world.check()
+    world.stop("db-app")
+    assert world.has("free-app")[0] == "0-3"
+    assert world.has("gone-app")[0] == "2"
+
+
+def test_a_list_that_started_while_we_were_away_gives_way_too() -> None:
+    world = World(machines.snc_smt())
+    world.place(*want("db", {"numacpu": "2-3", **OWN}, resources(2)))
+    of, made = want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT)
+    world.boot()
+    world.pods[of.id], world.live[made.id] = of, made
+    world.synchronize()
+    assert world.has("free-app")[0] == "0-1"
+    world.check()
+
+
+def test_a_forged_list_that_keeps_its_cpus_is_not_believed() -> None:
+    world = World(machines.snc_smt())
+    of, made = want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT)
+    text = (
+        '{"cpus":"0-3","mems":"","policy":"none","kind":"explicit","numa":"0","preferred":true,'
+        '"reason":"listed: numacpu 0-3"}'
+    )
+    forged = {"numa.kubernetes.io/assigned": text}
+    has = replace(made.resources, cpus="0-3")
+    world.pods[of.id] = of
+    world.live[made.id] = replace(made, annotations=forged, resources=has)
+    world.synchronize()
+    assert world.agent.state.allocations["free-app"].soft
+    assert not world.agent.state.listed_cpus
+
+
+def test_a_resize_makes_a_list_hard_and_soft_again() -> None:
+    world = World(machines.snc_smt())
+    of = want("list", {"numacpu": "0-3"}, resources(1))
+    world.place(*of)
+
+    def soft() -> bool:
+        world.check()
+        assert world.synchronize() == ()
+        return world.agent.state.allocations["list-app"].soft
+
+    assert soft()
+    assert world.update("list-app", resources(4)) is None
+    assert not soft()
+    assert world.refuse(*want("db", {"numacpu": "3", **OWN}, resources(1))).reason == "CPUListed"
+    assert world.update("list-app", resources(2)) is None
+    assert soft()
+    world.place(*want("db", {"numacpu": "3", **OWN}, resources(1)))
+    assert world.has("list-app")[0] == "0-2"
+    assert world.update("list-app", resources(4)) is None
+    assert soft()  # CPU 3 has an owner by now
+    assert world.has("list-app")[0] == "0-2"
+
+
+def test_what_a_pod_keeps_for_its_owner_is_not_taken_by_its_own_list() -> None:
+    world = World(machines.snc_smt(), Settings(kept_seconds=600))
+    of = pod("a", {"numacpu.side": "0-3", "numacpu.db": "2-3", "cpus.db": "exclusive"})
+    world.place(of, container(of, "db", resources(2)))
+    world.live.pop("a-db")
+    world.apply(world.agent.stop_container("a-db"))
+    world.place(of, container(of, "side", resources(1)))
+    assert world.has("a-side")[0] == "0-1"
+    assert world.place(of, container(of, "db", resources(2), id="a-db2"))[0] == "2-3"
+    world.check()
+
+
+def test_a_list_of_isolated_cpus_stands_on_them_until_they_are_owned() -> None:
+    world = World(machines.isolated_cpus(), Settings(isolated=IsolatedCPUs.PREFER))
+    apart = world.topology.isolated
+    own = CPUSet([apart.first])
+    world.place(*want("free", {"numacpu": str(apart)}, qos=BEST_EFFORT))
+    assert world.cpus("free-app") == apart
+    world.place(*want("db", {"numacpu": str(own), **OWN}, resources(1)))
+    assert world.cpus("free-app") == apart - own
+    world.check()
+    world.stop("db-app")
+    assert world.cpus("free-app") == apart
+
+
 # --- quotas ---------------------------------------------------------------------------------------
+
+
+KEEPS = Settings(permissions=(Permission(name="permissions[0]", unpaid_cpus=True),))
+"""Lists that nothing pays for keep their CPUs."""
 
 
 @pytest.mark.parametrize(
@@ -265,7 +456,7 @@ def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
     if quota is not None:
         limits = Limits(quota=Quota(listed=parse_amount(quota)))
     small = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=cores, threads=threads)
-    world = World(small, Settings(limits=limits))
+    world = World(small, Settings(limits=limits, permissions=KEEPS.permissions))
     if most < cores * threads:
         refused = world.refuse(*want("more", {"numacpu": f"0-{most}"}, qos=BEST_EFFORT))
         assert f"over the quota of {most} listed CPUs" in refused.message
@@ -275,7 +466,7 @@ def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
 
 
 def test_a_list_of_everything_does_not_keep_others_from_owning() -> None:
-    world = World(machines.snc_smt())
+    world = World(machines.snc_smt(), KEEPS)
     refused = world.refuse(*want("block", {"numacpu": "0-31"}, qos=BEST_EFFORT))
     assert refused.reason == "QuotaExceeded"
     for words in ("16 listed CPUs (quotas.listedCPUs)", "0 are used and 32 are asked for"):
@@ -289,7 +480,7 @@ def test_a_list_of_everything_does_not_keep_others_from_owning() -> None:
 
 
 def test_reserved_cpus_do_not_count_for_the_quota_of_lists() -> None:
-    permission = Permission(name="permissions[0]", reserved_cpus=True)
+    permission = Permission(name="permissions[0]", reserved_cpus=True, unpaid_cpus=True)
     settings = Settings(reserved_cpus=CPUSet.parse("0-3"), permissions=(permission,))
     world = World(machines.snc_smt(), settings)
     assert world.place(*want("a", {"numacpu": "0-19"}, qos=BEST_EFFORT))[0] == "0-19"
@@ -302,7 +493,7 @@ def test_who_lists_the_cpus_that_are_missing_is_named() -> None:
         (SINGLE, "TopologyAffinityError"),
         ({"numacpu": "3", **OWN}, "CPUListed"),
     ):
-        world = World(machines.snc_smt(), Settings(limits=limits))
+        world = World(machines.snc_smt(), replace(KEEPS, limits=limits))
         world.place(*want("block", {"numacpu": "0-31"}, qos=BEST_EFFORT, namespace="evil"))
         refused = world.refuse(*want("db", asked, resources(1)))
         assert refused.reason == reason
@@ -311,7 +502,7 @@ def test_who_lists_the_cpus_that_are_missing_is_named() -> None:
 
 def test_only_the_largest_holders_are_named_and_long_lists_are_cut() -> None:
     limits = Limits(quota=Quota(), pool=CPUAmount(1))
-    world = World(machines.dual_smt(), Settings(limits=limits))
+    world = World(machines.dual_smt(), replace(KEEPS, limits=limits))
     odd = ",".join(str(i) for i in range(1, 63, 2))
     world.place(*want("odd", {"numacpu": odd}))
     for n in range(0, 12, 2):
@@ -353,7 +544,7 @@ def test_quotas_of_a_namespaces_lists() -> None:
     team = NamespaceQuota(
         name="quotas.namespaces[0]", namespaces=("team",), quota=Quota(listed=CPUAmount(4))
     )
-    world = World(machines.dual_smt(), Settings(limits=Limits(namespaces=(team,))))
+    world = World(machines.dual_smt(), replace(KEEPS, limits=Limits(namespaces=(team,))))
     world.place(*want("a", {"numacpu": "0-2"}, namespace="team"))
     world.place(*want("x", {"numacpu": "8-20"}, namespace="other"))
     refused = world.refuse(*want("b", {"numacpu": "2-5"}, namespace="team"))
@@ -532,7 +723,7 @@ def test_a_lost_checkpoint_books_no_more_than_before() -> None:
 
 def test_what_is_refused_leaves_nothing_behind() -> None:
     world = World(machines.snc_smt())
-    for asked in ({"numacpu": "2-31", **OWN}, {"numacpu": "0-31"}):
+    for asked in ({"numacpu": "2-31", **OWN}, {"numacpu": "32"}):
         assert not isinstance(world.create(*want("x", asked, qos=BEST_EFFORT)), Admitted)
     assert not world.agent.state.allocations
     assert not world.agent.state.listed_cpus

@@ -16,8 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.cluster.metrics import PublishMetrics
 from nri_numa.controller.metrics import ControllerMetrics
-from nri_numa.observe.late import LateCounts
-from nri_numa.observe.metrics import DEPRECATED, Metrics, NUMANodeSample, Snapshot
+from nri_numa.observe.metrics import DEPRECATED, LateCounts, Metrics, NUMANodeSample, Snapshot
 from nri_numa.observe.service_metrics import ServiceMetrics
 from nri_numa.scheduler.metrics import SchedulerMetrics
 

@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nri_numa.embedded.runtime import CRIError, EmbeddedContainer, EmbeddedRuntime
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.embedded.runtime import CRIError, EmbeddedContainer, EmbeddedRuntime
 from tests.beds.embedded_node import Noticing
 from tests.beds.plugin_process import PluginProcess
 from tests.beds.testbed import TestbedUnavailable

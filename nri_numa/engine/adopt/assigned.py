@@ -51,6 +51,8 @@ def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
         document["smt"] = allocation.smt.value
     if allocation.owned and allocation.kind is Kind.EXPLICIT:
         document["owned"] = True
+    if allocation.soft:
+        document["soft"] = str(allocation.cpus)  # it may start with fewer of them
     text = _encode(document)
     return signed(text[:-1], allocation.container_id, key) if key else text
 

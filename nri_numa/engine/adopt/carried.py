@@ -17,7 +17,7 @@ from nri_numa.engine.case import by_kubelet
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.invariants import contradiction
 from nri_numa.engine.others.foreign import pinned_to
-from nri_numa.engine.place.explicit import may_own
+from nri_numa.engine.place.explicit import gives_way, may_own
 from nri_numa.engine.place.placement import spread_charges
 from nri_numa.engine.request.demand import (
     demand,
@@ -33,8 +33,7 @@ from nri_numa.engine.state import Allocation, Kind, identity
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import SMT, Container, CPUMode, PodSandbox, Policy, Requested
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.observed import NO_QUOTA
-from nri_numa.machine.words import agree, cpus_text, numa_text
+from nri_numa.machine.model import NO_QUOTA, agree, cpus_text, numa_text
 
 
 def adopt(machine: Machine, text: str, pod: PodSandbox, container: Container) -> Allocation | str:
@@ -130,7 +129,7 @@ def _read(
         cpus = NO_CPUS
         if kind in (Kind.EXCLUSIVE, Kind.EXPLICIT):
             # The runtime is the truth for what is.
-            cpus = CPUSet.parse(resources.cpus or document["cpus"])
+            cpus = CPUSet.parse(document.get("soft") or resources.cpus or document["cpus"])
         same = str(cpus) == document["cpus"]
         pinned = CPUSet.parse(resources.cpus) if kind is Kind.FOREIGN else NO_CPUS
     except (ValueError, KeyError, TypeError, ListFormatError, AttributeError, RecursionError):
@@ -139,6 +138,7 @@ def _read(
     if missing:
         return f"names {numa_text(missing)}, which the machine does not have"
     owned = kind is Kind.EXCLUSIVE or (kind is Kind.EXPLICIT and bool(document.get("owned")))
+    soft = kind is Kind.EXPLICIT and bool(document.get("soft"))
     if kind is Kind.EXCLUSIVE:
         numa_nodes = machine.topology.numa_of(cpus)
     milli = len(cpus) * 1000 if owned else _milli(container)
@@ -156,6 +156,7 @@ def _read(
         kind=kind,
         cpus=cpus,
         owned=owned,
+        soft=soft,
         numa_nodes=numa_nodes,
         mems=mems,
         charges=spread_charges(
@@ -212,6 +213,10 @@ def _implausible(
             isinstance(wanted, Refusal) or not may_own(requested, claim.cpus, wanted)
         ):
             return f"claims exclusive {cpus_text(claim.cpus)}, which its request does not pay for"
+        if not (claim.owned or claim.soft or isinstance(wanted, Refusal)) and gives_way(
+            requested, claim.cpus, wanted
+        ):
+            return f"claims to keep {cpus_text(claim.cpus)}, which its request does not pay for"
         return ""
     wanted = demand(pod, container, requested, machine.memory_total)
     own = 0 if isinstance(wanted, Refusal) else wanted.exclusive_cpus

@@ -27,12 +27,9 @@ def spread_masks(machine: int) -> list[int]:
 
 
 def hints_by_index(family: Family, masks: Sequence[int]) -> list[int]:
-    """For each subset 1 when it is a hint of the family, else 0; hints without mask are all."""
-    if not family.plain or family.listed is not None:
-        found = [1 if family.contains(m) else 0 for m in masks]
-        if family.nil_too is not None:
-            found[-1] = 1
-        return found
+    """For each subset 1 when it is a hint of the family, else 0."""
+    if not family.plain:
+        return [1 if family.contains(m) else 0 for m in masks]
     flags = [1] * len(masks)
     members = [m for m in masks if m and not m & (m - 1)]
     for d in family.free:
@@ -93,11 +90,7 @@ def reachable_masks(families: Sequence[Family], machine: int) -> tuple[list[int]
         sums = done.get(id(family))
         if sums is None:
             flags = hints_by_index(family, masks)
-            if family.nil_too is not None and not family.contains(machine):
-                widths = [m.bit_count() for m in compress(masks, flags[:-1])]
-            else:
-                widths = [m.bit_count() for m in compress(masks, flags)]
-            neediest = max(neediest, min(widths))
+            neediest = max(neediest, min(m.bit_count() for m in compress(masks, flags)))
             sums = done[id(family)] = _over_supersets(flags, add)
         ways = list(map(mul, ways, sums))
     return [m for m in compress(masks, _over_supersets(ways, sub)) if m], neediest

@@ -3,11 +3,11 @@
 Masks are plain integers here, bit *i* for NUMA node *i*.
 
 Nearly every family is *upward closed*: with a mask it contains every wider one, because needs are
-met by sums. The exceptions are few and can be listed: the memory groups of the kubelet, memory that
-is reusable on one exact mask, and hints given as a list. So a family consists of
+met by sums. The exceptions are few and can be listed: the memory groups of the kubelet. So a family
+consists of
 
 * an additive part: all masks of at least ``least`` NUMA nodes within ``within`` that meet every
-  `Dimension`, hold ``required`` and hit each of ``hits``;
+  `Dimension` and hold ``required``;
 * ``explicit`` masks, which are tested one by one.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nri_numa.engine.align.hints import DeviceDemand, FixedHints, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.search import Cover, Steps, Weights, best_mask, greedy_mask
 from nri_numa.machine.cpuset import NUMASet
 
@@ -62,7 +62,7 @@ class Dimension:
         return total
 
 
-def _cover(dimensions: Sequence[Dimension], within: int, required: int) -> Cover:
+def _cover(dimensions: Sequence[Dimension], within: int) -> Cover:
     exact = all(d.kinds is None for d in dimensions)
 
     def met(mask: int) -> bool:
@@ -70,7 +70,7 @@ def _cover(dimensions: Sequence[Dimension], within: int, required: int) -> Cover
 
     return Cover(
         within=within,
-        required=required,
+        required=0,
         sums=[(d.weights, d.need) for d in dimensions],
         accept=None if exact else met,
     )
@@ -103,13 +103,11 @@ class Family:
         resource: for texts.
         universe: NUMA nodes that masks are made of.
         free: dimensions by what is available; capacity: the same by what an empty machine has.
-        required: NUMA nodes in every mask; hits: masks each of which must be touched.
+        required: NUMA nodes in every mask.
         alone: NUMA nodes that may be a mask of one.
         within: NUMA nodes that wider masks of the additive part are made of.
         groups: group rule, NUMA node with assignments to its group's mask; None without the rule.
-        extra: mask to additional quantity in each dimension.
         socket_bits: with ``align-by-socket``, one mask for each socket.
-        listed: preferred and other masks of a fixed list, None for the computed kinds.
         nil: there is a hint without mask: True preferred, False not preferred; None none.
     """
 
@@ -118,32 +116,18 @@ class Family:
     free: tuple[Dimension, ...] = ()
     capacity: tuple[Dimension, ...] = ()
     required: int = 0
-    hits: tuple[int, ...] = ()
     alone: int = 0
     within: int = 0
     groups: Mapping[int, int] | None = None
-    extra: Mapping[int, Sequence[int]] | None = None
     socket_bits: tuple[int, ...] = ()
-    listed: tuple[frozenset[int], frozenset[int]] | None = None
     nil: bool | None = None
-    nil_too: bool | None = None
     width: int = 0
     aligned_sockets: int = 0
 
     @property
-    def additive(self) -> bool:
-        """It has an additive part (and maybe explicit masks)."""
-        return self.listed is None and self.nil is None
-
-    @property
     def plain(self) -> bool:
         """It is upward closed and its sums alone decide."""
-        return (
-            self.groups is None
-            and not self.hits
-            and self.extra is None
-            and all(d.kinds is None for d in self.free)
-        )
+        return self.groups is None and all(d.kinds is None for d in self.free)
 
     @property
     def least(self) -> int:
@@ -152,8 +136,6 @@ class Family:
 
     def contains(self, mask: int) -> bool:
         """Say whether the mask is a hint, preferred or not."""
-        if self.listed is not None:
-            return mask in self.listed[0] or mask in self.listed[1]
         if self.nil is not None or not mask or mask & ~self.universe or self.required & ~mask:
             return False
         if self.groups is not None:
@@ -162,14 +144,6 @@ class Family:
                     return False
             elif any(group != mask for i, group in self.groups.items() if mask >> i & 1):
                 return False
-        for hit in self.hits:
-            if not hit & mask:
-                return False
-        extra = None if self.extra is None else self.extra.get(mask)
-        if extra is not None:
-            return all(
-                d.have(mask) + more >= d.need for d, more in zip(self.free, extra, strict=True)
-            )
         return all(d.have(mask) >= d.need for d in self.free)
 
     def widen(self, width: int) -> None:
@@ -190,21 +164,13 @@ class Family:
 
     def prefers(self, mask: int) -> bool:
         """Say whether the mask is a preferred hint."""
-        if self.listed is not None:
-            return mask in self.listed[0]
         return self.prefers_width(mask) and self.contains(mask)
 
-    def explicit(self) -> Iterable[int]:
+    def explicit(self) -> set[int]:
         """Masks outside the additive part that may be hints; `contains` decides."""
-        if self.listed is not None:
-            return self.listed[0] | self.listed[1]
-        masks: set[int] = set()
-        if self.groups is not None:
-            masks.update(1 << i for i in bits_of(self.alone))
-            masks.update(self.groups.values())
-        if self.extra is not None:
-            masks.update(self.extra)
-        return masks
+        if self.groups is None:
+            return set()
+        return {1 << i for i in bits_of(self.alone)}.union(self.groups.values())
 
     def cover(self) -> Cover:
         """The additive part as a search problem; accepts only real members."""
@@ -217,20 +183,16 @@ class Family:
 
     def narrowest(self, steps: Steps) -> int:
         """Width of the narrowest hint with a mask, 0 when there is none."""
-        widths = [m.bit_count() for m in self.explicit() if m and self.contains(m)]
-        if self.additive:
-            cover = self.cover()
-            none = self.universe.bit_count() + 1
-            width = _least_width(cover, self.least, none, steps)
-            if width < none:
-                widths.append(width)
+        widths = [m.bit_count() for m in self.explicit() if self.contains(m)]
+        none = self.universe.bit_count() + 1
+        width = _least_width(self.cover(), self.least, none, steps)
+        if width < none:
+            widths.append(width)
         return min(widths, default=0)
 
     def possible(self) -> bool:
         """Say whether there is any hint with a mask."""
-        if self.additive and self.contains(self.within):
-            return True
-        return any(map(self.contains, self.explicit()))
+        return self.contains(self.within) or any(map(self.contains, self.explicit()))
 
 
 def _weights(amounts: Mapping[int, int], universe: int) -> dict[int, int]:
@@ -286,11 +248,7 @@ def _resource_family(demands: Sequence[ResourceDemand], machine: int, steps: Ste
         # A NUMA node with assignments that nobody put into a group is a group of its own.
         family.groups = {i: groups.get(i, 1 << i) for i in ruling.assigned if universe >> i & 1}
         family.within &= ~ruling.assigned.bits
-    if any(d.reusable for d in demands):
-        family.extra = {
-            m.bits: [d.reusable.get(m, 0) for d in demands] for d in demands for m in d.reusable
-        }
-    width = _least_width(_cover(family.capacity, universe, 0), 1, universe.bit_count(), steps)
+    width = _least_width(_cover(family.capacity, universe), 1, universe.bit_count(), steps)
     sockets = demands[0].sockets
     if sockets is not None:
         by_socket: dict[int, int] = {}
@@ -323,63 +281,21 @@ def _device_family(demand: DeviceDemand, machine: int, steps: Steps) -> Family:
     masks = {d.id: _mask(d.numa_nodes) & machine for d in request.devices}
     if not any(d.numa_nodes for d in request.devices):
         return Family(resource=request.resource, nil=True)
-    if demand.owned:
-        if len(demand.owned) != request.count:
-            return Family(resource=request.resource, nil=False)
-        free = set(demand.owned)
-        reusable: set[str] = set()
-    else:
-        reusable = set(demand.reusable)
-        free = {d.id for d in request.devices if d.available} | reusable
-        if len(free) < request.count:
-            return Family(resource=request.resource, nil=False)
-    required = 0
-    hits: list[int] = []
-    impossible = False
-    for device in request.devices:
-        if device.id in reusable and device.numa_nodes:
-            m = masks[device.id]
-            if m & (m - 1):
-                hits.append(m)
-            else:
-                required |= m
-                impossible = impossible or not m
-    capacity = _device_dimension(masks.values(), request.count)
+    if len(masks) < request.count:
+        return Family(resource=request.resource, nil=False)
+    every = (_device_dimension(masks.values(), request.count),)
     family = Family(
         resource=request.resource,
         universe=machine,
-        required=required,
-        hits=tuple(hits),
         alone=machine,
         within=machine,
-        free=(_device_dimension([masks.get(i, 0) for i in sorted(free)], request.count),),
-        capacity=(capacity,),
+        free=every,
+        capacity=every,
     )
-    width = _least_width(_cover(family.capacity, machine, 0), 1, machine.bit_count(), steps)
-    family.widen(width)
-    if impossible or not family.possible():
+    family.widen(_least_width(_cover(every, machine), 1, machine.bit_count(), steps))
+    if not family.possible():
         family.nil = False
     return family
-
-
-def _fixed_family(demand: FixedHints, machine: int) -> Family:
-    if demand.hints is None:
-        return Family(resource=demand.resource, nil=True)
-    preferred: set[int] = set()
-    others: set[int] = set()
-    nil: set[bool] = set()
-    for hint in demand.hints:
-        if hint.affinity is None:
-            nil.add(hint.preferred)
-        elif hint.affinity and not hint.affinity.bits & ~machine:
-            (preferred if hint.preferred else others).add(hint.affinity.bits)
-    if not preferred and not others:
-        return Family(resource=demand.resource, nil=True in nil)
-    return Family(
-        resource=demand.resource,
-        listed=(frozenset(preferred), frozenset(others)),
-        nil_too=True in nil if nil else None,
-    )
 
 
 def families_of(
@@ -402,9 +318,7 @@ def families_of(
     done: dict[str, Family] = {}
     families: list[Family] = []
     for demand in demands:
-        if isinstance(demand, FixedHints):
-            family = _fixed_family(demand, machine)
-        elif demand.need <= 0:
+        if demand.need <= 0:
             family = Family(resource=demand.resource, nil=True)
         elif isinstance(demand, DeviceDemand):
             family = _device_family(demand, machine, steps)
@@ -419,6 +333,6 @@ def families_of(
     if one_width:
         width = max((f.width for f in families), default=0)
         for family in families:
-            if family.additive:
+            if family.nil is None:
                 family.widen(width)
     return families

@@ -17,12 +17,12 @@ from nri_numa.engine.align.counting import (
     spread_masks,
 )
 from nri_numa.engine.align.families import Family, bits_of, families_of
-from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, Hint, HintDemand, ResourceDemand
 from nri_numa.engine.align.merge import preferred_mask
 from nri_numa.engine.align.search import Distances, Order, Steps, best_mask
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 
 SAMPLES = 4
 """Hints and losing candidates that are told."""
@@ -94,7 +94,7 @@ class ResourceSummary:
 
     Attributes:
         resource: its name.
-        need: None for a fixed list of hints.
+        need: how much of it.
         unit: ``bytes``, ``cpus``, ``millicpu`` or empty.
         state: the kind of its answer.
         preferred_width: NUMA nodes an empty machine would need; 0 without masks.
@@ -108,7 +108,7 @@ class ResourceSummary:
     """
 
     resource: str
-    need: int | None
+    need: int
     unit: str
     state: HintState
     preferred_width: int = 0
@@ -176,19 +176,9 @@ def _node_amounts(demand: HintDemand, numa_ids: NUMASet) -> tuple[NodeAmount, ..
             for i in numa_ids | NUMASet(demand.near)
             if i in demand.capacity
         )
-    if isinstance(demand, DeviceDemand):
-        usable = demand.owned or demand.reusable.union(
-            d.id for d in demand.request.devices if d.available
-        )
-        return tuple(
-            NodeAmount(
-                i,
-                sum(1 for d in demand.request.devices if i in d.numa_nodes and d.id in usable),
-                sum(1 for d in demand.request.devices if i in d.numa_nodes),
-            )
-            for i in numa_ids
-        )
-    return ()
+    devices = demand.request.devices
+    there = [(i, sum(1 for d in devices if i in d.numa_nodes)) for i in numa_ids]
+    return tuple(NodeAmount(i, count, count) for i, count in there)
 
 
 def free_text(numa_nodes: Sequence[NodeAmount], unit: str) -> str:
@@ -225,10 +215,9 @@ def _some_masks(
     width = family.narrowest(steps)
     found = [m for m in family.explicit() if m.bit_count() == width and family.contains(m)]
     cover = family.cover()
-    if family.additive:
-        mask = best_mask(cover, width, order, None, steps.share())
-        if mask is not None and mask not in found:
-            found.append(mask)
+    mask = best_mask(cover, width, order, None, steps.share())
+    if mask is not None and mask not in found:
+        found.append(mask)
     found.sort(key=order.key)
     return found[:SAMPLES], width, None, None
 
@@ -237,7 +226,7 @@ def _every_set(family: Family, width: int, narrowest: int | None) -> bool:
     """Whether all of several sets of so many NUMA nodes suit: the poorest ones do."""
     if narrowest is not None:
         return narrowest == comb(family.universe.bit_count(), width) > 1
-    if not (family.additive and family.plain) or family.required:
+    if not family.plain or family.required:
         return False
     if family.within != family.universe or family.universe.bit_count() == width:
         return False
@@ -277,11 +266,10 @@ def summarize(problem: Problem) -> tuple[ResourceSummary, ...]:
     found: list[ResourceSummary] = []
     for demand, family in zip(problem.demands, families, strict=True):
         unit = unit_of(demand)
-        need = None if isinstance(demand, FixedHints) else demand.need
         amounts = _node_amounts(demand, problem.numa_ids)
         summary = ResourceSummary(
             resource=demand.resource,
-            need=need,
+            need=demand.need,
             unit=unit,
             state=HintState.NONE if family.nil else HintState.IMPOSSIBLE,
             numa_nodes=amounts,
@@ -305,14 +293,6 @@ def summarize(problem: Problem) -> tuple[ResourceSummary, ...]:
 
 def _summary_text(summary: ResourceSummary, demand: HintDemand) -> str:
     what = summary.resource
-    if isinstance(demand, FixedHints):
-        if summary.state is HintState.MASKS:
-            return f"{what}: has its place already: {' '.join(map(str, summary.hints))}"
-        return (
-            f"{what}: any place suits"
-            if summary.state is HintState.NONE
-            else f"{what}: no place suits"
-        )
     need = amount_text(demand.need, summary.unit)
     if summary.state is HintState.NONE:
         if demand.need <= 0:
@@ -333,23 +313,16 @@ def _summary_text(summary: ResourceSummary, demand: HintDemand) -> str:
 
 
 def lacking(summary: ResourceSummary, demand: HintDemand) -> str:
-    """Why no mask suits, as the end of a clause; empty for a fixed list of hints."""
-    if isinstance(demand, FixedHints):
-        return ""
+    """Why no mask suits, as the end of a clause."""
     unit = summary.unit
     capacity = sum(n.capacity for n in summary.numa_nodes)
     free = sum(n.free for n in summary.numa_nodes)
     if isinstance(demand, DeviceDemand):
         known = len(demand.request.devices)
-        if demand.owned and len(demand.owned) != demand.need:
-            return f"while the container holds {len(demand.owned)}"
         if known < demand.need:
             return f"more than the {known} there are"
         placed = sum(1 for d in demand.request.devices if d.numa_nodes)
-        if placed < demand.need:
-            return f"but only {placed} of {known} devices say which NUMA node they belong to"
-        usable = sum(1 for d in demand.request.devices if d.available or d.id in demand.reusable)
-        return f"{usable} of {known} devices are free"
+        return f"but only {placed} of {known} devices say which NUMA node they belong to"
     if capacity < demand.need:
         if demand.resource == "cpu":
             return f"this machine has {_number(capacity, unit)} for containers"

@@ -67,8 +67,6 @@ class ResourceDemand:
             group rule. With it a node of a larger group is no mask of its own, and a wider mask
             may hold a node with assignments only if it is that node's group.
         assigned: NUMA nodes with assignments, for the group rule.
-        reusable: mask to quantity that is free for a container on exactly that mask (the
-            kubelet's memory of finished init containers).
         near: NUMA nodes in ``capacity`` that are no part of masks themselves (memory without CPUs)
             to those that they serve: they count for a mask that holds any of these.
         share: demands with the same key are judged together: a mask suits all or none of them and
@@ -87,7 +85,6 @@ class ResourceDemand:
     sockets: Mapping[int, int] | None = None
     groups: Mapping[int, NUMASet] | None = None
     assigned: NUMASet = NO_NUMA_NODES
-    reusable: Mapping[NUMASet, int] = field(default_factory=dict)
     near: Mapping[int, NUMASet] = field(default_factory=dict)
     share: str | None = None
     nothing_is_no_wish: bool = False
@@ -102,16 +99,10 @@ class DeviceDemand:
     count for no mask. When no device of the resource has a NUMA node there is no wish.
 
     Attributes:
-        request: the count and every device known of the resource.
-        owned: ids the container holds already; then only these are looked at, and a number other
-            than the request's is impossible.
-        reusable: ids held by finished init containers of the pod; those with NUMA nodes must all
-            count for a mask.
+        request: the count and every device of the resource that the container has.
     """
 
     request: DeviceRequest
-    owned: frozenset[str] = frozenset()
-    reusable: frozenset[str] = frozenset()
 
     @property
     def resource(self) -> str:
@@ -122,21 +113,6 @@ class DeviceDemand:
     def need(self) -> int:
         """The number of devices asked for."""
         return self.request.count
-
-
-@dataclass(frozen=True, slots=True)
-class FixedHints:
-    """Hints that are known as a list, such as those that repeat an existing allocation.
-
-    Hints that name a NUMA node the machine does not have, or none at all, are left out.
-
-    Attributes:
-        resource: whose hints they are.
-        hints: None is no wish; an empty list is impossible.
-    """
-
-    resource: str
-    hints: tuple[Hint, ...] | None
 
 
 def together(near: Mapping[int, NUMASet], amounts: Amounts) -> Amounts:
@@ -155,4 +131,4 @@ def together(near: Mapping[int, NUMASet], amounts: Amounts) -> Amounts:
     return found
 
 
-HintDemand = ResourceDemand | DeviceDemand | FixedHints
+HintDemand = ResourceDemand | DeviceDemand

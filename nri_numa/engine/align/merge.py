@@ -30,9 +30,9 @@ from dataclasses import dataclass
 
 from nri_numa.engine.align.counting import best_by_counting
 from nri_numa.engine.align.families import Family
-from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand, together
+from nri_numa.engine.align.hints import HintDemand, ResourceDemand, together
 from nri_numa.engine.align.reach import Reach
-from nri_numa.engine.align.search import Cover, Distances, Order, Steps, best_mask, closeness, pick
+from nri_numa.engine.align.search import Cover, Distances, Order, Steps, best_mask, pick
 from nri_numa.engine.values.workload import DeviceRequest
 
 EXACT_UPTO = 10
@@ -55,25 +55,13 @@ class Merged:
     preferred: bool
 
 
-def _narrowest(masks: Iterable[int], order: Order, distances: Distances | None) -> int | None:
-    """The best of some preferred masks."""
-    return min(masks, key=lambda m: (m.bit_count(), closeness(m, order, distances)), default=None)
-
-
-def _free_devices(request: DeviceRequest) -> dict[int, int] | None:
-    """How many free devices each NUMA node has, which count on all of theirs.
-
-    Empty where no device has a NUMA node, and nothing is wished; None where `merge` has to look.
-    """
+def _devices_by_node(request: DeviceRequest) -> dict[int, int]:
+    """How many devices each NUMA node has, which count on all of theirs; empty for no wish."""
     counts: dict[int, int] = {}
-    ids: set[str] = set()
     for device in request.devices:
-        ids.add(device.id)
-        if not device.available:
-            return None
         for i in device.numa_nodes:
             counts[i] = counts.get(i, 0) + 1
-    return counts if len(ids) == len(request.devices) else None
+    return counts
 
 
 def one_numa_node(
@@ -91,12 +79,8 @@ def one_numa_node(
     shared: list[ResourceDemand] = []
     for d in demands:
         if not isinstance(d, ResourceDemand):
-            if not isinstance(d, DeviceDemand) or d.owned or d.reusable:
-                return None
             need = d.request.count
-            counts = _free_devices(d.request) if need > 0 else {}
-            if counts is None:
-                return None
+            counts = _devices_by_node(d.request) if need > 0 else {}
             # Devices of which none has a NUMA node are no wish. Where enough are free on one NUMA
             # node, an empty machine has enough there as well.
             if counts:
@@ -114,7 +98,7 @@ def one_numa_node(
         need = d.need
         if need <= 0:
             continue
-        if d.groups is not None or d.reusable:
+        if d.groups is not None:
             return None
         if d.share is not None:
             shared.append(d)
@@ -175,32 +159,10 @@ def preferred_mask(
     """
     if any(f.nil is False for f in families):
         return None
-    # A list with a preferred hint without mask goes along with anything.
-    asking = [f for f in families if f.nil is None and not f.nil_too]
+    asking = [f for f in families if f.nil is None]
     if not asking:
-        masks = {machine}.union(*(f.listed[0] for f in families if f.listed is not None)) - but
-        return _narrowest(masks, order, distances)
-    named: set[int] = set()
-    for f in asking:
-        if f.listed is not None:
-            # Nothing outside this list can be preferred.
-            named = {m for m in f.listed[0] if all(g.prefers(m) for g in asking)} - but
-            return min(
-                named, key=lambda m: (m.bit_count(), closeness(m, order, distances)), default=None
-            )
-        named.update(f.explicit())
-    return _preferred_additive(asking, named, order, distances, steps, but)
-
-
-def _preferred_additive(
-    asking: Sequence[Family],
-    named: set[int],
-    order: Order,
-    distances: Distances | None,
-    steps: Steps,
-    but: frozenset[int],
-) -> int | None:
-    named = {m for m in named if all(f.prefers(m) for f in asking)} - but
+        return None if machine in but else machine
+    named = {m for f in asking for m in f.explicit() if all(g.prefers(m) for g in asking)} - but
     fixed = {f.width for f in asking if not f.aligned_sockets}
     if len(fixed) > 1:
         return None
@@ -237,14 +199,11 @@ def single_mask(families: Sequence[Family], order: Order) -> int | None:
         return None
     masks: list[int] | None = None
     for f in families:
-        if f.nil is not None or f.nil_too:
+        if f.nil is not None:
             continue
         among = [1 << i for i in order.nodes] if masks is None else masks
         masks = [m for m in among if f.prefers(m)]
-    if masks is None:
-        single = {m for f in families if f.listed for m in f.listed[0] if not m & (m - 1)}
-        return min(single, key=order.key, default=-1)
-    return min(masks, key=order.key, default=None)
+    return -1 if masks is None else min(masks, key=order.key, default=None)
 
 
 def merge(

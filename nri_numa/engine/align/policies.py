@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from nri_numa.engine.align.devices import FilteredDevices, filter_devices_by_affinity
 from nri_numa.engine.align.hint_reasons import (
     Candidate,
     Problem,
@@ -35,8 +34,6 @@ from nri_numa.engine.align.search import Distances, Order, Steps
 from nri_numa.engine.align.shortage import Shortage, reason, shortage
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NUMASet
-
-__all__ = ["Alignment", "FilteredDevices", "align", "filter_devices_by_affinity"]
 
 
 @dataclass(frozen=True, kw_only=True)

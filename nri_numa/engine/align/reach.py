@@ -15,10 +15,6 @@ from nri_numa.engine.align.counting import result_class
 from nri_numa.engine.align.families import Family, bits_of
 from nri_numa.engine.align.search import Cover, Distances, Order, Steps, best_mask, pick
 
-# Alternatives kept while named masks of several lists are combined; beyond, the merge is reported
-# as not exact. Real lists have a handful.
-_STATES = 256
-
 # Resolution of the parts of a slack; any value is correct, a larger one rounds less.
 _SCALE = 1 << 20
 
@@ -62,9 +58,7 @@ class Reach:
         states: dict[tuple[int, tuple[int, ...]], tuple[Family, ...]] = {(self.machine, ()): ()}
         for place, family in enumerate(self.families):
             masks = sorted(m for m in family.explicit() if family.contains(m))
-            if family.nil_too is not None:
-                masks.append(self.machine)
-            part = family.additive and family.contains(family.within)
+            part = family.contains(family.within)
             after: dict[tuple[int, tuple[int, ...]], tuple[Family, ...]] = {}
             for (base, places), parts in states.items():
                 if part and base & family.within:
@@ -72,10 +66,6 @@ class Reach:
                 for mask in masks:
                     if base & mask:
                         after.setdefault((base & mask, places), parts)
-            if len(after) > _STATES:
-                self.steps.exact = False
-                # Order: as built, which depends on the order of lists and masks' values only.
-                after = dict(list(after.items())[:_STATES])
             states = after
         return [(base, parts) for (base, _), parts in states.items()]
 

@@ -27,7 +27,7 @@ from nri_numa.engine.align.merge import preferred_mask
 from nri_numa.engine.align.search import Order
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import counted, numa_text
+from nri_numa.machine.model import counted, numa_text
 
 DIFFERENT_WIDTHS: Final = "different numbers of NUMA nodes needed"
 """In the clause when no mask can be preferred by all, on an empty machine either."""
@@ -85,19 +85,16 @@ def shortage(problem: Problem) -> Shortage:
     for _, family, _ in hinting:
         group = [one for one in hinting if one[1] is family]
         if problem.policy is Policy.SINGLE_NUMA_NODE:
-            if not any(family.prefers(1 << i) for i in order.nodes) and not family.nil_too:
+            if not any(family.prefers(1 << i) for i in order.nodes):
                 return _wider(group, problem, order, 1)
         elif preferred_mask([family], problem.numa_ids.bits, order, None, problem.steps()) is None:
             return _wider(group, problem, order, family.width)
-    placed = [one for one in hinting if not one[1].nil_too]
-    widths = {s.preferred_width for s, f, _ in hinting if f.additive}
+    widths = {s.preferred_width for s, _, _ in hinting}
     if problem.policy is not Policy.SINGLE_NUMA_NODE and len(widths) > 1:
-        told = ", ".join(
-            f"{_amount(s)} on {nodes_text(s.preferred_width)}" for s, f, _ in hinting if f.additive
-        )
-        names = " and ".join(s.resource for s, f, _ in hinting if f.additive)
+        told = ", ".join(f"{_amount(s)} on {nodes_text(s.preferred_width)}" for s, _, _ in hinting)
+        names = " and ".join(s.resource for s, _, _ in hinting)
         return Shortage(f"{names}: {DIFFERENT_WIDTHS}: {told}", widths=True)
-    return _apart(placed, problem, order)
+    return _apart(hinting, problem, order)
 
 
 def _severity(summary: ResourceSummary, demand: HintDemand) -> int:
@@ -132,8 +129,6 @@ def _wider(group: Sequence[_Looked], problem: Problem, order: Order, width: int)
     summary = group[0][0]
     if problem.policy is not Policy.SINGLE_NUMA_NODE:
         return Shortage(summary.text)
-    if summary.need is None:
-        return Shortage(f"{summary.resource} has its place already, which is not one NUMA node")
     most = max((n.free for n in summary.numa_nodes), default=0)
     # There is enough of it, as was looked at above: groups of NUMA nodes keep it from there.
     have = f"at most {amount_text(most, summary.unit)} free on one NUMA node"
@@ -182,8 +177,6 @@ def _where(summary: ResourceSummary, family: Family, problem: Problem, order: Or
 
 
 def _amount(summary: ResourceSummary) -> str:
-    if summary.need is None:
-        return summary.resource
     text = _needed(summary.need, summary.unit)
     return text if summary.unit else f"{text} {summary.resource}"
 
@@ -194,8 +187,6 @@ def _needed(need: int, unit: str) -> str:
 
 
 def _alone(summary: ResourceSummary, have: str) -> Shortage:
-    if summary.need is None:
-        return Shortage(summary.text)
     need = _needed(summary.need, summary.unit)
     return Shortage(
         short(summary.resource, need, have), free_text(summary.numa_nodes, summary.unit)

@@ -40,8 +40,7 @@ from nri_numa.engine.cpus.smt import (
 from nri_numa.engine.values.settings import CPUOrder, NohzFullCPUs, PreferredCores
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import Topology, counted
 
 __all__ = [
     "NOWHERE",

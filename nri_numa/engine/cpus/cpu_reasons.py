@@ -10,7 +10,7 @@ from nri_numa.engine.cpus.index import NOWHERE, AllocatorIndex
 from nri_numa.engine.cpus.smt import Partners
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.words import counted, cpus_text, numa_text
+from nri_numa.machine.model import counted, cpus_text, numa_text
 
 _MANY = 3  # shared cores that are named one by one
 

@@ -29,6 +29,7 @@ class TakeRequest:
         loads: CPU to the load of the exclusive container that owns it, for ``pair``.
         busy: CPUs owned by other containers, or kept idle for them.
         last: CPUs to take when there are no others: somebody else pinned containers to them.
+        listed: CPUs of lists that give way: others are taken where they are as good.
         settings: order, distribution, L3 groups, sockets, isolated CPUs and core kinds.
     """
 
@@ -43,6 +44,7 @@ class TakeRequest:
     loads: Mapping[int, Load] = field(default_factory=dict)
     busy: CPUSet = NO_CPUS
     last: CPUSet = NO_CPUS
+    listed: CPUSet = NO_CPUS
     settings: Settings = field(default_factory=Settings)
 
 

@@ -295,10 +295,9 @@ def _why(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> str:
 
 
 def _resource(summary: ResourceSummary) -> Document:
-    need = summary.need
     return {
         "resource": summary.resource,
-        "needed": need,
+        "needed": summary.need,
         "unit": summary.unit,
         "wish": summary.state.value,
         "idealNumaNodes": summary.preferred_width,
@@ -316,7 +315,7 @@ def _resource(summary: ResourceSummary) -> Document:
                 "numaNode": n.numa_node,
                 "free": n.free,
                 "capacity": n.capacity,
-                "enough": need is not None and n.free >= need,
+                "enough": n.free >= summary.need,
             }
             for n in summary.numa_nodes
         ],

@@ -15,7 +15,7 @@ from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Docu
 from nri_numa.engine.place.in_place import LESS
 from nri_numa.engine.request.demand import DEFAULT_PERIOD
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import counted, cpus_text, numa_text
+from nri_numa.machine.model import counted, cpus_text, numa_text
 from nri_numa.text import harmless
 
 GLOSSARY = (
@@ -304,14 +304,11 @@ def _needed(demand: Mapping[str, Any], bind: str) -> str:
 
 
 def _how_it_fits(resource: Mapping[str, Any]) -> str:
-    need = "" if resource["needed"] is None else amount_text(resource["needed"], resource["unit"])
+    need = amount_text(resource["needed"], resource["unit"])
     if resource["wish"] == "no wish":
         return "any NUMA node suits."
     if resource["wish"] == "impossible":
-        return f"{need} needed, {_lacking(resource)}." if need else "no place suits."
-    if not need:
-        places = " or ".join(s["numaNodes"] for s in resource["sets"])
-        return f"it has its place already, {numa_text(places)}."
+        return f"{need} needed, {_lacking(resource)}."
     ideal, now = resource["idealNumaNodes"], resource["neededNumaNodes"]
     if ideal == now == 1:
         alone = NUMASet(n["numaNode"] for n in resource["numaNodes"] if n["enough"])
@@ -340,7 +337,7 @@ def _free(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What each NUMA node has free of everything that is needed, and whether that is enough."""
     told: dict[int, list[str]] = {}
     for r in resources:
-        if r["needed"] is None or r["wish"] == "no wish":
+        if r["wish"] == "no wish":
             continue
         for n in r["numaNodes"]:
             less = "" if n["enough"] else f" ({amount_text(r['needed'], r['unit'])} needed)"
@@ -357,7 +354,7 @@ def _lost(document: Document, one: Mapping[str, Any]) -> str:
     if one["separatedBy"] == "preferred":
         for r in document["resources"]:
             for n in r["numaNodes"]:
-                if str(n["numaNode"]) == loser and not n["enough"] and r["needed"] is not None:
+                if str(n["numaNode"]) == loser and not n["enough"]:
                     need = amount_text(r["needed"], r["unit"])
                     return f"it has only {_share(n, r)} free, and {need} needed"
         return "it is wider than an empty machine would need"
@@ -382,7 +379,7 @@ def _in_use(document: Document, numa_node: str) -> list[tuple[float, str]]:
     found: list[tuple[float, str]] = []
     for r in document["resources"]:
         for n in r["numaNodes"]:
-            if str(n["numaNode"]) == numa_node and n["capacity"] > 0 and r["needed"] is not None:
+            if str(n["numaNode"]) == numa_node and n["capacity"] > 0:
                 share = (n["capacity"] - n["free"] + r["needed"]) / n["capacity"]
                 if share > 1:
                     return []  # NUMA nodes without CPUs serve it too, or it lies on several

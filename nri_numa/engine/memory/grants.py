@@ -20,7 +20,7 @@ from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.merge import EXACT_UPTO, STEP_LIMIT, preferred_mask
 from nri_numa.engine.align.search import Cover, Distances, Order, Steps, best_mask
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.model import numa_text
 
 Amounts = Mapping[int, int]
 """Bytes by NUMA node; missing is none."""
@@ -165,16 +165,11 @@ class MemoryTable:
                 bound[i] = bound.get(i, 0) + amount
         return available(self.capacity.get(resource, {}), bound, None)
 
-    def demands(
-        self,
-        needs: Mapping[str, int],
-        reusable: Mapping[str, Mapping[NUMASet, int]] | None = None,
-    ) -> list[ResourceDemand]:
+    def demands(self, needs: Mapping[str, int]) -> list[ResourceDemand]:
         """What a Guaranteed container asks of memory, judged as the kubelet does.
 
         Args:
             needs: bytes by type; a type the machine does not have cannot be met.
-            reusable: by type, bytes of the pod's finished init containers by their mask.
         """
         tied = cells(self.numa_ids, self.masks.values())
         nothing = dict.fromkeys(self.numa_ids, 0)
@@ -186,28 +181,11 @@ class MemoryTable:
                 available=self.free(resource),
                 groups=tied.groups,
                 assigned=tied.assigned,
-                reusable=(reusable or {}).get(resource, {}),
                 share="memory",
                 nothing_is_no_wish=True,
             )
             for resource, need in sorted(needs.items())  # by type: the result never depends on it
         ]
-
-    def granted(self, key: str, grant: MemoryGrant) -> MemoryTable:
-        """Book a grant under a key that has none."""
-        return replace(
-            self,
-            masks={**self.masks, key: grant.mask},
-            charges={**self.charges, key: grant.charges},
-        )
-
-    def released(self, key: str) -> MemoryTable:
-        """Take a grant back; NUMA nodes without assignments are groups of their own again."""
-        return replace(
-            self,
-            masks={k: m for k, m in self.masks.items() if k != key},
-            charges={k: c for k, c in self.charges.items() if k != key},
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,11 +222,7 @@ def _best_hint(family: Family, order: Order, steps: Steps) -> tuple[int, bool] |
 
 
 def kubelet_grant(
-    table: MemoryTable,
-    needs: Mapping[str, int],
-    affinity: NUMASet | None,
-    preferred: bool,
-    reusable: Mapping[str, Mapping[NUMASet, int]] | None = None,
+    table: MemoryTable, needs: Mapping[str, int], affinity: NUMASet | None, preferred: bool
 ) -> MemoryGrant | MemoryRefused:
     """Turn the merged affinity into a grant, as the kubelet's memory manager does.
 
@@ -257,13 +231,12 @@ def kubelet_grant(
         needs: bytes by type.
         affinity: the merged mask; None for no wish.
         preferred: whether the merged result was a preferred one.
-        reusable: see `MemoryBooks.demands`.
     """
     wanted = {r: n for r, n in needs.items() if n > 0}
     if not wanted:
         return MemoryRefused("no memory was asked for")
     machine = table.numa_ids
-    demands = table.demands(wanted, reusable)
+    demands = table.demands(wanted)
     steps = Steps()
     order = Order(tuple(machine))
     family = families_of(demands, machine, steps)[0]
@@ -295,14 +268,10 @@ def kubelet_grant(
             )
     charges: dict[str, Amounts] = {}
     for d in demands:
-        left = d.need - min(d.need, d.reusable.get(affinity, 0))
-        allocated = charge(affinity, left, d.available)
+        allocated = charge(affinity, d.need, d.available)
         charges[d.resource] = {} if allocated is None else allocated
     return MemoryGrant(mask=affinity, charges=charges)
 
 
 def _has(demands: Sequence[ResourceDemand], mask: NUMASet) -> bool:
-    return all(
-        sum(d.available.get(i, 0) for i in mask) + d.reusable.get(mask, 0) >= d.need
-        for d in demands
-    )
+    return all(sum(d.available.get(i, 0) for i in mask) >= d.need for d in demands)

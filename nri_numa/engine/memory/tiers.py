@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.model import Topology, numa_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from nri_numa.engine.state import Allocation, Kind, NodeState
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import cpus_text
 
 
 def pinned_to(text: str) -> CPUSet:

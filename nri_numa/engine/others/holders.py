@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from nri_numa.engine.state import Allocation, Kind, NodeState
+from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.words import cpus_text, human_milli
+from nri_numa.machine.model import cpus_text, human_milli
 
 _MOST: Final = 4
 """Containers that are named: a refusal is one line of an event."""
@@ -15,6 +15,8 @@ _MOST: Final = 4
 
 def holders_text(state: NodeState, within: NUMASet | None = None, *, requests: bool = False) -> str:
     """Who owns or lists CPUs: ``; held: default/db/engine has exclusive CPUs 2-3``.
+
+    A soft list is in no owner's way.
 
     Args:
         state: as it is.
@@ -28,7 +30,7 @@ def holders_text(state: NodeState, within: NUMASet | None = None, *, requests: b
         a
         for a in state.allocations.values()
         if (within is None or a.numa_nodes & within)
-        and (a.owned or a.kind is Kind.EXPLICIT or (requests and _requested(a)))
+        and (a.owned or a.keeps_list or (requests and _requested(a)))
     )
 
 

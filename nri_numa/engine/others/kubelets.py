@@ -9,7 +9,7 @@ from typing import Final
 
 from nri_numa.engine.state import Allocation, Kind, NodeState
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.words import cpus_text
+from nri_numa.machine.model import cpus_text
 
 KUBELETS: Final = "kubelet"
 KEPT_FOR_POD: Final = "kept"

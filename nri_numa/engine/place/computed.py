@@ -26,7 +26,7 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.memory.grants import MemoryGrant, MemoryRefused
 from nri_numa.engine.memory.memory_manager import charges_of, grant, needs_of, tied_text
-from nri_numa.engine.others.elsewhere import given_last
+from nri_numa.engine.others.elsewhere import given_last, listed_softly
 from nri_numa.engine.others.holders import holders_text
 from nri_numa.engine.place.device_words import device_steps, devices_first
 from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
@@ -67,7 +67,7 @@ from nri_numa.engine.values.workload import (
     Scope,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.words import agree, cpus_text, numa_text
+from nri_numa.machine.model import agree, cpus_text, numa_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +254,7 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
             loads=loads_of(state) if case.smt is SMT.PAIR else {},
             busy=state.withheld,
             last=given_last(state, machine.topology, machine.settings),
+            listed=listed_softly(state, machine.topology),
             settings=settings,
         ),
         table.free_by_node,
@@ -369,7 +370,8 @@ def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) ->
             demand.hugepages if mems else {}, table.hugepages_left,
         )  # fmt: skip
     if kind is Kind.SHARED:
-        doubts = all_isolated(machine, group_cpus(numa_nodes.bits, table.pool, machine.topology))
+        shares = group_cpus(numa_nodes.bits, table.pool, machine.topology, 0)
+        doubts = all_isolated(machine, shares)
         warnings += doubts
         steps += doubts
     what = exclusive_text(len(chosen.cpus)) if kind is Kind.EXCLUSIVE else "shared CPUs"

@@ -8,7 +8,7 @@ from typing import Final
 from nri_numa.engine.case import Case
 from nri_numa.engine.values.workload import Device, DeviceRequest, DeviceUse, Scope
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.model import numa_text
 
 MOST_NAMED: Final = 4
 """Devices of one kind that a sentence names; the rest is a number."""

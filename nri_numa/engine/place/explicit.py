@@ -3,6 +3,9 @@
 CPUs and NUMA nodes must exist and be online, must not belong to another container exclusively,
 and the memory must hold what the container may use. A bad value is refused with a message that
 names pod, container, annotation, value and expectation.
+
+A shared list that nothing pays for is *soft*: it gives way to containers that own CPUs
+(docs/adr/0024-quotas-and-the-floor.md).
 """
 
 from __future__ import annotations
@@ -25,15 +28,16 @@ from nri_numa.engine.state import Allocation, Kind, NodeState
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import CPUMode, Requested
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.words import cpus_text, numa_text
+from nri_numa.machine.model import cpus_text, numa_text
 
 
 def place_explicit(case: Case) -> Placed | Refusal:
     """Check the lists against machine and state, and take them."""
     machine, requested, demand = case.machine, case.requested, case.demand
     cpus, mems = NO_CPUS, NO_NUMA_NODES
-    owned = requested.cpus is CPUMode.EXCLUSIVE
+    owned, soft = requested.cpus is CPUMode.EXCLUSIVE, False
     ignored: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
     if requested.numacpu is not None:
         cpus = requested.listed_cpus
         beside = owned and bool(owned_by_pod(case, cpus))
@@ -41,14 +45,19 @@ def place_explicit(case: Case) -> Placed | Refusal:
         if failed is None and owned and not (beside or may_own(requested, cpus, demand)):
             if not (requested.lenient and asked_by_pod(requested, "cpus")):
                 return unpaid(case, cpus)
-            ignored = (f"cpus: exclusive is ignored: {_pays(case, cpus)}",)
+            ignored = (f"cpus: exclusive is ignored: {_pays(case.requested, cpus, case.demand)}",)
             owned = False
+        soft = not owned and gives_way(requested, cpus, demand)
         if failed is None and owned:
             failed = None if beside else _check_ownable(case, cpus)
-        elif failed is None and asked_by_pod(requested, "numacpu"):
+        elif failed is None and not soft and asked_by_pod(requested, "numacpu"):
             failed = list_refused(case, f"{_text(case)}, which", cpus)
         if failed is not None:
             return failed
+        if soft:
+            steps = (
+                f"the list gives way to exclusive CPUs of others: {_pays(requested, cpus, demand)}",
+            )
     if requested.numamem is not None:
         failed = check_numamem(case)
         if failed is not None:
@@ -83,11 +92,12 @@ def place_explicit(case: Case) -> Placed | Refusal:
         kind=Kind.EXPLICIT if cpus else Kind.UNBOUND,
         cpus=cpus,
         owned=owned and bool(cpus),
+        soft=soft,
         numa_nodes=numa_nodes,
         mems=mems,
         charges=charges,
         reason=f"listed: {listed}",
-        steps=(f"taken as listed: {listed}", *warnings),
+        steps=(f"taken as listed: {listed}", *steps, *warnings),
         warnings=warnings,
         ignored=ignored,
     )
@@ -160,8 +170,16 @@ def may_own(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
     )
 
 
-def _pays(case: Case, cpus: CPUSet) -> str:
-    requested, demand = case.requested, case.demand
+def gives_way(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
+    """Whether a shared list is soft: a pod asked for it, and neither pays nor has a permission."""
+    return (
+        demand.cpu_paid_milli < 1000 * len(cpus)
+        and not requested.unpaid_cpus
+        and asked_by_pod(requested, "numacpu")
+    )
+
+
+def _pays(requested: Requested, cpus: CPUSet, demand: Demand) -> str:
     whole = requested.pods_list and demand.pod_paid_milli is not None
     who = "CPU requests of its pod pay" if whole else "the CPU request pays"
     return f"{who} for {_paid(requested, demand)}m of {1000 * len(cpus)}m"
@@ -169,9 +187,10 @@ def _pays(case: Case, cpus: CPUSet) -> str:
 
 def unpaid(case: Case, cpus: CPUSet) -> Refusal:
     """Listed CPUs that may not be owned, and what was expected."""
+    paid = _pays(case.requested, cpus, case.demand)
     return Refusal(
         reason="UnpaidCPUs",
-        message=f"{_text(case)} with cpus: exclusive, but {_pays(case, cpus)}; expected a "
+        message=f"{_text(case)} with cpus: exclusive, but {paid}; expected a "
         "request for all of them, or a permission with unpaidCPUs "
         f"({case.requested.permission} has not)",
         rule="exclusive CPUs must be paid for by the CPU request",
@@ -224,7 +243,8 @@ def _check_cpus(case: Case, withheld: CPUSet) -> Refusal | None:
             rule="reserved CPUs are not given to containers by their annotations",
         )
     taken = cpus & withheld
-    if taken:
+    shared = requested.cpus is not CPUMode.EXCLUSIVE
+    if taken and not (case.again and shared and gives_way(requested, cpus, case.demand)):
         return Refusal(
             reason="CPUOwned",
             message=f"{text}, but {cpus_text(taken, 'is', 'are')} exclusive "

@@ -23,9 +23,9 @@ from nri_numa.engine.cpus.allocator import (
 )
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.memory.memory_manager import pages_name
-from nri_numa.engine.others.elsewhere import given_last
+from nri_numa.engine.others.elsewhere import given_last, listed_softly
 from nri_numa.engine.others.holders import holders_text
-from nri_numa.engine.place.explicit import may_own, owned_by_pod, unpaid
+from nri_numa.engine.place.explicit import gives_way, may_own, owned_by_pod, unpaid
 from nri_numa.engine.place.memory_policy import in_turn
 from nri_numa.engine.place.needs import kept_for_groups, loads_of
 from nri_numa.engine.place.placement import (
@@ -40,7 +40,7 @@ from nri_numa.engine.state import Allocation, Kind
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import SMT, OnFailure
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.words import human_milli, numa_text
+from nri_numa.machine.model import human_milli, numa_text
 
 RULE = "a resize stays in place"
 LESS = "less than asked for"
@@ -229,6 +229,7 @@ class _Change:
                 loads=loads_of(state) if self._smt() is SMT.PAIR else {},
                 busy=state.withheld,
                 last=given_last(state, case.machine.topology, case.machine.settings),
+                listed=listed_softly(state, case.machine.topology),
                 # The rest of its sockets are not the NUMA nodes it is on.
                 settings=replace(case.machine.settings, align_by_socket=False),
             ),
@@ -279,6 +280,16 @@ class _Change:
             self.steps.append(text + "; memory nodes of a running container do not change")
             self.less = True
         listed = kind in (Kind.EXPLICIT, Kind.UNBOUND)
+        owned = kind is Kind.EXCLUSIVE or (kind is had.kind and had.owned)
+        # A list that is paid for by now keeps its CPUs, unless others own some already.
+        soft = (
+            kind is Kind.EXPLICIT
+            and not owned
+            and (
+                gives_way(case.requested, cpus, wanted)
+                or (had.soft and bool(cpus & case.state.withheld))
+            )
+        )
         reason = reason.removesuffix(f", {LESS}")
         reason += f", {WIDER}" if self.wider and not listed else ""
         reason += f", {LESS}" if self.less else ""
@@ -286,7 +297,8 @@ class _Change:
             kind=kind,
             cpus=cpus,
             idle=idle,
-            owned=kind is Kind.EXCLUSIVE or (kind is had.kind and had.owned),
+            owned=owned,
+            soft=soft,
             numa_nodes=numa_nodes,
             mems=mems,
             charges=in_turn(

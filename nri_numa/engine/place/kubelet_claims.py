@@ -26,8 +26,7 @@ from nri_numa.engine.values.workload import (
     Slots,
 )
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import counted, cpus_text, numa_text
+from nri_numa.machine.model import Topology, counted, cpus_text, numa_text
 
 _SOURCE: Final = "the kubelet's grant"
 

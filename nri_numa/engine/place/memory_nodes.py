@@ -13,7 +13,7 @@ from nri_numa.engine.place.needs import ResourceTable
 from nri_numa.engine.place.placement import human_bytes, memory_nodes_for
 from nri_numa.engine.place.refusals import memory_lacking
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.machine.words import agree, numa_text
+from nri_numa.machine.model import agree, numa_text
 
 
 @dataclass(frozen=True, slots=True)

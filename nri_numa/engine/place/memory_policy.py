@@ -18,7 +18,7 @@ from nri_numa.engine.values.memory_policy import MemoryPolicy, MemoryPolicySetti
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import OnFailure, Requested
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import numa_text
+from nri_numa.machine.model import numa_text
 
 KEY: Final = "mempolicy"
 

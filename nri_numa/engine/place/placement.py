@@ -14,8 +14,7 @@ from nri_numa.engine.state import Charge, Kind
 from nri_numa.engine.values.memory_policy import MemoryPolicySetting
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import Topology, counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +31,7 @@ class Placed:
     cpus: CPUSet = NO_CPUS
     idle: CPUSet = NO_CPUS
     owned: bool = False
+    soft: bool = False
     numa_nodes: NUMASet = NO_NUMA_NODES
     mems: NUMASet = NO_NUMA_NODES
     charges: Mapping[int, Charge] = field(default_factory=dict)
@@ -61,12 +61,12 @@ def exclusive_text(count: int) -> str:
     return counted(count, "exclusive CPU")
 
 
-def per_node(parts: Mapping[int, str], most: int = 8) -> str:
-    """``NUMA node 0: 2 CPUs; NUMA node 1: …``, cut after ``most`` NUMA nodes."""
+def per_node(parts: Mapping[int, str]) -> str:
+    """``NUMA node 0: 2 CPUs; NUMA node 1: …``, cut after eight NUMA nodes."""
     items = [f"NUMA node {i}: {text}" for i, text in sorted(parts.items())]
-    cut = items[:most]
-    if len(items) > most:
-        cut.append(f"and {len(items) - most} more NUMA nodes")
+    cut = items[:8]
+    if len(items) > 8:
+        cut.append(f"and {len(items) - 8} more NUMA nodes")
     return "; ".join(cut)
 
 

@@ -1,7 +1,8 @@
 """How much of the machine may be withheld from others: quotas, and the floor of the shared pool.
 
 CPUs are withheld from the shared pool when they are owned, or kept idle beside owned ones; listed
-CPUs (``numacpu`` without ``cpus: exclusive``) stay in the pool and nobody can own them. Quotas are
+CPUs (``numacpu`` without ``cpus: exclusive``) stay in the pool, and nobody can own them unless the
+list is soft. Quotas are
 looked at when something new is granted: who holds more than a quota that was lowered keeps it.
 """
 
@@ -20,7 +21,7 @@ from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import IsolatedCPUs
 from nri_numa.engine.values.workload import SMT, PodSandbox
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.words import counted
+from nri_numa.machine.model import counted
 
 
 def grant_refused(case: Case, who: str, cpus: CPUSet, idle: CPUSet) -> Refusal | None:
@@ -203,7 +204,7 @@ def _over_quota(case: Case, who: str, withheld: CPUSet, idle: CPUSet) -> Refusal
 def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
     """Why a container may not list these CPUs, which nobody could own any more.
 
-    A list that the request pays for is within every quota.
+    A list that the request pays for is within every quota; soft ones are not asked.
 
     Args:
         case: whose container it is.

@@ -22,7 +22,7 @@ from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.values.settings import IsolatedCPUs
 from nri_numa.engine.values.workload import SMT, Bind, Policy, Scope
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.words import agree, human_milli, numa_text
+from nri_numa.machine.model import agree, human_milli, numa_text
 
 
 def needed_text(case: Case) -> str:

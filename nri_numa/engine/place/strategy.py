@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from nri_numa.engine.align.hints import Amounts, together
 from nri_numa.engine.case import Case
 from nri_numa.engine.cpus.smt import partners
-from nri_numa.engine.others.elsewhere import given_last
+from nri_numa.engine.others.elsewhere import given_last, listed_softly
 from nri_numa.engine.place.needs import ResourceTable, loads_of
 from nri_numa.engine.values.workload import SMT, Strategy
 
@@ -22,9 +22,9 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     """Rank NUMA nodes by strategy: 0 is tried first among equally good ones.
 
     Order: NUMA nodes that would hold the container by themselves before others; those that the
-    scheduler held for it; for CPUs of its own those with enough that nobody else pinned containers
-    to; those with enough isolated CPUs, or others, as set; for ``smt: pair`` those with enough
-    beside opposite loads; those with CPUs that the pod had before (the kubelet's rule: its hints
+    scheduler held for it; for CPUs of its own those with enough that no container is pinned to;
+    those with enough isolated CPUs, or others, as set; for ``smt: pair`` those with enough beside
+    opposite loads; those with CPUs that the pod had before (the kubelet's rule: its hints
     contain all CPUs of finished init containers); for containers without devices those without
     free ones; then by strategy, then the lowest id.
 
@@ -41,8 +41,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
         return None
     asked = _asked(case, table)
     need, ids = case.demand.exclusive_cpus, machine.place_ids
-    static = settings.kubelet_reserved and case.state.kubelet.cpu_policy == "static"
-    quiet = (_quiet(case, table) or None) if need and (case.state.foreign or static) else None
+    quiet = _quiet(case, table) if need else None
     kernels = (_suiting_isolation(case, table) or None) if need else None
     beside = (_beside_opposite(case, table) or None) if need else None
     placed = case.requested.placed.bits
@@ -116,10 +115,14 @@ def measures(asked: list[Asked], ids: tuple[int, ...], strategy: Strategy) -> li
     return rows
 
 
-def _quiet(case: Case, table: ResourceTable) -> Mapping[int, int]:
-    """By NUMA node, free CPUs that nobody else pinned containers to, or may yet."""
-    machine = case.machine
-    bits = table.free.bits & ~given_last(case.state, machine.topology, machine.settings).bits
+def _quiet(case: Case, table: ResourceTable) -> Mapping[int, int] | None:
+    """By NUMA node, free CPUs that no container is pinned to, or may be; None where all are."""
+    machine, state = case.machine, case.state
+    last = given_last(state, machine.topology, machine.settings)
+    last = last | listed_softly(state, machine.topology)
+    if not last:
+        return None
+    bits = table.free.bits & ~last.bits
     return {i: (cpus.bits & bits).bit_count() for i, cpus in machine.node_cpus.items()}
 
 

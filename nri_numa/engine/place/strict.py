@@ -23,7 +23,7 @@ from nri_numa.engine.state import PodRecord, union
 from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.machine.words import human_milli, numa_text
+from nri_numa.machine.model import human_milli, numa_text
 
 
 def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refusal | None:

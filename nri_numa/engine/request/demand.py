@@ -47,7 +47,6 @@ class Demand:
     Attributes:
         cpu_milli: thousandths of a CPU: the limit, else the request, else 0; in a Guaranteed pod
             at most what the pod's sum leaves it.
-        cpu_request_milli: thousandths of a CPU that are requested, as far as the shares tell.
         cpu_at_least: it may be more: shares cannot tell more than 256 CPUs.
         exclusive_cpus: whole CPUs to own; 0 for a container that shares.
         memory_bytes: the limit, else the request as far as the OOM score tells, else 0; in a
@@ -68,7 +67,6 @@ class Demand:
     """
 
     cpu_milli: int = 0
-    cpu_request_milli: int = 0
     cpu_at_least: bool = False
     exclusive_cpus: int = 0
     memory_bytes: int = 0
@@ -174,7 +172,6 @@ def demand(
         notes.append(f"{allocated} of {size} bytes of memory are allocated: what the request is")
     return Demand(
         cpu_milli=need,
-        cpu_request_milli=request,
         cpu_at_least=saturated,
         exclusive_cpus=exclusive,
         memory_bytes=memory,

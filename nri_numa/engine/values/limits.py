@@ -35,7 +35,7 @@ class Permission:
         keys: annotation keys without prefix that may be used; `ANY_KEY` for all.
         values: by key, the only values it may have. Lists of CPUs and NUMA nodes may name no
             others than these together.
-        unpaid_cpus: CPUs may be owned that no request pays for.
+        unpaid_cpus: CPUs may be owned, or kept from owners by a list, that no request pays for.
         reserved_cpus: ``numacpu`` may name reserved CPUs.
         otherwise: see `Otherwise`.
     """
@@ -84,7 +84,7 @@ class Quota:
 
     Attributes:
         exclusive: owned CPUs, siblings that are kept idle for their owners included.
-        listed: CPUs in shared lists (``numacpu``), which nobody can own.
+        listed: CPUs in shared lists (``numacpu``) that nobody can own.
     """
 
     exclusive: CPUAmount = EVERYTHING

@@ -31,18 +31,12 @@ class Mentions:
         variables: environment variables that device plugins set, by name.
         cdi: names of the Container Device Interface, ``vendor/class=device``.
         unread: how many device files and names there were beyond `MOST_DEVICES`.
-        key: all of it as one value that can be hashed; made once, since it is looked up by it.
     """
 
     nodes: tuple[DeviceNode, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     cdi: tuple[str, ...] = ()
     unread: int = 0
-    key: tuple[object, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        variables = tuple(self.variables.items())
-        object.__setattr__(self, "key", (self.nodes, variables, self.cdi, self.unread))
 
 
 NO_MENTIONS: Final = Mentions()

@@ -199,48 +199,28 @@ class Device:
 
     id: str
     numa_nodes: frozenset[int] = frozenset()
-    available: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRequest:
-    """A request for ``count`` devices of one resource, with all devices known of it."""
+    """A request for ``count`` devices of one resource: all that the container has, each id once."""
 
     resource: str
     count: int
     devices: tuple[Device, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class KnownDevices:
-    """What is known of the devices of a container at some moment; a value, never changed.
+    """What is known of the devices of a container at some moment.
 
     Attributes:
         devices, pod_devices, notes: as `Container` has them (``device_notes``).
-        key: all of it in one text, the same for those that are equal; empty where there is nothing.
-            Decisions made ahead are looked up by it, and a text is hashed once and by no code of
-            ours.
     """
 
-    __slots__ = ("devices", "key", "notes", "pod_devices")
-
-    def __init__(
-        self,
-        devices: tuple[DeviceRequest, ...] = (),
-        pod_devices: tuple[DeviceRequest, ...] = (),
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self.devices = devices
-        self.pod_devices = pod_devices
-        self.notes = notes
-        self.key = ""
-        if devices or pod_devices or notes:
-            self.key = repr((_plain(devices), _plain(pod_devices), notes))
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, KnownDevices) and self.key == other.key
+    devices: tuple[DeviceRequest, ...] = ()
+    pod_devices: tuple[DeviceRequest, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def on(self, container: Container) -> Container:
         """The container with them, in the place of what it had."""
@@ -250,14 +230,6 @@ class KnownDevices:
             pod_devices=self.pod_devices,
             device_notes=self.notes,
         )
-
-
-def _plain(requests: tuple[DeviceRequest, ...]) -> list[object]:
-    """Requests as lists of texts and numbers, in an order that equal ones have in common."""
-    return [
-        (one.resource, one.count, [(d.id, sorted(d.numa_nodes), d.available) for d in one.devices])
-        for one in requests
-    ]
 
 
 NO_DEVICES: Final = KnownDevices()

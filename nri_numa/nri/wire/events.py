@@ -49,17 +49,14 @@ class SynchronizeRequested:
     stream: int
     pods: Sequence[pb.PodSandbox]
     containers: Sequence[pb.Container]
-    slices: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class CreateContainerRequested:
-    """A container is about to be created; ``data`` is the request as it came."""
+    """A container is about to be created."""
 
     stream: int
     request: pb.CreateContainerRequest
-    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,13 +269,7 @@ class PluginSession(_Session[ev.PluginEvent]):
         # Slices of a Synchronize that has not ended yet.
         self._pods: list[pb.PodSandbox] = []
         self._containers: list[pb.Container] = []
-        self._slices = 0
         self._size = 0
-
-    @property
-    def collecting(self) -> bool:
-        """Whether some slices of a Synchronize have arrived, but not the last one."""
-        return self._slices > 0
 
     def register(
         self, name: str, index: str, *, nri_version: str = NRI_VERSION, timeout: float = 0.0
@@ -376,7 +370,7 @@ class PluginSession(_Session[ev.PluginEvent]):
                 return None
             case pb.CreateContainerRequest():
                 self._step(Step.EVENT)
-                return ev.CreateContainerRequested(stream, request, call.payload)
+                return ev.CreateContainerRequested(stream, request)
             case pb.UpdateContainerRequest():
                 self._step(Step.EVENT)
                 return ev.UpdateContainerRequested(stream, request)
@@ -427,7 +421,6 @@ class PluginSession(_Session[ev.PluginEvent]):
         Slices with nothing in them arrive by the thousand from runtimes up to NRI 0.12 that have
         few pods with big containers; they cost one parse and one 22-byte answer each.
         """
-        self._slices += 1
         self._size += size
         self._pods.extend(request.pods)
         self._containers.extend(request.containers)
@@ -441,10 +434,8 @@ class PluginSession(_Session[ev.PluginEvent]):
         if request.more:
             self._server.reply(stream, pb.SynchronizeResponse(more=True).SerializeToString())
             return None
-        event = ev.SynchronizeRequested(
-            stream, self._pods, self._containers, self._slices, self._size
-        )
-        self._pods, self._containers, self._slices, self._size = [], [], 0, 0
+        event = ev.SynchronizeRequested(stream, self._pods, self._containers)
+        self._pods, self._containers, self._size = [], [], 0
         self._synchronize = stream
         return event
 

@@ -87,8 +87,7 @@ Each is a round trip under the one lock of the runtime, so no other is asked for
 """
 
 SANDBOX_EVENTS: Final = Event.RUN_POD_SANDBOX.bit
-"""What it has a use for besides where devices place containers, decisions are made ahead, or pods
-are named to schedulers."""
+"""What it has a use for besides where devices place containers or pods are named to schedulers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from bench.stats import summary
 
 QUICK = Measured(
     case="no devices",
-    ahead=False,
     off=summary([0.001]),
     control=summary([0.001]),
     on=summary([0.001]),
@@ -29,15 +28,15 @@ def test_a_budget_that_every_case_keeps() -> None:
     slower = replace(QUICK, case="a device file", on=summary([0.001049]), beside=1.0)
     text = report([QUICK, slower])
     assert text.endswith(
-        "Budget of +50 µs at p50 kept: +49 µs at most (a device file, decided when asked), where "
-        "two with the same settings differ by 0 µs at most."
+        "Budget of +50 µs at p50 kept: +49 µs at most (a device file), where two with the same "
+        "settings differ by 0 µs at most."
     )
     assert "100%" in text
 
 
 def test_a_budget_that_one_case_misses() -> None:
-    slower = replace(QUICK, case="a device file", ahead=True, on=summary([0.001051]))
-    assert "missed: +51 µs at most (a device file, decided ahead)" in report([slower, QUICK])
+    slower = replace(QUICK, case="a device file", on=summary([0.001051]))
+    assert "missed: +51 µs at most (a device file)" in report([slower, QUICK])
 
 
 def test_what_two_of_the_same_settings_differ_is_told_beside_the_result() -> None:
@@ -48,7 +47,7 @@ def test_what_two_of_the_same_settings_differ_is_told_beside_the_result() -> Non
 
 
 def test_each_plugin_has_its_configuration_and_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No plugin runs here: one that looks for devices takes 1 s more, one ahead 2 s less."""
+    """No plugin runs here: one that looks for devices takes 1 s more."""
 
     @contextlib.asynccontextmanager
     async def bed(
@@ -62,22 +61,22 @@ def test_each_plugin_has_its_configuration_and_its_column(monkeypatch: pytest.Mo
     async def fill(one: object, residents: int, shape: object) -> None:
         pass
 
-    lives: list[tuple[bool, bool]] = []
+    lives: list[bool] = []
 
     async def life(one: dict[str, Any], name: str, change: object) -> tuple[float, bool]:
         looks = one["devices"]["enabled"]
-        lives.append((one["decideAhead"], looks))
-        return 3.0 + looks - 2.0 * one["decideAhead"], looks
+        lives.append(looks)
+        return 3.0 + looks, looks
 
     monkeypatch.setattr("bench.devices.bed", bed)
     monkeypatch.setattr("bench.devices.fill", fill)
     monkeypatch.setattr("bench.devices._one", life)
     monkeypatch.setattr("bench.devices._apart", lambda kubelet, beds: None)
     found = asyncio.run(measure(rounds=3))
-    assert [(m.ahead, m.off.p50, m.control.p50, m.on.p50, m.beside) for m in found] == [
-        (False, 3.0, 3.0, 4.0, 1.0), (True, 1.0, 1.0, 2.0, 1.0),
-    ] * 3  # fmt: skip
-    turns = [lives[i : i + 6] for i in range(0, len(lives), 6)]
+    assert [(m.off.p50, m.control.p50, m.on.p50, m.beside) for m in found] == [
+        (3.0, 3.0, 4.0, 1.0)
+    ] * 3
+    turns = [lives[i : i + 3] for i in range(0, len(lives), 3)]
     assert len({tuple(turn) for turn in turns}) > 1, "nobody always comes after the same one"
     assert all(sorted(turn) == sorted(turns[0]) for turn in turns)
-    assert [m.case for m in found[::2]] == [m.case for m in found[1::2]]
+    assert len({m.case for m in found}) == 3

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from nri_numa.cli import cli, names
+from nri_numa.cli import cli, common
 from tests.beds.http_view import FakeView, assignment
 
 Agent = tuple[str, FakeView]
@@ -58,7 +58,7 @@ def complete(words: str, last: str, address: str) -> list[str]:
 def test_names_come_from_the_agent(
     agent: Agent, words: str, last: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(names, "LIMIT", 60.0)  # a busy machine is not what this is about
+    monkeypatch.setattr(common, "LIMIT", 60.0)  # a busy machine is not what this is about
     agent[1].containers = [
         assignment(1),
         assignment(2),
@@ -95,7 +95,7 @@ def test_an_agent_that_is_gone_or_hangs_completes_nothing(
 ) -> None:
     assert complete("explain", "", "127.0.0.1:1") == []
     assert complete("explain", "", "ftp://nowhere") == []
-    monkeypatch.setattr(names, "LIMIT", 0.3)
+    monkeypatch.setattr(common, "LIMIT", 0.3)
     with silent() as address:
         assert complete("explain", "", address) == []
 

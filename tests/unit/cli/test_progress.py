@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from nri_numa.cli.progress import progress
+from nri_numa.cli.common import progress
 
 
 class Screen(io.StringIO):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nri_numa.cluster.publisher import Publisher
 from nri_numa.config import HTTP, AgentConfig
-from nri_numa.config.publishing import Publish
+from nri_numa.config.sections import Publish
 from nri_numa.http.server import HTTPServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status

@@ -180,17 +180,6 @@ def test_empty_documents_and_empty_keys_are_the_defaults(tmp_path: Path, text: s
     assert config.load(write(tmp_path, text)) == AgentConfig()
 
 
-def test_runtime_text_overrides_a_loaded_configuration_but_not_flags(tmp_path: Path) -> None:
-    loaded = config.load(write(tmp_path, "strategy: pack\n"))
-    merged = config.merge_text(loaded, "observe: true\nstateDir: /text\n")
-    assert (merged.strategy, merged.observe, merged.state_dir) == (Strategy.PACK, True, "/text")
-    merged = config.merge_text(loaded, "stateDir: /text\n", flags={"stateDir": "/flag"})
-    assert merged.state_dir == "/flag"
-    assert config.merge_text(loaded, "") == loaded
-    with pytest.raises(ConfigError, match="Configure text"):
-        config.merge_text(loaded, "observ: true")
-
-
 # --- mistakes -----------------------------------------------------------------------------------
 
 

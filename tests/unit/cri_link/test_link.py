@@ -17,7 +17,7 @@ from nri_numa.engine.drift import plan_corrections
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.observed import Observed
+from nri_numa.machine.model import Observed
 from nri_numa.nri import conversion
 from nri_numa.nri.adapter import Adapter
 from nri_numa.nri.handler import LinkState

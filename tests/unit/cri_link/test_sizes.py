@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nri_numa.cri.client import CRIResources
-from nri_numa.cri_link.sizes import Change, Size, Sizes, size_of
+from nri_numa.cri_link.connection import Change, Size, Sizes, size_of
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 
 
@@ -76,8 +76,8 @@ def test_a_container_that_was_not_seen_is_only_taken_down() -> None:
 def test_everybody_has_a_turn_and_who_is_gone_has_none() -> None:
     sizes = Sizes()
     assert sizes.turn([]) == []
-    assert sizes.turn("abc", 2) == ["a", "b"]
-    assert sizes.turn("abcd", 2) == ["c"]
-    assert sizes.turn("abcd", 2) == ["a", "b"]
-    assert sizes.turn("ab", 2) == []
-    assert sizes.turn("ab", 2) == ["a", "b"]
+    assert sizes.turn("abcdefghij") == list("abcdefgh")
+    assert sizes.turn("abcdefghijk") == list("ij")
+    assert sizes.turn("abcdefghijk") == list("abcdefgh")
+    assert sizes.turn("ab") == []
+    assert sizes.turn("ab") == ["a", "b"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -245,7 +245,6 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed)
 def test_where_the_kubelet_gave_nothing_nothing_is_said(bed: Bed) -> None:
     watch = asked(bed, answer())
     assert watch.known(POD.id, "app", NO_MENTIONS) is NO_DEVICES
-    assert watch.foreseen(POD.id, "") is NO_DEVICES
 
 
 def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
@@ -313,61 +312,6 @@ def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
     found = seen(watch, POD, replace(container(POD), pid=7), NO_MENTIONS)
     assert found.devices == ()
     assert found.pid == 7
-
-
-# --- told when all is known that can be before a container comes -------------------------------
-
-
-def test_where_nothing_is_asked_ahead_all_is_known_at_once(bed: Bed) -> None:
-    told: list[str] = []
-    bed.watch().began(POD, NETWORK, lambda: told.append("complete"))
-    assert told == ["complete"]
-
-
-def test_the_loop_is_told_once_when_all_questions_have_answers(bed: Bed) -> None:
-    told: list[str] = []
-    loop: list[Callable[[], object]] = []
-    message = answer(("app", "x.com/fpga", "f1", (1,)))
-    with pod_resources(bed.root, lambda request, context: message, lambda request, context: None):
-        watch = bed.watch(Devices())
-        watch.start(loop.append)
-        watch.began(POD, NETWORK, lambda: told.append("complete"))
-        watch.settle()
-        assert not told, "threads call nothing but what the loop is given"
-        assert len(loop) == 2
-        loop.pop()()
-        assert not told, "one of two"
-        loop.pop()()
-    assert told == ["complete"]
-    found = watch.foreseen(POD.id, "")
-    assert found == watch.known(POD.id, "app", NO_MENTIONS)
-    assert found is not None
-    assert found.devices[0].resource == "x.com/fpga"
-
-
-def test_of_a_pod_that_went_before_the_answer_nothing_is_told(bed: Bed) -> None:
-    told: list[str] = []
-    loop: list[Callable[[], object]] = []
-    watch = bed.watch(ASKED)
-    watch.start(loop.append)
-    watch.began(POD, "", lambda: told.append("complete"))
-    watch.settle()
-    watch.gone(POD.id)
-    loop.pop()()
-    assert not told
-    assert watch.foreseen(POD.id, "") is NO_DEVICES
-
-
-def test_an_answer_after_the_loops_end_hurts_nobody(bed: Bed) -> None:
-    def ended(function: Callable[[], object]) -> None:
-        raise RuntimeError("Event loop is closed")
-
-    watch = bed.watch(ASKED)
-    watch.start(ended)
-    watch.began(POD, "", lambda: None)
-    watch.settle()
-    (note,) = watch.known(POD.id, "app", NO_MENTIONS).notes
-    assert "the kubelet does not say what it gave: " in note
 
 
 # --- what is remembered -------------------------------------------------------------------------

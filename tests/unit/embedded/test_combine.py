@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from nri_numa.embedded.combine import (
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.embedded.combine import (
     CreateMerge,
     MergeConflict,
     UpdateMerge,
     merge_resources,
     merge_update,
 )
-from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.recording_plugin import adjustment, pin, update
 
 Edit = Callable[[pb.ContainerAdjustment], object]

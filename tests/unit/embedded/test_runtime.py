@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from nri_numa.embedded.runtime import (
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.embedded.runtime import (
     ContainerState,
     CRIError,
     EmbeddedPod,
     EmbeddedRuntime,
 )
-from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.recording_plugin import pin
 
 pytestmark = pytest.mark.asyncio

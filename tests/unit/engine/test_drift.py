@@ -11,7 +11,7 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.drift import plan_corrections
 from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.observed import Observed
+from nri_numa.machine.model import Observed
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import World, container, pod, resources
 

@@ -18,8 +18,15 @@ from nri_numa.config.layers import Gathered, build
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.values.settings import Settings
 from nri_numa.kubelet.adoption import Adopted, adopt
-from nri_numa.kubelet.configuration import Flags, KubeletFacts, command_line, facts, merged
-from nri_numa.kubelet.configuration_files import Found, read
+from nri_numa.kubelet.configuration import (
+    Flags,
+    Found,
+    KubeletFacts,
+    command_line,
+    facts,
+    merged,
+    read,
+)
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from tests.machines import named as machines
@@ -92,7 +99,7 @@ def test_facts_of_a_whole_document() -> None:
         {},
     )
     assert (found.cpu_policy, found.memory_policy) == ("static", "Static")
-    assert (found.topology_policy, found.topology_scope) == ("single-numa-node", "pod")
+    assert found.topology_policy == "single-numa-node"
     assert found.cpu_options == {"strict-cpu-reservation": "true"}
     assert str(found.reserved_cpus) == "0,4"
     assert (found.reserved_milli, found.reserved_bytes) == (1500, 3 * GIB // 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from nri_numa.kubelet.pinning import KubeletWatch
+from nri_numa.kubelet.adoption import KubeletWatch
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 

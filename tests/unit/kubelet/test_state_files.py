@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.kubelet import regular_file
+from nri_numa.kubelet import state_files
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 
@@ -31,8 +31,8 @@ def test_a_file_is_read_when_it_was_replaced_and_only_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
-    whole = regular_file.read
-    monkeypatch.setattr(regular_file, "read", lambda path: (reads.append(path), whole(path))[1])
+    whole = state_files.read
+    monkeypatch.setattr(state_files, "read", lambda path: (reads.append(path), whole(path))[1])
     files = StateFiles(str(tmp_path))
     assert not files.look(*MACHINE)
     assert (str(files.grants.taken), files.problems) == ("", ())

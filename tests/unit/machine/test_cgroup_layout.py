@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cgroup_layout import find_hierarchy, in_the_way
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
+from nri_numa.machine.cgroups import (
+    CgroupPlace,
+    CgroupReader,
+    CgroupWriter,
+    Written,
+    find_hierarchy,
+    in_the_way,
+)
 from nri_numa.machine.cpuset import CPUSet
 from tests.beds.cgroup_bed import real
 

@@ -17,7 +17,7 @@ from nri_numa.machine.cgroups import (
     relative_path,
 )
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.observed import Observed
+from nri_numa.machine.model import Observed
 from tests.beds.cgroup_bed import blocked
 from tests.beds.cgroup_tree import CgroupTree
 

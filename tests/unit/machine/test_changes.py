@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.changes import differences, reread
 from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.hotplug import differences, reread
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.machine.sysfs import discover

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nri_numa.machine.frequency import MOST, frequencies
+from nri_numa.machine.steal import MOST, frequencies
 from nri_numa.machine.tree import DirectoryTree
 from tests.machines import named as machines
 

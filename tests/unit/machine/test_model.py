@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import MemoryReading, NUMAMemory
 from nri_numa.machine.synthetic import synthetic
 from tests.machines import named as machines
 
@@ -88,17 +87,3 @@ def test_id_changes_with_ids_siblings_and_membership_only() -> None:
     assert synthetic(memory_gib=1).id == synthetic(memory_gib=2).id
     assert synthetic(numbering="split").id != synthetic(numbering="adjacent").id
     assert synthetic(threads=1, cores_per_numa=8).id != synthetic(threads=2).id
-
-
-def test_memory_readings_add_up() -> None:
-    reading = MemoryReading(
-        numa_nodes={
-            0: NUMAMemory(total_bytes=100, free_bytes=20, reclaimable_bytes=5),
-            2: NUMAMemory(total_bytes=50, free_bytes=7, reclaimable_bytes=0),
-        }
-    )
-    assert reading.total_bytes == 150
-    assert reading.available_bytes == 32
-    assert reading.available(NUMASet([0])) == 25
-    assert reading.available(NUMASet([1, 2])) == 7
-    assert reading.numa_nodes[0].free_hugepages == {}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.changes import differences, reread
 from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.hotplug import differences, reread
 from nri_numa.machine.model import Partition, PartitionKind, Topology
 from nri_numa.machine.partitions import is_partition, sentence
 from nri_numa.machine.sysfs import discover

@@ -598,7 +598,6 @@ def test_memory_of_an_idle_machine_is_free(tmp_path: Path) -> None:
         reclaimable_bytes=0,
         free_hugepages={2 * MIB: GIB, GIB: 4 * GIB},
     )
-    assert reading.total_bytes == 32 * GIB
 
 
 def test_page_cache_is_reclaimable_but_for_what_the_kernel_keeps(tmp_path: Path) -> None:
@@ -675,4 +674,5 @@ def test_this_machine_can_be_read() -> None:
     assert machine.online == read_online("/")
     assert machine.memory_nodes
     reading = read_memory("/", machine)
-    assert 0 < reading.available_bytes <= reading.total_bytes
+    for node in reading.numa_nodes.values():
+        assert 0 <= node.available_bytes <= node.total_bytes

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 from nri_numa.cli.measure import lines
 from nri_numa.measure.plan import Comparison, NotShown, Side, Worker
-from nri_numa.measure.plot import svg
-from nri_numa.measure.results import Measured, document, noisy
+from nri_numa.measure.results import Measured, document, noisy, svg
 
 WORKERS = (Worker(loop="compute", cpu=0),)
 

@@ -15,8 +15,7 @@ from nri_numa.engine.drift import Correction
 from nri_numa.engine.values.kubelet import KubeletOverride
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass, Resources
-from nri_numa.kubelet.configuration import KubeletFacts
-from nri_numa.kubelet.configuration_files import Found
+from nri_numa.kubelet.configuration import Found, KubeletFacts
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.node.beside_kubelet import BesideKubelet

@@ -24,7 +24,8 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
     """Each look at the clock costs 0.25 s; what is decided later follows after the answer."""
     machines.write_sysfs(tmp_path / "root", machines.dual_smt())
     flags = {"sysfsRoot": str(tmp_path / "root"), "stateDir": str(tmp_path / "state")}
-    daemon = Daemon(load(flags=flags), None, GapWatch())
+    config = load(flags=flags)
+    daemon = Daemon(config, lambda text: config, GapWatch())
     agent, looks = daemon.agent, itertools.count()
     agent._clock = lambda: next(looks) / 4
     daemon.adapter.configured(

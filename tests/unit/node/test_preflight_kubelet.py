@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.kubelet_section import Kubelet
+from nri_numa.config.sections import Kubelet
 from nri_numa.node.preflight import Finding, Level
 from nri_numa.node.preflight_kubelet import kubelet
 from tests.machines import named as machines

@@ -98,7 +98,8 @@ class Bed(CgroupBed):
 def bed(tree: CgroupTree) -> Bed:
     bed = Bed(tree)
     bed.run(pod("free", qos=QoSClass.BEST_EFFORT))
-    bed.run(pod("listed", {"numacpu": "1", "numamem": "0"}))
+    listed = pod("listed", {"numacpu": "1", "numamem": "0"})
+    bed.run(listed, container(listed, wants=resources(1)))
     own = pod("owner", {"policy": "single-numa-node"})
     bed.run(own, container(own, wants=resources(2, 1)))
     return bed
@@ -510,7 +511,8 @@ def test_what_a_cgroup_above_takes_away_is_reported_once_and_not_fought(
 
 def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
     bed = Bed(tree, observe=True)
-    bed.run(pod("listed", {"numacpu": "1", "numamem": "0"}))
+    listed = pod("listed", {"numacpu": "1", "numamem": "0"})
+    bed.run(listed, container(listed, wants=resources(1)))
     for _ in range(2):
         assert bed.round().drifted == ("listed-app",)
     assert bed.pushes == []
@@ -595,7 +597,8 @@ def test_what_cannot_be_repaired_is_shown(bed: Bed, tree: CgroupTree) -> None:
 
 def test_observing_shows_what_is_not_as_it_would_be(tree: CgroupTree) -> None:
     bed = Bed(tree, observe=True)
-    bed.run(pod("listed", {"numacpu": "1", "numamem": "0"}))
+    listed = pod("listed", {"numacpu": "1", "numamem": "0"})
+    bed.run(listed, container(listed, wants=resources(1)))
     bed.round()
     assert differing(bed) == {
         "listed-app": ("meant 1, has 0-7; memory nodes: meant 0, has 0-1", False, False)

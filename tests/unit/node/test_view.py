@@ -13,6 +13,7 @@ from msgspec import UNSET, to_builtins
 
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.drift import Correction
+from nri_numa.engine.values.kubelet import KubeletGrants
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.http.api import API, Request, Response, parse_target
@@ -307,6 +308,36 @@ def differ(bed: Bed, *, given_up: bool = False) -> None:
     bed.agent.differences.looked(
         ["id-plain"], [wrong], {"id-plain": NOW - 12}, ["id-plain"] if given_up else None
     )
+
+
+def test_a_list_that_gave_way_says_where_it_stands_and_to_whom() -> None:
+    bed = Bed()
+    bed.agent.synchronized = True
+    bed.create("list", numacpu="0-3")
+    bed.create("some", numacpu="2-4")
+    bed.create("own", numacpu="2-3", cpus="exclusive")
+
+    def reason(pod: str) -> str:
+        (one,) = (one for one in bed.view.listing().containers if one.pod == pod)
+        return one.reason
+
+    gave = "CPUs 2-3 are exclusive to shop/own/server"
+    assert reason("list") == f"listed: numacpu 0-3, stands on 0-1: {gave}"
+    (explained,) = bed.view.explain("shop", "list", None)
+    assert explained.summary == reason("list")
+    assert f"Listed 0-3, stands on 0-1: {gave}." in explained.steps
+    assert "It runs on CPUs 0-1." in explained.steps
+    assert any("gives way to exclusive CPUs of others" in step for step in explained.steps)
+    bed.agent.granted(KubeletGrants(cpus={("uid-kube", "app"): CPUSet([4])}))
+    assert reason("some") == (
+        "listed: numacpu 2-4, stands on the shared pool 0-1,5-63: CPUs 2-4 are exclusive to "
+        "shop/own/server, container app of pod UID uid-kube (by the kubelet)"
+    )
+    bed.agent.stop_container("id-own")
+    bed.agent.remove_container("id-own")
+    assert reason("list") == "listed: numacpu 0-3"
+    (explained,) = bed.view.explain("shop", "list", None)
+    assert not any("stands on" in step for step in explained.steps)
 
 
 def test_what_a_container_really_has_stands_beside_what_is_meant(bed: Bed) -> None:

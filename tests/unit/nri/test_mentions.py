@@ -59,28 +59,6 @@ def test_the_variables_of_a_privileged_container_count() -> None:
     assert (found.nodes, found.variables) == ((), {"PCIDEVICE_A": "0000:3b:00.0"})
 
 
-def test_replicas_with_the_same_device_files_share_one_value() -> None:
-    first, second = (mentions_of(container(2)) for _ in range(2))
-    assert first is second
-    assert first != mentions_of(container(3))
-    many = mentions_of(container(MOST_DEVICES + 1))
-    assert many.unread == 1
-    assert many.key != mentions_of(container(MOST_DEVICES)).key
-    # The same device files, by themselves and in a container that gets all.
-    privileged = container(2)
-    privileged.linux.resources.devices.add(allow=True, access="rwm")
-    assert mentions_of(privileged) is NO_MENTIONS
-    assert mentions_of(container(2)) is first
-
-
-def test_paths_that_somebody_chose_fill_no_memory() -> None:
-    made = container(1)
-    made.linux.devices[0].path = "/" + "x" * MOST_CHARACTERS
-    first, second = mentions_of(made), mentions_of(made)
-    assert first == second == mentions_of(container(1))
-    assert first is not second, "it is not remembered"
-
-
 def test_what_is_read_is_bounded() -> None:
     made = container(
         MOST_DEVICES + 5,
@@ -102,13 +80,3 @@ def test_the_network_namespace_is_the_pods_and_a_pod_of_the_hosts_has_none() -> 
     assert network_namespace(pod) == ""
     pod.linux.namespaces.add(type="network", path="/run/netns/cni-1")
     assert network_namespace(pod) == "/run/netns/cni-1"
-
-
-def test_bytes_that_hold_more_than_the_container_change_nothing() -> None:
-    """They are only where it is looked whether a look at the parts pays."""
-    made = pb.Container(id="c", env=["A=b", "PCIDEVICE_A=0000:3b:00.0"])
-    pod = pb.PodSandbox(annotations={"cdi.k8s.io/x": "vendor.com/class=0"})
-    for container in (made, pb.Container(id="c", env=["A=b"])):
-        data = pb.CreateContainerRequest(pod=pod, container=container).SerializeToString()
-        assert mentions_of(container, data) == mentions_of(container)
-    assert mentions_of(pb.Container(id="c"), data) is NO_MENTIONS

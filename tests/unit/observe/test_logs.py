@@ -71,18 +71,15 @@ def test_a_line_is_one_line_of_key_and_value(out: io.StringIO) -> None:
 
 
 def test_every_line_of_one_request_carries_the_same_op(out: io.StringIO) -> None:
-    """And lines outside of it carry none; nested fields end with their block."""
+    """And lines outside of it carry none."""
     log = logs.get_logger("agent")
     with logs.operation(event="CreateContainer") as op:
         log.info("one")
-        with logs.bound(pod="a/b"):
-            log.info("two")
-        log.info("three")
+        log.info("two")
     log.info("four")
     lines = out.getvalue().splitlines()
     assert re.fullmatch(r"[0-9a-f]{8}", op)
-    assert [f"op={op} event=CreateContainer" in line for line in lines] == [True, True, True, False]
-    assert ["pod=a/b" in line for line in lines] == [False, True, False, False]
+    assert [f"op={op} event=CreateContainer" in line for line in lines] == [True, True, False]
 
 
 def test_levels_below_the_threshold_cost_nothing_and_can_change_while_running(

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nri_numa.observe import logs, outlet
+from nri_numa.observe import logs
+from nri_numa.observe.logs import Outlet
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.outlet import Outlet
 
 LINE = "x" * 99 + "\n"
 _F_SETPIPE_SZ = 1031  # fcntl(2); named in the standard library from 3.10 on Linux only
@@ -73,7 +73,7 @@ def test_a_stalled_reader_gets_what_waited_in_order_when_it_is_back(pipe: Pipe) 
 def test_beyond_the_limit_lines_are_dropped_whole(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "LIMIT", 1000)
+    monkeypatch.setattr(logs, "LIMIT", 1000)
     out = impatient(pipe.stream)
     for _ in range(100):
         out.put(LINE)
@@ -156,7 +156,7 @@ def test_a_reader_that_is_gone_is_an_error_and_what_waited_is_lost(pipe: Pipe) -
 def test_a_command_waits_for_its_reader_but_not_for_ever(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "PATIENCE", 0.01)
+    monkeypatch.setattr(logs, "PATIENCE", 0.01)
     out = Outlet(pipe.stream)
     while out.patient:
         out.put(LINE)
@@ -190,7 +190,7 @@ class Loop:
 def test_what_was_dropped_is_counted_and_said_when_the_reader_is_back(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "LIMIT", 10_000)
+    monkeypatch.setattr(logs, "LIMIT", 10_000)
     logs.setup(stream=pipe.stream)
     before = logs.dropped()
     loop = Loop()

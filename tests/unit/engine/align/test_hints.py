@@ -33,13 +33,12 @@ def cpu(need: int, capacity: dict[int, int], available: dict[int, int]) -> Resou
     return ResourceDemand(resource="cpu", need=need, capacity=capacity, available=available)
 
 
-def gpus(*numa_nodes: tuple[int, ...], count: int = 1, taken: str = "") -> DeviceRequest:
+def gpus(*numa_nodes: tuple[int, ...], count: int = 1) -> DeviceRequest:
     return DeviceRequest(
         resource="example.com/gpu",
         count=count,
         devices=tuple(
-            Device(id=f"{k}", numa_nodes=frozenset(nodes), available=f"{k}" not in taken)
-            for k, nodes in enumerate(numa_nodes)
+            Device(id=f"{k}", numa_nodes=frozenset(nodes)) for k, nodes in enumerate(numa_nodes)
         ),
     )
 
@@ -91,7 +90,3 @@ class TestDevices:
 
     def test_negative_numa_nodes_are_none(self) -> None:
         assert hints(DeviceDemand(request=gpus((-1,), (0,)))) == ["{0}✓", "{0-1}✗"]
-
-
-class TestFixedHints:
-    """Hints that repeat an existing allocation."""

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.merge import STEP_LIMIT
 from nri_numa.engine.align.policies import Alignment, align
 from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
@@ -20,10 +20,6 @@ BEST_EFFORT, RESTRICTED = Policy.BEST_EFFORT, Policy.RESTRICTED
 def far(i: int, j: int) -> int:
     """Sockets of four NUMA nodes."""
     return 10 if i == j else 12 if i // 4 == j // 4 else 32
-
-
-def fixed(name: str, *masks: str, preferred: bool = False) -> FixedHints:
-    return FixedHints(name, tuple(Hint(NUMASet.parse(m), preferred) for m in masks))
 
 
 def quantity(
@@ -77,7 +73,8 @@ def result(alignment: Alignment) -> tuple[str, bool]:
 
 @pytest.mark.parametrize("exact_upto", [10, 0])
 def test_masks_that_never_meet_give_all_numa_nodes_not_preferred(exact_upto: int) -> None:
-    merged = place(3, fixed("a", "0"), fixed("b", "1"), exact_upto=exact_upto)
+    memory = replace(quantity("memory", 1, [0, 1]), capacity={1: 1})
+    merged = place(3, quantity("cpu", 1, [1]), memory, exact_upto=exact_upto)
     assert result(merged) == ("0-2", False)
 
 
@@ -101,19 +98,6 @@ class TestLargeMachines:
         for exact_upto in (10, 0):
             assert result(place(4, cpu, memory, exact_upto=exact_upto)) == ("0-1", False)
 
-    def test_very_many_fixed_masks_are_cut_and_it_is_said(self) -> None:
-        random = Random(1)
-        lists = [
-            fixed(
-                name,
-                *sorted({str(NUMASet(random.sample(range(30), 12))) for _ in range(40)}),
-            )
-            for name in "abc"
-        ]
-        merged = place(30, *lists)
-        assert not merged.exact
-        assert merged.affinity
-
     @pytest.mark.parametrize("need", [3, 11])
     def test_a_single_numa_node_beats_many_free_ones(self, need: int) -> None:
         """The narrowest mask is node 0 alone; the free nodes only do three or eleven at a time."""
@@ -125,7 +109,7 @@ class TestLargeMachines:
             groups={},
             assigned=NUMASet([0]),
         )
-        merged = place(12, memory, FixedHints("gpu", ()))
+        merged = place(12, memory, gpu({0}, count=2))
         assert (result(merged), merged.exact) == (("0", False), True)
 
 
@@ -179,7 +163,6 @@ def adversarial(seed: int) -> list[HintDemand]:
                 Device(
                     id=f"{d}",
                     numa_nodes=frozenset(random.sample(range(64), 4)),
-                    available=random.random() < 0.5,
                 )
                 for d in range(48)
             )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, HintDemand, ResourceDemand
+from nri_numa.engine.align.hint_reasons import sets_text
+from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, align
 from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
 from nri_numa.machine.cpuset import NUMASet
@@ -65,21 +68,16 @@ def memory(gib: int, *free_of: tuple[int, int], resource: str = "memory") -> Res
     )
 
 
-def gpu(count: int, *numa_nodes: int | None, taken: str = "", owned: str = "") -> DeviceDemand:
+def gpu(count: int, *numa_nodes: int | None) -> DeviceDemand:
     return DeviceDemand(
         request=DeviceRequest(
             resource="gpu",
             count=count,
             devices=tuple(
-                Device(
-                    id=f"{k}",
-                    numa_nodes=frozenset() if node is None else frozenset({node}),
-                    available=f"{k}" not in taken,
-                )
+                Device(id=f"{k}", numa_nodes=frozenset() if node is None else frozenset({node}))
                 for k, node in enumerate(numa_nodes)
             ),
         ),
-        owned=frozenset(owned),
     )
 
 
@@ -104,12 +102,6 @@ class TestVerdicts:
     ) -> None:
         assert verdict(place(policy, 2, TIGHT)) == expected
 
-    def test_single_takes_a_wished_numa_node_over_none(self) -> None:
-        loose = FixedHints("a", (Hint(None, True), Hint(NUMASet([1]), True)))
-        assert verdict(place(SINGLE, 3, loose)) == (True, "1", True)
-        wide = FixedHints("a", (Hint(None, True), Hint(NUMASet([1, 2]), True)))
-        assert verdict(place(SINGLE, 3, wide)) == (True, None, True)
-
 
 class TestReasons:
     """A sentence that names the resource, the need, and what each NUMA node had."""
@@ -119,7 +111,7 @@ class TestReasons:
         [
             (NONE, [TIGHT], "policy none looks at no NUMA nodes"),
             (RESTRICTED, [], "every NUMA node suits"),
-            (SINGLE, [FixedHints("a", None)], "every NUMA node suits"),
+            (SINGLE, [gpu(1, None)], "every NUMA node suits"),
             (RESTRICTED, [cpu(4, (2, 4), (4, 4))], "NUMA node 1 suits every resource"),
             (
                 RESTRICTED,
@@ -182,45 +174,6 @@ class TestReasons:
                 "gpu: 3 needed, but only 2 of 3 devices say which NUMA node they belong to (NUMA "
                 "node 0: 1 free of 1; NUMA node 1: 1 free of 1)",
             ),
-            (
-                RESTRICTED,
-                [gpu(2, 0, 1, taken="1")],
-                "gpu: 2 needed, 1 of 2 devices are free (NUMA node 0: 1 free of 1; NUMA node 1: "
-                "0 free of 1)",
-            ),
-            (
-                RESTRICTED,
-                [gpu(2, 0, 1, owned="0")],
-                "gpu: 2 needed, while the container holds 1 (NUMA node 0: 1 free of 1; NUMA node "
-                "1: 0 free of 1)",
-            ),
-            (RESTRICTED, [FixedHints("gpu", ())], "gpu: no place suits"),
-            (
-                SINGLE,
-                [FixedHints("gpu", (Hint(NUMASet([0, 1]), True),))],
-                "gpu has its place already, which is not one NUMA node",
-            ),
-            (
-                RESTRICTED,
-                [FixedHints("gpu", (Hint(NUMASet([0]), False),))],
-                "gpu: has its place already: {0}✗",
-            ),
-            (
-                SINGLE,
-                [
-                    cpu(4, (4, 4), (0, 4)),
-                    FixedHints("gpu", (Hint(None, True), Hint(NUMASet([0, 1]), True))),
-                    memory(2, (1, 4), (4, 4)),
-                ],
-                "cpu and memory: each fits, but not on the same NUMA nodes: 4 exclusive CPUs on "
-                "NUMA node 0, 2 GiB on NUMA node 1",
-            ),
-            (
-                RESTRICTED,
-                [FixedHints("gpu", (Hint(NUMASet([0]), True),)), cpu(2, (0, 2), (2, 2))],
-                "gpu and cpu: each fits, but not on the same NUMA nodes: gpu on NUMA node 0, 2 "
-                "exclusive CPUs on NUMA node 1",
-            ),
         ],
     )
     def test_the_sentence(self, policy: Policy, demands: list[HintDemand], expected: str) -> None:
@@ -260,9 +213,14 @@ class TestCandidates:
         assert place(NONE, 2, TIGHT).candidates == ()
         assert place(SINGLE, 2, TIGHT).candidates == ()
         assert place(RESTRICTED, 2).candidates == ()
-        assert place(BEST_EFFORT, 2, FixedHints("a", ())).candidates == ()
+        assert place(BEST_EFFORT, 2, gpu(2, 0)).candidates == ()
         assert place(BEST_EFFORT, 12, cpu(2, *[(1, 2)] * 12)).candidates == ()
 
     def test_single_tells_no_wider_masks(self) -> None:
-        loose = FixedHints("a", (Hint(None, True), Hint(NUMASet([1, 2]), True)))
-        assert place(SINGLE, 3, loose).candidates == ()
+        """Both NUMA nodes of a socket are a preferred set as well, and no result of this policy."""
+        found = place(SINGLE, 2, replace(cpu(1, (1, 1), (1, 1)), sockets={0: 0, 1: 0}))
+        assert [told[0] for told in self.told(found)] == ["1"]
+
+
+def test_sets_that_nothing_names_are_others() -> None:
+    assert sets_text([], False, None) == "other NUMA nodes"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nri_numa.engine import admit
-from nri_numa.engine.align.hints import DeviceDemand, FixedHints, Hint, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, align
 from nri_numa.engine.decision import Admitted, Decision, Machine, Reading, Refused
 from nri_numa.engine.explain import explanation
@@ -247,7 +247,7 @@ def test_distance_width_and_number_separate_too() -> None:
 def test_a_wider_place_than_ideal_is_called_that() -> None:
     node = Node()
     for n in range(4):
-        node.decide({"numacpu": f"{4 * n}-{4 * n + 3}"}, name=f"a{n}")
+        node.decide({"numacpu": f"{4 * n}-{4 * n + 3}"}, resources(4), name=f"a{n}")
     document = node.explain({"policy": "best-effort"}, resources(6, 1))
     text = told(document)
     assert document["outcome"] == explanation.WIDENED
@@ -303,7 +303,7 @@ def aligned(policy: Policy, *demands: Any, numa: int = 2) -> explanation.Documen
     return explanation.of_allocation(decision.allocation, grounds(trace), "0")
 
 
-def test_devices_and_fixed_places_are_told_as_well() -> None:
+def test_devices_are_told_as_well() -> None:
     gpus = DeviceDemand(
         request=DeviceRequest(
             resource="example.com/gpu",
@@ -314,12 +314,6 @@ def test_devices_and_fixed_places_are_told_as_well() -> None:
     text = told(aligned(Policy.RESTRICTED, gpus))
     assert "example.com/gpu: 1 needed. One NUMA node is enough: NUMA node 1 has that." in text
     assert "Free on NUMA node 0: 0 of 0 of example.com/gpu (1 needed)." in text
-    fixed = FixedHints("memory", (Hint(NUMASet([1]), True),))
-    assert "Memory: it has its place already, NUMA node 1." in told(
-        aligned(Policy.RESTRICTED, fixed)
-    )
-    nowhere = FixedHints("memory", ())
-    assert "Memory: no place suits." in told(aligned(Policy.BEST_EFFORT, nowhere))
 
 
 def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nri_numa.engine.align.policies import align
@@ -20,10 +22,6 @@ from nri_numa.machine.cpuset import NUMASet
 
 def near(i: int, j: int) -> int:
     return 10 + 10 * abs(i - j)
-
-
-class TestAccounting:
-    """What is left on a NUMA node."""
 
 
 class TestWidening:
@@ -66,10 +64,6 @@ class TestWidening:
         assert self.widen({0}, 2, {1: 2, 2: 0, 3: 0}, {1, 2, 3}, also=((2, {2: 2}),)) == "0-2"
 
 
-class TestCells:
-    """Which NUMA nodes are tied together."""
-
-
 class TestKubeletRules:
     """The kubelet's memory manager, for operators who want its verdicts."""
 
@@ -91,7 +85,18 @@ class TestKubeletRules:
     def granted(self, table: MemoryTable, key: str, mask: set[int], amount: int) -> MemoryTable:
         found = self.grant(table, mask, memory=amount)
         assert isinstance(found, MemoryGrant)
-        return table.granted(key, found)
+        return replace(
+            table,
+            masks={**table.masks, key: found.mask},
+            charges={**table.charges, key: found.charges},
+        )
+
+    def released(self, table: MemoryTable, *keys: str) -> MemoryTable:
+        return replace(
+            table,
+            masks={k: m for k, m in table.masks.items() if k not in keys},
+            charges={k: c for k, c in table.charges.items() if k not in keys},
+        )
 
     def mask(self, found: MemoryGrant | MemoryRefused) -> str:
         return str(found.mask) if isinstance(found, MemoryGrant) else found.message
@@ -105,7 +110,7 @@ class TestKubeletRules:
         table = self.TABLE
         for i in range(4):
             table = self.granted(table, f"{i}", {i}, 6)
-        table = table.released("2").released("3")
+        table = self.released(table, "2", "3")
         # One NUMA node would do on an empty machine; 0 and 1 are bound, 2 and 3 together fit.
         found = kubelet_grant(table, {"memory": 11}, None, preferred=False)
         assert self.mask(found) == "2-3"
@@ -141,23 +146,13 @@ class TestKubeletRules:
         table = self.granted(self.TABLE, "a", {0, 1}, 12)
         table = self.granted(table, "b", {0, 1}, 3)
         assert table.free("memory") == {0: 0, 1: 5, 2: 10, 3: 10}
-        table = table.released("a")
+        table = self.released(table, "a")
         assert cells(table.numa_ids, table.masks.values()).groups[0] == NUMASet([0, 1])
-        assert table.released("b") == self.TABLE
+        assert self.released(table, "b") == self.TABLE
 
     @pytest.mark.parametrize("need", [0, -4])
     def test_nothing_asked_is_nothing_granted(self, need: int) -> None:
         assert self.mask(self.grant(self.TABLE, memory=need)) == "no memory was asked for"
-
-    def test_memory_of_init_containers_is_not_booked_twice(self) -> None:
-        table = self.granted(self.TABLE, "init", {1}, 8)
-        reusable = {"memory": {NUMASet([1]): 8}}
-        found = kubelet_grant(table, {"memory": 9}, NUMASet([1]), True, reusable)
-        assert isinstance(found, MemoryGrant)
-        assert found.charges == {"memory": {1: 1}}
-        found = kubelet_grant(table, {"memory": 3}, NUMASet([1]), True, reusable)
-        assert isinstance(found, MemoryGrant)
-        assert found.charges == {"memory": {}}
 
     @pytest.mark.parametrize(
         ("needs", "expected"),

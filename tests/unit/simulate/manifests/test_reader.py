@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nri_numa.embedded.stage import examples
+from nri_numa.demo.stage import examples
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.simulate.manifests import (
     ManifestError,

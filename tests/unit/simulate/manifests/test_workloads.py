@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.embedded.messages import container_message, pod_message
+from nri_numa.demo.stage import container_message, pod_message
 from nri_numa.engine.request.demand import limit_milli, request_milli
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.nri.conversion import container_from, pod_from, qos_from_cgroup

@@ -10,9 +10,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from nri_numa.embedded.combine import merge_resources
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds.embedded.combine import merge_resources
 
 
 class CRIError(Exception):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
-from nri_numa.embedded.runtime import CRIError, EmbeddedContainer
-from nri_numa.embedded.stage import (
+from nri_numa.demo.runtime import CRIError, DemoContainer
+from nri_numa.demo.stage import (
     MODEL,
     PREFIX,
     NotAsExpected,
@@ -26,7 +26,7 @@ from nri_numa.embedded.stage import (
     examples,
 )
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.words import cpus_text, human_milli, numa_text
+from nri_numa.machine.model import cpus_text, human_milli, numa_text
 from nri_numa.simulate.manifests import Amounts, PodManifest, Role
 
 __all__ = ["NotAsExpected", "tell"]
@@ -224,9 +224,9 @@ class _Story:
 
     # --- showing ----------------------------------------------------------------------------------
 
-    async def _show(self, file: str, *, name: str = "") -> list[EmbeddedContainer]:
+    async def _show(self, file: str, *, name: str = "") -> list[DemoContainer]:
         """Run the pods of an example and show them; replicas of ``name`` stand together."""
-        shown: list[EmbeddedContainer] = []
+        shown: list[DemoContainer] = []
         for number, pod in enumerate(example(file)):
             started = await self._stage.run(pod)
             shown += started
@@ -239,7 +239,7 @@ class _Story:
                 self._got(container, f"#{number + 1} " if name else "")
         return shown
 
-    def _got(self, container: EmbeddedContainer, head: str) -> None:
+    def _got(self, container: DemoContainer, head: str) -> None:
         decision = assigned(container)
         idle = f", and {cpus_text(decision['idle'])} stays idle" if decision.get("idle") else ""
         where = f"memory of {numa_text(container.mems)}{idle}"
@@ -264,7 +264,7 @@ class _Story:
 
     # --- holding it to its word -------------------------------------------------------------------
 
-    def _on_one_numa_node(self, containers: Sequence[EmbeddedContainer]) -> CPUSet:
+    def _on_one_numa_node(self, containers: Sequence[DemoContainer]) -> CPUSet:
         cpus = cpus_of(containers)
         names = ", ".join(self._stage.pod_name(c) for c in containers)
         numa_nodes = self._machine.numa_of(cpus)
@@ -274,9 +274,9 @@ class _Story:
             expect(mems == numa_nodes, f"{names} must have its memory there, not on {mems}")
         return cpus
 
-    def _nobody_else_on(self, cpus: CPUSet, owner: EmbeddedContainer) -> None:
+    def _nobody_else_on(self, cpus: CPUSet, owner: DemoContainer) -> None:
         for other in self._stage.running():
-            if other.id != owner.id:
+            if other is not owner:
                 both = CPUSet.parse(other.cpus) & cpus
                 name = self._stage.pod_name(other)
                 expect(
@@ -285,7 +285,7 @@ class _Story:
                 )
 
 
-def assigned_kind(container: EmbeddedContainer) -> str:
+def assigned_kind(container: DemoContainer) -> str:
     """How the plugin placed a container; empty when it did not."""
     if f"{PREFIX}assigned" not in container.message.annotations:
         return ""

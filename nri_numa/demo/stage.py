@@ -15,16 +15,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import nri_numa
-from nri_numa.embedded.messages import container_message, pod_message
-from nri_numa.embedded.runtime import (
-    ContainerState,
-    CRIError,
-    EmbeddedContainer,
-    EmbeddedRuntime,
-)
+from nri_numa.demo.runtime import CRIError, DemoContainer, DemoRuntime, State
+from nri_numa.engine.values.workload import Container, PodSandbox, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.simulate.manifests import PodManifest, Role, read_text
 from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
 
@@ -53,7 +49,7 @@ def model() -> Topology:
 
 def examples() -> Path:
     """The folder of example manifests that is installed with the package."""
-    return Path(str(importlib.resources.files("nri_numa.embedded") / "examples"))
+    return Path(str(importlib.resources.files("nri_numa.demo") / "examples"))
 
 
 def example(name: str) -> list[PodManifest]:
@@ -76,13 +72,7 @@ class Stage:
         self._directory = directory
         self._socket = directory / "nri.sock"
         self._plugin: asyncio.subprocess.Process | None = None
-        self.runtime = EmbeddedRuntime(
-            str(self._socket),
-            cpus=str(self.machine.online),
-            mems=str(self.machine.memory_nodes),
-            # A loaded machine must not make the demo start containers without the plugin's word.
-            request_timeout=10.0,
-        )
+        self.runtime = DemoRuntime(str(self._socket), self.machine)
 
     async def __aenter__(self) -> Self:
         for name, text in sysfs_files(self.machine).items():
@@ -130,18 +120,15 @@ class Stage:
                 start_new_session=True,
             )
         self._plugin = plugin
-        ready = asyncio.create_task(self.runtime.wait_for_plugin(limit=30))
+        ready = asyncio.create_task(self.runtime.connected.wait())
         ended = asyncio.create_task(plugin.wait())
-        await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ready, ended}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
-        if not ready.done():
-            ready.cancel()
+        if not ready.cancel():
+            return plugin.pid
+        if plugin.returncode is not None:
             raise NotAsExpected(f"the plugin ended at once, with status {plugin.returncode}")
-        try:
-            await ready
-        except TimeoutError:
-            raise NotAsExpected("the plugin was not ready within 30 seconds") from None
-        return plugin.pid
+        raise NotAsExpected("the plugin was not ready within 30 seconds")
 
     async def kill(self) -> None:
         """Kill it with SIGKILL: nothing that it has in memory survives."""
@@ -152,7 +139,7 @@ class Stage:
             plugin.kill()
         await plugin.wait()
         for _ in range(500):  # until the runtime has seen the link break
-            if not self.runtime.plugins:
+            if not self.runtime.connected.is_set():
                 return
             await asyncio.sleep(0.01)
         raise NotAsExpected("the runtime did not notice that the plugin is gone")
@@ -183,7 +170,7 @@ class Stage:
 
     # --- pods -------------------------------------------------------------------------------------
 
-    async def run(self, pod: PodManifest) -> list[EmbeddedContainer]:
+    async def run(self, pod: PodManifest) -> list[DemoContainer]:
         """Run a pod as a kubelet would: init containers one after another, then the others.
 
         Returns:
@@ -192,43 +179,40 @@ class Stage:
         Raises:
             CRIError: one was refused; the pod is removed again.
         """
-        sandbox = await self.runtime.run_pod(pod_message(pod_sandbox(pod)))
-        started: list[EmbeddedContainer] = []
+        sandbox = pod_message(pod_sandbox(pod))
+        await self.runtime.run_pod(sandbox)
+        started: list[DemoContainer] = []
         for manifest in pod.containers:
             message = container_message(container_of(pod, manifest, self._memory))
             try:
-                made = await self.runtime.create_container(sandbox.id, message)
-                await self.runtime.start_container(made.id)
+                made = await self.runtime.create_container(message)
             except CRIError:
                 await self.runtime.remove_pod(sandbox.id)
                 raise
+            await self.runtime.start_container(made)
             started.append(made)
             if manifest.role is Role.INIT:
-                await self.runtime.exit_container(made.id)
+                await self.runtime.exit_container(made)
         return started
 
     async def remove(self, pod: PodManifest) -> None:
         """Stop a pod and remove it."""
         await self.runtime.remove_pod(pod_sandbox(pod).id)
 
-    def pod_name(self, container: EmbeddedContainer) -> str:
+    def pod_name(self, container: DemoContainer) -> str:
         """``pod/container``."""
-        return f"{self.runtime.pods[container.pod_id].message.name}/{container.name}"
+        return f"{self.runtime.pods[container.message.pod_sandbox_id].name}/{container.name}"
 
-    def running(self) -> list[EmbeddedContainer]:
+    def running(self) -> list[DemoContainer]:
         """The running containers, in the order of creation."""
-        return [
-            container
-            for container in self.runtime.containers.values()
-            if container.state is ContainerState.RUNNING
-        ]
+        return [c for c in self.runtime.containers.values() if c.state is State.RUNNING]
 
     def books(self) -> dict[str, tuple[str, str]]:
         """CPUs and memory nodes of every running container, by name."""
         return {self.pod_name(c): (c.cpus, c.mems) for c in self.running()}
 
 
-def assigned(container: EmbeddedContainer) -> dict[str, Any]:
+def assigned(container: DemoContainer) -> dict[str, Any]:
     """What the plugin wrote on the container about its decision."""
     text = container.message.annotations.get(f"{PREFIX}assigned", "")
     if not text:
@@ -241,7 +225,7 @@ def assigned(container: EmbeddedContainer) -> dict[str, Any]:
     return document
 
 
-def cpus_of(containers: Iterable[EmbeddedContainer]) -> CPUSet:
+def cpus_of(containers: Iterable[DemoContainer]) -> CPUSet:
     """The CPUs that any of these may run on."""
     bits = 0
     for container in containers:
@@ -266,3 +250,64 @@ def _environment() -> dict[str, str]:
     package = str(Path(nri_numa.__file__).resolve().parents[1])
     paths = [package, *filter(None, [kept.get("PYTHONPATH")])]
     return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+# --- pods and containers as the NRI messages a runtime sends --------------------------------------
+
+
+def pod_message(pod: PodSandbox) -> pb.PodSandbox:
+    """A pod sandbox as the runtime tells it."""
+    message = pb.PodSandbox(
+        id=pod.id,
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        labels=dict(pod.labels),
+        annotations=dict(pod.annotations),
+        runtime_handler=pod.runtime_handler,
+    )
+    message.linux.cgroup_parent = pod.cgroup_parent
+    message.linux.pod_resources.CopyFrom(resources_message(pod.resources))
+    return message
+
+
+def container_message(container: Container) -> pb.Container:
+    """A container that is about to be created, as the runtime tells it."""
+    message = pb.Container(
+        id=container.id,
+        pod_sandbox_id=container.pod_id,
+        name=container.name,
+        labels=dict(container.labels),
+        annotations=dict(container.annotations),
+    )
+    message.linux.resources.CopyFrom(resources_message(container.resources))
+    message.linux.cgroups_path = container.cgroups_path
+    if container.oom_score_adj is not None:
+        message.linux.oom_score_adj.value = container.oom_score_adj
+    return message
+
+
+def resources_message(resources: Resources) -> pb.LinuxResources:
+    """Linux resources; what is not given is left out, as a runtime does with zeros."""
+    message = pb.LinuxResources()
+    cpu = message.cpu
+    if resources.cpu_shares:
+        cpu.shares.value = resources.cpu_shares
+    if resources.cpu_quota:
+        cpu.quota.value = resources.cpu_quota
+    if resources.cpu_period:
+        cpu.period.value = resources.cpu_period
+    cpu.cpus, cpu.mems = resources.cpus, resources.mems
+    if resources.memory_limit:
+        message.memory.limit.value = resources.memory_limit
+    for size, amount in sorted(resources.hugepages.items()):
+        message.hugepage_limits.add(page_size=_page_size(size), limit=amount)
+    return message
+
+
+def _page_size(size: int) -> str:
+    """``2MB``, as the kubelet writes page sizes (its units are 1024 all the same)."""
+    for unit, shift in (("TB", 40), ("GB", 30), ("MB", 20), ("KB", 10)):
+        if size >> shift and not size % (1 << shift):
+            return f"{size >> shift}{unit}"
+    return f"{size}B"

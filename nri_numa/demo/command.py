@@ -2,7 +2,7 @@
 
 The plugin is the real one: a process of its own, started like a service, which reads the machine
 from a ``sys/`` tree and talks NRI over a unix socket. The runtime at the other end is
-`nri_numa.embedded.runtime`, which has no processes, only books. Everything that is told is checked,
+`nri_numa.demo.runtime`, which has no processes, only books. Everything that is told is checked,
 so the demo is a test too: it ends with 1 and says what was not as told.
 """
 
@@ -28,7 +28,7 @@ def main(keep: bool) -> None:
     pods, and shows what each gets and why: lists, shared and exclusive CPUs, a refusal, CPUs given
     back, and a plugin killed and restarted. Takes seconds, needs no privileges, leaves nothing.
     """
-    from nri_numa.embedded.story import NotAsExpected, tell
+    from nri_numa.demo.story import NotAsExpected, tell
 
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-demo-", dir=_short_directory()))
     told = False

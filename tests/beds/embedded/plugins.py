@@ -12,7 +12,11 @@ from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final
 
-from nri_numa.embedded.plugin_link import (
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire import ttrpc
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import Event, identity_problem
+from tests.beds.embedded.plugin_link import (
     CallRecord,
     Faults,
     PluginLost,
@@ -21,11 +25,7 @@ from nri_numa.embedded.plugin_link import (
     RuntimeProfile,
     parse_answer,
 )
-from nri_numa.embedded.world import World
-from nri_numa.nri.wire import events as ev
-from nri_numa.nri.wire import ttrpc
-from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import Event, identity_problem
+from tests.beds.embedded.world import World
 
 MAX_SLICE_BYTES: Final = ttrpc.MAX_BODY - 4096
 """Of one Synchronize message; the envelope needs a little."""

@@ -29,14 +29,17 @@ import socket
 from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
 
-from nri_numa.embedded.combine import (
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import Event
+from tests.beds.embedded.combine import (
     CreateMerge,
     MergeConflict,
     UpdateMerge,
     fill_in,
     merge_update,
 )
-from nri_numa.embedded.plugin_link import (
+from tests.beds.embedded.plugin_link import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
     CONTAINERD_2_4,
@@ -48,8 +51,8 @@ from nri_numa.embedded.plugin_link import (
     RuntimeProfile,
     parse_answer,
 )
-from nri_numa.embedded.plugins import PluginRegistry
-from nri_numa.embedded.world import (
+from tests.beds.embedded.plugins import PluginRegistry
+from tests.beds.embedded.world import (
     ContainerState,
     CRIError,
     EmbeddedContainer,
@@ -57,9 +60,6 @@ from nri_numa.embedded.world import (
     EmbeddedPod,
     World,
 )
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import Event
 
 __all__ = [
     "CONTAINERD_1_7",

@@ -1,11 +1,13 @@
 """Drift: somebody rewrote a container's cgroup. Found by reading, repaired through the runtime.
 
 Every round reads the real cgroup files in a thread, some at a time with pauses, and compares there:
-the loop only ever hears of containers that are not as meant. Those are looked at once more after a
-moment, because an update may have been on its way. What remains is repaired through the runtime,
-whose own record of the container is put right by that as well, and read back: a repair counts when
-the kernel says so. What the kernel would refuse, because of a cgroup above or below, is not sent:
-that cgroup is named, and the repair follows when it is out of the way.
+the loop only ever hears of containers that are not as meant. A container whose file was written
+(inotify) is looked at within a second, without waiting for the round. Those that are not as meant
+are looked at once more after a moment, because an update may have been on its way. What remains is
+repaired through the runtime, whose own record of the container is put right by that as well, and
+read back: a repair counts when the kernel says so. What the kernel would refuse, because of a
+cgroup above or below, is not sent: that cgroup is named, and the repair follows when it is out of
+the way.
 
 Somebody who rewrites the same container again and again is not fought for ever. After
 ``maxRepairs`` within ``repairWindow`` that is reported, and the container left to them until the
@@ -29,6 +31,7 @@ from nri_numa.engine.drift import Correction, plan_corrections
 from nri_numa.engine.state import Kind, NodeState, effective_cpus
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
 from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.cpuset_watch import CpusetWatch
 from nri_numa.machine.model import Observed
 from nri_numa.machine.scopes import Scopes
 from nri_numa.node.agent import Agent
@@ -43,6 +46,8 @@ BATCH: Final = 25
 """Containers read without a pause: about a millisecond."""
 PAUSE: Final = 0.002
 """Seconds in which the thread wants nothing, so that the loop gets its turn."""
+STEP: Final = 1.0
+"""Seconds between two looks at whose cpuset was written."""
 SETTLE: Final = 1.0
 """Seconds between the two looks: an update that rides on an answer has arrived by then."""
 SAID_AT_ONCE: Final = 20
@@ -149,34 +154,51 @@ class Reconciler:
         self._unmoved: set[str] = set()
         self._trouble = ""
         self._behind = ""
+        self._unwatched = ""
         self._blind = 0
 
     async def run(self, config: Callable[[], AgentConfig]) -> None:
-        """Do rounds until cancelled; ``reconcile.interval`` 0 does none until it is changed."""
-        waited = 0.0
-        while True:
-            interval = parse_duration(config().reconcile.interval)
-            self._agent.differences.count_on()
-            step = min(1.0, interval - waited) if interval > 0 else 1.0
-            if step > 0:
+        """Do rounds until cancelled, and look every second at containers whose cpuset was written.
+
+        ``reconcile.interval`` 0 does neither until it is changed.
+        """
+        waited = step = 0.0
+        written: set[str] = set()
+        with CpusetWatch(self._reader) as watch:
+            while True:
                 # In small steps, so that a reloaded interval counts at once.
                 await self._sleep(step)
-                waited = waited + step if interval > 0 else 0.0
-                continue
-            waited = 0.0
-            settings = config().reconcile
-            try:
-                await self.round(
-                    max_repairs=settings.max_repairs,
-                    window=parse_duration(settings.repair_window),
-                    settle=min(SETTLE, interval),
-                    young=min(YOUNG, interval),
-                    without_runtime=settings.without_runtime,
-                )
-            except Exception:
-                # Containers are placed as well without it.
-                self._metrics.internal_errors.inc()
-                log.exception("reconcile failed")
+                self._agent.differences.count_on()
+                settings = config().reconcile
+                interval = parse_duration(settings.interval)
+                if interval <= 0:
+                    waited, step = 0.0, STEP
+                    continue
+                waited += step
+                whole = waited >= interval
+                waited = 0.0 if whole else waited
+                step = min(STEP, interval - waited)
+                young = min(YOUNG, interval)
+                places = dict(self._agent.places)
+                written |= await asyncio.to_thread(watch.written, places)
+                self._say_unwatched(watch.problem)
+                ready = {i for i in written if self._arrived(i, young)}
+                written = (written & places.keys()) - ready
+                if not (whole or ready):
+                    continue
+                try:
+                    await self.round(
+                        max_repairs=settings.max_repairs,
+                        window=parse_duration(settings.repair_window),
+                        settle=min(SETTLE, interval),
+                        young=young,
+                        without_runtime=settings.without_runtime,
+                        only=None if whole else ready,
+                    )
+                except Exception:
+                    # Containers are placed as well without it.
+                    self._metrics.internal_errors.inc()
+                    log.exception("reconcile failed")
 
     async def round(
         self,
@@ -186,6 +208,7 @@ class Reconciler:
         settle: float = SETTLE,
         young: float = 0.0,
         without_runtime: bool = False,
+        only: Collection[str] | None = None,
     ) -> Round:
         """Look at every container once, and repair what is not as meant.
 
@@ -195,19 +218,21 @@ class Reconciler:
             settle: seconds between the two looks.
             young: age in seconds below which a container is left to the next round.
             without_runtime: repair by ourselves while the runtime cannot be reached.
+            only: look at these containers instead.
         """
         # Before the runtime has told what runs, what we remember may be long gone.
         if not self._agent.synchronized:
             return Round()
-        differed = set(self._agent.differences)
+        differed = set(self._agent.differences) if only is None else set(only)
         looked, pool_changes = self._wall(), self._agent.pool_changes
-        first = await self._look(None)
+        first = await self._look(only)
         if first is None:
             return Round()
         drifting = {c.container_id for c in first.corrections}
-        self._forget_all_but(drifting, window)
+        if only is None:
+            self._forget_all_but(drifting, window)
         self._agent.differences.forget(*(differed - drifting))
-        suspects = self._grown(self._settled(first.corrections), young)
+        suspects = [c for c in first.corrections if self._arrived(c.container_id, young)]
         if not suspects:
             return Round(seen=first.seen)
         await self._sleep(settle)
@@ -220,8 +245,9 @@ class Reconciler:
         quiet = self._agent.pool_changes == pool_changes
         drifted = [
             c
-            for c in self._settled(second.corrections)
-            if (c.cpus, c.mems) == (before[c.container_id].cpus, before[c.container_id].mems)
+            for c in second.corrections
+            if self._arrived(c.container_id)
+            and (c.cpus, c.mems) == (before[c.container_id].cpus, before[c.container_id].mems)
             and (quiet or not c.follows_pool)
         ]
         given_up: list[str] = []
@@ -300,23 +326,18 @@ class Reconciler:
             log.info("systemd has the CPUs that cgroups have again")
         self._behind = problem
 
-    def _settled(self, corrections: Sequence[Correction]) -> list[Correction]:
-        """Leave out containers whose update has not been sent, or may not have been applied yet."""
-        return [
-            c
-            for c in corrections
-            if not (self._agent.is_pending(c.container_id) or self._awaited(c.container_id))
-        ]
+    def _say_unwatched(self, problem: str) -> None:
+        """Say once that drift is found by rounds alone."""
+        if problem and problem != self._unwatched:
+            log.warning("some cpusets are not watched: their drift is found later", problem=problem)
+        self._unwatched = problem
 
-    def _grown(self, corrections: Sequence[Correction], young: float) -> list[Correction]:
-        """Leave out containers that were decided a moment ago."""
-        allocations, now = self._agent.state.allocations, self._wall()
-        return [
-            c
-            for c in corrections
-            # A clock that was set back makes nobody young.
-            if (a := allocations.get(c.container_id)) and not 0 <= now - a.since < young
-        ]
+    def _arrived(self, container_id: str, young: float = 0.0) -> bool:
+        """Whether what is meant was sent, the runtime is through with it, and it is not young."""
+        allocation = self._agent.state.allocations.get(container_id)
+        waits = self._agent.is_pending(container_id) or self._awaited(container_id)
+        # A clock that was set back makes nobody young.
+        return not waits and bool(allocation and not 0 <= self._wall() - allocation.since < young)
 
     # --- judging ----------------------------------------------------------------------------------
 
@@ -351,7 +372,7 @@ class Reconciler:
         wrong = {c.container_id for c in second.corrections}
         self._agent.differences.looked(
             [c.container_id for c in suspects if c.container_id not in wrong],
-            [c for c in drifted if c.container_id in self._agent.state.allocations],
+            drifted,
             {c.container_id: since for c in drifted},
             given_up,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -896,3 +896,49 @@ def test_who_is_left_alone_is_left_alone_in_systemd_too(bed: Bed, systemd: Syste
     bed.world.agent.observe = False
     bed.round()
     assert [unit for unit, _ in systemd.calls] == ["cri-listed-app.scope"]
+
+
+def _an_hour(bed: Bed, on_second: Callable[[float], object]) -> None:
+    """An hour in which something happens; the first round would be at its end."""
+    started = bed.clock
+
+    def tick() -> None:
+        on_second(bed.clock - started)
+        if bed.clock >= started + 3600:
+            raise asyncio.CancelledError
+
+    bed.on_sleep = tick
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.reconciler.run(lambda: AgentConfig(reconcile=Reconcile(interval="1h"))))
+
+
+def test_what_somebody_writes_is_put_right_without_waiting_for_the_round(bed: Bed) -> None:
+    right: list[float] = []
+    bed.wall += 3600
+
+    def happens(second: float) -> None:
+        if second == 100:
+            bed.drift("listed-app", "0-7", "0-1")
+        elif second > 100 and not right and bed.count("drift_repaired"):
+            right.append(second)
+
+    _an_hour(bed, happens)
+    assert right
+    assert right[0] < 104
+    assert bed.counts() == (1, 1, 0)
+
+
+def test_a_container_that_is_young_when_it_is_written_is_looked_at_when_it_is_not(bed: Bed) -> None:
+    since = bed.world.agent.state.allocations["listed-app"].since
+    bed.wall = since
+
+    def happens(second: float) -> None:
+        bed.wall = since + max(0.0, second - 100)
+        if second == 100:
+            bed.drift("listed-app", "0-7", "0-1")
+        if second <= 109:
+            assert bed.count("drift_found") == 0
+        if second == 120:
+            assert bed.counts() == (1, 1, 0)
+
+    _an_hour(bed, happens)

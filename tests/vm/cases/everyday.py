@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import textwrap
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,16 +59,18 @@ def placed_beside_neighbours(guest: Guest) -> None:
 
 
 def _drifts(guest: Guest, drift: Callable[[Path, str], object]) -> None:
-    guest.reconfigure({"reconcile": {"interval": "5s"}})
+    guest.reconfigure({"reconcile": {"interval": "1h"}})  # found by inotify, not by a round
     neighbours = _neighbours(guest)
     own = guest.pinned(guest.pod("owner", {"cpus": "exclusive"}, cpus=2)).cpus
     for each in neighbours:
         guest.settles(each, cpus=guest.online - own)
     pid = guest.pid(neighbours[0])
     before = guest.plugin.metric("nri_numa_drift_repaired_total")
+    began = time.monotonic()
     drift(words.cgroup(pid), format_list(guest.online))
     poll(lambda: words.allowed(pid).cpus == guest.online or None, "the drift")
     guest.settles(neighbours[0], cpus=guest.online - own, timeout_s=120)
+    guest.notes.append(f"right again {time.monotonic() - began:.1f} s after the drift began")
     poll(
         lambda: guest.plugin.metric("nri_numa_drift_repaired_total") > before or None,
         "the repair counted",

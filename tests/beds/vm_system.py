@@ -254,11 +254,11 @@ def _make_initrd(kernel: Kernel, busybox: Path, initrd: Path) -> None:
             )  # fmt: skip
 
 
-def start_script(variables: Mapping[str, str], arguments: Sequence[str]) -> str:
+def start_script(variables: Mapping[str, str], arguments: Sequence[str], module: str) -> str:
     """What ``cases.service`` runs; see `tests.beds.vm_bed.start_script`."""
     kept = {**variables, "NRI_NUMA_CACHE": str(CACHE), "LC_ALL": "C"}
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in kept.items())
-    python = [f"{VENV}/bin/python", "-m", "tests.vm.guest", *arguments]
+    python = [f"{VENV}/bin/python", "-m", module, *arguments]
     return f"cat /proc/uptime\n{exports}cd {CHECKOUT}\nexec {shlex.join(python)}\n"
 
 

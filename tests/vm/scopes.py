@@ -5,17 +5,31 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from tests.beds.containerd import Containerd
 from tests.beds.cri import poll
+from tests.beds.plugin_process import PluginProcess
 from tests.machines.vm_machine import format_list, parse_list
 from tests.vm import words
 from tests.vm.plugin import systemctl
 
-if TYPE_CHECKING:
-    from tests.vm.guest import Guest
-
 _MEMORY_HIGH = 512 * 1024 * 1024
+
+
+class Guest(Protocol):
+    """What is looked at: a machine with a runtime and an agent; see `tests.vm.guest.Guest`."""
+
+    notes: list[str]
+
+    @property
+    def containerd(self) -> Containerd: ...
+    @property
+    def plugin(self) -> PluginProcess: ...
+    @property
+    def online(self) -> frozenset[int]: ...
+    @property
+    def memory_nodes(self) -> frozenset[int]: ...
 
 
 @dataclass(frozen=True, slots=True)

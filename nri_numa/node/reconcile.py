@@ -56,10 +56,6 @@ READ_BACK: Final = 0.2
 """Seconds between a push and reading back what became of it."""
 CHUNK: Final = 32
 """Corrections of one push. Each push may cost the runtime a picture of the whole node."""
-YOUNG: Final = 10.0
-"""Seconds after the decision in which a cgroup may not have got its first values yet: the OCI
-runtime makes it, moves the process in, and writes the cpuset after that. No instruction of the
-container runs before, so there is nothing to repair."""
 BLIND_ROUNDS: Final = 3
 """Rounds without any cgroup after which that is said; one may fall between create and start."""
 UNMOVED: Final = "the runtime took the update, and the cgroup is as before"
@@ -178,11 +174,10 @@ class Reconciler:
                 whole = waited >= interval
                 waited = 0.0 if whole else waited
                 step = min(STEP, interval - waited)
-                young = min(YOUNG, interval)
                 places = dict(self._agent.places)
                 written |= await asyncio.to_thread(watch.written, places)
                 self._say_unwatched(watch.problem)
-                ready = {i for i in written if self._arrived(i, young)}
+                ready = {i for i in written if self._arrived(i)}
                 written = (written & places.keys()) - ready
                 if not (whole or ready):
                     continue
@@ -191,7 +186,6 @@ class Reconciler:
                         max_repairs=settings.max_repairs,
                         window=parse_duration(settings.repair_window),
                         settle=min(SETTLE, interval),
-                        young=young,
                         without_runtime=settings.without_runtime,
                         only=None if whole else ready,
                     )
@@ -206,7 +200,6 @@ class Reconciler:
         max_repairs: int = 3,
         window: float = 600.0,
         settle: float = SETTLE,
-        young: float = 0.0,
         without_runtime: bool = False,
         only: Collection[str] | None = None,
     ) -> Round:
@@ -216,7 +209,6 @@ class Reconciler:
             max_repairs: repairs of one container within ``window`` before it is given up.
             window: seconds.
             settle: seconds between the two looks.
-            young: age in seconds below which a container is left to the next round.
             without_runtime: repair by ourselves while the runtime cannot be reached.
             only: look at these containers instead.
         """
@@ -232,7 +224,7 @@ class Reconciler:
         if only is None:
             self._forget_all_but(drifting, window)
         self._agent.differences.forget(*(differed - drifting))
-        suspects = [c for c in first.corrections if self._arrived(c.container_id, young)]
+        suspects = [c for c in first.corrections if self._arrived(c.container_id)]
         if not suspects:
             return Round(seen=first.seen)
         await self._sleep(settle)
@@ -278,10 +270,13 @@ class Reconciler:
             self._agent.notices.about(allocation, What.DRIFT, message, reason=reason)
 
     async def _look(self, only: Collection[str] | None) -> _Look | None:
-        """Read and compare in a thread; None when nothing can be read."""
+        """Read and compare in a thread; None when nothing can be read.
+
+        A cgroup that the OCI runtime is just making may have no list yet.
+        """
         agent = self._agent
-        places = agent.places if only is None else {i: agent.places.get(i) for i in only}
-        known = [(i, place) for i, place in places.items() if place is not None]
+        ids = agent.places if only is None else only
+        known = [(i, agent.places[i]) for i in ids if i in agent.places and i not in agent.starts]
         if not known:
             return _Look(0, ())
         try:
@@ -332,12 +327,12 @@ class Reconciler:
             log.warning("some cpusets are not watched: their drift is found later", problem=problem)
         self._unwatched = problem
 
-    def _arrived(self, container_id: str, young: float = 0.0) -> bool:
-        """Whether what is meant was sent, the runtime is through with it, and it is not young."""
-        allocation = self._agent.state.allocations.get(container_id)
-        waits = self._agent.is_pending(container_id) or self._awaited(container_id)
-        # A clock that was set back makes nobody young.
-        return not waits and bool(allocation and not 0 <= self._wall() - allocation.since < young)
+    def _arrived(self, container_id: str) -> bool:
+        """Whether it runs, what is meant was sent, and the runtime is through with it."""
+        agent = self._agent
+        under_way = container_id in agent.starts or agent.is_pending(container_id)
+        known = container_id in agent.state.allocations
+        return known and not (under_way or self._awaited(container_id))
 
     # --- judging ----------------------------------------------------------------------------------
 

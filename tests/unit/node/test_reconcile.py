@@ -66,6 +66,7 @@ class Bed(CgroupBed):
         made = made or container(of)
         made = replace(made, cgroups_path=f"/pods/{made.id}")
         self.world.place(of, made)
+        self.world.agent.post_start_container(of, made)
         for container_id in self.world.live:
             self.settle(container_id)
         self.clock += 3600
@@ -107,14 +108,17 @@ def bed(tree: CgroupTree) -> Bed:
 
 def test_a_cgroup_that_is_just_being_made_is_no_drift(bed: Bed) -> None:
     """The OCI runtime makes the cgroup first and writes the cpuset into it later."""
-    bed.drift("listed-app", "0-7", "0-1")
-    assert bed.round(young=10) == Round(seen=3), "decided in this very moment"
-    bed.wall += 9.9
-    assert bed.round(young=10) == Round(seen=3)
+    of = pod("new", {"numacpu": "2"})
+    made = replace(container(of, wants=resources(1)), cgroups_path="/pods/new-app")
+    bed.world.place(of, made)
+    bed.drift("new-app", "", "")
+    assert bed.round() == Round(seen=3)
+    bed.world.agent.start_container(of, made)
+    assert bed.round() == Round(seen=3)
     assert bed.pushes == []
     assert bed.counts() == (0, 0, 0)
-    bed.wall += 0.2
-    assert bed.round(young=10).repaired == ("listed-app",)
+    bed.world.agent.post_start_container(of, made)
+    assert bed.round().repaired == ("new-app",)
 
 
 def test_a_quota_that_was_lifted_and_is_back_is_drift(bed: Bed) -> None:
@@ -130,12 +134,6 @@ def test_a_quota_that_was_lifted_and_is_back_is_drift(bed: Bed) -> None:
     assert "the CFS quota is 200000 µs, meant none" in bed.log
     assert bed.round() == Round(seen=3)
     assert bed.counts() == (1, 1, 0)
-
-
-def test_a_clock_set_back_makes_nobody_young(bed: Bed) -> None:
-    bed.drift("listed-app", "0-7", "0-1")
-    bed.wall -= 86_400
-    assert bed.round(young=10).repaired == ("listed-app",)
 
 
 def test_nothing_is_done_where_everything_is_as_meant(bed: Bed) -> None:
@@ -395,8 +393,9 @@ class KernelBed:
         return Result()
 
     def place(self, of: PodSandbox, path: str = "/none", made: Container | None = None) -> None:
-        made = made or container(of)
-        self.world.place(of, replace(made, cgroups_path=path))
+        made = replace(made or container(of), cgroups_path=path)
+        self.world.place(of, made)
+        self.world.agent.post_start_container(of, made)
         self.clock += 3600
 
     def drifts(self, name: str, said: str) -> None:
@@ -914,7 +913,6 @@ def _an_hour(bed: Bed, on_second: Callable[[float], object]) -> None:
 
 def test_what_somebody_writes_is_put_right_without_waiting_for_the_round(bed: Bed) -> None:
     right: list[float] = []
-    bed.wall += 3600
 
     def happens(second: float) -> None:
         if second == 100:
@@ -928,17 +926,19 @@ def test_what_somebody_writes_is_put_right_without_waiting_for_the_round(bed: Be
     assert bed.counts() == (1, 1, 0)
 
 
-def test_a_container_that_is_young_when_it_is_written_is_looked_at_when_it_is_not(bed: Bed) -> None:
-    since = bed.world.agent.state.allocations["listed-app"].since
-    bed.wall = since
+def test_what_is_written_while_a_container_starts_is_looked_at_when_it_runs(bed: Bed) -> None:
+    of = pod("new", {"numacpu": "2"})
+    made = replace(container(of, wants=resources(1)), cgroups_path="/pods/new-app")
+    bed.world.place(of, made)
+    bed.settle("new-app")
 
     def happens(second: float) -> None:
-        bed.wall = since + max(0.0, second - 100)
         if second == 100:
-            bed.drift("listed-app", "0-7", "0-1")
-        if second <= 109:
+            bed.drift("new-app", "0-7", "0-1")
+        if second == 200:
             assert bed.count("drift_found") == 0
-        if second == 120:
+            bed.world.agent.post_start_container(of, made)
+        if second == 220:
             assert bed.counts() == (1, 1, 0)
 
     _an_hour(bed, happens)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.beds.cri import CRI, Container, guaranteed, poll
+from tests.beds.cri import CRI, guaranteed, poll
 from tests.beds.images import FIRST_LINE_COMMAND, IMAGE, build_image
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.vm_system import VENV
@@ -31,14 +31,10 @@ def _everyday(machine: Machine) -> bool:
     return bool(machine.system)
 
 
-def _neighbours(guest: Guest) -> list[Container]:
-    return [guest.pod(f"neighbour-{i}") for i in range(3)]
-
-
 @case(applies=_everyday, system=True)
 def placed_beside_neighbours(guest: Guest) -> None:
     """With three neighbours each kind of placement is right at its first instruction."""
-    neighbours = _neighbours(guest)
+    neighbours = [guest.pod(f"neighbour-{i}") for i in range(3)]
     own = guest.pinned(guest.pod("owner", {"cpus": "exclusive"}, cpus=2)).cpus
     assert len(own) == 2
     for each in neighbours:
@@ -60,21 +56,21 @@ def placed_beside_neighbours(guest: Guest) -> None:
 
 def _drifts(guest: Guest, drift: Callable[[Path, str], object]) -> None:
     guest.reconfigure({"reconcile": {"interval": "1h"}})  # found by inotify, not by a round
-    neighbours = _neighbours(guest)
+    neighbour = guest.pod("neighbour")
     own = guest.pinned(guest.pod("owner", {"cpus": "exclusive"}, cpus=2)).cpus
-    for each in neighbours:
-        guest.settles(each, cpus=guest.online - own)
-    pid = guest.pid(neighbours[0])
+    guest.settles(neighbour, cpus=guest.online - own)
+    pid = guest.pid(neighbour)
     before = guest.plugin.metric("nri_numa_drift_repaired_total")
     began = time.monotonic()
     drift(words.cgroup(pid), format_list(guest.online))
     poll(lambda: words.allowed(pid).cpus == guest.online or None, "the drift")
-    guest.settles(neighbours[0], cpus=guest.online - own, timeout_s=120)
+    guest.settles(neighbour, cpus=guest.online - own, timeout_s=120)
     guest.notes.append(f"right again {time.monotonic() - began:.1f} s after the drift began")
     poll(
         lambda: guest.plugin.metric("nri_numa_drift_repaired_total") > before or None,
         "the repair counted",
     )
+    guest.reconfigure({})
 
 
 @case(applies=_everyday, system=True)
@@ -97,7 +93,7 @@ def drift_by_systemd(guest: Guest) -> None:
 @case(applies=_everyday, system=True)
 def killed_and_started_by_systemd(guest: Guest) -> None:
     """Kill -9 of the service: systemd starts it again, nobody moves, CPUs are given once."""
-    neighbours = _neighbours(guest)
+    neighbour = guest.pod("neighbour")
     own = guest.pinned(guest.pod("owner", {"cpus": "exclusive"}, cpus=2)).cpus
     guest.plugin.kill()
     second = guest.pod("second", {"cpus": "exclusive"}, cpus=1)
@@ -105,11 +101,10 @@ def killed_and_started_by_systemd(guest: Guest) -> None:
     poll(lambda: len(words.allowed(guest.pid(second)).cpus) == 1 or None, "a CPU for the second")
     other = words.allowed(guest.pid(second)).cpus
     assert not other & own
-    for each in neighbours:
-        guest.settles(each, cpus=guest.online - own - other)
+    guest.settles(neighbour, cpus=guest.online - own - other)
 
 
-@case(applies=_everyday, system=True)
+@case(applies=_everyday, system=True, limit_s=800)  # twelve pods
 def created_at_once(guest: Guest) -> None:
     """Three times pods start while an owner is granted: they leave its CPU, and systemd has it."""
     for number in range(3):
@@ -154,9 +149,11 @@ def displaced_and_back(guest: Guest) -> None:
 def released(guest: Guest) -> None:
     """After ``release`` all have everything, in the cgroup and in systemd."""
     guest.plugin.ensure_ready()
-    all_of_them = [*_neighbours(guest), guest.pod("owner", {"cpus": "exclusive"}, cpus=2)]
+    all_of_them = [guest.pod("neighbour"), guest.pod("owner", {"cpus": "exclusive"}, cpus=2)]
     guest.plugin.terminate()
-    guest.notes.append(subprocess.check_output(["nri-numa", "release"], text=True))
+    done = subprocess.run(["nri-numa", "release"], capture_output=True, text=True, check=False)
+    guest.notes += (done.stdout + done.stderr).splitlines()
+    assert done.returncode == 0
     for each in all_of_them:
         guest.settles(each, cpus=guest.online, mems=guest.memory_nodes)
     systemd_agrees(guest)

@@ -51,11 +51,11 @@ class CpusetWatch:
         if self._fd >= 0:
             os.close(self._fd)
 
-    def written(self, places: Mapping[str, CgroupPlace | None]) -> set[str]:
+    def written(self, places: Mapping[str, CgroupPlace]) -> set[str]:
         """Containers whose cpuset was written since the last call, by us as well.
 
         Args:
-            places: of all containers by id; those that are new are watched from now on.
+            places: of all that run, by id; those that are new are watched from now on.
         """
         found: set[str] = set()
         if self._fd < 0:
@@ -66,12 +66,10 @@ class CpusetWatch:
                 _LIBC.inotify_rm_watch(self._fd, watch)
                 del self._ids[watch]
         for container_id in places.keys() - self._watches.keys():
-            place = places[container_id]
-            directory = self._reader.directory_of(place) if place else ""
+            directory = self._reader.directory_of(places[container_id])
             watches = self._add(directory) if directory else []
-            if watches:
-                self._watches[container_id] = watches
-                self._ids.update(dict.fromkeys(watches, container_id))
+            self._watches[container_id] = watches
+            self._ids.update(dict.fromkeys(watches, container_id))
         with contextlib.suppress(BlockingIOError):
             while True:
                 for watch, *_ in _EVENT.iter_unpack(os.read(self._fd, _READ_BYTES)):

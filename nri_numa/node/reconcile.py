@@ -174,7 +174,8 @@ class Reconciler:
                 whole = waited >= interval
                 waited = 0.0 if whole else waited
                 step = min(STEP, interval - waited)
-                places = dict(self._agent.places)
+                starts = self._agent.starts
+                places = {i: p for i, p in self._agent.places.items() if i not in starts}
                 written |= await asyncio.to_thread(watch.written, places)
                 self._say_unwatched(watch.problem)
                 ready = {i for i in written if self._arrived(i)}

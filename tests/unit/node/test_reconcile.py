@@ -926,18 +926,15 @@ def test_what_somebody_writes_is_put_right_without_waiting_for_the_round(bed: Be
     assert bed.counts() == (1, 1, 0)
 
 
-def test_what_is_written_while_a_container_starts_is_looked_at_when_it_runs(bed: Bed) -> None:
-    of = pod("new", {"numacpu": "2"})
-    made = replace(container(of, wants=resources(1)), cgroups_path="/pods/new-app")
-    bed.world.place(of, made)
-    bed.settle("new-app")
+def test_what_is_written_while_an_update_is_under_way_is_looked_at_afterwards(bed: Bed) -> None:
+    bed.awaited = {"listed-app"}
 
     def happens(second: float) -> None:
         if second == 100:
-            bed.drift("new-app", "0-7", "0-1")
+            bed.drift("listed-app", "0-7", "0-1")
         if second == 200:
             assert bed.count("drift_found") == 0
-            bed.world.agent.post_start_container(of, made)
+            bed.awaited.clear()
         if second == 220:
             assert bed.counts() == (1, 1, 0)
 

@@ -64,7 +64,7 @@ class CpusetWatch:
         for container_id in self._watches.keys() - places.keys():
             for watch in self._watches.pop(container_id):
                 _LIBC.inotify_rm_watch(self._fd, watch)
-                del self._ids[watch]
+                self._ids.pop(watch, None)
         for container_id in places.keys() - self._watches.keys():
             directory = self._reader.directory_of(places[container_id])
             watches = self._add(directory) if directory else []

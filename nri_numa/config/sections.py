@@ -327,7 +327,8 @@ class Reconcile(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_ca
     interval: Annotated[
         Duration,
         Meta(
-            description="Time between two rounds: seconds, or a text such as 30s or 5m. 0 is off."
+            description="Time between two rounds: seconds, or a text such as 30s or 5m. 0 is off. "
+            "A container whose cpuset somebody writes is looked at within a second."
         ),
     ] = "30s"
     max_repairs: Annotated[

@@ -168,10 +168,10 @@ class Agent:
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         self._admitted(decision)
         self._look_if_foreign(decision.allocation)
-        if self.observe:
-            return None
         self._ended.pop(container.id, None)
         self.starts.created(container, decision.adjustment)
+        if self.observe:
+            return None
         updates = self._with_pending(decision.updates)
         return decision if updates is decision.updates else replace(decision, updates=updates)
 
@@ -196,12 +196,11 @@ class Agent:
         if container.id in self._ended:
             return  # told late: a program may end before the runtime says that it runs
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
-        if self.observe:
-            return
-        if container.id not in self.state.allocations:
+        if not (self.observe or container.id in self.state.allocations):
             self._meet(pod, container)
         self.starts.end(container.id)
-        self._soon.do(partial(self.concern, (container.id,), 0))
+        if not self.observe:
+            self._soon.do(partial(self.concern, (container.id,), 0))
 
     def update_container(
         self, pod: PodSandbox, container: Container, asked: Resources

@@ -53,8 +53,10 @@ from nri_numa.store.checkpoint import CheckpointStore
 ASIDE: Final = "checkpoint.released"
 """Name under which the checkpoint is kept once everything it knew was given back."""
 
-READ_BACK_SECONDS: Final = 5.0
-"""How long the runtime gets to write all cgroups before one counts as not written."""
+READ_BACK_SECONDS: Final = 10.0
+"""Seconds in which no cgroup is written, after which those that are left count as not written.
+
+Under the systemd driver each takes its time."""
 
 
 class Result(StrEnum):
@@ -411,6 +413,7 @@ async def _read_back(reader: CgroupReader, planned: Sequence[GivenBack]) -> tupl
             results[container_id] = Result.RELEASED if arrived else Result.FAILED
             if arrived:
                 del open_entries[container_id]
+                deadline = time.monotonic() + READ_BACK_SECONDS
         if not seen or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.05)

@@ -1,11 +1,13 @@
 """Drift: somebody rewrote a container's cgroup. Found by reading, repaired through the runtime.
 
 Every round reads the real cgroup files in a thread, some at a time with pauses, and compares there:
-the loop only ever hears of containers that are not as meant. Those are looked at once more after a
-moment, because an update may have been on its way. What remains is repaired through the runtime,
-whose own record of the container is put right by that as well, and read back: a repair counts when
-the kernel says so. What the kernel would refuse, because of a cgroup above or below, is not sent:
-that cgroup is named, and the repair follows when it is out of the way.
+the loop only ever hears of containers that are not as meant. A container whose file was written
+(inotify) is looked at within a second, without waiting for the round. Those that are not as meant
+are looked at once more after a moment, because an update may have been on its way. What remains is
+repaired through the runtime, whose own record of the container is put right by that as well, and
+read back: a repair counts when the kernel says so. What the kernel would refuse, because of a
+cgroup above or below, is not sent: that cgroup is named, and the repair follows when it is out of
+the way.
 
 Somebody who rewrites the same container again and again is not fought for ever. After
 ``maxRepairs`` within ``repairWindow`` that is reported, and the container left to them until the
@@ -31,6 +33,7 @@ from nri_numa.engine.drift import Correction, plan_corrections
 from nri_numa.engine.state import Kind, NodeState, effective_cpus
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
 from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.cpuset_watch import CpusetWatch
 from nri_numa.machine.model import Observed
 from nri_numa.machine.scopes import Scopes
 from nri_numa.node.agent import Agent
@@ -45,6 +48,8 @@ BATCH: Final = 25
 """Containers read without a pause: about a millisecond."""
 PAUSE: Final = 0.002
 """Seconds in which the thread wants nothing, so that the loop gets its turn."""
+STEP: Final = 1.0
+"""Seconds between two looks at whose cpuset was written."""
 SETTLE: Final = 1.0
 """Seconds between the two looks: an update that rides on an answer has arrived by then."""
 SAID_AT_ONCE: Final = 20
@@ -53,10 +58,6 @@ READ_BACK: Final = 0.2
 """Seconds between a push and reading back what became of it."""
 CHUNK: Final = 32
 """Corrections of one push. Each push may cost the runtime a picture of the whole node."""
-YOUNG: Final = 10.0
-"""Seconds after the decision in which a cgroup may not have got its first values yet: the OCI
-runtime makes it, moves the process in, and writes the cpuset after that. No instruction of the
-container runs before, so there is nothing to repair."""
 BLIND_ROUNDS: Final = 3
 """Rounds without any cgroup after which that is said; one may fall between create and start."""
 UNMOVED: Final = "the runtime took the update, and the cgroup is as before"
@@ -149,34 +150,50 @@ class Reconciler:
         self._unmoved: set[str] = set()
         self._trouble = ""
         self._behind = ""
+        self._unwatched = ""
         self._blind = 0
 
     async def run(self, config: Callable[[], AgentConfig]) -> None:
-        """Do rounds until cancelled; ``reconcile.interval`` 0 does none until it is changed."""
-        waited = 0.0
-        while True:
-            interval = parse_duration(config().reconcile.interval)
-            self._agent.differences.count_on()
-            step = min(1.0, interval - waited) if interval > 0 else 1.0
-            if step > 0:
+        """Do rounds until cancelled, and look every second at containers whose cpuset was written.
+
+        ``reconcile.interval`` 0 does neither until it is changed.
+        """
+        waited = step = 0.0
+        written: set[str] = set()
+        with CpusetWatch(self._reader) as watch:
+            while True:
                 # In small steps, so that a reloaded interval counts at once.
                 await self._sleep(step)
-                waited = waited + step if interval > 0 else 0.0
-                continue
-            waited = 0.0
-            settings = config().reconcile
-            try:
-                await self.round(
-                    max_repairs=settings.max_repairs,
-                    window=parse_duration(settings.repair_window),
-                    settle=min(SETTLE, interval),
-                    young=min(YOUNG, interval),
-                    without_runtime=settings.without_runtime,
-                )
-            except Exception:
-                # Containers are placed as well without it.
-                self._metrics.internal_errors.inc()
-                log.exception("reconcile failed")
+                self._agent.differences.count_on()
+                settings = config().reconcile
+                interval = parse_duration(settings.interval)
+                if interval <= 0:
+                    waited, step = 0.0, STEP
+                    continue
+                waited += step
+                whole = waited >= interval
+                waited = 0.0 if whole else waited
+                step = min(STEP, interval - waited)
+                starts = self._agent.starts
+                places = {i: p for i, p in self._agent.places.items() if i not in starts}
+                written |= await asyncio.to_thread(watch.written, places)
+                self._say_unwatched(watch.problem)
+                ready = {i for i in written if self._arrived(i)}
+                written = (written & places.keys()) - ready
+                if not (whole or ready):
+                    continue
+                try:
+                    await self.round(
+                        max_repairs=settings.max_repairs,
+                        window=parse_duration(settings.repair_window),
+                        settle=min(SETTLE, interval),
+                        without_runtime=settings.without_runtime,
+                        only=None if whole else ready,
+                    )
+                except Exception:
+                    # Containers are placed as well without it.
+                    self._metrics.internal_errors.inc()
+                    log.exception("reconcile failed")
 
     async def round(
         self,
@@ -184,8 +201,8 @@ class Reconciler:
         max_repairs: int = 3,
         window: float = 600.0,
         settle: float = SETTLE,
-        young: float = 0.0,
         without_runtime: bool = False,
+        only: Collection[str] | None = None,
     ) -> Round:
         """Look at every container once, and repair what is not as meant.
 
@@ -193,21 +210,22 @@ class Reconciler:
             max_repairs: repairs of one container within ``window`` before it is given up.
             window: seconds.
             settle: seconds between the two looks.
-            young: age in seconds below which a container is left to the next round.
             without_runtime: repair by ourselves while the runtime cannot be reached.
+            only: look at these containers instead.
         """
         # Before the runtime has told what runs, what we remember may be long gone.
         if not self._agent.synchronized:
             return Round()
-        differed = set(self._agent.differences)
+        differed = set(self._agent.differences) if only is None else set(only)
         looked, pool_changes = self._wall(), self._agent.pool_changes
-        first = await self._look(None)
+        first = await self._look(only)
         if first is None:
             return Round()
         drifting = {c.container_id for c in first.corrections}
-        self._forget_all_but(drifting, window)
+        if only is None:
+            self._forget_all_but(drifting, window)
         self._agent.differences.forget(*(differed - drifting))
-        suspects = self._grown(self._settled(first.corrections), young)
+        suspects = [c for c in first.corrections if self._arrived(c.container_id)]
         if not suspects:
             return Round(seen=first.seen)
         await self._sleep(settle)
@@ -220,8 +238,9 @@ class Reconciler:
         quiet = self._agent.pool_changes == pool_changes
         drifted = [
             c
-            for c in self._settled(second.corrections)
-            if (c.cpus, c.mems) == (before[c.container_id].cpus, before[c.container_id].mems)
+            for c in second.corrections
+            if self._arrived(c.container_id)
+            and (c.cpus, c.mems) == (before[c.container_id].cpus, before[c.container_id].mems)
             and (quiet or not c.follows_pool)
         ]
         given_up: list[str] = []
@@ -252,10 +271,13 @@ class Reconciler:
             self._agent.notices.about(allocation, What.DRIFT, message, reason=reason)
 
     async def _look(self, only: Collection[str] | None) -> _Look | None:
-        """Read and compare in a thread; None when nothing can be read."""
+        """Read and compare in a thread; None when nothing can be read.
+
+        A cgroup that the OCI runtime is just making may have no list yet.
+        """
         agent = self._agent
-        places = agent.places if only is None else {i: agent.places.get(i) for i in only}
-        known = [(i, place) for i, place in places.items() if place is not None]
+        ids = agent.places if only is None else only
+        known = [(i, agent.places[i]) for i in ids if i in agent.places and i not in agent.starts]
         if not known:
             return _Look(0, ())
         try:
@@ -300,23 +322,18 @@ class Reconciler:
             log.info("systemd has the CPUs that cgroups have again")
         self._behind = problem
 
-    def _settled(self, corrections: Sequence[Correction]) -> list[Correction]:
-        """Leave out containers whose update has not been sent, or may not have been applied yet."""
-        return [
-            c
-            for c in corrections
-            if not (self._agent.is_pending(c.container_id) or self._awaited(c.container_id))
-        ]
+    def _say_unwatched(self, problem: str) -> None:
+        """Say once that drift is found by rounds alone."""
+        if problem and problem != self._unwatched:
+            log.warning("some cpusets are not watched: their drift is found later", problem=problem)
+        self._unwatched = problem
 
-    def _grown(self, corrections: Sequence[Correction], young: float) -> list[Correction]:
-        """Leave out containers that were decided a moment ago."""
-        allocations, now = self._agent.state.allocations, self._wall()
-        return [
-            c
-            for c in corrections
-            # A clock that was set back makes nobody young.
-            if (a := allocations.get(c.container_id)) and not 0 <= now - a.since < young
-        ]
+    def _arrived(self, container_id: str) -> bool:
+        """Whether it runs, what is meant was sent, and the runtime is through with it."""
+        agent = self._agent
+        under_way = container_id in agent.starts or agent.is_pending(container_id)
+        known = container_id in agent.state.allocations
+        return known and not (under_way or self._awaited(container_id))
 
     # --- judging ----------------------------------------------------------------------------------
 
@@ -351,7 +368,7 @@ class Reconciler:
         wrong = {c.container_id for c in second.corrections}
         self._agent.differences.looked(
             [c.container_id for c in suspects if c.container_id not in wrong],
-            [c for c in drifted if c.container_id in self._agent.state.allocations],
+            drifted,
             {c.container_id: since for c in drifted},
             given_up,
         )

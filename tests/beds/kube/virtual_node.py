@@ -37,6 +37,7 @@ from tests.machines.vm_machine import Machine
 GUEST_ADDRESS = "10.0.2.15"  # what QEMU's network gives its first guest
 KUBELET_PORT = 10250
 PROGRAMS = "programs"  # folder of the disk
+LABEL = "bed"  # of the disk
 GUEST_BED = Path("/run/bed")  # a tmpfs of the guest: containerd's own files
 HANDOVER = GUEST_BED / "claims"
 CDI_DIRECTORY = GUEST_BED / "cdi"
@@ -60,6 +61,7 @@ class Ask(msgspec.Struct, frozen=True):
     """What the guest is to do: one of these.
 
     * ``look`` at all running containers;
+    * ``agree``: insist that systemd, the kernel and nri-numa say the same of each;
     * ``publish``: have ``nri-numa publish`` run, with what `VirtualNode.publish` wrote;
     * ``kill`` nri-numa by SIGKILL and start it again;
     * ``end`` all programs in order.
@@ -230,6 +232,10 @@ class VirtualNode(Bed):
         """What each running container may use now, by its id; read in the guest's ``/proc``."""
         return self._ask("look").looks
 
+    def agree(self) -> None:
+        """Insist on `tests.vm.scopes.systemd_agrees`; only with systemd as the first process."""
+        self._ask("agree")
+
     def log(self) -> str:
         """Everything nri-numa wrote so far, over all boots."""
         return (self.directory / "plugin.log").read_text(encoding="utf-8", errors="replace")
@@ -274,7 +280,7 @@ class VirtualNode(Bed):
             file.truncate(_DISK_BYTES)
         try:
             subprocess.run(
-                ["mkfs.ext4", "-q", "-F", "-d", str(tree), str(self.disk)],
+                ["mkfs.ext4", "-q", "-F", "-L", LABEL, "-d", str(tree), str(self.disk)],
                 check=True,
                 capture_output=True,
                 text=True,
@@ -307,5 +313,7 @@ class VirtualNode(Bed):
         (self.directory / "kubeconfig").write_text(json.dumps(document))
         wanted = Wanted(name=self.name, kubelet=self._kubelet, agent=self._agent)
         (self.directory / "node.json").write_bytes(msgspec.json.encode(wanted))
-        script = start_script(guest_variables(), [str(GUEST_SHARED)], "tests.vm.kube_guest")
+        script = start_script(
+            self.machine, guest_variables(), [str(GUEST_SHARED)], "tests.vm.kube_guest"
+        )
         (self.directory / "start").write_text(script, encoding="utf-8")

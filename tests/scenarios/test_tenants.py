@@ -353,13 +353,12 @@ def test_a_list_that_gave_way_is_known_after_every_restart() -> None:
     assert world.has("gone-app")[0] == "2"
 
 
-def test_lists_that_are_paid_for_are_known_when_the_checkpoint_is_lost() -> None:
+def test_lists_that_started_while_we_were_away_and_are_paid_for_stay() -> None:
     world = World(machines.snc_smt())
-    world.place(*want("one", {"numacpu": "0-1"}, resources(2)))
-    world.place(*want("two", {"numacpu": "2-3"}, resources(2)))
-    world.store.documents.clear()
-    world.boot()
-    assert world.synchronize() == ()
+    for name, cpus in (("one", "0-1"), ("two", "2-3")):
+        of, made = want(name, {"numacpu": cpus}, resources(2))
+        world.pods[of.id], world.live[made.id] = of, made
+    world.synchronize()
     assert (world.has("one-app")[0], world.has("two-app")[0]) == ("0-1", "2-3")
     refused = world.refuse(*want("db", {"numacpu": "3", **OWN}, resources(1)))
     assert "default/two/app" in refused.message

@@ -10,11 +10,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from nri_numa.devices.nvidia import ALL, NOTHING
-from nri_numa.engine.values.mentions import MOST_DEVICES
+from nri_numa.engine.values.mentions import MOST_DEVICES, NVIDIA_VARIABLE, PCI_VARIABLE
 from nri_numa.machine.pci import PCI_ADDRESS
-
-PCI_PREFIX = "PCIDEVICE_"
-NVIDIA = "NVIDIA_VISIBLE_DEVICES"
 
 
 class Named(NamedTuple):
@@ -43,7 +40,7 @@ def named_by(variables: Mapping[str, str], *, pci: bool = True, nvidia: bool = T
     gpus: list[str] = []
     notes: list[str] = []
     for name, value in sorted(variables.items()):
-        if pci and name.startswith(PCI_PREFIX):
+        if pci and name.startswith(PCI_VARIABLE):
             for part in value.split(",")[:MOST_DEVICES]:
                 address = part.strip().lower()
                 if PCI_ADDRESS.fullmatch(address):
@@ -53,10 +50,10 @@ def named_by(variables: Mapping[str, str], *, pci: bool = True, nvidia: bool = T
                         f"variable {_short(name)} is {_short(part)!r}, which is no PCI address: "
                         "no hint"
                     )
-        elif nvidia and name == NVIDIA:
+        elif nvidia and name == NVIDIA_VARIABLE:
             word = value.strip().lower()
             if word == ALL:
-                notes.append(f"variable {NVIDIA} is 'all', as images set it themselves: no hint")
+                notes.append(f"variable {name} is 'all', as images set it themselves: no hint")
             elif word not in NOTHING:
                 gpus += [part.strip() for part in value.split(",") if part.strip()]
     return Named(tuple(addresses[:MOST_DEVICES]), tuple(gpus[:MOST_DEVICES]), tuple(notes))

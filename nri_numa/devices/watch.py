@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -107,13 +107,9 @@ class DeviceWatch:
 
     # --- told by the link -------------------------------------------------------------------------
 
-    def began(self, pod: PodSandbox, network: str) -> None:
-        """A pod is being made: find out ahead what will be asked for its containers.
-
-        Args:
-            pod: whose.
-            network: path of its network namespace; empty on the host's network.
-        """
+    def began(self, pod: PodSandbox) -> None:
+        """A pod is being made: find out ahead what its containers will have."""
+        network = pod.network_namespace
         looks, asks = bool(self._sources.network and network), self._sources.pod_resources
         so_far = told(Told(network_note=_NOT_LOOKED * looks, kubelet_note=_NOT_SAID * asks))
         book = Book(pod.full_name, so_far)
@@ -125,18 +121,17 @@ class DeviceWatch:
             if not self._do(self._local, self._look_again):
                 self._look_waiting = False
         if looks:
-            self._do(self._local, self._look_into, pod, book, network)
+            self._do(self._local, self._look_into, pod, book)
         if asks:
             self._do(self._asking, self._ask, pod, book)
 
-    def kept(self, pods: Iterable[tuple[PodSandbox, str]]) -> None:
+    def kept(self, pods: Sequence[PodSandbox]) -> None:
         """There are these pods and no others; those that are new to us are looked at."""
-        now = list(pods)
         # In one step: the threads look here whether a pod is still there.
-        self._books = {p.id: self._books[p.id] for p, _ in now if p.id in self._books}
-        for pod, network in now:
+        self._books = {pod.id: self._books[pod.id] for pod in pods if pod.id in self._books}
+        for pod in pods:
             if pod.id not in self._books:
-                self.began(pod, network)
+                self.began(pod)
 
     def gone(self, pod_id: str) -> None:
         """A pod is removed."""
@@ -254,10 +249,10 @@ class DeviceWatch:
         self._lookup.gpus = nvidia.read_gpus(self._root)
         self._answers = {}
 
-    def _look_into(self, pod: PodSandbox, book: Book, network: str) -> None:
+    def _look_into(self, pod: PodSandbox, book: Book) -> None:
         if self._books.get(pod.id) is not book:
             return  # it is gone; those behind it are waiting
-        parents = interfaces.parents_in(network)
+        parents = interfaces.parents_in(pod.network_namespace)
         cards: tuple[Found, ...] = ()
         note = ""
         if isinstance(parents, str):

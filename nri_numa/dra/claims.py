@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from nri_numa.engine.values.mentions import CLAIM_VARIABLE
 from nri_numa.errors import AgentError
 from nri_numa.text import BadQuantity, quantity
 
@@ -308,10 +309,8 @@ def claim_of(text: str) -> Claim:
 
 # --- CDI --------------------------------------------------------------------------------------
 
-VARIABLE: Final = "NRI_NUMA_CLAIM_"
-"""How the variable begins by which a container is known to belong to a claim."""
 _VARIABLE: Final = re.compile(
-    r"NRI_NUMA_CLAIM_([0-9]{1,2})_([0-9A-F]{8}(?:_[0-9A-F]{4}){3}_[0-9A-F]{12})"
+    rf"{CLAIM_VARIABLE}([0-9]{{1,2}})_([0-9A-F]{{8}}(?:_[0-9A-F]{{4}}){{3}}_[0-9A-F]{{12}})"
 )
 
 
@@ -350,17 +349,16 @@ def cdi_document(driver: str, claim: Claim) -> str:
 
 def variable(uid: str, number: int) -> str:
     """Name of the variable of a claim's result."""
-    return f"{VARIABLE}{number}_{uid.upper().replace('-', '_')}"
+    return f"{CLAIM_VARIABLE}{number}_{uid.upper().replace('-', '_')}"
 
 
-def results_named(environment: Sequence[str]) -> list[tuple[str, int]]:
-    """UID and number of the results that an environment names, each once."""
+def results_named(variables: Sequence[str]) -> list[tuple[str, int]]:
+    """UID and number of the results that names of variables stand for, each once."""
     found: dict[tuple[str, int], None] = {}
-    for item in environment:
-        if item.startswith(VARIABLE):
-            match = _VARIABLE.fullmatch(item.partition("=")[0])
-            if match is not None and len(found) < MOST_RESULTS:
-                found[match[2].lower().replace("_", "-"), int(match[1])] = None
+    for name in variables:
+        match = _VARIABLE.fullmatch(name)
+        if match is not None and len(found) < MOST_RESULTS:
+            found[match[2].lower().replace("_", "-"), int(match[1])] = None
     return list(found)
 
 

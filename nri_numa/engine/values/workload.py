@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.engine.values.mentions import NO_MENTIONS, Mentions
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 
 
@@ -142,6 +143,7 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
         runtime_handler: RuntimeClass handler, empty for the default.
         resources: the sum over the pod's containers as the kubelet told the runtime; nothing given
             when the runtime does not tell.
+        network_namespace: its path, where it was read; empty for a pod on the host's network.
     """
 
     id: str
@@ -154,6 +156,7 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
     runtime_handler: str = ""
     cgroup_parent: str = ""
     resources: Resources = msgspec.field(default_factory=Resources)
+    network_namespace: str = ""
 
     @property
     def full_name(self) -> str:
@@ -169,6 +172,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
         oom_score_adj: encodes the memory request of Burstable pods (kubelet's formula).
         pid: init process, 0 before it exists.
         cgroups_path: the OCI cgroupsPath.
+        mentions: what the runtime's message says of its devices, where that was read.
         devices: device requests, when some source tells them.
         pod_devices: those of all containers of its pod, where more is known than its own; they
             count where the pod is placed as a whole.
@@ -185,6 +189,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     oom_score_adj: int | None = None
     pid: int = 0
     cgroups_path: str = ""
+    mentions: Mentions = NO_MENTIONS
     devices: tuple[DeviceRequest, ...] = ()
     pod_devices: tuple[DeviceRequest, ...] = ()
     device_notes: tuple[str, ...] = ()

@@ -278,23 +278,6 @@ def page_size(text: str) -> int:
     return 0 if match is None else int(match[1]) << _UNIT[match[2].upper()]
 
 
-def qos_from_cgroup(cgroup_parent: str) -> QoSClass | None:
-    """The QoS class by the pod's cgroup; None when the kubelet did not make it.
-
-    The kubelet puts pods under ``kubepods/burstable``, ``kubepods/besteffort`` or, Guaranteed,
-    ``kubepods`` itself; with the systemd driver these are parts of slice names, joined by dashes,
-    and only the last slice may be given.
-    """
-    _, found, below = cgroup_parent.partition("kubepods")
-    if not found:
-        return None
-    if "burstable" in below:
-        return QoSClass.BURSTABLE
-    if "besteffort" in below:
-        return QoSClass.BEST_EFFORT
-    return QoSClass.GUARANTEED
-
-
 def inferred_qos(pod_resources: Resources, container: Container | None) -> QoSClass:
     """The QoS class of a pod outside the kubelet's cgroups, by its resources or one container.
 

@@ -21,14 +21,13 @@ import msgspec
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.mentions import DeviceNode, mentions_in
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.runtime import (
     NOTHING_GIVEN,
     RuntimeInfo,
     inferred_qos,
     page_size,
-    qos_from_cgroup,
 )
 
 _SERVICE = "/runtime.v1.RuntimeService/"
@@ -370,7 +369,7 @@ def pod_from(status: cri_pb2.PodSandboxStatus, info: Json) -> PodSandbox:
         name=status.metadata.name,
         labels=dict(status.labels),
         annotations=dict(status.annotations),
-        qos=qos_from_cgroup(cgroup_parent) or inferred_qos(resources, None),
+        qos=QoSClass.of_cgroup(cgroup_parent) or inferred_qos(resources, None),
         runtime_handler=status.runtime_handler,
         cgroup_parent=cgroup_parent,
         resources=resources,

@@ -34,7 +34,7 @@ from nri_numa.cri.client import (
 )
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.observe.logs import get_logger
 from nri_numa.runtime import (
@@ -50,7 +50,6 @@ from nri_numa.runtime import (
     RuntimeInfo,
     backoff_delays,
     inferred_qos,
-    qos_from_cgroup,
 )
 
 log = get_logger("cri")
@@ -105,7 +104,7 @@ def _pods(pods: dict[str, PodSandbox], containers: Iterable[Container]) -> Pods:
 
 def _of_class(pod: PodSandbox, container: Container | None) -> PodSandbox:
     """The pod; where its cgroup does not show its QoS class, this container may."""
-    if container is None or qos_from_cgroup(pod.cgroup_parent) is not None:
+    if container is None or QoSClass.of_cgroup(pod.cgroup_parent) is not None:
         return pod
     return replace(pod, qos=inferred_qos(pod.resources, container))
 

@@ -24,7 +24,7 @@ from nri_numa.engine.values.mentions import (
     mentions_in,
 )
 from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.errors import LocalProtocolError
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -35,7 +35,6 @@ from nri_numa.runtime import (
     RuntimeHandler,
     inferred_qos,
     page_size,
-    qos_from_cgroup,
 )
 
 CONTAINER_NAME: Final = "io.kubernetes.container.name"
@@ -89,7 +88,7 @@ def pod_from(
             resources = resources_from(linux.pod_resources)
         if mentions:
             network = next((n.path for n in linux.namespaces if n.type == "network"), "")
-    qos = qos_from_cgroup(cgroup_parent)
+    qos = QoSClass.of_cgroup(cgroup_parent)
     if qos is None:
         qos = inferred_qos(resources, None if container is None else container_from(container))
     return PodSandbox(

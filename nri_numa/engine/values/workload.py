@@ -24,6 +24,21 @@ class QoSClass(StrEnum):
     BURSTABLE = "Burstable"
     BEST_EFFORT = "BestEffort"
 
+    @classmethod
+    def of_cgroup(cls, cgroup_parent: str) -> QoSClass | None:
+        """The class by the pod's cgroup; None when the kubelet did not make it.
+
+        The kubelet puts pods under ``kubepods/burstable``, ``kubepods/besteffort`` or, Guaranteed,
+        ``kubepods`` itself; with the systemd driver these are parts of slice names, joined by
+        dashes, and only the last slice may be given.
+        """
+        _, found, below = cgroup_parent.partition("kubepods")
+        if not found:
+            return None
+        if "burstable" in below:
+            return cls.BURSTABLE
+        return cls.BEST_EFFORT if "besteffort" in below else cls.GUARANTEED
+
 
 class Policy(StrEnum):
     """The Topology Manager's policies, per pod."""

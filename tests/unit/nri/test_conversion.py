@@ -26,7 +26,7 @@ from nri_numa.nri.conversion import (
     updates_answer,
 )
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.runtime import page_size, qos_from_cgroup
+from nri_numa.runtime import page_size
 
 G, B, BE = QoSClass.GUARANTEED, QoSClass.BURSTABLE, QoSClass.BEST_EFFORT
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
@@ -66,7 +66,7 @@ SLICE_UID = UID.replace("-", "_")
     ],
 )
 def test_the_qos_class_is_in_the_pods_cgroup(cgroup_parent: str, qos: QoSClass | None) -> None:
-    assert qos_from_cgroup(cgroup_parent) is qos
+    assert QoSClass.of_cgroup(cgroup_parent) is qos
     found = pod_from(pb.PodSandbox(linux=pb.LinuxPodSandbox(cgroup_parent=cgroup_parent)))
     assert found.qos is (qos or BE)
 

@@ -14,20 +14,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nri_numa.devices import interfaces, nvidia
-from nri_numa.devices.book import NOTHING_TOLD, Book, Given, Told, told
-from nri_numa.devices.found import Found, hints
-from nri_numa.devices.given import DEADLINE, PAUSE, GivenDevice, given_devices
-from nri_numa.devices.lookup import Lookup, Missed, Sources
-from nri_numa.engine.values.mentions import NO_MENTIONS, Mentions
+from nri_numa.devices import interfaces
+from nri_numa.devices.lookup import GivenDevice, Lookup, Missed, hints, read_gpus
+from nri_numa.devices.sysfs import Found
+from nri_numa.engine.values.mentions import MOST_DEVICES, NO_MENTIONS, Mentions
 from nri_numa.engine.values.workload import NO_DEVICES, KnownDevices, PodSandbox
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.pci import NIC
 from nri_numa.observe.logs import get_logger
+
+if TYPE_CHECKING:
+    from nri_numa.config.device_sources import Devices as Sources
 
 log = get_logger("devices")
 
@@ -43,6 +46,90 @@ _MOST_CHARACTERS: Final = 4096
 
 _NOT_LOOKED: Final = "its network interfaces were not looked at yet: no hint of them"
 _NOT_SAID: Final = "the kubelet has not said yet what it gave: no hint of that"
+
+DEADLINE: Final = 0.05
+"""Seconds for an answer. It is known at once or not in time: the first container comes soon."""
+PAUSE: Final = 0.02
+"""Seconds between two questions: half of what the kubelet admits, for others ask as well."""
+BUSY_PAUSE: Final = 0.1
+"""Seconds after which a kubelet that was asked too often is asked once more."""
+
+
+# --- what was found out about one pod ahead of its containers -------------------------------------
+# Threads find it out, and the loop looks while a container waits. So whatever a thread tells is
+# replaced as a whole, and the loop compares objects instead of what is in them.
+
+
+Given = Mapping[str, tuple[GivenDevice, ...]]
+"""What the kubelet gave, by container."""
+
+
+class Told(NamedTuple):
+    """What was found out.
+
+    Attributes:
+        cards: the devices of its network interfaces.
+        given: what the kubelet gave.
+        network_note, kubelet_note: why something is not known.
+    """
+
+    cards: tuple[Found, ...] = ()
+    given: Given = MappingProxyType({})
+    network_note: str = ""
+    kubelet_note: str = ""
+
+
+NOTHING_TOLD: Final = Told()
+"""Of nearly all pods: no device is known, and nothing is to be said. One look tells, since
+`told` makes it this very object."""
+
+
+def told(what: Told) -> Told:
+    """The same; `NOTHING_TOLD` itself where it says nothing."""
+    return NOTHING_TOLD if what == NOTHING_TOLD else what
+
+
+@dataclass(slots=True)
+class Book:
+    """What is kept of one pod.
+
+    Attributes:
+        pod: its namespace and name.
+        told: what was found out; replaced as a whole, by threads that take turns.
+    """
+
+    pod: str
+    told: Told
+
+
+def given_devices(
+    kubelet_root: str, namespace: str, pod: str, seconds: float = DEADLINE
+) -> Mapping[str, tuple[GivenDevice, ...]] | str:
+    """The devices of a pod by container, or why they cannot be told. Blocks.
+
+    Without a pod's name nothing is asked, but what takes time the first time is done.
+    """
+    from nri_numa.cri import pod_resources
+
+    if not pod:
+        pod_resources.load()
+        return {}
+    answer = pod_resources.given_to(kubelet_root, namespace, pod, timeout_s=seconds)
+    if isinstance(answer, str) and answer == pod_resources.TOO_OFTEN:
+        time.sleep(BUSY_PAUSE)
+        answer = pod_resources.given_to(kubelet_root, namespace, pod, timeout_s=seconds)
+    if isinstance(answer, str):
+        return answer
+    found: dict[str, tuple[GivenDevice, ...]] = {}
+    for one in answer:
+        devices = [
+            GivenDevice(devices.resource, id, frozenset(devices.by_id.get(id, ())))
+            for devices in one.devices
+            for id in devices.ids
+        ]
+        if devices:
+            found[one.container] = tuple(devices[: MOST_DEVICES + 1])
+    return found
 
 
 class DeviceWatch:
@@ -246,7 +333,7 @@ class DeviceWatch:
                 log.warning("CDI file", problem=problem)
 
     def _read_gpus(self) -> None:
-        self._lookup.gpus = nvidia.read_gpus(self._root)
+        self._lookup.gpus = read_gpus(self._root)
         self._answers = {}
 
     def _look_into(self, pod: PodSandbox, book: Book) -> None:

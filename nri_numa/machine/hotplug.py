@@ -95,12 +95,8 @@ async def watch(
 ) -> None:
     """Call ``changed`` after each burst of events about CPUs, until cancelled.
 
-    Where there are no events this waits for ever; polling goes on without it.
-
-    Args:
-        changed: looks at the machine again.
-        no_events: is told why there are none, and whether there were some before.
-        open_source: of the events.
+    Where there are no events this waits for ever; polling goes on without it. ``no_events`` is
+    called with the reason, and whether there were some before.
     """
     try:
         source = open_source()
@@ -148,14 +144,7 @@ async def watch(
 
 
 def reread(root: Path | str, topology: Topology) -> Topology:
-    """Read the machine as it is now.
-
-    Args:
-        root: as for `nri_numa.machine.sysfs.discover`.
-        topology: as it was.
-
-    Returns:
-        The same object when nothing changed.
+    """Read the machine as it is now; the same object when nothing changed.
 
     Raises:
         TopologyError: when the machine cannot be read any more.

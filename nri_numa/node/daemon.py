@@ -26,8 +26,7 @@ from nri_numa.engine.decision import Machine
 from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
-from nri_numa.machine.scopes import Scopes
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
 from nri_numa.machine.sysfs import discover
 from nri_numa.node import reread
 from nri_numa.node.agent import Agent

@@ -16,6 +16,7 @@ from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.engine.values.workload import Resources as WantedResources
 from nri_numa.nri.link import LinkSettings, NRILink
+from nri_numa.nri.wire.versions import AGENT_EVENTS, SANDBOX_EVENTS
 from nri_numa.runtime import LinkState, PushResult, RequestRefused, RuntimeInfo
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, Resources, allowed, poll
@@ -124,6 +125,7 @@ class Plugin:
             name="link-test",
             index="50",
             socket_path=str(self._containerd.nri_socket),
+            events=AGENT_EVENTS | SANDBOX_EVENTS,
             push_interval=0.05,
             # Pushes in the middle of everything: that they lock nothing is what is tried.
             quiet_seconds=0.0,

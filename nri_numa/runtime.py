@@ -131,11 +131,9 @@ class RuntimeHandler(Protocol):
     def update_container(
         self, pod: PodSandbox, container: Container, asked: Resources
     ) -> Sequence[ContainerUpdate]:
-        """Judge a change of resources.
+        """Judge a change of resources; returns what to set over the request.
 
-        Returns:
-            What to set over the request, for the container itself first. Without an update of its
-            own the request passes as it is.
+        The container's own update comes first; without one the request passes as it is.
         """
         ...
 
@@ -170,9 +168,7 @@ class RuntimeHandler(Protocol):
     def replied(self, event_name: str, seconds: float) -> None:
         """A request was answered; the place for logging and other slow things.
 
-        Args:
-            event_name: ``CreateContainer``, ``Synchronize`` and so on.
-            seconds: from the parsed request to the written answer.
+        ``seconds`` are those from the parsed request to the written answer.
         """
         ...
 

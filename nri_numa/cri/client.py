@@ -140,14 +140,10 @@ _Response = TypeVar("_Response")
 
 
 class CRIClient:
-    """Calls one runtime over its unix socket.
+    """Calls one runtime over its unix socket, with or without ``unix://``.
 
-    Usable as an asynchronous context manager. Each call raises `RuntimeUnavailable` when the
-    socket is absent, nobody answers in time, or the answer is an error that has no meaning here.
-
-    Args:
-        socket_path: the runtime's socket, with or without ``unix://``.
-        timeout_s: limit of each call, in seconds.
+    Usable as an asynchronous context manager. Each call raises `RuntimeUnavailable` when the socket
+    is absent, there is no answer in time, or the answer is an error that has no meaning here.
     """
 
     def __init__(self, socket_path: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -266,13 +262,10 @@ class CRIClient:
         )
 
     async def update(self, update: ContainerUpdate) -> UpdateFailed | None:
-        """Change resources of a container that was created or runs.
+        """Change resources of a container that was created or runs; None when it was applied.
 
         What the update leaves keeps what it was; nothing can be unset. The runtime calls its NRI
         plugins first, ourselves among them when we are connected: the event loop must be free.
-
-        Returns:
-            None when it was applied, else why not.
 
         Raises:
             RuntimeUnavailable: no answer, so it is unknown whether it was applied.

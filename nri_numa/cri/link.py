@@ -112,8 +112,8 @@ def _of_class(pod: PodSandbox, container: Container | None) -> PodSandbox:
 async def update_once(plan: Planner, *, socket_path: str) -> str:
     """Send the updates that a function returns for everything that runs.
 
-    Returns:
-        Why the runtime could not be reached; empty when it was, whatever became of single updates.
+    Returns why the runtime could not be reached; empty when it was, whatever became of single
+    updates.
     """
     try:
         async with CRIClient(socket_path) as client:
@@ -159,10 +159,8 @@ class Outbox:
     ) -> asyncio.Future[UpdateFailed | None]:
         """Send an update soon, together with what waits for this container already.
 
-        Urgent ones start right now, and do not wait behind updates of others.
-
-        Returns:
-            What became of it: None when it was applied.
+        Urgent ones start right now, and do not wait behind updates of others. The outcome is None
+        when it was applied.
         """
         container_id = update.container_id
         waiting = self._waiting.get(container_id)
@@ -334,10 +332,8 @@ class LifecycleCallbacks(Protocol):
     def begun(self, container_id: str, started: float, told: float | None) -> None:
         """A container is seen to run.
 
-        Args:
-            container_id: which.
-            started: when it did, as Unix time.
-            told: when the runtime took its update; None when it has not.
+        ``started`` is when it did, ``told`` when the runtime took its update (None when it has
+        not), both as Unix time.
         """
         ...
 
@@ -395,8 +391,7 @@ class Connection:
     async def begin(self) -> tuple[int, int]:
         """Listen, read everything that runs, and have it compared with what is known.
 
-        Returns:
-            How many pods and live containers there are.
+        Returns how many pods and live containers there are.
         """
         # First: what happens from now on is reported, and what was before is listed.
         self._listener = asyncio.create_task(self._listen(), name="cri events")
@@ -729,11 +724,7 @@ class Connection:
 class CRILink:
     """Follows one runtime; see `nri_numa.runtime.RuntimeLink`.
 
-    Args:
-        socket_path: where the runtime serves CRI.
-        listing: seconds between two listings where no events come.
-        delays: makes the sequence of pauses between attempts.
-        now: Unix time.
+    ``listing`` is the time in seconds between two listings where no events come.
     """
 
     def __init__(

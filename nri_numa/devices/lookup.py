@@ -159,16 +159,11 @@ class Hints(NamedTuple):
 
 
 def hints(found: Iterable[Found], places: NUMASet, notes: Iterable[str] = ()) -> Hints:
-    """Make hints of devices.
+    """Make hints of devices, the surest sources first, and of what is to be said besides.
 
     A device that several sources tell of counts once, under its first kind, on the NUMA nodes of
-    all of them. NUMA nodes where no container can be placed (offline, without CPUs, or of another
+    all of them. NUMA nodes that are none of ``places`` (offline, without CPUs, or of another
     machine) are no hint.
-
-    Args:
-        found: in the order of the sources, the surest first.
-        places: the NUMA nodes that alignment chooses from.
-        notes: what is to be said besides.
     """
     nodes: dict[str, frozenset[int]] = {}
     kinds: dict[str, str] = {}
@@ -226,12 +221,9 @@ class Named(NamedTuple):
 
 
 def named_by(variables: Mapping[str, str], *, pci: bool = True, nvidia: bool = True) -> Named:
-    """Read the variables; at most `MOST_DEVICES` of each kind count.
+    """Read the variables by name; at most `MOST_DEVICES` of each kind count.
 
-    Args:
-        variables: by name.
-        pci: read those of the SR-IOV network device plugin.
-        nvidia: read those of NVIDIA's.
+    ``pci`` are those of the SR-IOV network device plugin, ``nvidia`` those of NVIDIA's.
     """
     addresses: list[tuple[str, str]] = []
     gpus: list[str] = []

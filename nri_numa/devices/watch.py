@@ -148,14 +148,8 @@ class DeviceWatch:
     ) -> None:
         """Make a watch that knows nothing yet; `start` lets it look around.
 
-        Args:
-            sources: which are asked.
-            root: holds ``sys/``, and ``proc/`` for NVIDIA's driver.
-            kubelet_root: the kubelet's directory.
-            places: the NUMA nodes that containers can be placed on.
-            own_resource: our own extended resource, whose devices are CPUs.
-            clock: seconds of a clock that never jumps.
-            deadline: seconds that the kubelet has for an answer.
+        ``root`` holds ``sys/``, and ``proc/`` for NVIDIA's driver; ``places`` are the NUMA nodes
+        that containers can be placed on; devices of ``own_resource`` are CPUs.
         """
         self._sources = sources
         self._root = root
@@ -225,13 +219,7 @@ class DeviceWatch:
         self._books.pop(pod_id, None)
 
     def known(self, pod_id: str, name: str, mentions: Mentions) -> KnownDevices:
-        """What is known at this moment of the devices of a container.
-
-        Args:
-            pod_id: its pod's.
-            name: the container's.
-            mentions: what the runtime's message says of them.
-        """
+        """What is known at this moment of the devices of the container ``name``."""
         answers = self._answers  # before anything is looked at: see `__init__`
         book = self._books.get(pod_id)
         known = NOTHING_TOLD if book is None else book.told

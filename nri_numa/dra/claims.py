@@ -108,12 +108,7 @@ def pruned(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def claim_from(document: object, *, driver: str, pool: str) -> Claim:
-    """Read a claim object.
-
-    Args:
-        document: of the API server, whoever brings it.
-        driver: our name.
-        pool: the one of this node.
+    """Read a claim object of the API server for our driver and this node's pool.
 
     Raises:
         BadClaim: it is not one that can be prepared here.

@@ -39,15 +39,9 @@ STATE_FILES: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class KubeletWatch:
-    """Says when the kubelet starts or stops to pin containers itself."""
+    """Says when the kubelet, whose root directory this is, starts or stops to pin containers."""
 
     def __init__(self, metrics: Metrics, directory: str) -> None:
-        """Make a watch.
-
-        Args:
-            metrics: the gauge is set here.
-            directory: the kubelet's root directory.
-        """
         self._metrics = metrics
         self._directory = directory
         self._static: dict[str, bool] = {}
@@ -97,15 +91,7 @@ def adopt(
     topology: Topology,
     index: AllocatorIndex,
 ) -> Adopted:
-    """Put the kubelet's configuration beside ours.
-
-    Args:
-        settings: what ours says.
-        config: ours, for what is set there.
-        facts: the kubelet's.
-        topology: the machine.
-        index: its tables.
-    """
+    """Put the kubelet's configuration beside ours; ``config`` says what is set there."""
     adopted: list[str] = []
     differences: list[str] = list(_both(config, facts))
     theirs, source = _reserved(facts, topology, index)

@@ -151,17 +151,10 @@ def grants(
     numa_nodes: NUMASet,
     before: KubeletGrants,
 ) -> tuple[KubeletGrants, tuple[str, ...]]:
-    """Put both documents together, as far as they are about this machine.
+    """Put both documents together, as far as they are about this machine, its CPUs and NUMA nodes.
 
-    Args:
-        cpu: None where there is none.
-        memory: None where there is none.
-        cpus: all CPUs that the machine can have.
-        numa_nodes: all NUMA nodes that it has.
-        before: what was known until now, for the shared sets of before.
-
-    Returns:
-        What is granted, and sentences about what this machine does not have.
+    ``before`` has the shared sets of before. Returns what is granted, and sentences about what this
+    machine does not have.
     """
     problems: list[str] = []
     static = cpu is not None and cpu.policy == STATIC["cpu"]

@@ -58,7 +58,7 @@ NAMES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
 
 
 class StateFiles:
-    """What the kubelet granted, as its files say now.
+    """What the kubelet granted, as the files in its root directory say now.
 
     A file that is not there grants nothing: an operator who changes a policy removes it. One that
     cannot be read or understood changes nothing: what it said before still holds.
@@ -69,11 +69,6 @@ class StateFiles:
     """
 
     def __init__(self, directory: str) -> None:
-        """Know the directory; nothing is read yet.
-
-        Args:
-            directory: the kubelet's root directory.
-        """
         self.directory = directory
         self.grants: KubeletGrants = NO_GRANTS
         self.problems: tuple[str, ...] = ()
@@ -88,14 +83,9 @@ class StateFiles:
         return os.path.join(self.directory, NAMES[manager])
 
     def look(self, cpus: CPUSet, numa_nodes: NUMASet) -> bool:
-        """Read what changed since the last look.
+        """Read what changed since the last look; whether anything did: `grants`, or `problems`.
 
-        Args:
-            cpus: all CPUs that the machine can have.
-            numa_nodes: all NUMA nodes that it has.
-
-        Returns:
-            Whether anything did: `grants`, or `problems`.
+        Only CPUs and NUMA nodes that the machine can have are granted.
         """
         changed = self._machine != (cpus, numa_nodes)
         for manager in NAMES:

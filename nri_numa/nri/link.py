@@ -189,8 +189,7 @@ async def push_one_shot(
 ) -> str:
     """Push the updates that ``plan`` returns through a second registration.
 
-    Returns:
-        Why it failed; empty when the runtime took the answer.
+    Returns why it failed; empty when the runtime took the answer.
     """
     shot = _OneShot(plan, limits)
     connection: SessionTransport[ev.PluginEvent] = SessionTransport(shot.session, shot.on_event)
@@ -565,10 +564,8 @@ class NRILink:
         """Synchronise through a second registration: for launched plugins before NRI 0.7.
 
         Such a runtime tells a plugin that it launched nothing of what runs already, and sends no
-        stop for containers older than itself.
-
-        Returns:
-            Why it failed; empty when the handler was called.
+        stop for containers older than itself. Returns why it failed; empty when the handler was
+        called.
         """
         async with self._push_lock:
             detail = await self._wait_until_quiet()

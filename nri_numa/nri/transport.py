@@ -70,9 +70,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
     def __init__(self, session: Session[EventT], on_event: Callable[[EventT], None]) -> None:
         """Make the protocol object of one connection; needs a running loop.
 
-        Args:
-            session: either role.
-            on_event: called for every event; must answer it before it returns if it can.
+        ``on_event`` must answer an event before it returns if it can.
         """
         self._session = session
         self._on_event = on_event

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
-from operator import itemgetter
 from typing import Final, TypeAlias
+
+from google.protobuf.message import Message
 
 from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate
 from nri_numa.engine.values.memory_policy import MemoryPolicy
@@ -28,10 +28,10 @@ from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Res
 from nri_numa.errors import LocalProtocolError
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import Answer
 from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import (
     NOTHING_GIVEN,
+    Planner,
     RuntimeHandler,
     inferred_qos,
     page_size,
@@ -127,20 +127,6 @@ def container_from(container: pb.Container, *, mentions: bool = False) -> Contai
         cgroups_path=cgroups_path,
         mentions=mentions_of(container) if mentions else NO_MENTIONS,
         starting=container.state == pb.CONTAINER_CREATED,
-    )
-
-
-def node_from(
-    pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container], *, mentions: bool = False
-) -> tuple[Pods, list[Container]]:
-    """All pods and containers of a Synchronize.
-
-    A container without an id is left out: no update reaches it, and one would spoil the whole
-    answer.
-    """
-    return (
-        pods_from(pods, containers, mentions=mentions),
-        [container_from(one, mentions=mentions) for one in containers if one.id],
     )
 
 
@@ -289,131 +275,35 @@ def create_response(adjustment: ContainerAdjustment) -> pb.CreateContainerRespon
     return response
 
 
-class EncodedUpdates:
-    """An answer that updates other containers, serialised as it is made.
-
-    With hundreds of them, making messages first would take longer than all the rest.
-    """
-
-    __slots__ = ("_data",)
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def SerializeToString(self) -> bytes:
-        """The bytes."""
-        return self._data
-
-
-def create_answer(adjustment: ContainerAdjustment, updates: Sequence[ContainerUpdate]) -> Answer:
-    """Build the answer to CreateContainer."""
-    own = create_response(adjustment)
-    if not updates:
-        return own
-    # Fields are serialised in the order of their numbers: that of the adjustment comes first.
-    return EncodedUpdates(own.SerializeToString() + encoded(pb.CreateContainerResponse, updates))
-
-
-def updates_answer(
-    message: type[_WithUpdates], updates: Sequence[ContainerUpdate]
-) -> EncodedUpdates:
-    """Build a response that has nothing but updates.
-
-    In the answer to UpdateContainer, one for the container itself is set over the request, field by
-    field; without one the request passes as it is (which spares a containerd bug that loses its
-    swap limit). In those to Synchronize, failures are ignored: CRI-O fails the whole exchange
-    otherwise.
-    """
-    if message is pb.SynchronizeResponse:
-        updates = [update._replace(ignore_failure=True) for update in updates]
-    return EncodedUpdates(encoded(message, updates))
-
-
-def update_messages(updates: Sequence[ContainerUpdate]) -> list[pb.ContainerUpdate]:
-    """Build updates, one for each container; see `encoded`."""
-    data = encoded(pb.UpdateContainersRequest, updates)
-    return list(pb.UpdateContainersRequest.FromString(data).update)
-
-
-_AFTER_ID: Final = itemgetter(slice(1, None))
-
-
-def encoded(message: type[_WithUpdates], every: Sequence[ContainerUpdate]) -> bytes:
-    """Updates as bytes of a message's field ``update``, one for each container, in their order.
+def add_updates(
+    response: _WithUpdates, every: Sequence[ContainerUpdate], *, ignore_failure: bool = False
+) -> None:
+    """Add updates to a response, one for each container, in their order.
 
     Two updates of one container in one answer would be refused by the runtime as a conflict of
     the plugin with itself, so they are merged, the later value winning. Empty ones are left out.
 
-    A changed shared pool is one and the same change for hundreds of containers. It is serialised
-    once and put around all ids in one go. A container waits meanwhile.
-
     Raises:
         LocalProtocolError: an update names no container.
     """
-    if not every:
-        return b""
-    by_id = {update[0]: update for update in every}
-    if "" in by_id:
-        raise LocalProtocolError("a ContainerUpdate without container_id would change nothing")
-    if len(by_id) < len(every):
-        every = _merged(every)
-    field = message.DESCRIPTOR.fields_by_name["update"].number
-    tag = _varint(field << 3 | _LENGTH_DELIMITED)
-    pieces: list[bytes] = []
-    # What stands around an id: it depends on the change, and on the length of the id.
-    wraps: dict[tuple[object, int], tuple[bytes, bytes]] = {}
-    for change, same in groupby(every, _AFTER_ID):
-        run = list(same)
-        if run[0].empty:
-            continue
-        names = [update[0].encode() for update in run]
-        lengths = dict(zip(map(len, names), run, strict=True))
-        for length, example in lengths.items():
-            if (change, length) not in wraps:
-                wraps[change, length] = _wrap(tag, example)
-        if len(lengths) == 1:
-            before, behind = wraps[change, len(names[0])]
-            pieces += before, (behind + before).join(names), behind
-        else:
-            for name in names:
-                before, behind = wraps[change, len(name)]
-                pieces += before, name, behind
-    return b"".join(pieces)
-
-
-def _merged(every: Iterable[ContainerUpdate]) -> list[ContainerUpdate]:
-    """One update for each container, in order of appearance."""
     by_id: dict[str, ContainerUpdate] = {}
     for update in every:
         earlier = by_id.get(update[0])
         by_id[update[0]] = update if earlier is None else update.over(earlier)
-    return list(by_id.values())
-
-
-_LENGTH_DELIMITED: Final = 2
-"""Wire type of strings and messages (protobuf.dev/programming-guides/encoding)."""
-
-
-def _wrap(tag: bytes, update: ContainerUpdate) -> tuple[bytes, bytes]:
-    """What stands before and behind the id of an update that changes something."""
-    body = pb.ContainerUpdate(
-        container_id=update.container_id,
-        linux=linux_update(update),
-        ignore_failure=update.ignore_failure,
-    ).SerializeToString()
-    # Fields are serialised in the order of their numbers, and the id has the first one.
-    length = len(update.container_id.encode())
-    start = 1 + len(_varint(length))
-    return tag + _varint(len(body)) + body[:start], body[start + length :]
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    if "" in by_id:
+        raise LocalProtocolError("a ContainerUpdate without container_id would change nothing")
+    # A changed shared pool is one and the same change for hundreds of containers: made once.
+    messages: dict[object, pb.ContainerUpdate] = {}
+    for container_id, update in by_id.items():
+        message = messages.get(update[1:])
+        if message is None:
+            if update.empty:
+                continue
+            message = messages[update[1:]] = pb.ContainerUpdate(
+                linux=linux_update(update), ignore_failure=update.ignore_failure or ignore_failure
+            )
+        message.container_id = container_id
+        response.update.append(message)
 
 
 def linux_update(update: ContainerUpdate) -> pb.LinuxContainerUpdate:
@@ -435,6 +325,25 @@ def linux_update(update: ContainerUpdate) -> pb.LinuxContainerUpdate:
     return message
 
 
+def synchronize_response(
+    plan: Planner,
+    pods: Sequence[pb.PodSandbox],
+    containers: Sequence[pb.Container],
+    *,
+    mentions: bool = False,
+) -> pb.SynchronizeResponse:
+    """Build the answer to Synchronize.
+
+    A container without an id is left out: no update reaches it, and one would spoil the whole
+    answer. Failures are ignored: CRI-O fails the whole exchange otherwise.
+    """
+    known = [container_from(one, mentions=mentions) for one in containers if one.id]
+    response = pb.SynchronizeResponse()
+    updates = plan(pods_from(pods, containers, mentions=mentions), known)
+    add_updates(response, updates, ignore_failure=True)
+    return response
+
+
 # --- requests ---------------------------------------------------------------------------------
 
 Request: TypeAlias = (
@@ -448,7 +357,7 @@ Request: TypeAlias = (
 """What a handler answers."""
 
 
-def answer(handler: RuntimeHandler, event: Request) -> Answer | None:
+def answer(handler: RuntimeHandler, event: Request) -> Message | None:
     """Have an event of the session answered; None is an empty response."""
     mentions = handler.reads_mentions
     match event:
@@ -457,22 +366,26 @@ def answer(handler: RuntimeHandler, event: Request) -> Answer | None:
                 pod_from(create.pod, create.container, mentions=mentions),
                 container_from(create.container, mentions=mentions),
             )
-            return create_answer(adjustment, updates)
+            created = create_response(adjustment)
+            add_updates(created, updates)
+            return created
         case ev.UpdateContainerRequested(_, update):
             updates = handler.update_container(
                 pod_from(update.pod, update.container, mentions=mentions),
                 container_from(update.container, mentions=mentions),
                 resources_from(update.linux_resources, update=True),
             )
-            return updates_answer(pb.UpdateContainerResponse, updates)
+            # One for the container itself is set over the request, field by field; without one
+            # the request passes as it is (which spares a containerd bug that loses its swap limit).
+            updated = pb.UpdateContainerResponse()
+            add_updates(updated, updates)
+            return updated
         case ev.StopContainerRequested(_, stop):
-            updates = handler.stop_container(stop.container.id)
-            return updates_answer(pb.StopContainerResponse, updates)
+            stopped = pb.StopContainerResponse()
+            add_updates(stopped, handler.stop_container(stop.container.id))
+            return stopped
         case ev.SynchronizeRequested(_, pods, containers):
-            return updates_answer(
-                pb.SynchronizeResponse,
-                handler.synchronize(*node_from(pods, containers, mentions=mentions)),
-            )
+            return synchronize_response(handler.synchronize, pods, containers, mentions=mentions)
         case ev.ContainerEvent(_, Event.REMOVE_CONTAINER, _, container):
             handler.remove_container(container.id)
         case ev.ContainerEvent(_, kind, pod, container):

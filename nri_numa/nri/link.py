@@ -35,6 +35,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from google.protobuf.message import Message
 from msgspec.structs import replace
 
 from nri_numa.engine.values.answers import ContainerUpdate
@@ -45,7 +46,7 @@ from nri_numa.nri import conversion
 from nri_numa.nri.transport import Ending, SessionTransport
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import Answer, PluginSession, SessionLimits
+from nri_numa.nri.wire.session import PluginSession, SessionLimits
 from nri_numa.nri.wire.versions import (
     AGENT_EVENTS,
     Event,
@@ -171,10 +172,8 @@ class _OneShot:
                 mask = Event.REMOVE_POD_SANDBOX.bit
                 self.session.reply(event.stream, pb.ConfigureResponse(events=mask))
             case ev.SynchronizeRequested():
-                updates = self._plan(*conversion.node_from(event.pods, event.containers))
-                self.session.reply(
-                    event.stream, conversion.updates_answer(pb.SynchronizeResponse, updates)
-                )
+                answer = conversion.synchronize_response(self._plan, event.pods, event.containers)
+                self.session.reply(event.stream, answer)
                 self._finish("")
             case _:
                 self.session.reply(event.stream)
@@ -437,7 +436,7 @@ class NRILink:
             self._stopped.pop(event.pod.id, None)
 
     def _answer(
-        self, stream: int, name: str, handle: Callable[[], Answer | None]
+        self, stream: int, name: str, handle: Callable[[], Message | None]
     ) -> RequestRefused | None:
         """Run a handler and write its answer, whatever happens in it; returns its refusal."""
         session = self._session
@@ -445,7 +444,7 @@ class NRILink:
             return None  # closed by ourselves while events of the same packet were waiting
         started = self._last_request = time.perf_counter()
         refusal: RequestRefused | None = None
-        response: Answer | None = None
+        response: Message | None = None
         self._handling = True
         try:
             response = handle()
@@ -670,9 +669,9 @@ class NRILink:
         session, connection = self._session, self._connection
         if session is None or connection is None:
             return "the link broke"
-        stream = session.update_containers(
-            conversion.update_messages(updates), timeout=self._settings.push_timeout
-        )
+        request = pb.UpdateContainersRequest()
+        conversion.add_updates(request, updates)
+        stream = session.update_containers(request, timeout=self._settings.push_timeout)
         answer = asyncio.get_running_loop().create_future()
         self._updates[stream] = answer
         connection.flush()

@@ -33,7 +33,6 @@ from nri_numa.node.handler import AgentHandler
 from nri_numa.node.unmatched import UnmatchedAnnotations
 from nri_numa.nri import conversion
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import Answer
 from nri_numa.nri.wire.versions import Event
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
@@ -156,19 +155,18 @@ def test_telling_others_costs_a_few_calls_for_each_of_them() -> None:
     for residents in (100, 1100):
         node = Node(residents, policy="")
         request = node.request("new", "single-numa-node", cpus=4)
-        answer: list[Answer] = []
+        response = pb.CreateContainerResponse()
 
         def create(
             node: Node = node,
             request: tuple[PodSandbox, Container] = request,
-            answer: list[Answer] = answer,
+            response: pb.CreateContainerResponse = response,
         ) -> None:
             made = node.agent.create_container(*request)
             assert isinstance(made, Admitted)
-            answer.append(conversion.create_answer(made.adjustment, made.updates))
+            conversion.add_updates(response, made.updates)
 
         counts.append(calls(create))
-        response = pb.CreateContainerResponse.FromString(answer[0].SerializeToString())
         assert len(response.update) == residents
     assert (counts[1] - counts[0]) / 1000 <= 8
 

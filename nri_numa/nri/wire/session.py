@@ -36,9 +36,9 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
@@ -102,14 +102,6 @@ CONTAINER_EVENTS: Final[Mapping[str, Event]] = {
 
 _EVENTS: Final = {**POD_EVENTS, **CONTAINER_EVENTS}
 _STATE_CHANGES: Final = {event.value: event for event in _EVENTS.values()}
-
-
-class Answer(Protocol):
-    """What a request is answered with: a message of protobuf, or one that is serialised already."""
-
-    def SerializeToString(self) -> bytes:
-        """The bytes that go out."""
-        ...
 
 
 class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -375,12 +367,12 @@ class PluginSession(_Session[ev.PluginEvent]):
         self._step(Step.REGISTER)
 
     def update_containers(
-        self, updates: Sequence[pb.ContainerUpdate], *, timeout: float = 0.0
+        self, request: pb.UpdateContainersRequest, *, timeout: float = 0.0
     ) -> int:
         """Send UpdateContainers; returns the stream its answer will carry.
 
-        Never while a request waits for our answer: the runtime holds the lock this call needs. The
-        updates are applied in their order; a ``timeout`` of 0 seconds is none.
+        Never while a request waits for our answer: the runtime holds the lock this call needs. A
+        ``timeout`` of 0 seconds is none.
 
         Raises:
             LocalProtocolError: not configured yet, or a request is unanswered.
@@ -392,7 +384,7 @@ class PluginSession(_Session[ev.PluginEvent]):
         stream = self._client.call(
             RUNTIME_SERVICE,
             "UpdateContainers",
-            pb.UpdateContainersRequest(update=updates).SerializeToString(),
+            request.SerializeToString(),
             timeout_nano=int(timeout * 1e9),
         )
         return stream
@@ -401,7 +393,7 @@ class PluginSession(_Session[ev.PluginEvent]):
         """Give up waiting for the answer to an update; a late one makes no event."""
         self._client.forget(stream)
 
-    def reply(self, stream: int, response: Answer | None = None) -> None:
+    def reply(self, stream: int, response: Message | None = None) -> None:
         """Answer a request; None is the empty response.
 
         Raises:

@@ -16,14 +16,12 @@ from nri_numa.engine.values.workload import Container, QoSClass, Resources
 from nri_numa.errors import LocalProtocolError
 from nri_numa.machine.model import NO_QUOTA
 from nri_numa.nri.conversion import (
+    add_updates,
     container_from,
-    create_answer,
     create_response,
-    encoded,
     pod_from,
     resources_from,
-    update_messages,
-    updates_answer,
+    synchronize_response,
 )
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.runtime import page_size
@@ -236,12 +234,17 @@ def test_a_page_size_nobody_knows_is_kept_under_zero_so_that_it_can_be_said() ->
 # --- answers ----------------------------------------------------------------------------------
 
 
+def update_messages(updates: list[ContainerUpdate]) -> list[pb.ContainerUpdate]:
+    request = pb.UpdateContainersRequest()
+    add_updates(request, updates)
+    return list(request.update)
+
+
 def test_no_change_is_the_empty_message() -> None:
     empty = ContainerUpdate(container_id="x", ignore_failure=True)
     assert empty.empty
     assert create_response(NO_ADJUSTMENT).SerializeToString() == b""
-    assert create_answer(NO_ADJUSTMENT, [empty]).SerializeToString() == b""
-    assert updates_answer(pb.StopContainerResponse, [empty]).SerializeToString() == b""
+    assert update_messages([empty]) == []
 
 
 def test_an_adjustment_reaches_its_fields() -> None:
@@ -351,8 +354,8 @@ def test_one_container_gets_one_update_because_two_would_be_a_conflict() -> None
 
 def test_the_same_change_for_many_containers_is_told_to_each() -> None:
     every = [ContainerUpdate(container_id=f"c{i}", cpus="0-3") for i in range(300)]
-    data = encoded(pb.StopContainerResponse, every)
-    response = pb.StopContainerResponse.FromString(data)
+    response = pb.StopContainerResponse()
+    add_updates(response, every)
     assert [u.container_id for u in response.update] == [f"c{i}" for i in range(300)]
     assert {u.linux.resources.cpu.cpus for u in response.update} == {"0-3"}
 
@@ -363,8 +366,8 @@ def test_an_update_without_container_is_a_bug_in_us() -> None:
 
 
 def test_failures_of_a_synchronisation_are_ignored() -> None:
-    answer = updates_answer(pb.SynchronizeResponse, [ContainerUpdate("a", "1")])
-    (update,) = pb.SynchronizeResponse.FromString(answer.SerializeToString()).update
+    answer = synchronize_response(lambda pods, containers: [ContainerUpdate("a", "1")], [], [])
+    (update,) = answer.update
     assert update.ignore_failure
 
 
@@ -372,7 +375,7 @@ def test_failures_of_a_synchronisation_are_ignored() -> None:
     st.lists(
         st.builds(
             ContainerUpdate,
-            container_id=st.sampled_from(["a", "b", "c" * 64, "d" * 64, "é", "f" * 200]),
+            container_id=st.sampled_from(["a", "b", "c" * 64, "é"]),
             cpus=st.sampled_from(["", "0-3", "4"]),
             mems=st.sampled_from(["", "0"]),
             cpu_quota=st.sampled_from([None, -1]),
@@ -382,20 +385,13 @@ def test_failures_of_a_synchronisation_are_ignored() -> None:
             ignore_failure=st.booleans(),
         ),
         max_size=8,
-    ),
-    st.sampled_from(["", "0-1"]),
+    )
 )
-def test_an_answer_made_as_bytes_is_what_the_message_would_be(
-    others: list[ContainerUpdate], cpus: str
+def test_each_container_is_named_once_with_the_last_word_about_it(
+    others: list[ContainerUpdate],
 ) -> None:
-    adjustment = ContainerAdjustment(cpus=cpus, annotations={"a/assigned": "x"} if cpus else {})
-    created = create_response(adjustment)
-    created.update.extend(update_messages(others))
-    assert create_answer(adjustment, others).SerializeToString() == created.SerializeToString()
-    stopped = updates_answer(pb.StopContainerResponse, others)
-    # And each container is named once, with the last word about it.
-    told = pb.StopContainerResponse.FromString(stopped.SerializeToString()).update
-    assert [one.container_id for one in told] == list(
+    named = [one.container_id for one in update_messages(others)]
+    assert named == list(
         dict.fromkeys(
             u.container_id
             for u in others

@@ -128,7 +128,7 @@ def test_a_captured_unsolicited_update() -> None:
         ignore_failure=True,
     )
     update.linux.resources.cpu.cpus, update.linux.resources.cpu.mems = "1", "0"
-    assert session.update_containers([update]) == 3
+    assert session.update_containers(pb.UpdateContainersRequest(update=[update])) == 3
     assert session.data_to_send() == golden("update-containers")
 
 
@@ -445,7 +445,7 @@ def test_what_cannot_be_served_is_answered_and_harms_nothing(
 
 def test_a_go_servers_error_answer_is_understood() -> None:
     pair = SessionPair().active()
-    streams = [pair.plugin.update_containers([]) for _ in range(3)]
+    streams = [pair.plugin.update_containers(pb.UpdateContainersRequest()) for _ in range(3)]
     assert streams == [3, 5, 7]
     pair.plugin.receive_data(golden("unknown-method-reply"))
     assert drain(pair.plugin) == [
@@ -473,7 +473,7 @@ def test_a_runtime_answers_unknown_methods_too() -> None:
 def test_an_unsolicited_update_and_its_answer() -> None:
     pair = SessionPair().active()
     update = pb.ContainerUpdate(container_id="c1")
-    stream = pair.plugin.update_containers([update], timeout=2.5)
+    stream = pair.plugin.update_containers(pb.UpdateContainersRequest(update=[update]), timeout=2.5)
     (event,) = pair.to_runtime()
     assert isinstance(event, ev.UpdateContainersRequested)
     assert list(event.request.update) == [update]
@@ -485,7 +485,7 @@ def test_an_unsolicited_update_and_its_answer() -> None:
 
 def test_a_forgotten_update_makes_no_event() -> None:
     pair = SessionPair().active()
-    pair.plugin.forget(pair.plugin.update_containers([]))
+    pair.plugin.forget(pair.plugin.update_containers(pb.UpdateContainersRequest()))
     (event,) = pair.to_runtime()
     assert isinstance(event, ev.UpdateContainersRequested)
     pair.runtime.reply(event.stream)
@@ -498,22 +498,22 @@ def test_an_update_before_the_answer_to_a_request_is_refused_here() -> None:
     pair.runtime.request("CreateContainer", pb.CreateContainerRequest())
     (event,) = pair.to_plugin()
     with pytest.raises(LocalProtocolError, match="before the open request"):
-        pair.plugin.update_containers([])
+        pair.plugin.update_containers(pb.UpdateContainersRequest())
     pair.plugin.reply(event.stream)  # type: ignore[union-attr]
-    pair.plugin.update_containers([])
+    pair.plugin.update_containers(pb.UpdateContainersRequest())
 
 
 def test_an_update_before_configure_is_refused_here() -> None:
     session = PluginSession()
     session.register("x", "10")
     with pytest.raises(LocalProtocolError, match="UpdateContainers is illegal while registering"):
-        session.update_containers([])
+        session.update_containers(pb.UpdateContainersRequest())
 
 
 def test_an_update_may_cross_a_synchronize_on_the_wire() -> None:
     pair = SessionPair().configured()
     pair.runtime.request("Synchronize", pb.SynchronizeRequest())
-    pair.plugin.update_containers([])
+    pair.plugin.update_containers(pb.UpdateContainersRequest())
     (update,) = pair.to_runtime()
     assert isinstance(update, ev.UpdateContainersRequested)
     (synchronize,) = pair.to_plugin()
@@ -522,7 +522,7 @@ def test_an_update_may_cross_a_synchronize_on_the_wire() -> None:
 
 def test_an_unreadable_answer_to_an_update_ends_the_session() -> None:
     pair = SessionPair().active()
-    stream = pair.plugin.update_containers([])
+    stream = pair.plugin.update_containers(pb.UpdateContainersRequest())
     body = ttrpc_pb2.Response(payload=b"\xff").SerializeToString()
     message = ttrpc.encode_message(stream, ttrpc.MessageType.RESPONSE, body)
     pair.plugin.receive_data(ttrpc.encode_frames(ttrpc.RUNTIME_CONNECTION, message))
@@ -565,7 +565,7 @@ def test_after_the_peers_mistake_the_session_is_dead_for_good(wire: bytes) -> No
         lambda: session.receive_data(b""),
         lambda: session.reply(1),
         lambda: session.refuse(1, "x"),
-        lambda: session.update_containers([]),
+        lambda: session.update_containers(pb.UpdateContainersRequest()),
         lambda: session.register("x", "10"),
     ):
         with pytest.raises(LocalProtocolError, match="dead"):

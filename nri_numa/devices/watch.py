@@ -123,7 +123,7 @@ def given_devices(
     found: dict[str, tuple[GivenDevice, ...]] = {}
     for one in answer:
         devices = [
-            GivenDevice(devices.resource, id, frozenset(devices.by_id.get(id, ())))
+            GivenDevice(devices.resource, id, frozenset(devices.by_id[id]))
             for devices in one.devices
             for id in devices.ids
         ]

@@ -48,7 +48,7 @@ class BadClaim(AgentError):
     reason = "BadClaim"
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class Result(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One device that a claim got.
 
     Attributes:
@@ -246,29 +246,14 @@ def _parameters(
 # --- records ----------------------------------------------------------------------------------
 
 
+class _Record(Claim, frozen=True, kw_only=True):
+    version: int
+
+
 def document_of(claim: Claim) -> str:
     """A claim as its record has it."""
-    return json.dumps(
-        {
-            "version": 1,
-            "uid": claim.uid,
-            "namespace": claim.namespace,
-            "name": claim.name,
-            "pods": sorted(claim.pods),
-            "results": [
-                {
-                    "request": one.request,
-                    "numaNode": one.numa_node,
-                    "cpus": one.cpus,
-                    "capacity": dict(one.capacity),
-                    "share": one.share,
-                    "parameters": dict(one.parameters),
-                }
-                for one in claim.results
-            ],
-        },
-        separators=(",", ":"),
-    )
+    record = _Record(version=1, **msgspec.structs.asdict(claim))
+    return msgspec.json.encode(record, order="sorted").decode()
 
 
 def claim_of(text: str) -> Claim:
@@ -278,28 +263,14 @@ def claim_of(text: str) -> Claim:
         BadClaim: it is something else, or of a newer version.
     """
     try:
-        document = json.loads(text)
-        if document["version"] != 1:
-            raise BadClaim(f"a record of version {document['version']!r}, expected 1")
-        return Claim(
-            uid=str(document["uid"]),
-            namespace=str(document["namespace"]),
-            name=str(document["name"]),
-            pods=frozenset(str(one) for one in document["pods"]),
-            results=tuple(
-                Result(
-                    request=str(one["request"]),
-                    numa_node=int(one["numaNode"]),
-                    cpus=int(one["cpus"]),
-                    capacity={str(k): int(v) for k, v in one["capacity"].items()},
-                    share=str(one["share"]),
-                    parameters={str(k): str(v) for k, v in one["parameters"].items()},
-                )
-                for one in document["results"]
-            ),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        record = msgspec.json.decode(text, type=_Record)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise BadClaim(f"no record of a claim: {error!r}") from None
+    if record.version != 1:
+        raise BadClaim(f"a record of version {record.version}, expected 1")
+    fields = msgspec.structs.asdict(record)
+    del fields["version"]
+    return Claim(**fields)
 
 
 # --- CDI --------------------------------------------------------------------------------------

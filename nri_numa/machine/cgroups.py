@@ -42,32 +42,28 @@ class CpusetFiles(Protocol):
         ...
 
 
-class Node(msgspec.Struct, frozen=True):
-    """What cgroupspy's controllers want to know of a cgroup; its own would walk the whole tree."""
-
-    full_path: str
-
-
 class UnifiedCpuset(msgspec.Struct, frozen=True):
     """The cpuset of a cgroup of version 2."""
 
-    node: Node
-
-    def filepath(self, filename: str) -> str:
-        """Where a file is."""
-        return f"{self.node.full_path}/{filename}"
+    directory: str
 
     def get_property(self, filename: str) -> str:
         """Text of a file, without white space at its ends."""
-        return text(self.filepath(filename))
+        return text(f"{self.directory}/{filename}")
 
     def set_property(self, filename: str, value: str) -> None:
         """Write a file, in one write as the kernel wants it."""
-        fd = os.open(self.filepath(filename), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        fd = os.open(f"{self.directory}/{filename}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(fd, value.encode())
         finally:
             os.close(fd)
+
+
+class _Node(msgspec.Struct, frozen=True):
+    """What cgroupspy's controllers read of a cgroup; its own would walk the whole tree."""
+
+    full_path: str
 
 
 @functools.cache
@@ -81,7 +77,9 @@ def v1_controller() -> type:
 
 def cpuset_files(directory: str, *, unified: bool) -> CpusetFiles:
     """The files of the cgroup with this directory, of version 2 where ``unified``."""
-    files: CpusetFiles = (UnifiedCpuset if unified else v1_controller())(Node(directory))
+    if unified:
+        return UnifiedCpuset(directory)
+    files: CpusetFiles = v1_controller()(_Node(directory))
     return files
 
 

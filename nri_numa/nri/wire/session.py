@@ -194,7 +194,7 @@ EventT = TypeVar("EventT")
 RequestT = TypeVar("RequestT", bound=Message)
 
 
-class _Session(ABC, Generic[EventT]):
+class Session(ABC, Generic[EventT]):
     """What both roles share: the trunk, the phase, and the one place where errors turn remote."""
 
     _serves: int
@@ -319,7 +319,7 @@ class _Session(ABC, Generic[EventT]):
             raise LocalProtocolError(f"the session is {self._phase.value}")
 
 
-class PluginSession(_Session[ev.PluginEvent]):
+class PluginSession(Session[ev.PluginEvent]):
     """The plugin's side: registers, serves the Plugin service, may call UpdateContainers."""
 
     _serves = PLUGIN_CONNECTION
@@ -489,7 +489,7 @@ class PluginSession(_Session[ev.PluginEvent]):
         return event
 
 
-class RuntimeSession(_Session[ev.RuntimeEvent]):
+class RuntimeSession(Session[ev.RuntimeEvent]):
     """The runtime's side: serves the Runtime service, calls the Plugin service."""
 
     _serves = RUNTIME_CONNECTION

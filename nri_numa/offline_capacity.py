@@ -143,12 +143,10 @@ def text_of(capacity: OfflineCapacity) -> str:
 def numa_nodes(text: str, limit: int = LIMIT) -> frozenset[int]:
     """Read a list of NUMA nodes such as ``0-1,4``; an empty one names none.
 
-    Args:
-        text: of the list.
-        limit: ids are below it; lists of CPUs have the same form and another limit.
+    Lists of CPUs have the same form and another limit.
 
     Raises:
-        BadCapacity: it is no such list.
+        BadCapacity: it is no such list, or an id is not below ``limit``.
     """
     found: set[int] = set()
     if len(text) > LONGEST:

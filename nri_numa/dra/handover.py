@@ -31,13 +31,7 @@ _EVERY: Final = 0.05
 
 
 class Asker:
-    """The agent's side.
-
-    Args:
-        directory: of the handover.
-        patience: seconds that an answer may take; the kubelet waits for 45.
-        sleep: waits.
-    """
+    """The agent's side; an answer may take ``patience`` seconds, and the kubelet waits for 45."""
 
     def __init__(
         self,
@@ -109,11 +103,7 @@ class Asker:
 
 
 class Teller:
-    """The publisher's side.
-
-    Args:
-        directory: of the handover.
-    """
+    """The publisher's side."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

@@ -55,14 +55,9 @@ class Book(Protocol):
 
 
 class KubeletPlugin:
-    """Serves from `start` to `stop`.
+    """Serves from `start` to `stop`; the kubelet finds it by the socket ``registry``.
 
-    Args:
-        driver: its name.
-        registry: the socket that the kubelet finds it by.
-        endpoint: the socket that it is called on.
-        book: prepares claims.
-        registered: told each time when the kubelet has taken the driver.
+    ``registered`` is called each time when the kubelet has taken the driver.
     """
 
     def __init__(

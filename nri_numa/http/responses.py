@@ -508,4 +508,4 @@ class NUMAInfo(Struct, frozen=True, kw_only=True):
 
 
 TopologyDocument = dict[str, Any]
-"""As `nri_numa.machine.report.topology_document` makes it."""
+"""As `nri_numa.machine.model.topology_document` makes it."""

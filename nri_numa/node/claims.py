@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -224,11 +224,9 @@ class ClaimBook:
 
     # --- the runtime's containers -----------------------------------------------------------------
 
-    def seen(
-        self, pod: PodSandbox, container: Container, environment: Sequence[str]
-    ) -> tuple[PodSandbox, Container]:
+    def seen(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
         """The container with what it has of claims; untouched where it has nothing."""
-        named = results_named(environment)
+        named = results_named(container.mentions.claims)
         if not named:
             return pod, container
         results: list[tuple[str, int, Result]] = []

@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,15 +22,12 @@ from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, InternalErrorAnswer
 from nri_numa.config.measured_capacity import MeasuredMode
 from nri_numa.config.node_name import node_name
-from nri_numa.engine.adopt.assigned import ASSIGNED
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.place.offer import largest
-from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
-from nri_numa.machine.scopes import Scopes
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
 from nri_numa.machine.sysfs import discover
 from nri_numa.node import reread
 from nri_numa.node.agent import Agent
@@ -44,6 +41,7 @@ from nri_numa.node.device_hints import (
     shown_devices,
 )
 from nri_numa.node.explanations import ExplanationFile
+from nri_numa.node.handler import AgentHandler, PendingPods
 from nri_numa.node.housekeeping import Housekeeping
 from nri_numa.node.kubelet_settings import KubeletSettings
 from nri_numa.node.links import claimed_socket, cri_link, late_starts, over_cri
@@ -60,30 +58,22 @@ from nri_numa.node.timed_store import TimedStore
 from nri_numa.node.unanswered import Unanswered
 from nri_numa.node.unmatched import UnmatchedAnnotations
 from nri_numa.node.verify import Verifier
-from nri_numa.nri import conversion
-from nri_numa.nri.adapter import Adapter
-from nri_numa.nri.coming import Coming
-from nri_numa.nri.handler import LinkState, RefusedForGood
-from nri_numa.nri.link import NRILink
-from nri_numa.nri.preinstalled import Preinstalled, preinstalled_from_environment
-from nri_numa.nri.registration import PushResult
+from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
 from nri_numa.nri.wire.versions import (
     AGENT_EVENTS,
-    PushPath,
-    RuntimeInfo,
     push_path,
     synchronizes_launched_plugins,
 )
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import Notifier
+from nri_numa.runtime import LinkState, PushPath, RefusedForGood, RuntimeInfo, RuntimeLink
 from nri_numa.store import documents
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.notices import NoticeFile
 from nri_numa.store.signing import signing_key
 
 if TYPE_CHECKING:
-    from nri_numa.cri_link.link import CRILink
     from nri_numa.engine.values.settings import Settings
     from nri_numa.machine.model import Topology
     from nri_numa.node.late import LateStarts
@@ -218,27 +208,24 @@ class Daemon:
         )
         if self._claims is not None:
             self._claims.load()
-        self._coming = self._pods_to_come() if config.publish.node_resource_topology else None
-        self.adapter = Adapter(
+        self._pending_pods = self._pods_to_come() if config.publish.node_resource_topology else None
+        self.handler = AgentHandler(
             self.agent,
             self.metrics,
+            self,
             reject_on_error=config.on_internal_error is InternalErrorAnswer.REJECT,
-            configure=self._configured,
-            changed=self._link_changed,
-            watch=self.unheard,
-            slots_key=lambda: self.agent.machine.slots_key,
-            mark_key=lambda: f"{self.agent.machine.settings.prefix}/{ASSIGNED}",
+            unmatched=self.unheard,
             devices=self._devices,
             claims=self._claims,
-            coming=self._coming,
+            pending=self._pending_pods,
         )
-        self.link: NRILink | CRILink = (
+        self.link: RuntimeLink = (
             self._nri_link(config, launched)
             if self._late is None
-            else cri_link(config, self.adapter, self._late)
+            else cri_link(config, self.handler, self._late)
         )
         self._unanswered = Unanswered(self.agent, self.metrics, self.link.watch)
-        self.sender = Sender(self.agent, writer, self._push, self._callable_at_will)
+        self.sender = Sender(self.agent, writer, self.link.push, self._callable_at_will)
         self._claim = RuntimeClaim(claimed_socket(config, launched=self._launched))
         self._claim.share()
         self.reconciler = Reconciler(
@@ -254,12 +241,12 @@ class Daemon:
         self.verifier = Verifier(
             self.agent,
             self.metrics,
-            self._push,
+            self.link.push,
             reader=reader,
             scopes=scopes,
             writer=writer,
             # Over CRI an answer says nothing of updates: each is a call of its own.
-            handled=lambda: 0 if self._over_cri else self.adapter.handled,
+            handled=lambda: 0 if self._over_cri else self.handler.handled,
         )
         self._housekeeping = Housekeeping(
             self.agent,
@@ -299,7 +286,7 @@ class Daemon:
                 measured=self._steal.acting,
                 counted=self._counted,
                 late=lambda: None if self._late is None else self._late.known,
-                coming=self._coming.names if self._coming else tuple,
+                coming=self._pending_pods.names if self._pending_pods else tuple,
             )
         log.info(
             "starting",
@@ -315,21 +302,21 @@ class Daemon:
 
     def _nri_link(self, config: AgentConfig, launched: Preinstalled | None) -> NRILink:
         return NRILink(
-            self.adapter,
-            name=launched.name if launched else config.runtime.plugin_name,
-            index=launched.index if launched else configuration.plugin_index(config),
-            socket_path=config.runtime.nri_socket,
-            descriptor=launched.descriptor if launched else None,
-            events=AGENT_EVENTS,
-            protocol_broken=self.metrics.protocol_errors.inc,
-            quiet=lambda: not self.adapter.removal_ahead(),
+            self.handler,
+            LinkSettings(
+                name=launched.name if launched else config.runtime.plugin_name,
+                index=launched.index if launched else configuration.plugin_index(config),
+                socket_path=config.runtime.nri_socket,
+                descriptor=launched.descriptor if launched else None,
+                events=AGENT_EVENTS,
+            ),
         )
 
-    def _pods_to_come(self) -> Coming:
+    def _pods_to_come(self) -> PendingPods:
         def later(seconds: float, tell: Callable[[], object]) -> None:
             asyncio.get_running_loop().call_later(seconds, tell)
 
-        return Coming(self.agent.notify, time.monotonic, later)
+        return PendingPods(self.agent.notify, time.monotonic, later)
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -446,17 +433,15 @@ class Daemon:
             return True
         return self.runtime is not None and push_path(self.runtime) is PushPath.UPDATE_CONTAINERS
 
-    async def _push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
-        return await self.link.push(conversion.updates(updates))
-
     def _lowered(self, settings: Settings, topology: Topology) -> Settings:
         """These settings with less capacity: as measured, but where others tell it, as they do."""
         measured = self._steal.over(settings, topology, told=self._outside.factors)
         return self._outside.over(measured, topology)
 
-    # --- told by the link -------------------------------------------------------------------------
+    # --- called by the link ----------------------------------------------------------------------
 
-    def _configured(self, info: RuntimeInfo) -> None:
+    def configured(self, info: RuntimeInfo) -> None:
+        """Take what the runtime says of itself into account."""
         self.runtime = info
         self.agent.runtime_waits(info.request_timeout)
         policies = memory_policies(
@@ -487,7 +472,8 @@ class Daemon:
             for problem in error.problems:
                 log.error("drop-in configuration not used", problem=problem)
 
-    def _link_changed(self, state: LinkState, detail: str) -> None:
+    def link_changed(self, state: LinkState, detail: str) -> None:
+        """Say where the link stands, and when we are ready."""
         self.link_state = state, detail
         level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning
         if state in (LinkState.REGISTERING, LinkState.STOPPED):
@@ -549,7 +535,7 @@ class Daemon:
         config = self.config = new.config
         logs.set_level(config.log.level.value)
         self.agent.observe = config.observe
-        self.adapter.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
+        self.handler.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
         self.agent.retopology(new.machine)
         log.info("configuration reloaded", changed=", ".join(new.live))
 

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from nri_numa.engine.state import Kind
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
-from nri_numa.machine.cpuset_files import text
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, text
 from nri_numa.node.agent import Agent
 from nri_numa.node.reconcile import look
 from nri_numa.observe.logs import get_logger

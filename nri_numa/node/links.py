@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from nri_numa.config import AgentConfig, LinkKind, parse_duration
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.node.agent import Agent
-from nri_numa.nri.adapter import Adapter
+from nri_numa.node.handler import AgentHandler
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from nri_numa.cri_link.link import CRILink
+    from nri_numa.cri.link import CRILink
     from nri_numa.node.late import LateStarts
 
 log = get_logger("daemon")
@@ -43,20 +43,13 @@ def late_starts(
     return LateStarts(agent, metrics, reader, writer)
 
 
-def cri_link(config: AgentConfig, adapter: Adapter, late: LateStarts) -> CRILink:
+def cri_link(config: AgentConfig, handler: AgentHandler, late: LateStarts) -> CRILink:
     """The link over CRI; grpc is imported here and not before."""
-    from nri_numa.cri_link.connection import Ears
-    from nri_numa.cri_link.link import CRILink
+    from nri_numa.cri.link import CRILink
 
     return CRILink(
-        adapter,
+        handler,
+        late,
         socket_path=config.runtime.cri_socket,
         listing=parse_duration(config.runtime.cri_listing),
-        ears=Ears(
-            refused=late.refused,
-            begun=late.begun,
-            started=late.started,
-            resize_refused=late.resize_refused,
-            gone=late.gone,
-        ),
     )

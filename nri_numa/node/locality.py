@@ -16,7 +16,7 @@ from nri_numa.config.values import parse_duration
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.http.responses import ContainerMemory
 from nri_numa.machine.cgroups import CgroupReader
-from nri_numa.machine.locality import MemoryPlaces, local_bytes, memory_places
+from nri_numa.machine.usage import MemoryPlaces, local_bytes, memory_places
 from nri_numa.node.agent import Agent
 from nri_numa.node.rounds import Rounds
 from nri_numa.observe.metrics import LocalMemory

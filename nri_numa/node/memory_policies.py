@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from nri_numa.engine.values.memory_policy import RUNTIMES, SINCE, MemoryPolicies, MemoryPolicy
-from nri_numa.nri.wire.versions import RuntimeInfo, parse_version
+from nri_numa.nri.wire.versions import parse_version
+from nri_numa.runtime import RuntimeInfo
 
 _INSTEAD: Final = {
     MemoryPolicy.PREFERRED_MANY: MemoryPolicy.PREFERRED,

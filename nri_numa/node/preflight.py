@@ -21,7 +21,7 @@ from nri_numa.engine.values.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.errors import TopologyError
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import Topology, cpus_text, numa_text
-from nri_numa.machine.partitions import sentence
+from nri_numa.machine.usable import sentence
 from nri_numa.store.files import directory_problem
 
 _TIMEOUT = 2.0

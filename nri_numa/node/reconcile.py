@@ -31,11 +31,10 @@ from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.drift import Correction, plan_corrections
 from nri_numa.engine.state import Kind, NodeState, effective_cpus
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, Scopes, observe_all
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.cpuset_watch import CpusetWatch
 from nri_numa.machine.model import Observed
-from nri_numa.machine.scopes import Scopes
 from nri_numa.node.agent import Agent
 from nri_numa.node.sending import Push
 from nri_numa.observe.logs import get_logger

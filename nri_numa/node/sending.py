@@ -28,7 +28,7 @@ PENDING_WAIT: Final = 2
 
 
 class Pushed(Protocol):
-    """What became of a push; see `nri_numa.nri.registration.PushResult`."""
+    """What became of a push; see `nri_numa.runtime.PushResult`."""
 
     @property
     def ok(self) -> bool:

@@ -252,7 +252,7 @@ class Serving:
 
 def _import() -> _Parts:
     from nri_numa.http.server import HTTPServer
-    from nri_numa.machine.report import topology_document
+    from nri_numa.machine.model import topology_document
     from nri_numa.node.kubelet_view import kubelet_document
     from nri_numa.node.usage import UsageWatch
     from nri_numa.node.view import LiveView

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nri_numa.node.agent import Agent
-from nri_numa.nri.answer_watch import AnswerWatch
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
+from nri_numa.runtime import AnswerWatch
 
 log = get_logger("daemon")
 

@@ -20,8 +20,15 @@ from nri_numa.engine.state import Allocation, effective_cpus
 from nri_numa.errors import TopologyError
 from nri_numa.http.responses import ContainerUse, NUMANodeLoad, Use
 from nri_numa.machine.cgroups import CgroupReader
-from nri_numa.machine.locality import NUMA_STAT, MemoryPlaces, memory_places
-from nri_numa.machine.usage import MachineUsage, NUMAUsage, read_container, read_usage
+from nri_numa.machine.usage import (
+    NUMA_STAT,
+    MachineUsage,
+    MemoryPlaces,
+    NUMAUsage,
+    memory_places,
+    read_container,
+    read_usage,
+)
 from nri_numa.node.agent import Agent
 from nri_numa.node.locality import container_memory
 

@@ -20,8 +20,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.drift import Correction
 from nri_numa.engine.state import Kind
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter
-from nri_numa.machine.scopes import Scopes
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Scopes
 from nri_numa.node.agent import Agent
 from nri_numa.node.reconcile import READ_BACK, SAID_AT_ONCE, agreement, look
 from nri_numa.node.sending import Push

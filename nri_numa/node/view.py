@@ -70,7 +70,7 @@ Name = tuple[str, str, str, str]
 
 
 class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon knows about its link; see `nri_numa.nri.handler.LinkState`.
+    """What the daemon knows about its link; see `nri_numa.runtime.LinkState`.
 
     Attributes:
         active: registered and synchronized.

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.machine.cgroups import Scopes
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.scopes import Scopes
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.observe import logs
 from tests.beds.cgroup_tree import CgroupTree

@@ -18,7 +18,7 @@ from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.memory_policies import memory_policies
-from nri_numa.nri.wire.versions import RuntimeInfo
+from nri_numa.runtime import RuntimeInfo
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
 
 

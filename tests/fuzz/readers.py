@@ -28,9 +28,8 @@ from nri_numa.http.api import JSON
 from nri_numa.http.connection import Connection
 from nri_numa.http.places import ConnectionPlace
 from nri_numa.kubelet.configuration import command_line, facts, merged
-from nri_numa.kubelet.state_documents import UnknownState, cpu_state, grants, memory_state
-from nri_numa.nri.wire.mux import MAX_FRAME_PAYLOAD, Trunk
-from nri_numa.nri.wire.ttrpc import MAX_BODY, MessageReader
+from nri_numa.kubelet.state_files import UnknownState, cpu_state, grants, memory_state
+from nri_numa.nri.wire.ttrpc import MAX_BODY, MAX_FRAME_PAYLOAD, MessageReader, Trunk
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import LIMIT, Notices
 from nri_numa.simulate.manifests import ManifestError, read_text

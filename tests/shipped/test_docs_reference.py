@@ -163,7 +163,7 @@ def test_every_reason_is_described_and_no_other() -> None:
 
 
 def test_the_other_words_of_a_failed_creation_are_described() -> None:
-    source = Path(ROOT / "nri_numa/nri/adapter.py").read_text()
+    source = Path(ROOT / "nri_numa/node/handler.py").read_text()
     found = set(re.findall(r"RequestRefused\(\s*f?\"([A-Z]\w+):", source))
     assert found
     for word in found:

@@ -1,6 +1,6 @@
 """What the kubelet's static managers granted exclusively: facts from outside, like the machine.
 
-Read from the kubelet's state files (`nri_numa.kubelet.state_documents`). A grant counts for as
+Read from the kubelet's state files (`nri_numa.kubelet.state_files`). A grant counts for as
 long as it is there: the kubelet makes it at the pod's admission, before the container exists, and
 takes it back some time after the pod has ended.
 """

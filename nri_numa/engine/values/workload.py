@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.engine.values.mentions import NO_MENTIONS, Mentions
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 
 
@@ -22,6 +23,21 @@ class QoSClass(StrEnum):
     GUARANTEED = "Guaranteed"
     BURSTABLE = "Burstable"
     BEST_EFFORT = "BestEffort"
+
+    @classmethod
+    def of_cgroup(cls, cgroup_parent: str) -> QoSClass | None:
+        """The class by the pod's cgroup; None when the kubelet did not make it.
+
+        The kubelet puts pods under ``kubepods/burstable``, ``kubepods/besteffort`` or, Guaranteed,
+        ``kubepods`` itself; with the systemd driver these are parts of slice names, joined by
+        dashes, and only the last slice may be given.
+        """
+        _, found, below = cgroup_parent.partition("kubepods")
+        if not found:
+            return None
+        if "burstable" in below:
+            return cls.BURSTABLE
+        return cls.BEST_EFFORT if "besteffort" in below else cls.GUARANTEED
 
 
 class Policy(StrEnum):
@@ -142,6 +158,7 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
         runtime_handler: RuntimeClass handler, empty for the default.
         resources: the sum over the pod's containers as the kubelet told the runtime; nothing given
             when the runtime does not tell.
+        network_namespace: its path, where it was read; empty for a pod on the host's network.
     """
 
     id: str
@@ -154,6 +171,7 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
     runtime_handler: str = ""
     cgroup_parent: str = ""
     resources: Resources = msgspec.field(default_factory=Resources)
+    network_namespace: str = ""
 
     @property
     def full_name(self) -> str:
@@ -169,6 +187,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
         oom_score_adj: encodes the memory request of Burstable pods (kubelet's formula).
         pid: init process, 0 before it exists.
         cgroups_path: the OCI cgroupsPath.
+        mentions: what the runtime's message says of its devices, where that was read.
         devices: device requests, when some source tells them.
         pod_devices: those of all containers of its pod, where more is known than its own; they
             count where the pod is placed as a whole.
@@ -185,6 +204,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     oom_score_adj: int | None = None
     pid: int = 0
     cgroups_path: str = ""
+    mentions: Mentions = NO_MENTIONS
     devices: tuple[DeviceRequest, ...] = ()
     pod_devices: tuple[DeviceRequest, ...] = ()
     device_notes: tuple[str, ...] = ()

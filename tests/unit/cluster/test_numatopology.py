@@ -12,7 +12,7 @@ from nri_numa.cluster.numatopology import contents, numbers, text_of
 from nri_numa.engine.values.settings import Settings
 from nri_numa.http.responses import Assignment
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.report import topology_document
+from nri_numa.machine.model import topology_document
 from nri_numa.node import zones
 from tests.beds.http_view import assignment
 from tests.beds.world import World, container, pod, resources

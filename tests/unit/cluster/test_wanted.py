@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_numa.cluster import wanted
 from nri_numa.http.responses import Notice, NUMAInfo, NUMAInfoData
-from nri_numa.machine.report import topology_document
+from nri_numa.machine.model import topology_document
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.http_view import HOSTILE, assignment
 

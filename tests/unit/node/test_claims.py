@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.dra.claims import BadClaim, variable
 from nri_numa.dra.handover import Asker
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.place.offer import largest
+from nri_numa.engine.values.mentions import Mentions
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container
 from nri_numa.machine.cpuset import CPUSet
@@ -89,8 +91,8 @@ def bed(tmp_path: Path) -> Bed:
     return Bed(tmp_path)
 
 
-def environment(uid: str = UID, number: int = 0) -> list[str]:
-    return ["PATH=/bin", f"{variable(uid, number)}=cpus"]
+def environment(uid: str = UID, number: int = 0) -> Mentions:
+    return Mentions(claims=(variable(uid, number),))
 
 
 def test_what_the_kubelet_gets(bed: Bed) -> None:
@@ -272,7 +274,7 @@ def test_what_a_claim_asks_for_is_what_the_annotation_would(
     bed.prepare()
     of = pod("web")
     made = container(of, "app", wants=resources(4, 0.1))
-    cpus, found = bed.world.place(*bed.book.seen(of, made, environment()))
+    cpus, found = bed.world.place(*bed.book.seen(of, replace(made, mentions=environment())))
     assert CPUSet.parse(cpus) <= bed.world.topology.numa_nodes[1].cpus
     assert (len(CPUSet.parse(cpus)), found) == (4, mems)
 
@@ -281,7 +283,7 @@ def test_other_containers_are_untouched(bed: Bed) -> None:
     bed.prepare()
     of = pod("web")
     made = container(of)
-    seen = bed.book.seen(of, made, ["PATH=/bin"])
+    seen = bed.book.seen(of, made)
     assert seen[0] is of
     assert seen[1] is made
 
@@ -296,10 +298,11 @@ def test_other_containers_are_untouched(bed: Bed) -> None:
     ],
 )
 def test_a_variable_of_ones_own_gives_nothing(
-    bed: Bed, name: str, namespace: str, named: list[str], words: str
+    bed: Bed, name: str, namespace: str, named: Mentions, words: str
 ) -> None:
     bed.prepare()
     of = pod(name, namespace=namespace)
-    refused = bed.world.refuse(*bed.book.seen(of, container(of, wants=resources(4, 0.1)), named))
+    made = replace(container(of, wants=resources(4, 0.1)), mentions=named)
+    refused = bed.world.refuse(*bed.book.seen(of, made))
     assert refused.reason == "ClaimNotPrepared"
     assert words in refused.message

@@ -8,7 +8,7 @@ import pytest
 
 from nri_numa.engine.values.memory_policy import MemoryPolicies, MemoryPolicy
 from nri_numa.node.memory_policies import memory_policies
-from nri_numa.nri.wire.versions import RuntimeInfo
+from nri_numa.runtime import RuntimeInfo
 
 
 def runtime(version: str, nri: str, name: str = "containerd") -> RuntimeInfo:

@@ -15,9 +15,8 @@ from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Reconcile
 from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Scopes
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.scopes import Scopes
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node import reconcile
 from nri_numa.node.reconcile import CHUNK, Reconciler, Round

@@ -22,9 +22,7 @@ from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Res
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.agent import Agent
-from nri_numa.node.locality import MemoryWatch
-from nri_numa.node.rounds import Rounds
-from nri_numa.node.waiting import WaitingWatch
+from nri_numa.node.usage import MemoryWatch, Rounds, WaitingWatch
 from nri_numa.observe.metrics import Metrics
 
 BUDGET = 0.5

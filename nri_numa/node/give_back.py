@@ -2,8 +2,8 @@
 
 Works while the agent is stopped, since a running one would pin everything again. The state
 directory's lock says whether one runs, and keeps one from starting meanwhile; one that uses another
-state directory is found by its hold on the runtime (`nri_numa.node.claim`). The updates travel in
-the answer to a Synchronize of a registration that lives for this one answer
+state directory is found by its lock on the runtime (`nri_numa.node.runtime_lock`). The updates
+travel in the answer to a Synchronize of a registration that lives for this one answer
 (`nri_numa.nri.registration`), so the runtime's own records are put right together with the cgroups;
 with ``runtime.link: cri`` they are calls of CRI.
 
@@ -42,9 +42,9 @@ from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import NO_QUOTA
 from nri_numa.machine.sysfs import discover
-from nri_numa.node.claim import RuntimeClaim
 from nri_numa.node.explanations import FILE
 from nri_numa.node.links import claimed_socket, over_cri
+from nri_numa.node.runtime_lock import RuntimeLock
 from nri_numa.nri import conversion
 from nri_numa.nri.registration import push_one_shot
 from nri_numa.store import checkpoint, documents, signing
@@ -312,7 +312,7 @@ async def release(
         else:
             store = CheckpointStore(config.state_dir, identity=identity, clock=time.time)
             cleanup.callback(store.close)
-            claim = RuntimeClaim(claimed_socket(config))
+            claim = RuntimeLock(claimed_socket(config))
             cleanup.callback(claim.close)
             try:
                 loaded = store.load()

@@ -24,7 +24,7 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node import zones
+from nri_numa.node.view import zones_document
 from nri_numa.scheduler.fleet import Fleet, Hold
 from nri_numa.scheduler.panel import Panel
 from nri_numa.scheduler.pods import Reader
@@ -184,7 +184,7 @@ class Cluster:
     def publish(self, number: int = 0) -> None:
         """The publisher writes what the agent says."""
         del number
-        found = zones.document(MACHINE, self.state, Reading())
+        found = zones_document(MACHINE, self.state, Reading())
         document = node_topology.body("n1", "uid", {}, node_topology.contents(PREFIX, found))
         self.nodes.entries.append((World.node, document))
 

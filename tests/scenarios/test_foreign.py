@@ -9,7 +9,7 @@ from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.node.reality import Reality
+from nri_numa.node.view import Reality
 from nri_numa.store import documents
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines

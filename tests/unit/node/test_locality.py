@@ -18,8 +18,7 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.node.agent import Agent
-from nri_numa.node.locality import MemoryWatch
-from nri_numa.node.usage import UsageWatch
+from nri_numa.node.usage import MemoryWatch, UsageWatch
 from nri_numa.node.view import LinkFacts, LiveView
 from nri_numa.observe.metrics import Metrics
 from tests.machines import named as machines

@@ -19,7 +19,7 @@ from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Res
 from nri_numa.errors import ConfigError
 from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
-from nri_numa.node.measured_capacity import StealWatch
+from nri_numa.node.capacity import StealWatch
 from nri_numa.observe.metrics import Metrics
 from tests.machines import named as machines
 

@@ -17,7 +17,7 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
-from nri_numa.node.offline_capacity import OutsideCapacity
+from nri_numa.node.capacity import OutsideCapacity
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from tests.machines import named as machines

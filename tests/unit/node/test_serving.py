@@ -14,8 +14,7 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.node import serving
 from nri_numa.node.agent import Agent
-from nri_numa.node.beside_kubelet import BesideKubelet
-from nri_numa.node.kubelet_settings import KubeletSettings
+from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
 from nri_numa.node.loop import GapWatch
 from nri_numa.node.serving import Serving
 from nri_numa.node.view import LinkFacts

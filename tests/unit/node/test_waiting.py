@@ -19,8 +19,8 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.node.agent import Agent
+from nri_numa.node.usage import WaitingWatch
 from nri_numa.node.view import LinkFacts, LiveView
-from nri_numa.node.waiting import WaitingWatch
 from nri_numa.observe.metrics import Metrics
 from tests.machines import named as machines
 

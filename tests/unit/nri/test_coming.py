@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from nri_numa.engine.values.settings import Settings
-from nri_numa.node import zones
+from nri_numa.node.view import zones_document
 from nri_numa.nri.adapter import Adapter
 from nri_numa.nri.coming import PATIENCE, Coming
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -36,13 +36,13 @@ class Bed:
     def names(self) -> list[tuple[str, str]]:
         """Whom the document for who schedules names."""
         agent = self.world.agent
-        found = zones.document(agent.machine, agent.state, None, coming=self.coming.names())
+        found = zones_document(agent.machine, agent.state, None, coming=self.coming.names())
         return [(one.namespace, one.name) for one in found.pods]
 
     def charged(self) -> list[str]:
         """UIDs of the pods whose CPUs or memory are taken."""
         agent = self.world.agent
-        return [one.pod_uid for one in zones.document(agent.machine, agent.state, None).charged]
+        return [one.pod_uid for one in zones_document(agent.machine, agent.state, None).charged]
 
 
 @pytest.fixture

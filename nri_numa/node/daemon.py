@@ -62,7 +62,6 @@ from nri_numa.node.reload import (
 from nri_numa.node.runtime_lock import RuntimeLock
 from nri_numa.node.sending import PendingPush, Sender
 from nri_numa.node.serving import Serving
-from nri_numa.node.timed_store import TimedStore
 from nri_numa.node.unmatched import UnmatchedAnnotations
 from nri_numa.node.verify import Verifier
 from nri_numa.nri import conversion
@@ -83,10 +82,10 @@ from nri_numa.nri.wire.versions import (
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import Notifier
-from nri_numa.store import documents
 from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.files import signing_key
+from nri_numa.store.journal import state_from
 from nri_numa.store.notices import NoticeFile
-from nri_numa.store.signing import signing_key
 
 if TYPE_CHECKING:
     from nri_numa.cri_link.link import CRILink
@@ -143,7 +142,9 @@ class Daemon:
         problems = configuration.problems(config, self.topology)
         if problems:
             raise ConfigError("configuration", problems)
-        self.store = CheckpointStore(config.state_dir, identity=identity(config), clock=time.time)
+        self.store = CheckpointStore(
+            config.state_dir, identity=identity(config), clock=time.time, metrics=self.metrics
+        )
         loaded = self.store.load()
         key, doubts = signing_key(
             config.state_dir, trusted=self.store.trusted, writable=self.store.locked
@@ -160,7 +161,7 @@ class Daemon:
         for problem in (*loaded.problems, *doubts):
             self.metrics.checkpoint_errors.inc()
             log.warning("checkpoint", problem=problem)
-        state, damaged = documents.state_from(loaded.entries)
+        state, damaged = state_from(loaded.entries)
         for problem in damaged:
             self.metrics.checkpoint_errors.inc()
             log.warning("checkpoint", problem=problem)
@@ -170,7 +171,7 @@ class Daemon:
         self.agent = Agent(
             machine,
             metrics=self.metrics,
-            store=TimedStore(self.store, self.metrics),
+            store=self.store,
             now=time.time,
             reading=lambda: self._rereading.memory,
             observe=config.observe,
@@ -182,7 +183,6 @@ class Daemon:
             clock=time.monotonic,
         )
         self.agent.restore(state)
-        self.agent.durable.problem = str(self.store.error or "")
         self._beside = BesideKubelet(
             self.agent,
             self.metrics,

@@ -47,8 +47,10 @@ from nri_numa.node.links import claimed_socket, over_cri
 from nri_numa.node.runtime_lock import RuntimeLock
 from nri_numa.nri import conversion
 from nri_numa.nri.registration import push_one_shot
-from nri_numa.store import checkpoint, documents, signing
+from nri_numa.store import checkpoint
 from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.files import known_key
+from nri_numa.store.journal import Document, state_from
 
 ASIDE: Final = "checkpoint.released"
 """Name under which the checkpoint is kept once everything it knew was given back."""
@@ -303,7 +305,7 @@ async def release(
     machine = Machine(
         topology=topology,
         settings=configuration.settings(config),
-        key=signing.known_key(config.state_dir),
+        key=known_key(config.state_dir),
     )
     problems: list[str] = []
     with contextlib.ExitStack() as cleanup:
@@ -321,7 +323,7 @@ async def release(
             claim.alone()
             problems += loaded.problems
             entries = loaded.entries
-        prior, damaged = documents.state_from(entries)
+        prior, damaged = state_from(entries)
         problems += damaged
         kubelet = StateFiles(config.kubelet_root)
         kubelet.look(topology.possible, topology.numa_ids)
@@ -337,7 +339,7 @@ async def release(
         return report
 
 
-def _read(config: AgentConfig, problems: list[str]) -> Mapping[str, checkpoint.Document]:
+def _read(config: AgentConfig, problems: list[str]) -> Mapping[str, Document]:
     path = os.path.join(config.state_dir, checkpoint.JOURNAL)
     if not os.path.exists(path):
         return {}

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
 from nri_numa.config import AgentConfig, parse_duration
-from nri_numa.errors import CheckpointError
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.node.agent import Agent
 from nri_numa.node.explanations import ExplanationFile
@@ -228,7 +227,7 @@ class Housekeeping:
             if round_number % HOTPLUG_EVERY == 0:
                 await self._rereading.look(self._agent)
                 self._agent.look_at_kept(self._reader)
-            self._compact()
+            self._store.maintain()
             self._claim.share()
             if round_number % EXPLANATIONS_EVERY == 0:
                 self._explanations.save_soon()
@@ -242,14 +241,6 @@ class Housekeeping:
             self._notifier.watchdog()
             self._gaps.append(self._watch.take())
             self._metrics.loop_lag(max(self._gaps))
-
-    def _compact(self) -> None:
-        try:
-            self._agent.flush_store()
-            self._store.compact_if_needed()
-        except CheckpointError as error:
-            # Said once when the write failed; here the retry failed too.
-            log.debug("checkpoint not compacted", error=str(error))
 
     async def _look_around(self) -> None:
         """Learn what runs from a runtime that does not tell the plugins it launched.

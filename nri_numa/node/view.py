@@ -214,7 +214,7 @@ class LiveView:
                 over="cri" if link.over_cri else UNSET,
             ),
             checkpoint=Checkpoint(
-                written_at=agent.durable.written_at, problem=agent.durable.problem
+                written_at=agent.checkpoint.written_at, problem=agent.checkpoint.problem
             ),
         )
 
@@ -227,8 +227,8 @@ class LiveView:
             detail = f": {link.detail}" if link.detail else ""
             reason = f"the link to the runtime is {link.state}{detail}"
             return Readiness(ready=False, reason=reason)
-        if self._agent.durable.problem:
-            reason = f"the state cannot be saved: {self._agent.durable.problem}"
+        if self._agent.checkpoint.problem:
+            reason = f"the state cannot be saved: {self._agent.checkpoint.problem}"
             return Readiness(ready=False, reason=reason)
         return Readiness(ready=True, reason="")
 
@@ -442,7 +442,7 @@ class LiveView:
         """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
         machine, state = self._agent.machine, self._agent.state
         pool = state.pool(machine.topology, machine.settings)
-        written = self._agent.durable.written_at
+        written = self._agent.checkpoint.written_at
         return Snapshot(
             numa_nodes=numa_node_samples(machine, state, pool, self._reading()),
             node_name=self._node_name,
@@ -452,7 +452,7 @@ class LiveView:
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_written=written,
             checkpoint_age=None if written is None else max(0.0, self._now() - written),
-            checkpoint_failing=bool(self._agent.durable.problem),
+            checkpoint_failing=bool(self._agent.checkpoint.problem),
             ready=self.readiness().ready,
             observe=self._agent.observe,
             local_memory=None if self._memory is None else self._memory.samples(state),

@@ -21,6 +21,7 @@ from nri_numa.node.agent import Agent
 from nri_numa.node.usage import MemoryWatch, UsageWatch
 from nri_numa.node.view import LinkFacts, LiveView
 from nri_numa.observe.metrics import Metrics
+from tests.beds.world import MemoryStore
 from tests.machines import named as machines
 
 NOW = 1_700_000_000.0
@@ -37,7 +38,7 @@ class Bed:
         self.agent = Agent(
             Machine(topology=machines.dual_smt(), settings=Settings()),
             metrics=self.metrics,
-            store=None,
+            store=MemoryStore(),
             now=lambda: NOW,
         )
         self.cost = 0.0

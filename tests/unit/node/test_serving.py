@@ -20,13 +20,14 @@ from nri_numa.node.serving import Serving
 from nri_numa.node.view import LinkFacts
 from nri_numa.observe.metrics import Metrics
 from tests.beds.link_bed import eventually
+from tests.beds.world import MemoryStore
 from tests.machines import named as machines
 
 
 def make(section: HTTP) -> tuple[Serving, Metrics]:
     metrics = Metrics("0")
     machine = Machine(topology=machines.single_smt(), settings=Settings())
-    agent = Agent(machine, metrics=metrics, store=None, now=lambda: 0.0)
+    agent = Agent(machine, metrics=metrics, store=MemoryStore(), now=lambda: 0.0)
     made = Serving(
         section,
         agent,

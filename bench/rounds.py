@@ -22,10 +22,9 @@ from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Res
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.agent import Agent
-from nri_numa.node.locality import MemoryWatch
-from nri_numa.node.rounds import Rounds
-from nri_numa.node.waiting import WaitingWatch
+from nri_numa.node.usage import MemoryWatch, Rounds, WaitingWatch
 from nri_numa.observe.metrics import Metrics
+from tests.beds.world import MemoryStore
 
 BUDGET = 0.5
 """Per cent of one CPU, as it is by default."""
@@ -69,7 +68,7 @@ READS = {
 def _agent(root: Path, read: Read) -> Agent:
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=16)
     agent = Agent(
-        Machine(topology=topology, settings=Settings()), metrics=Metrics("0"), store=None,
+        Machine(topology=topology, settings=Settings()), metrics=Metrics("0"), store=MemoryStore(),
         now=time.time,
     )  # fmt: skip
     (root / "cgroup.controllers").touch()

@@ -31,7 +31,7 @@ from nri_numa.cluster import topology
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node import zones
+from nri_numa.node.view import zones_document
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.build import find_programs
@@ -294,7 +294,7 @@ class Published:
         agent = self._made[node]
         if agent.away and ready:
             return
-        found = zones.document(agent.machine, agent.state, Reading())
+        found = zones_document(agent.machine, agent.state, Reading())
         what = topology.contents(PREFIX, found)
         what = what if ready else topology.silent(PREFIX, what)
         written = topology.body(node, self._uids[node], {}, what)

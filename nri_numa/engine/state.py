@@ -48,7 +48,7 @@ class Kind(StrEnum):
     """Pinned by somebody else (the kubelet's static policy): left alone."""
 
 
-class Charge(msgspec.Struct, frozen=True):
+class Charge(msgspec.Struct, frozen=True, array_like=True):
     """What is booked on one NUMA node: CPU in thousandths, memory in bytes, huge pages by size."""
 
     cpu_milli: int = 0

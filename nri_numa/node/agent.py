@@ -39,9 +39,9 @@ from nri_numa.observe.decisions import RUNNING, DecisionTeller
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices
 from nri_numa.observe.traces import KeptTrace, TraceKeeper
-from nri_numa.store.durable import Durable, Store
+from nri_numa.store.checkpoint import CheckpointStore
 
-__all__ = ["Agent", "RefusedContainer", "Store"]
+__all__ = ["Agent", "RefusedContainer"]
 
 SYNCHRONIZE_SECONDS = 1.0
 """Time for decisions in a Synchronize; the runtime waits two seconds for all of it unless it tells
@@ -84,7 +84,7 @@ class Agent:
         machine: Machine,
         *,
         metrics: Metrics,
-        store: Store | None,
+        store: CheckpointStore,
         now: Callable[[], float],
         reading: Callable[[], Reading | None] = lambda: None,
         observe: bool = False,
@@ -100,7 +100,7 @@ class Agent:
         Args:
             machine: topology and settings.
             metrics: counted into.
-            store: made durable in; None keeps everything in memory.
+            store: keeps the state over a death of ours.
             now: Unix time in seconds.
             reading: what the kernel has left; must answer from memory, at once.
             observe: decide and report, but change nothing.
@@ -123,7 +123,7 @@ class Agent:
         self._metrics = metrics
         self._now = now
         self._tell = DecisionTeller(metrics, self.notices)
-        self.durable = Durable(store, metrics, now, self._tell.note)
+        self.checkpoint = store
         self._reading = reading
         self._keeper = TraceKeeper()
         self._foreign = ForeignWatch(metrics, lambda: self.state)
@@ -448,10 +448,6 @@ class Agent:
         meant = self.cpus_of(allocation) or str(self._pool())
         return bool(update.cpus) and update.cpus != meant
 
-    def flush_store(self) -> None:
-        """Try again to write what could not be written."""
-        self.durable.flush()
-
     # --- looking ----------------------------------------------------------------------------------
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -514,7 +510,7 @@ class Agent:
         broken = step_violations(before, after, self.machine.topology, self.machine.settings)
         if broken:
             self._tell.broken(broken)
-        self.durable.write(before, after, change)
+        self.checkpoint.write(before, after, change)
         self.state = after
         withheld = before.withheld_bits
         if withheld:

@@ -29,33 +29,38 @@ from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
 from nri_numa.machine.sysfs import discover
-from nri_numa.node import reread
 from nri_numa.node.agent import Agent
-from nri_numa.node.beside_kubelet import BesideKubelet
-from nri_numa.node.claim import RuntimeClaim
+from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
+from nri_numa.node.capacity import OutsideCapacity, StealWatch
 from nri_numa.node.claims import claim_book, serve_kubelet
-from nri_numa.node.device_hints import (
-    counted_devices,
-    device_watch,
-    known_roots,
-    shown_devices,
-)
 from nri_numa.node.explanations import ExplanationFile
 from nri_numa.node.handler import AgentHandler, PendingPods
-from nri_numa.node.housekeeping import Housekeeping
-from nri_numa.node.kubelet_settings import KubeletSettings
-from nri_numa.node.links import claimed_socket, cri_link, late_starts, over_cri
+from nri_numa.node.housekeeping import Housekeeping, Unanswered
+from nri_numa.node.links import (
+    claimed_socket,
+    counted_devices,
+    cri_link,
+    device_watch,
+    known_roots,
+    late_starts,
+    memory_policies,
+    over_cri,
+    shown_devices,
+)
 from nri_numa.node.loop import GapWatch, watched_loop
-from nri_numa.node.measured_capacity import StealWatch
-from nri_numa.node.memory_policies import memory_policies
-from nri_numa.node.offline_capacity import OutsideCapacity
 from nri_numa.node.reconcile import Reconciler
-from nri_numa.node.reload import Prepared, prepare, prepare_aside, with_tables
-from nri_numa.node.reread import Rereading
+from nri_numa.node.reload import (
+    Prepared,
+    Rereading,
+    look_after_refusals,
+    no_kernel_events,
+    prepare,
+    prepare_aside,
+    with_tables,
+)
+from nri_numa.node.runtime_lock import RuntimeLock
 from nri_numa.node.sending import PendingPush, Sender
 from nri_numa.node.serving import Serving
-from nri_numa.node.timed_store import TimedStore
-from nri_numa.node.unanswered import Unanswered
 from nri_numa.node.unmatched import UnmatchedAnnotations
 from nri_numa.node.verify import Verifier
 from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
@@ -68,10 +73,10 @@ from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import Notifier
 from nri_numa.runtime import LinkState, PushPath, RefusedForGood, RuntimeInfo, RuntimeLink
-from nri_numa.store import documents
 from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.files import signing_key
+from nri_numa.store.journal import state_from
 from nri_numa.store.notices import NoticeFile
-from nri_numa.store.signing import signing_key
 
 if TYPE_CHECKING:
     from nri_numa.engine.values.settings import Settings
@@ -127,7 +132,9 @@ class Daemon:
         problems = configuration.problems(config, self.topology)
         if problems:
             raise ConfigError("configuration", problems)
-        self.store = CheckpointStore(config.state_dir, identity=identity(config), clock=time.time)
+        self.store = CheckpointStore(
+            config.state_dir, identity=identity(config), clock=time.time, metrics=self.metrics
+        )
         loaded = self.store.load()
         key, doubts = signing_key(
             config.state_dir, trusted=self.store.trusted, writable=self.store.locked
@@ -144,7 +151,7 @@ class Daemon:
         for problem in (*loaded.problems, *doubts):
             self.metrics.checkpoint_errors.inc()
             log.warning("checkpoint", problem=problem)
-        state, damaged = documents.state_from(loaded.entries)
+        state, damaged = state_from(loaded.entries)
         for problem in damaged:
             self.metrics.checkpoint_errors.inc()
             log.warning("checkpoint", problem=problem)
@@ -154,7 +161,7 @@ class Daemon:
         self.agent = Agent(
             machine,
             metrics=self.metrics,
-            store=TimedStore(self.store, self.metrics),
+            store=self.store,
             now=time.time,
             reading=lambda: self._rereading.memory,
             observe=config.observe,
@@ -166,7 +173,6 @@ class Daemon:
             clock=time.monotonic,
         )
         self.agent.restore(state)
-        self.agent.durable.problem = str(self.store.error or "")
         self._beside = BesideKubelet(
             self.agent,
             self.metrics,
@@ -226,7 +232,7 @@ class Daemon:
         )
         self._unanswered = Unanswered(self.agent, self.metrics, self.link.watch)
         self.sender = Sender(self.agent, writer, self.link.push, self._callable_at_will)
-        self._claim = RuntimeClaim(claimed_socket(config, launched=self._launched))
+        self._claim = RuntimeLock(claimed_socket(config, launched=self._launched))
         self._claim.share()
         self.reconciler = Reconciler(
             self.agent,
@@ -347,13 +353,11 @@ class Daemon:
                 self._kubelet.run(self.agent, lambda: self.config), name="kubelet's configuration"
             ),
             asyncio.create_task(
-                hotplug.watch(partial(self._rereading.look, self.agent), reread.no_kernel_events),
+                hotplug.watch(partial(self._rereading.look, self.agent), no_kernel_events),
                 name="hotplug",
             ),
             asyncio.create_task(
-                reread.look_after_refusals(
-                    self.agent, partial(self._rereading.look_at_all, self.agent)
-                ),
+                look_after_refusals(self.agent, partial(self._rereading.look_at_all, self.agent)),
                 name="look again",
             ),
         ]

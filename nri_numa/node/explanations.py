@@ -19,7 +19,7 @@ from nri_numa.engine.state import Allocation
 from nri_numa.node.agent import Agent, RefusedContainer
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.traces import LAYOUT, KeptTrace, is_readable, savable
-from nri_numa.store import documents
+from nri_numa.store.journal import allocation_document, encode
 
 log = get_logger("explanations")
 
@@ -232,7 +232,7 @@ def encoded(snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_BYTES
 
 def _mark(allocation: Allocation) -> int:
     """Tells one decision about a container from a later one, over a restart."""
-    return crc32(msgspec.json.encode(documents.allocation_document(allocation)))
+    return crc32(encode(allocation_document(allocation)))
 
 
 def _tuples(value: Any) -> Any:

@@ -2,8 +2,8 @@
 
 Works while the agent is stopped, since a running one would pin everything again. The state
 directory's lock says whether one runs, and keeps one from starting meanwhile; one that uses another
-state directory is found by its hold on the runtime (`nri_numa.node.claim`). The updates travel in
-the answer to a Synchronize of a registration that lives for this one answer
+state directory is found by its lock on the runtime (`nri_numa.node.runtime_lock`). The updates
+travel in the answer to a Synchronize of a registration that lives for this one answer
 (`nri_numa.nri.link`), so the runtime's own records are put right together with the cgroups;
 with ``runtime.link: cri`` they are calls of CRI.
 
@@ -43,12 +43,14 @@ from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import NO_QUOTA
 from nri_numa.machine.sysfs import discover
-from nri_numa.node.claim import RuntimeClaim
 from nri_numa.node.explanations import FILE
 from nri_numa.node.links import claimed_socket, over_cri
+from nri_numa.node.runtime_lock import RuntimeLock
 from nri_numa.nri.link import push_one_shot
-from nri_numa.store import checkpoint, documents, signing
+from nri_numa.store import checkpoint
 from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.files import known_key
+from nri_numa.store.journal import Document, state_from
 
 ASIDE: Final = "checkpoint.released"
 """Name under which the checkpoint is kept once everything it knew was given back."""
@@ -305,7 +307,7 @@ async def release(
     machine = Machine(
         topology=topology,
         settings=configuration.settings(config),
-        key=signing.known_key(config.state_dir),
+        key=known_key(config.state_dir),
     )
     problems: list[str] = []
     with contextlib.ExitStack() as cleanup:
@@ -314,7 +316,7 @@ async def release(
         else:
             store = CheckpointStore(config.state_dir, identity=identity, clock=time.time)
             cleanup.callback(store.close)
-            claim = RuntimeClaim(claimed_socket(config))
+            claim = RuntimeLock(claimed_socket(config))
             cleanup.callback(claim.close)
             try:
                 loaded = store.load()
@@ -323,7 +325,7 @@ async def release(
             claim.alone()
             problems += loaded.problems
             entries = loaded.entries
-        prior, damaged = documents.state_from(entries)
+        prior, damaged = state_from(entries)
         problems += damaged
         kubelet = StateFiles(config.kubelet_root)
         kubelet.look(topology.possible, topology.numa_ids)
@@ -339,7 +341,7 @@ async def release(
         return report
 
 
-def _read(config: AgentConfig, problems: list[str]) -> Mapping[str, checkpoint.Document]:
+def _read(config: AgentConfig, problems: list[str]) -> Mapping[str, Document]:
     path = os.path.join(config.state_dir, checkpoint.JOURNAL)
     if not os.path.exists(path):
         return {}

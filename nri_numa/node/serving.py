@@ -23,10 +23,8 @@ from nri_numa.config import HTTP
 from nri_numa.engine.decision import Reading
 from nri_numa.errors import ConfigError
 from nri_numa.node.agent import Agent
-from nri_numa.node.beside_kubelet import BesideKubelet
-from nri_numa.node.cpu_share import CPUShare
-from nri_numa.node.kubelet_settings import KubeletSettings
-from nri_numa.node.loop import CourteousSelector, Courtesy, GapWatch
+from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
+from nri_numa.node.loop import CourteousSelector, Courtesy, CPUShare, GapWatch
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
@@ -197,13 +195,13 @@ class Serving:
         watches: list[asyncio.Task[None]] = []
         memory = None
         if self._memory is not None and self._memory.enabled:
-            from nri_numa.node.locality import MemoryWatch
+            from nri_numa.node.usage import MemoryWatch
 
             memory = MemoryWatch(self._agent, self._memory, self._roots[1], now=self._now)
             watches.append(asyncio.create_task(memory.run(), name="memory"))
         waiting = None
         if self._waiting is not None and self._waiting.enabled:
-            from nri_numa.node.waiting import WaitingWatch
+            from nri_numa.node.usage import WaitingWatch
 
             waiting = WaitingWatch(self._agent, self._waiting, self._roots[1], now=self._now)
             watches.append(asyncio.create_task(waiting.run(), name="waiting"))
@@ -253,8 +251,7 @@ class Serving:
 def _import() -> _Parts:
     from nri_numa.http.server import HTTPServer
     from nri_numa.machine.model import topology_document
-    from nri_numa.node.kubelet_view import kubelet_document
     from nri_numa.node.usage import UsageWatch
-    from nri_numa.node.view import LiveView
+    from nri_numa.node.view import LiveView, kubelet_document
 
     return HTTPServer, LiveView, UsageWatch, topology_document, kubelet_document

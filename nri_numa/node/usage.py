@@ -1,8 +1,9 @@
-"""What is really used: the last minutes of the machine, and one container when somebody asks.
+"""What is really used, beside the decisions: of the machine, of memory by NUMA node, of CPU time.
 
-It lives in the thread of HTTP and reads in threads besides, so that no container waits for it. What
-it costs is bounded: a sample every five seconds, fewer where reading takes long, so that it never
-takes more than a two-hundredth of one CPU; a container is read only when it is asked for.
+It lives in the thread of HTTP and reads in threads besides, so that no container waits for it, and
+within a budget: a sample of the machine every five seconds; where the memory of containers is
+(``memoryLocality``) and how much they wait for CPUs (``cpuWaiting``) in rounds, a few containers at
+a time, whose CPU time is measured and stays below a part of one CPU.
 """
 
 from __future__ import annotations
@@ -10,27 +11,372 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from nri_numa.engine.state import Allocation, effective_cpus
+from nri_numa.config.cpu_waiting import CPUWaiting
+from nri_numa.config.locality import MemoryLocality
+from nri_numa.config.values import parse_duration
+from nri_numa.engine.state import Allocation, NodeState, effective_cpus
 from nri_numa.errors import TopologyError
-from nri_numa.http.responses import ContainerUse, NUMANodeLoad, Use
+from nri_numa.http.responses import (
+    ContainerMemory,
+    ContainerUse,
+    ContainerWaiting,
+    NUMANodeLoad,
+    Use,
+)
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.usage import (
     NUMA_STAT,
     MachineUsage,
     MemoryPlaces,
     NUMAUsage,
+    local_bytes,
     memory_places,
     read_container,
     read_usage,
 )
+from nri_numa.machine.waiting import Waits, tasks_waiting, waits
 from nri_numa.node.agent import Agent
-from nri_numa.node.locality import container_memory
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import LocalMemory, Named, Waiting
+
+# --- Rounds over all containers ---
+
+log = get_logger("http")
+
+TURN: Final = 0.002
+"""Seconds of CPU time after which a turn of reading ends, with the container that is being read."""
+
+Found = TypeVar("Found")
+
+
+class Rounds(ABC, Generic[Found]):
+    """Keeps what was read of every container.
+
+    Args:
+        agent: whose containers.
+        cgroup_root: where the cgroup file systems are mounted.
+        what: is read, for a log line.
+        interval: seconds from one round to the next.
+        budget: per cent of one CPU.
+        proc: the proc file system.
+        cost: CPU time of the thread that reads.
+
+    Attributes:
+        known: what the last whole round found, by container id; another object after each round.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        cgroup_root: str,
+        *,
+        what: str,
+        interval: float,
+        budget: float,
+        proc: str = "/proc",
+        cost: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._agent = agent
+        self._cgroup_root = cgroup_root
+        self._what = what
+        self._interval = interval
+        self._budget = budget
+        self._proc = proc
+        self._cost = cost
+        # A new object: views tell by identity whether nobody looks.
+        self.known: Mapping[str, Found] = MappingProxyType({})
+
+    @abstractmethod
+    def look(self, reader: CgroupReader, allocation: Allocation) -> Found:
+        """Read one container, in a thread that may take its time.
+
+        Args:
+            reader: knows where cgroups are.
+            allocation: of the container.
+        """
+
+    async def run(self) -> None:
+        """Go round until cancelled."""
+        while True:
+            begun = time.monotonic()
+            try:
+                await self.round(asyncio.sleep)
+            except OSError as error:
+                log.warning(f"{self._what}, was not read", error=str(error))
+            await asyncio.sleep(max(1.0, self._interval - (time.monotonic() - begun)))
+
+    async def round(self, rest: Callable[[float], Awaitable[object]]) -> None:
+        """Read every container once.
+
+        Args:
+            rest: is awaited after each turn, with the seconds that pay for it.
+        """
+        reader = await asyncio.to_thread(CgroupReader, self._cgroup_root, proc=self._proc)
+        waiting = list(self._agent.state.allocations.values())
+        waiting.reverse()
+        found: dict[str, Found] = {}
+        while waiting:
+            spent = await asyncio.to_thread(self._turn, reader, waiting, found)
+            await rest(spent * (100 / self._budget - 1))
+        self.known = MappingProxyType(found)
+
+    def _turn(
+        self, reader: CgroupReader, waiting: list[Allocation], found: dict[str, Found]
+    ) -> float:
+        """Read containers from the end of ``waiting``; gives the CPU time that it took."""
+        begun = self._cost()
+        spent = 0.0
+        while waiting and spent < TURN:
+            allocation = waiting.pop()
+            found[allocation.container_id] = self.look(reader, allocation)
+            spent = self._cost() - begun
+        return spent
+
+
+# --- Where memory is ---
+
+Memories: TypeAlias = Mapping[str, ContainerMemory]
+"""By container id."""
+
+NO_MEMORIES: Final[Memories] = MappingProxyType({})
+"""It is not switched on."""
+MEMORY_NOT_READ: Final = ContainerMemory(
+    local_percent=None, by_numa_node={}, source="", at=0.0, problem="not read yet"
+)
+
+
+def container_memory(allocation: Allocation, found: MemoryPlaces, at: float) -> ContainerMemory:
+    """The document of what was found.
+
+    Args:
+        allocation: of the container; its own NUMA nodes are its memory nodes, or those of its CPUs.
+        found: where its memory is.
+        at: Unix time of the reading.
+    """
+    home = allocation.mems or allocation.numa_nodes
+    total = sum(found.by_numa_node.values())
+    problem = found.because
+    if not problem and not total:
+        problem = "it has no memory yet"
+    elif not problem and not home:
+        problem = "it has no NUMA nodes of its own"
+    return ContainerMemory(
+        local_percent=None
+        if problem
+        else round(100 * local_bytes(found.by_numa_node, home) / total, 1),
+        by_numa_node={str(i): n for i, n in sorted(found.by_numa_node.items())},
+        source=found.source,
+        at=at,
+        problem=problem,
+    )
+
+
+class MemoryWatch(Rounds[ContainerMemory]):
+    """Keeps where the memory of every container is.
+
+    Args:
+        agent: whose containers.
+        config: the ``memoryLocality`` section.
+        cgroup_root: where the cgroup file systems are mounted.
+        now: Unix time in seconds.
+        proc: the proc file system.
+        cost: CPU time of the thread that reads.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        config: MemoryLocality,
+        cgroup_root: str,
+        *,
+        now: Callable[[], float],
+        proc: str = "/proc",
+        cost: Callable[[], float] = time.thread_time,
+    ) -> None:
+        super().__init__(
+            agent,
+            cgroup_root,
+            what="where memory is",
+            interval=parse_duration(config.interval),
+            budget=config.budget,
+            proc=proc,
+            cost=cost,
+        )
+        self._config = config
+        self._now = now
+        self._page_size = os.sysconf("SC_PAGE_SIZE")
+
+    def look(self, reader: CgroupReader, allocation: Allocation) -> ContainerMemory:
+        """Read where the memory of one container is."""
+        place = self._agent.places.get(allocation.container_id)
+        places = (
+            MemoryPlaces(because="the agent does not know its cgroup")
+            if place is None
+            else memory_places(
+                reader,
+                place,
+                self._cgroup_root,
+                proc=self._proc,
+                page_size=self._page_size,
+            )
+        )
+        return container_memory(allocation, places, self._now())
+
+    def samples(self, state: NodeState) -> LocalMemory | None:
+        """What a scrape tells of the containers of ``state``; None where no metric is wanted."""
+        if not self._config.metric:
+            return None
+        known = self.known
+        ratios: list[tuple[float, tuple[str, str, str]]] = []
+        # By ratio, then by name: those whose memory is elsewhere come first.
+        for a in tuple(state.allocations.values()):
+            one = known.get(a.container_id, MEMORY_NOT_READ)
+            if one.local_percent is not None:
+                ratios.append((one.local_percent / 100, (a.namespace, a.pod, a.container)))
+        ratios.sort()
+        shown = ratios[: self._config.max_series]
+        worst = {names: ratio for ratio, names in reversed(shown)}
+        return LocalMemory(
+            # While a container is replaced there are two of its name for a moment: one series.
+            ratios=[(*names, ratio) for names, ratio in worst.items()],
+            states={
+                "known": len(ratios),
+                "unknown": len(state.allocations) - len(ratios),
+                "left out": len(ratios) - len(shown),
+            },
+        )
+
+
+# --- How much containers wait for CPUs ---
+
+Waitings: TypeAlias = Mapping[str, ContainerWaiting]
+"""By container id."""
+
+NO_WAITINGS: Final[Waitings] = MappingProxyType({})
+"""It is not switched on."""
+WAITING_NOT_READ: Final = ContainerWaiting(
+    pressure_percent=None, waiting_tasks=None, at=0.0, problem="not read yet"
+)
+
+
+class WaitingWatch(Rounds[ContainerWaiting]):
+    """Keeps how much every container waits.
+
+    Args:
+        agent: whose containers.
+        config: the ``cpuWaiting`` section.
+        cgroup_root: where the cgroup file systems are mounted.
+        now: Unix time in seconds.
+        proc: the proc file system.
+        clock: seconds that only grow.
+        cost: CPU time of the thread that reads.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        config: CPUWaiting,
+        cgroup_root: str,
+        *,
+        now: Callable[[], float],
+        proc: str = "/proc",
+        clock: Callable[[], float] = time.monotonic,
+        cost: Callable[[], float] = time.thread_time,
+    ) -> None:
+        super().__init__(
+            agent,
+            cgroup_root,
+            what="how much containers wait",
+            interval=parse_duration(config.interval),
+            budget=config.budget,
+            proc=proc,
+            cost=cost,
+        )
+        self._config = config
+        self._now = now
+        self._clock = clock
+        self._before: dict[str, tuple[float, Mapping[int, float]]] = {}
+
+    def look(self, reader: CgroupReader, allocation: Allocation) -> ContainerWaiting:
+        """Read how much one container waits, and compare with the reading before."""
+        place = self._agent.places.get(allocation.container_id)
+        if place is None:
+            unknown = "the agent does not know its cgroup"
+            found = Waits(no_pressure=unknown, no_threads=unknown)
+        else:
+            found = waits(reader, place, self._cgroup_root, proc=self._proc)
+        moment = self._clock()
+        before = self._before.pop(allocation.container_id, None)
+        tasks, problem = None, found.no_threads
+        if found.threads is not None:
+            self._before[allocation.container_id] = moment, found.threads
+            if before is None:
+                problem = "threads were read once so far"
+            else:
+                tasks = tasks_waiting(before[1], found.threads, moment - before[0])
+                problem = "" if tasks is not None else "no thread was there at both readings"
+        return ContainerWaiting(
+            pressure_percent=None if found.pressure is None else round(100 * found.pressure, 2),
+            waiting_tasks=None if tasks is None else round(tasks, 3),
+            at=self._now(),
+            problem="; ".join(dict.fromkeys(filter(None, (found.no_pressure, problem)))),
+        )
+
+    async def round(self, rest: Callable[[float], Awaitable[object]]) -> None:
+        """Read every container once, and forget those that are gone."""
+        await super().round(rest)
+        for gone in self._before.keys() - self.known.keys():
+            del self._before[gone]
+
+    def samples(self, state: NodeState) -> Waiting | None:
+        """What a scrape tells of the containers of ``state``; None where no metric is wanted."""
+        if not self._config.metric:
+            return None
+        known = self.known
+        found: dict[tuple[str, str, str], ContainerWaiting] = {}
+        for a in tuple(state.allocations.values()):
+            one = known.get(a.container_id, WAITING_NOT_READ)
+            if one.pressure_percent is not None or one.waiting_tasks is not None:
+                # While a container is replaced there are two of its name for a moment: one series.
+                found[a.namespace, a.pod, a.container] = one
+        # By what waits most, then by name.
+        ordered = sorted(
+            found.items(),
+            key=lambda item: (
+                -(item[1].pressure_percent or 0.0),
+                -(item[1].waiting_tasks or 0.0),
+                item[0],
+            ),
+        )
+        shown = ordered[: self._config.max_series]
+        pressure: list[Named] = [
+            (*names, one.pressure_percent / 100)
+            for names, one in shown
+            if one.pressure_percent is not None
+        ]
+        tasks: list[Named] = [
+            (*names, one.waiting_tasks) for names, one in shown if one.waiting_tasks is not None
+        ]
+        return Waiting(
+            pressure=pressure,
+            tasks=tasks,
+            states={
+                "known": len(ordered),
+                "unknown": len(state.allocations) - len(ordered),
+                "left out": len(ordered) - len(shown),
+            },
+        )
+
+
+# --- What is used ---
 
 EVERY: Final = 5.0
 """Seconds between two samples."""

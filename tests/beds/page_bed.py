@@ -20,6 +20,7 @@ from nri_numa.machine.pci import PCIDevice
 from nri_numa.node.agent import Agent
 from nri_numa.node.view import LinkFacts, LiveView
 from nri_numa.observe.metrics import Metrics
+from tests.beds.world import MemoryStore
 
 
 class PageBed:
@@ -33,7 +34,7 @@ class PageBed:
         self.agent = Agent(
             Machine(topology=topology, settings=settings or Settings(reserved_cpus=CPUSet([0]))),
             metrics=Metrics("0.1.0"),
-            store=None,
+            store=MemoryStore(),
             now=time.time,
         )
         self.agent.synchronized = True

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused
@@ -25,34 +25,43 @@ from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
 from nri_numa.observe.metrics import Metrics
-from nri_numa.store import documents as statedoc
+from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.journal import encode, state_from
 
 PREFIX = "numa.kubernetes.io/"
 GIB = 1 << 30
 
 
-@dataclass
-class MemoryStore:
+class MemoryStore(CheckpointStore):
     """A store that lives as long as the world; a write can be made to fail.
 
     Like the real one it writes what failed along with the next changes.
     """
 
-    documents: dict[str, dict[str, object]] = field(default_factory=dict)
-    unwritten: dict[str, dict[str, object] | None] = field(default_factory=dict)
-    full: bool = False
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
+        super().__init__("/state", identity={}, clock=clock)
+        self.documents: dict[str, dict[str, object]] = {}
+        self.unwritten: dict[str, dict[str, object] | None] = {}
+        self.full = False
 
     def record(self, changes: Mapping[str, dict[str, object] | None]) -> None:
         """Keep the documents, or fail as a full disk does."""
-        self.unwritten.update(changes)
+        self.unwritten.update(msgspec.json.decode(encode(changes)))
         if self.full:
-            raise CheckpointError("/state/checkpoint", "no space left on device")
+            self.error = CheckpointError("/state/checkpoint", "no space left on device")
+            raise self.error
+        self.error = None
         changes, self.unwritten = self.unwritten, {}
         for key, document in changes.items():
             if document is None:
                 self.documents.pop(key, None)
             else:
                 self.documents[key] = document
+
+    def compact_if_needed(self) -> bool:
+        """Write what failed."""
+        self.record({})
+        return True
 
 
 def resources(
@@ -143,7 +152,7 @@ class World:
 
     def boot(self) -> Agent:
         """A fresh agent process over the same store."""
-        self.metrics = Metrics("test")
+        self.metrics = self.store.metrics = Metrics("test")
         self.agent = Agent(
             Machine(topology=self.topology, settings=self.settings, key=self.key),
             metrics=self.metrics,
@@ -156,7 +165,7 @@ class World:
             mark=CgroupWriter(self.cgroups).mark,
             clock=lambda: self.clock(),
         )
-        state, problems = statedoc.state_from(self.store.documents)
+        state, problems = state_from(self.store.documents)
         assert problems == []
         self.agent.restore(state)
         return self.agent

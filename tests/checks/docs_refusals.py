@@ -17,7 +17,7 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.memory_policies import memory_policies
+from nri_numa.node.links import memory_policies
 from nri_numa.runtime import RuntimeInfo
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
 

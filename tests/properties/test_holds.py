@@ -25,7 +25,7 @@ from nri_numa.engine.values.workload import Strategy
 from nri_numa.kube.api import name_of, uid_of
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node import zones
+from nri_numa.node.view import zones_document
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
@@ -193,7 +193,7 @@ class Cluster:
     def publish(self, number: int = 0) -> None:
         """The publisher writes what the agent says."""
         del number
-        found = zones.document(MACHINE, self.state, Reading())
+        found = zones_document(MACHINE, self.state, Reading())
         document = topology.body("n1", "uid", {}, topology.contents(PREFIX, found))
         self.nodes.entries.append((put_node, document))
 

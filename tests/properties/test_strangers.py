@@ -25,7 +25,7 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.store.documents import changed_documents
+from nri_numa.store.journal import changed_documents, encode
 from tests.beds.world import container, pod, resources
 
 ASKED: tuple[Mapping[str, str], ...] = (
@@ -79,7 +79,7 @@ def _full(node: Node) -> tuple[list[PodSandbox], list[Container]]:
 
 def _journal(before: NodeState, after: NodeState, ids: Iterable[str], uids: Iterable[str]) -> bytes:
     change = StateChange(tuple(sorted(ids)), tuple(sorted(uids)))
-    return msgspec.json.encode(changed_documents(before, after, change))
+    return encode(changed_documents(before, after, change))
 
 
 def _said(decision: Decision, calm: Collection[str]) -> bytes:

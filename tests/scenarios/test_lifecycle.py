@@ -518,14 +518,14 @@ def test_a_full_disk_is_counted_once_and_caught_up_later() -> None:
     world = World(machines.single_no_smt())
     world.store.full = True
     of = grown(world, "own", OWN, 2)
-    assert world.agent.durable.problem
+    assert world.agent.checkpoint.problem
     world.stop("own-app")
     grown(world, "next", OWN, 1)
     world.store.full = False
-    world.agent.flush_store()
+    world.agent.checkpoint.maintain()
     assert set(world.store.documents) >= {"c/next-app"}
     assert "c/own-app" not in world.store.documents
-    assert not world.agent.durable.problem
+    assert not world.agent.checkpoint.problem
     world.remove_pod(of)
     world.boot()
     assert world.synchronize() == ()

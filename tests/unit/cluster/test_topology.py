@@ -16,7 +16,7 @@ from nri_numa.engine.values.workload import QoSClass
 from nri_numa.http.zones import Zones
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node import zones
+from nri_numa.node.view import zones_document
 from nri_numa.scheduler import published
 from nri_numa.scheduler.node_room import NodeRoom
 from tests.beds.http_view import FakeView
@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 def said(world: World) -> Zones:
     """What the agent says."""
-    return zones.document(world.agent.machine, world.agent.state, None)
+    return zones_document(world.agent.machine, world.agent.state, None)
 
 
 def by_name(listed: list[dict[str, Any]]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def test_settings_are_folded_in(
 def test_what_was_measured_is_told_apart() -> None:
     """Who evicts because of it must not take a factor of the configuration for a measured one."""
     world = World(machines.dual_no_smt(), Settings(capacity_factor={0: 0.5, 1: 0.7}))
-    found = zones.document(world.agent.machine, world.agent.state, None, measured={1: 0.7})
+    found = zones_document(world.agent.machine, world.agent.state, None, measured={1: 0.7})
     what = by_name(contents("x.io", found)["zones"])
     assert "x.io/measured-factor" not in values(what["node-0"]["attributes"])
     assert values(what["node-1"]["attributes"])["x.io/measured-factor"] == "0.7"
@@ -206,7 +206,7 @@ def test_who_is_counted_is_named_beside_the_numbers() -> None:
 def with_devices(counts: tuple[DeviceCount, ...] | str | None) -> dict[str, Any]:
     world = World(machines.snc_smt())
     agent = world.agent
-    return contents("x.io", zones.document(agent.machine, agent.state, None, devices=counts))
+    return contents("x.io", zones_document(agent.machine, agent.state, None, devices=counts))
 
 
 def test_devices_are_resources_of_their_numa_node() -> None:

@@ -19,9 +19,8 @@ from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.kubelet.configuration import Found, KubeletFacts
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.node.beside_kubelet import BesideKubelet
-from nri_numa.node.kubelet_settings import KubeletSettings
-from nri_numa.node.kubelet_view import kubelet_document
+from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
+from nri_numa.node.view import kubelet_document
 from nri_numa.observe import logs
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines

@@ -18,10 +18,10 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.node.agent import Agent
-from nri_numa.node.locality import MemoryWatch
-from nri_numa.node.usage import UsageWatch
+from nri_numa.node.usage import MemoryWatch, UsageWatch
 from nri_numa.node.view import LinkFacts, LiveView
 from nri_numa.observe.metrics import Metrics
+from tests.beds.world import MemoryStore
 from tests.machines import named as machines
 
 NOW = 1_700_000_000.0
@@ -38,7 +38,7 @@ class Bed:
         self.agent = Agent(
             Machine(topology=machines.dual_smt(), settings=Settings()),
             metrics=self.metrics,
-            store=None,
+            store=MemoryStore(),
             now=lambda: NOW,
         )
         self.cost = 0.0

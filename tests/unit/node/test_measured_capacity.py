@@ -19,8 +19,9 @@ from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Res
 from nri_numa.errors import ConfigError
 from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
-from nri_numa.node.measured_capacity import StealWatch
+from nri_numa.node.capacity import StealWatch
 from nri_numa.observe.metrics import Metrics
+from tests.beds.world import MemoryStore
 from tests.machines import named as machines
 
 
@@ -37,7 +38,7 @@ class Bed:
         self.agent = Agent(
             Machine(topology=self.topology, settings=self.settings),
             metrics=self.metrics,
-            store=None,
+            store=MemoryStore(),
             now=lambda: 0.0,
         )
         self.now = 0.0

@@ -17,9 +17,10 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
-from nri_numa.node.offline_capacity import OutsideCapacity
+from nri_numa.node.capacity import OutsideCapacity
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
+from tests.beds.world import MemoryStore
 from tests.machines import named as machines
 
 NOW = 1_795_359_000.0
@@ -41,7 +42,7 @@ class Bed:
         self.outside = OutsideCapacity(str(self.path), now=lambda: self.now)
         self.base = settings or Settings()
         machine = Machine(topology=self.topology, settings=self.base)
-        self.agent = Agent(machine, metrics=Metrics("0"), store=None, now=lambda: self.now)
+        self.agent = Agent(machine, metrics=Metrics("0"), store=MemoryStore(), now=lambda: self.now)
 
     def says(self, zones: object = None, drained: object = "", **more: object) -> None:
         capacity = {"zones": zones, "until": UNTIL, "source": "put", **more}

@@ -14,20 +14,20 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.node import serving
 from nri_numa.node.agent import Agent
-from nri_numa.node.beside_kubelet import BesideKubelet
-from nri_numa.node.kubelet_settings import KubeletSettings
+from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
 from nri_numa.node.loop import GapWatch
 from nri_numa.node.serving import Serving
 from nri_numa.node.view import LinkFacts
 from nri_numa.observe.metrics import Metrics
 from tests.beds.link_bed import eventually
+from tests.beds.world import MemoryStore
 from tests.machines import named as machines
 
 
 def make(section: HTTP) -> tuple[Serving, Metrics]:
     metrics = Metrics("0")
     machine = Machine(topology=machines.single_smt(), settings=Settings())
-    agent = Agent(machine, metrics=metrics, store=None, now=lambda: 0.0)
+    agent = Agent(machine, metrics=metrics, store=MemoryStore(), now=lambda: 0.0)
     made = Serving(
         section,
         agent,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.node.trim import GROWN, REST, Trim, give_back, resident
+from nri_numa.node.housekeeping import GROWN, TRIM_REST, Trim, give_back, resident
 
 MIB = 1 << 20
 
@@ -33,7 +33,7 @@ def test_a_quiet_process_and_a_little_growth_are_left_alone() -> None:
 
 def test_growth_counts_from_the_least_that_was_seen() -> None:
     node = Process(40 * MIB, free=3 * MIB)
-    node.rounds(REST + 1)
+    node.rounds(TRIM_REST + 1)
     node.used = 30 * MIB  # containers are gone
     node.rounds(1)
     node.free = GROWN

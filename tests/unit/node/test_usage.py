@@ -14,6 +14,7 @@ from nri_numa.machine.usage import MachineUsage, NUMAUsage
 from nri_numa.node.agent import Agent
 from nri_numa.node.usage import KEPT, UsageWatch, between
 from nri_numa.observe.metrics import Metrics
+from tests.beds.world import MemoryStore
 
 
 def numa(here: int | None, elsewhere: int | None) -> NUMAUsage:
@@ -59,7 +60,7 @@ def watch(topology: Topology, root: Path) -> UsageWatch:
     agent = Agent(
         Machine(topology=topology, settings=Settings()),
         metrics=Metrics("0"),
-        store=None,
+        store=MemoryStore(),
         now=time.time,
     )
     return UsageWatch(agent, str(root), str(root / "cgroup"), now=lambda: 1000.0)

@@ -16,6 +16,7 @@ from nri_numa.engine.drift import Correction
 from nri_numa.engine.values.kubelet import KubeletGrants
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.errors import CheckpointError
 from nri_numa.http.api import API, Request, Response, parse_target
 from nri_numa.http.responses import Assignment
 from nri_numa.http.server import Changes
@@ -23,6 +24,7 @@ from nri_numa.machine.cpuset import CPUSet
 from nri_numa.node.agent import Agent
 from nri_numa.node.view import LinkFacts, LiveView
 from nri_numa.observe.metrics import Metrics
+from tests.beds.world import MemoryStore
 from tests.machines import named as machines
 
 NOW = 1_700_000_100.0
@@ -35,7 +37,7 @@ class Bed:
     def __init__(self, settings: Settings | None = None) -> None:
         self.machine = Machine(topology=machines.dual_smt(), settings=settings or Settings())
         self.metrics = Metrics("0.1.0")
-        self.agent = Agent(self.machine, metrics=self.metrics, store=None, now=lambda: NOW)
+        self.agent = Agent(self.machine, metrics=self.metrics, store=MemoryStore(), now=lambda: NOW)
         self.link = LinkFacts(state="active", detail="", active=True, runtime="containerd")
         self.view = LiveView(
             self.agent,
@@ -458,7 +460,9 @@ def test_ready_explanations_are_bounded(bed: Bed) -> None:
 def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
     clock = [NOW]
     made = Bed()
-    made.agent = Agent(made.machine, metrics=made.metrics, store=None, now=lambda: clock[0])
+    made.agent = Agent(
+        made.machine, metrics=made.metrics, store=MemoryStore(), now=lambda: clock[0]
+    )
     made.view._agent = made.agent
     made.create("own", policy="single-numa-node")
     clock[0] += 60
@@ -503,10 +507,10 @@ def test_the_order_stays_right_while_containers_come_and_go() -> None:
 
 
 def test_a_state_that_cannot_be_saved_is_not_ready(bed: Bed) -> None:
-    bed.agent.durable.problem = "no space left on device"
+    bed.agent.checkpoint.error = CheckpointError("checkpoint", "no space left on device")
     readiness = bed.view.readiness()
     assert not readiness.ready
-    assert readiness.reason == "the state cannot be saved: no space left on device"
+    assert readiness.reason == "the state cannot be saved: checkpoint: no space left on device"
 
 
 def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:

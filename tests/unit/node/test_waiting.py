@@ -19,9 +19,10 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.node.agent import Agent
+from nri_numa.node.usage import WaitingWatch
 from nri_numa.node.view import LinkFacts, LiveView
-from nri_numa.node.waiting import WaitingWatch
 from nri_numa.observe.metrics import Metrics
+from tests.beds.world import MemoryStore
 from tests.machines import named as machines
 
 NOW = 1_700_000_000.0
@@ -37,7 +38,7 @@ class Bed:
         self.agent = Agent(
             Machine(topology=machines.dual_smt(), settings=Settings()),
             metrics=self.metrics,
-            store=None,
+            store=MemoryStore(),
             now=lambda: NOW,
         )
         self.clock = 100.0

@@ -23,7 +23,7 @@ from nri_numa.node.agent import Agent
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.traces import TraceKeeper, unpack
-from tests.beds.world import GIB, container, pod, resources
+from tests.beds.world import GIB, MemoryStore, container, pod, resources
 from tests.machines import named as machines
 
 MACHINE = Machine(topology=machines.snc_smt(), settings=Settings(defaults={"smt": "spread"}))
@@ -76,7 +76,7 @@ def test_shapes_do_not_pile_up() -> None:
 def agent(
     machine: Machine = MACHINE, later: Callable[[Callable[[], object]], object] | None = None
 ) -> Agent:
-    made = Agent(machine, metrics=Metrics("0"), store=None, now=lambda: 7.0, later=later)
+    made = Agent(machine, metrics=Metrics("0"), store=MemoryStore(), now=lambda: 7.0, later=later)
     made.synchronize((), ())
     return made
 

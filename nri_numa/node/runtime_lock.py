@@ -18,7 +18,7 @@ from nri_numa.errors import RuntimeBusy
 _LOCKS: Final = "/proc/locks"
 
 
-class RuntimeClaim:
+class RuntimeLock:
     """Our hold on one runtime. Nothing here ever waits.
 
     Args:

@@ -22,8 +22,8 @@ from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, InternalErrorAnswer
 from nri_numa.config.measured_capacity import MeasuredMode
 from nri_numa.config.node_name import node_name
+from nri_numa.engine.accounting import largest
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.place.offer import largest
 from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug

@@ -11,11 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nri_numa.engine.decision import Refused
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
     NO_DEVICES,
     Container,
+    ContainerAdjustment,
+    ContainerUpdate,
+    Pods,
     PodSandbox,
     QoSClass,
     Resources,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nri_numa.config import AgentConfig, LinkKind, parse_duration
-from nri_numa.engine.values.memory_policy import RUNTIMES, SINCE, MemoryPolicies, MemoryPolicy
+from nri_numa.engine.values.workload import RUNTIMES, SINCE, MemoryPolicies, MemoryPolicy
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.node.agent import Agent
 from nri_numa.node.handler import AgentHandler

@@ -19,8 +19,8 @@ import msgspec
 from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.kubelet import KubeletGrants
 from nri_numa.engine.values.settings import IsolatedCPUs, NohzFullCPUs
+from nri_numa.engine.values.workload import KubeletGrants
 from nri_numa.errors import TopologyError
 from nri_numa.kubelet.adoption import adopt
 from nri_numa.kubelet.configuration import Found, KubeletFacts, read

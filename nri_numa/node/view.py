@@ -19,15 +19,13 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import asdict
 
+from nri_numa.engine.accounting import largest, offer, together
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.explain.actual import actual_text, displaced_text, late_text
 from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
-from nri_numa.engine.explain.sentences import sentences
-from nri_numa.engine.others.kubelets import KUBELETS, granted_names, shown_kind
-from nri_numa.engine.place.offer import largest, offer, together
+from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
+from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
 from nri_numa.engine.state import Allocation, Charge, Kind, NodeState, displaced, effective_cpus
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.workload import CPUMode, Policy, QoSClass, Scope
+from nri_numa.engine.values.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
 from nri_numa.http.responses import (
     Actual,
     Assignment,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from nri_numa.config import AgentConfig, parse_duration
-from nri_numa.engine.request.placed import PLACED, placed_text
+from nri_numa.engine.request.annotations import PLACED, placed_text
 from nri_numa.kube.api import KubeAPI, text_of, uid_of
 from nri_numa.kube.requests import KubeError
 from nri_numa.observe.logs import get_logger

@@ -1,7 +1,7 @@
 """The rule: does a pod fit on a node, on which of its NUMA nodes, and if not, what is missing?
 
 A container that one NUMA node has room for goes to one under every policy; which one says the
-strategy (`nri_numa.engine.place.strategy.measures`). One that none has room for is merged and
+strategy (`nri_numa.engine.place.computed.measures`). One that none has room for is merged and
 judged by `nri_numa.engine.align.policies.align`, as on the node. What the node alone knows, the
 numbers of the CPUs, is replaced by counts: where free CPUs are scattered over cores, a pod that
 fits here can still be refused there.
@@ -16,10 +16,9 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hint_reasons import amount_text, nodes_text
 from nri_numa.engine.align.hints import ResourceDemand
-from nri_numa.engine.align.policies import align
-from nri_numa.engine.place.strategy import measures
+from nri_numa.engine.align.policies import align, amount_text, nodes_text
+from nri_numa.engine.place.computed import measures
 from nri_numa.engine.values.workload import SMT, OnFailure, Policy, Scope, Strategy
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.model import counted
@@ -82,7 +81,7 @@ class Short(Struct, frozen=True, gc=False):
         what: what is needed, in words: ``12 exclusive CPUs``; the whole reason without ``where``
             and ``unit`` where ``bare``.
         where: on how many NUMA nodes, in words; empty for the whole node.
-        unit: of ``most``, as `nri_numa.engine.align.hint_reasons.amount_text` knows it.
+        unit: of ``most``, as `nri_numa.engine.align.policies.amount_text` knows it.
         most: the most that is free there, or that there is at all.
         never: waiting does not help: an empty node has too little.
         apart: each resource has room, and no NUMA node for all of them.

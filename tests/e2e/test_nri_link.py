@@ -11,9 +11,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
+    Container,
+    ContainerAdjustment,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+)
 from nri_numa.engine.values.workload import Resources as WantedResources
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.versions import AGENT_EVENTS

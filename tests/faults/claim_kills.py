@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 import nri_numa.dra.handover
 import nri_numa.node.claims
 from nri_numa.dra.handover import Asker, Teller
+from nri_numa.engine.accounting import largest
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.place.offer import largest
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.synthetic import synthetic

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.place import quotas
-from nri_numa.engine.values.limits import CPUAmount, Limits
-from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.settings import CPUAmount, Limits, Rule, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology

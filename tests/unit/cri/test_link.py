@@ -13,10 +13,9 @@ import pytest
 
 from nri_numa.cri.client import UpdateFailed
 from nri_numa.cri.link import Change, CRILink, Outbox, Size, Sizes
-from nri_numa.engine.drift import plan_corrections
+from nri_numa.engine.resync import plan_corrections
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.workload import Container, Resources
+from nri_numa.engine.values.workload import Container, ContainerUpdate, Resources
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Observed

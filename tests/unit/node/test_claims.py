@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from nri_numa.dra.claims import BadClaim, variable
 from nri_numa.dra.handover import Asker
+from nri_numa.engine.accounting import largest
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.place.offer import largest
-from nri_numa.engine.values.mentions import Mentions
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container
+from nri_numa.engine.values.workload import Container, Mentions
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.claims import ClaimBook

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import Container, Pods, PodSandbox, QoSClass, Resources
 from nri_numa.node.handler import PATIENCE, AgentHandler, PendingPods
 from nri_numa.node.view import zones_document
 from tests.beds.world import World

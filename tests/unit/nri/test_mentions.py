@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.values.mentions import MOST_CHARACTERS, MOST_DEVICES, NO_MENTIONS, DeviceNode
+from nri_numa.engine.values.workload import MOST_CHARACTERS, MOST_DEVICES, NO_MENTIONS, DeviceNode
 from nri_numa.nri.conversion import mentions_of, pod_from
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 

@@ -16,12 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.cpus.allocator import Taken, TakeRequest, take_cpus
+from nri_numa.engine.cpus.allocator import (
+    NotEnoughCPUs,
+    SMTAlignmentRefused,
+    Taken,
+    TakeRequest,
+    take_cpus,
+)
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.decision import Case, Machine, shared_milli
 from nri_numa.engine.others import holders_text, named
@@ -36,10 +42,6 @@ from nri_numa.engine.values.settings import (
 from nri_numa.engine.values.workload import SMT, PodSandbox, Refusal
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import counted
-
-if TYPE_CHECKING:
-    from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTAlignmentRefused
-    from nri_numa.engine.decision import Machine
 
 
 def exclusive_left(

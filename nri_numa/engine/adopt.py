@@ -1,14 +1,15 @@
 """Containers that came without us: what they carry, signed, read back and verified.
 
-Every container that is seen while it is created gets the annotation ``assigned``, also one that nothing asks to pin:
-the runtime keeps it for as long as the container lives, so it tells ours from somebody else's when the
-checkpoint is lost. A runtime may be set up to copy annotations of pods to their containers, and other plugins write
-annotations too, so the text alone proves nothing. It ends with a signature over the container's id
-and the text before it (HMAC-SHA-256, RFC 2104, cut to 128 bits). Nobody else has the key, and the
-signature of one container is worth nothing on another.
+Every container that is seen while it is created gets the annotation ``assigned``, also one that
+nothing asks to pin: the runtime keeps it for as long as the container lives, so it tells ours from
+somebody else's when the checkpoint is lost. A runtime may be set up to copy annotations of pods to
+their containers, and other plugins write annotations too, so the text alone proves nothing. It ends
+with a signature over the container's id and the text before it (HMAC-SHA-256, RFC 2104, cut to 128
+bits). Nobody else has the key, and the signature of one container is worth nothing on another.
 
-One with our signature is ours: what it says was decided, and the runtime says what has changed since. Without it (the
-key was lost with the state directory, an older version wrote it, or somebody forged it) it is believed only as
+One with our signature is ours: what it says was decided, and the runtime says what has changed
+since. Without it (the key was lost with the state directory, an older version wrote it, or somebody
+forged it) it is believed only as
 far as the pod could have been given the same today: the pod must ask for it, the runtime must have
 it, and reserved CPUs are never owned.
 """

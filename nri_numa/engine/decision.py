@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from nri_numa.engine import accounting
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.cpus.index import AllocatorIndex, index
 from nri_numa.engine.request.annotations import Resolver, longest_list
@@ -36,9 +35,6 @@ from nri_numa.engine.values.workload import (
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.machine.model import Topology, numa_text
-
-if TYPE_CHECKING:
-    pass
 
 
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,7 +294,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def cpu_left(self, state: NodeState) -> dict[int, int]:
         """By NUMA node, thousandths of a CPU left; see `nri_numa.engine.accounting`."""
-        return accounting.cpu_left(self, state)
+        return cpu_left(self, state)
 
     def memory_left(self, state: NodeState, reading: Reading | None) -> dict[int, int]:
         """By NUMA node, bytes left: bookable, and never more than the kernel has.

@@ -5,9 +5,10 @@ off nothing but what others own, so it pins nobody: such a container is unbound 
 cpuset, and follows the pool. Any narrower one is a pin; its container is *foreign*, left alone,
 and reserves nothing (docs/adr/0018-foreign-containers.md).
 
-The kubelet decides at the pod's admission, without knowing our annotations. What its static managers granted is its
-own (docs/adr/0035-beside-the-kubelets-managers.md): the container is left as the kubelet has it,
-unless its pod names CPUs or memory nodes itself and ``kubelet.override`` lets it.
+The kubelet decides at the pod's admission, without knowing our annotations. What its static
+managers granted is its own (docs/adr/0035-beside-the-kubelets-managers.md): the container is left
+as the kubelet has it, unless its pod names CPUs or memory nodes itself and ``kubelet.override``
+lets it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """What really runs against what is meant: after a lost link, and while it runs.
 
 The runtime is the truth for *what is*, the prior state (from memory or from the checkpoint) for
-*what was meant*. No running container moves: what is known keeps what it has, and an update is
-only sent where the runtime has something else than was meant. What the cgroups have is compared by `plan_corrections`:
-every correction moves one container to exactly what the state means for it and touches no other.
-So a plan may be cut off after any correction, the state may change meanwhile, and a new plan
+*what was meant*. No running container moves: what is known keeps what it has, and an update is only
+sent where the runtime has something else than was meant. What the cgroups have is compared by
+`plan_corrections`: every correction moves one container to exactly what the state means for it and
+touches no other. So a plan may be cut off after any correction, the state may change meanwhile, and
+a new plan
 goes on from there: nothing that was put right is undone.
 """
 

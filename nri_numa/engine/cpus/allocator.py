@@ -5,7 +5,8 @@
 1. CPUs inside the NUMA affinity before CPUs outside (never outside when ``strict``);
 2. CPUs that nobody else pinned containers to before those of cores where somebody did;
 3. the kernel's isolated CPUs, as the settings say;
-4. thread siblings (`nri_numa.engine.cpus.allocator`), preferred CPUs, CPUs whose timer tick may stop,
+4. thread siblings (`nri_numa.engine.cpus.allocator`), preferred CPUs, CPUs whose timer tick may
+   stop,
    core kinds;
 5. among equally good ones `nri_numa.engine.cpus.orders` or `nri_numa.engine.cpus.orders`.
 
@@ -18,9 +19,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from nri_numa.engine.cpus import kubelet_order
 from nri_numa.engine.cpus.index import NOWHERE, AllocatorIndex, index
-from nri_numa.engine.cpus.orders import CorePlaces, Filler, lowest, select, threads_filler
+from nri_numa.engine.cpus.orders import (
+    MOST_NUMA_NODES,
+    CorePlaces,
+    Filler,
+    cores_in_order,
+    lowest,
+    select,
+    take_distributed,
+    take_packed,
+    threads_filler,
+    threads_per_core,
+)
 from nri_numa.engine.values.settings import CPUOrder, NohzFullCPUs, PreferredCores, Settings
 from nri_numa.engine.values.workload import HIGH, SMT, Load
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
@@ -645,16 +656,14 @@ class _Take:
 
     def _kubelet_take(self, free: int, n: int, group: int) -> int:
         if self.settings.distribute_across_numa:
-            if len(self.ix.numa) > kubelet_order.MOST_NUMA_NODES:
+            if len(self.ix.numa) > MOST_NUMA_NODES:
                 return self._select(free, n, fill=threads_filler(self.ix, self.taken))
             least = sum(
                 1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free
             )
-            return kubelet_order.take_distributed(self.ix, free, n, group, least)
+            return take_distributed(self.ix, free, n, group, least)
         across = self.settings.distribute_across_cores and group == 1
-        return kubelet_order.take_packed(
-            self.ix, free, n, align_l3=self.settings.align_l3, across_cores=across
-        )
+        return take_packed(self.ix, free, n, align_l3=self.settings.align_l3, across_cores=across)
 
     def _threads_of_cores(self) -> None:
         for region in self.regions:
@@ -753,7 +762,7 @@ class _Take:
         if not self.kubelet or self.settings.distribute_across_numa:
             return self._select(candidates, n, fill=lowest, weight=weight)
         chosen = 0
-        for core in kubelet_order.cores_in_order(self.ix, self.free):
+        for core in cores_in_order(self.ix, self.free):
             if n and core.bits & candidates:
                 chosen |= core.bits & candidates
                 n -= 1
@@ -819,7 +828,7 @@ class _Take:
             free = self.free & region & ~chosen
             n = min(self.needed - chosen.bit_count(), free.bit_count())
             if n:
-                chosen |= self._kubelet_take(free, n, kubelet_order.threads_per_core(ix))
+                chosen |= self._kubelet_take(free, n, threads_per_core(ix))
         return chosen if ix.members(ix.touched(chosen)) == chosen else 0
 
     # -- the answers -----------------------------------------------------------------------------

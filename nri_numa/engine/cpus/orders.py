@@ -1,10 +1,11 @@
 """The two orders of CPUs: our own best fit, and the kubelet's.
 
-*Best fit* keeps whole NUMA nodes, L3 groups and cores free. Everything is judged by what the machine really has, never
-by averages. `select` goes down level by level: which NUMA nodes, which L3 groups in each, and there a *filler* says
-which CPUs.
+*Best fit* keeps whole NUMA nodes, L3 groups and cores free. Everything is judged by what the
+machine really has, never by averages. `select` goes down level by level: which NUMA nodes, which L3
+groups in each, and there a *filler* says which CPUs.
 
-*The kubelet's* follows the static policy of the CPU manager (KEP-3570 and its successors KEP-2902 and KEP-4800),
+*The kubelet's* follows the static policy of the CPU manager (KEP-3570 and its successors KEP-2902
+and KEP-4800),
 averages included: a core or a socket counts as free when it has as many free CPUs as the machine's
 average says. Where the kubelet would then hand out CPUs that are not free (a core larger than the
 average), we hand out the free ones only; see docs/adr/0010-cpu-order.md.

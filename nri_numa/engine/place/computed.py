@@ -31,7 +31,6 @@ from nri_numa.engine.others import given_last, holders_text, listed_softly
 from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
 from nri_numa.engine.place.memory import (
     STRICT,
-    Amounts,
     MemoryGrant,
     MemoryRefused,
     by_distance,

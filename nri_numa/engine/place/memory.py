@@ -1,4 +1,4 @@
-"""Memory of NUMA nodes: what is free, where a grant is, what to do when it is short, and its policy.
+"""Memory of NUMA nodes: what is free, where a grant is, what if it is short, and its policy.
 
 Every quantity is bytes by NUMA node, one mapping for each memory *type*: ``memory`` and one for
 each huge page size. Two ways of accounting live here:
@@ -14,7 +14,7 @@ each huge page size. Two ways of accounting live here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -48,10 +48,6 @@ from nri_numa.engine.values.workload import (
 )
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.machine.model import numa_text
-
-if TYPE_CHECKING:
-    from nri_numa.engine.decision import Machine
-
 
 Amounts = Mapping[int, int]
 """Bytes by NUMA node; missing is none."""

@@ -1,4 +1,4 @@
-"""What a computed placement looks at: what is free, what each resource asks for, and both in the words of a refusal."""
+"""What a computed placement looks at: what is free and what is asked for, also in words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import exclusive_left, kept_for_pool, ownable, ownable_at_most
+from nri_numa.engine.accounting import (
+    exclusive_left,
+    kept_for_groups,
+    kept_for_pool,
+    ownable,
+    ownable_at_most,
+)
 from nri_numa.engine.align.hints import Amounts, DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, short
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTAlignmentRefused

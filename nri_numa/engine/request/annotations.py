@@ -733,8 +733,8 @@ def addressees(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
         prefix: of our annotations, without its slash.
 
     Returns:
-        At most `MOST_ADDRESSEES`, in the order of the annotations' names. Names that no container can have
-        are left out.
+        At most `MOST_ADDRESSEES`, in the order of the annotations' names. Names that no container
+        can have are left out.
     """
     found: dict[str, str] = {}
     for name in sorted([name for name in annotations if prefix in name]):

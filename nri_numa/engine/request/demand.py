@@ -477,7 +477,8 @@ def read_slots(text: str) -> Slots | str:
     ids = text.split(",") if len(text) <= _LONGEST else []
     nodes = [_ID.fullmatch(one) for one in ids]
     if not ids or not all(nodes) or len(set(ids)) < len(ids) or len(ids) > MOST_SLOTS:
-        return f"up to {MOST} different ids such as slot-0 or numa0-slot-0, separated by commas"
+        example = "such as slot-0 or numa0-slot-0"
+        return f"up to {MOST_SLOTS} different ids {example}, separated by commas"
     on = [match[1] for match in nodes if match is not None]
     # Ids of both sorts come from a change of the plugin's configuration in between: none binds.
     by_node = Counter(int(i) for i in on) if all(i is not None for i in on) else {}

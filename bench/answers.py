@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from bench.stats import summary, table, us
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerUpdate
+from nri_numa.engine.values.workload import NO_ADJUSTMENT, ContainerUpdate
 from nri_numa.nri import conversion
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 

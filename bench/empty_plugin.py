@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.message import Message
 
 from bench.beds import EXCLUSIVE
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerUpdate
+from nri_numa.engine.values.workload import NO_ADJUSTMENT, ContainerUpdate
 from nri_numa.nri import conversion
 from nri_numa.nri.handler import LinkState
 from nri_numa.nri.link import NRILink

@@ -22,9 +22,8 @@ from nri_numa.config.measured_capacity import MeasuredCapacity
 from nri_numa.config.names import camel_case
 from nri_numa.config.scheduling import Scheduling
 from nri_numa.config.tenants import PermissionDocument, PodMatch, Quotas, SharedPool
-from nri_numa.engine.values.kubelet import KubeletOverride
 from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores
-from nri_numa.engine.values.workload import Strategy
+from nri_numa.engine.values.workload import KubeletOverride, Strategy
 
 # --- The ``publish`` section: what ``nri-numa publish`` writes to the API server, and how fast ----
 

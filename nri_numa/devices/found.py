@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from nri_numa.engine.values.mentions import MOST_DEVICES
-from nri_numa.engine.values.workload import Device, DeviceRequest
+from nri_numa.engine.values.workload import MOST_DEVICES, Device, DeviceRequest
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.model import numa_text
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from nri_numa.engine.values.mentions import MOST_DEVICES
+from nri_numa.engine.values.workload import MOST_DEVICES
 
 DEADLINE: Final = 0.05
 """Seconds for an answer. It is known at once or not in time: the first container comes soon."""

@@ -16,7 +16,7 @@ from nri_numa.devices.found import Found
 from nri_numa.devices.given import GivenDevice
 from nri_numa.devices.sysfs import SysfsDevices
 from nri_numa.devices.variables import named_by
-from nri_numa.engine.values.mentions import DeviceNode, Mentions
+from nri_numa.engine.values.workload import DeviceNode, Mentions
 from nri_numa.machine.pci import GPU
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nri_numa.devices.found import DISK, Found
-from nri_numa.engine.values.mentions import MOST_DEVICES
+from nri_numa.engine.values.workload import MOST_DEVICES
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.pci import DEVICE, NIC, NVME, PCI_ADDRESS, RDMA, kind_of_class
 

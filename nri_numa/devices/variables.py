@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from nri_numa.devices.nvidia import ALL, NOTHING
-from nri_numa.engine.values.mentions import MOST_DEVICES
+from nri_numa.engine.values.workload import MOST_DEVICES
 from nri_numa.machine.pci import PCI_ADDRESS
 
 PCI_PREFIX = "PCIDEVICE_"

@@ -23,8 +23,13 @@ from nri_numa.devices.book import NOTHING_TOLD, Book, Given, Told, told
 from nri_numa.devices.found import Found, hints
 from nri_numa.devices.given import DEADLINE, PAUSE, GivenDevice, given_devices
 from nri_numa.devices.lookup import Lookup, Missed, Sources
-from nri_numa.engine.values.mentions import NO_MENTIONS, Mentions
-from nri_numa.engine.values.workload import NO_DEVICES, KnownDevices, PodSandbox
+from nri_numa.engine.values.workload import (
+    NO_DEVICES,
+    NO_MENTIONS,
+    KnownDevices,
+    Mentions,
+    PodSandbox,
+)
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.pci import NIC
 from nri_numa.observe.logs import get_logger

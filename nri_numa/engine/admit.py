@@ -14,28 +14,25 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.adopt.assigned import ASSIGNED, assigned
-from nri_numa.engine.case import NO_DEMAND, Case
+from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import (
+    NO_DEMAND,
     Admitted,
+    Case,
     Decision,
     Machine,
+    Placed,
     Reading,
     Refused,
     Released,
     Trace,
 )
-from nri_numa.engine.others.foreign import covers, pinned_to
+from nri_numa.engine.others import Kubelets, Ours, covers, pinned_to, whose
 from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
-from nri_numa.engine.place.kubelet_claims import Kubelets, Ours, whose
-from nri_numa.engine.place.memory_policy import with_memory_policy
+from nri_numa.engine.place.memory import with_memory_policy
 from nri_numa.engine.place.needs import pod_demand
-from nri_numa.engine.place.placement import Placed
-from nri_numa.engine.request.claims import in_use
-from nri_numa.engine.request.demand import Demand, demand
-from nri_numa.engine.request.slots import with_slots
-from nri_numa.engine.request.static_cpus import with_static_cpus
+from nri_numa.engine.request.demand import Demand, demand, in_use, with_slots, with_static_cpus
 from nri_numa.engine.state import (
     ALL,
     Allocation,
@@ -49,20 +46,23 @@ from nri_numa.engine.state import (
     identity,
     union,
 )
-from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate, StateChange
-from nri_numa.engine.values.kubelet import KubeletGrants
-from nri_numa.engine.values.memory_policy import MemoryPolicy, MemoryPolicySetting
-from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import (
     SMT,
     Bind,
     Container,
+    ContainerAdjustment,
+    ContainerUpdate,
     CPUMode,
+    KubeletGrants,
+    MemoryPolicy,
+    MemoryPolicySetting,
     OnFailure,
     PodSandbox,
     Policy,
+    Refusal,
     Requested,
     Scope,
+    StateChange,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
 from nri_numa.machine.model import NO_QUOTA, Topology, cpus_text
@@ -97,7 +97,7 @@ def admit(
         running: it runs already: what is set at the creation alone cannot be set, and no annotation
             of ours can be written on it any more, so none is made.
         asked: what ``machine.resolve`` says of it, where that was asked already.
-        add: makes the state with its allocation; see `nri_numa.engine.growing`.
+        add: makes the state with its allocation; see `nri_numa.engine.state`.
 
     Returns:
         `Admitted` with the new state, or `Refused` with the reason. Raises only for bugs.

@@ -11,7 +11,7 @@ import os
 import stat
 from typing import Final
 
-from nri_numa.engine.values.kubelet import NO_GRANTS, KubeletGrants
+from nri_numa.engine.values.workload import NO_GRANTS, KubeletGrants
 from nri_numa.kubelet.state_documents import (
     CPUState,
     MemoryState,

@@ -14,17 +14,29 @@ from functools import partial
 from msgspec.structs import replace
 
 from nri_numa.engine import admit
-from nri_numa.engine.adopt.assigned import ASSIGNED, assigned
+from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds
-from nri_numa.engine.invariants import step_violations, violations
 from nri_numa.engine.resize import resize
 from nri_numa.engine.resync import decide_late, resync, take_in, without_answer
-from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
-from nri_numa.engine.values.answers import NO_CHANGE, ContainerUpdate, StateChange
-from nri_numa.engine.values.kubelet import KubeletGrants
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.engine.state import (
+    Allocation,
+    Kind,
+    NodeState,
+    effective_cpus,
+    step_violations,
+    violations,
+)
+from nri_numa.engine.values.workload import (
+    NO_CHANGE,
+    Container,
+    ContainerUpdate,
+    KubeletGrants,
+    Pods,
+    PodSandbox,
+    Resources,
+    StateChange,
+)
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.node.afterwards import Afterwards

@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.others.foreign import pinned_to
+from nri_numa.engine.others import pinned_to
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.values.workload import KubeletGrants
 from nri_numa.kubelet.adoption import KubeletWatch
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.node.agent import Agent

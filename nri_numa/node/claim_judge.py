@@ -13,10 +13,8 @@ from msgspec.structs import replace
 from nri_numa.dra.claims import CPU, MEMORY, BadClaim, Claim, Result
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.annotations import Resolver
-from nri_numa.engine.request.claims import result_text
-from nri_numa.engine.request.slots import with_slots
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.workload import Container, PodSandbox, Requested, Resources
+from nri_numa.engine.request.demand import result_text, with_slots
+from nri_numa.engine.values.workload import Container, PodSandbox, Refusal, Requested, Resources
 from nri_numa.machine.model import numa_text
 
 _PERIOD = 100_000

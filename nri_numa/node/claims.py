@@ -5,7 +5,7 @@ it. Whatever is missing after a kill is made when the kubelet asks again, or at 
 the record. A claim is forgotten in the opposite order, the record first.
 
 Its CPUs are chosen when its container is created, by the engine: what a claim holds reaches it as
-an annotation of the container (`nri_numa.engine.request.claims`), which the agent makes here from a
+an annotation of the container (`nri_numa.engine.request.demand`), which the agent makes here from a
 variable that the CDI file put there. A pod can write such a variable by hand: it counts only for
 pods that the claim is reserved for.
 """
@@ -39,7 +39,7 @@ from nri_numa.dra.claims import (
     results_named,
 )
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.request.claims import NOT_PREPARED, result_text
+from nri_numa.engine.request.demand import NOT_PREPARED, result_text
 from nri_numa.engine.values.workload import Container, PodSandbox
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.machine.model import counted

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from nri_numa.engine.others.kubelets import KUBELETS, shown_kind
+from nri_numa.engine.others import KUBELETS, shown_kind
 from nri_numa.engine.state import Kind, NodeState
 from nri_numa.observe.metrics import ContainerSample
 

@@ -22,9 +22,9 @@ from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, InternalErrorAnswer
 from nri_numa.config.measured_capacity import MeasuredMode
 from nri_numa.config.node_name import node_name
-from nri_numa.engine.adopt.assigned import ASSIGNED
+from nri_numa.engine.adopt import ASSIGNED
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.engine.values.workload import ContainerUpdate
 from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from nri_numa.engine.drift import Correction
+from nri_numa.engine.resync import Correction
 from nri_numa.observe.metrics import Metrics
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nri_numa.engine.decision import Resynced
-from nri_numa.engine.others.foreign import overlapping
+from nri_numa.engine.others import overlapping
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.observe.logs import get_logger

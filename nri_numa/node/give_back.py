@@ -29,13 +29,12 @@ from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
-from nri_numa.engine.adopt.assigned import ASSIGNED
+from nri_numa.engine.adopt import ASSIGNED
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.demand import DEFAULT_PERIOD, request_milli
 from nri_numa.engine.resync import resync
 from nri_numa.engine.state import Allocation, Kind, NodeState, build
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass
+from nri_numa.engine.values.workload import Container, ContainerUpdate, PodSandbox, QoSClass
 from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryBusy
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all

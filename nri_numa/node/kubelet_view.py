@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.others.kubelets import KUBELETS, shown_kind
+from nri_numa.engine.others import KUBELETS, shown_kind
 from nri_numa.http.responses import Kubelet, KubeletContest, KubeletGrant
 from nri_numa.node.agent import Agent
 from nri_numa.node.beside_kubelet import BesideKubelet

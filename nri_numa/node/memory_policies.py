@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from nri_numa.engine.values.memory_policy import RUNTIMES, SINCE, MemoryPolicies, MemoryPolicy
+from nri_numa.engine.values.workload import RUNTIMES, SINCE, MemoryPolicies, MemoryPolicy
 from nri_numa.nri.wire.versions import RuntimeInfo, parse_version
 
 _INSTEAD: Final = {

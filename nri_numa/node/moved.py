@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import Kind, NodeState, effective_cpus
-from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.engine.values.workload import ContainerUpdate
 
 
 def moved(state: NodeState, old: Machine, new: Machine) -> tuple[list[ContainerUpdate], bool]:

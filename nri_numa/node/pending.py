@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.engine.values.workload import ContainerUpdate
 
 
 class Pending:

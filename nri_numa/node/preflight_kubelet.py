@@ -8,7 +8,7 @@ from pathlib import Path
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import index
-from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.values.workload import KubeletGrants
 from nri_numa.kubelet.adoption import adopt
 from nri_numa.kubelet.configuration import Found, KubeletFacts, read
 from nri_numa.kubelet.state_files import StateFiles

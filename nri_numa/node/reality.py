@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from nri_numa.engine.explain.actual import actual_text
-from nri_numa.engine.others.kubelets import granted_names
+from nri_numa.engine.explain.sentences import actual_text
+from nri_numa.engine.others import granted_names
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.http.responses import Actual
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet

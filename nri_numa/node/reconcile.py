@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.drift import Correction, plan_corrections
+from nri_numa.engine.resync import Correction, plan_corrections
 from nri_numa.engine.state import Kind, NodeState, effective_cpus
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
 from nri_numa.machine.cpuset import CPUSet, NUMASet

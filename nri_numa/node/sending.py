@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.engine.values.workload import ContainerUpdate
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter
 from nri_numa.node.agent import Agent
 from nri_numa.observe.logs import get_logger

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nri_numa.engine.accounting import offer
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.place.offer import offer
 from nri_numa.engine.state import NodeState
 from nri_numa.http.responses import NUMANodeSlots, Slots
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from nri_numa.engine.values.answers import ContainerAdjustment
-from nri_numa.engine.values.workload import Container
+from nri_numa.engine.values.workload import Container, ContainerAdjustment
 from nri_numa.machine.cgroups import CgroupPlace, Written
 
 Write = Callable[[CgroupPlace, str, str], Written]

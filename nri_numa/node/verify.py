@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.drift import Correction
+from nri_numa.engine.resync import Correction
 from nri_numa.engine.state import Kind
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter
 from nri_numa.machine.scopes import Scopes

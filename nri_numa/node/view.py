@@ -18,12 +18,11 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.explain.actual import displaced_text, late_text
 from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
-from nri_numa.engine.explain.sentences import sentences
-from nri_numa.engine.others.kubelets import shown_kind
+from nri_numa.engine.explain.sentences import displaced_text, late_text, sentences
+from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import Allocation, NodeState, displaced, effective_cpus
-from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.engine.values.workload import MemoryPolicy
 from nri_numa.http.responses import (
     Assignment,
     Checkpoint,

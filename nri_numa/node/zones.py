@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from nri_numa.engine.accounting import largest, together
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.place.offer import largest, together
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.workload import CPUMode, Policy, QoSClass, Scope
 from nri_numa.http.zones import (

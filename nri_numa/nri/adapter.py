@@ -13,13 +13,14 @@ from typing import Final, Protocol
 from google.protobuf.message import Message
 
 from nri_numa.engine.decision import Admitted, Refused, Resized
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerUpdate
-from nri_numa.engine.values.mentions import Mentions
-from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
     NO_DEVICES,
     Container,
+    ContainerUpdate,
     KnownDevices,
+    Mentions,
+    Pods,
     PodSandbox,
     Resources,
 )

@@ -17,13 +17,14 @@ from typing import Final
 from google.protobuf.message import Message
 
 from nri_numa.engine.request.demand import limit_milli, request_milli
-from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import (
     NO_DEVICES,
     Container,
+    ContainerAdjustment,
+    ContainerUpdate,
     KnownDevices,
+    MemoryPolicy,
+    Pods,
     PodSandbox,
     QoSClass,
     Resources,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from nri_numa.engine.values.mentions import MOST_DEVICES, NO_MENTIONS, DeviceNode, Mentions
+from nri_numa.engine.values.workload import MOST_DEVICES, NO_MENTIONS, DeviceNode, Mentions
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 
 PCI_VARIABLE: Final = "PCIDEVICE_"

@@ -15,10 +15,8 @@ from zlib import compress, crc32, decompress
 
 import msgspec
 
-from nri_numa.engine.align.hint_reasons import Problem
-from nri_numa.engine.align.hints import HintDemand, ResourceDemand
-from nri_numa.engine.align.merge import EXACT_UPTO, STEP_LIMIT
-from nri_numa.engine.align.policies import Alignment
+from nri_numa.engine.align.hints import EXACT_UPTO, STEP_LIMIT, HintDemand, ResourceDemand
+from nri_numa.engine.align.policies import Alignment, Problem
 from nri_numa.engine.decision import Trace
 from nri_numa.engine.explain.explanation import Basis, Grounds, Needs, grounds
 from nri_numa.engine.values.workload import Policy

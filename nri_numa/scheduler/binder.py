@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx2
 from lightkube.core.exceptions import ApiError, ConfigError
 
-from nri_numa.engine.request.placed import PLACED, placed_text
+from nri_numa.engine.request.annotations import PLACED, placed_text
 from nri_numa.kube_client import unreachable
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.fleet import Fleet, Hold

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from nri_numa.engine.request.placed import read_placed
+from nri_numa.engine.request.annotations import read_placed
 from nri_numa.errors import AgentError
 from nri_numa.machine.cpuset import ListFormatError, NUMASet
 from nri_numa.scheduler.fleet import Fleet, Hold

@@ -2,7 +2,7 @@
 
 What is left and what there is belong to the node alone, so shares are divided when a table is first
 looked at. What they say is what the engine says in whole parts of 2^40
-(`nri_numa.engine.place.strategy.measures`), or nothing.
+(`nri_numa.engine.place.computed.measures`), or nothing.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from nri_numa.engine.align.hints import Amounts
-from nri_numa.engine.place.strategy import measures
+from nri_numa.engine.place.computed import measures
 from nri_numa.engine.values.workload import SMT, OnFailure, Policy, Strategy
 from nri_numa.scheduler.front import Front, Place, first_of, front_index, front_of
 from nri_numa.scheduler.published import Column, Table

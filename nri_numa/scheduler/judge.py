@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from nri_numa.engine.align.hints import HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.place.strategy import Asked, measures
+from nri_numa.engine.place.computed import Asked, measures
 from nri_numa.engine.values.workload import SMT, OnFailure, Policy, Scope, Strategy
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.machine.model import counted

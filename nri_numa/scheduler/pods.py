@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from nri_numa.engine.request.placed import PLACED
-from nri_numa.engine.request.slots import SLOTS
+from nri_numa.engine.request.annotations import PLACED
+from nri_numa.engine.request.demand import SLOTS
 from nri_numa.engine.values.settings import Settings
 from nri_numa.scheduler.wish import Member, Wish, wish_of
 from nri_numa.simulate.manifests.pods import PodManifest, Role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nri_numa.engine.align.hint_reasons import amount_text, nodes_text
+from nri_numa.engine.align.policies import amount_text, nodes_text
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.model import counted
 from nri_numa.scheduler.room import Room

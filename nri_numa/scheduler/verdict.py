@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nri_numa.engine.align.hint_reasons import amount_text
+from nri_numa.engine.align.policies import amount_text
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.scheduler.published import Column
 
@@ -52,7 +52,7 @@ class Short:
     Attributes:
         what: what is needed, in words: ``12 exclusive CPUs``.
         where: on how many NUMA nodes, in words; empty for the whole node.
-        unit: of ``most``, as `nri_numa.engine.align.hint_reasons.amount_text` knows it.
+        unit: of ``most``, as `nri_numa.engine.align.policies.amount_text` knows it.
         most: the most that is free there, or that there is at all.
         never: waiting does not help: an empty node has too little.
         apart: each resource has room, and no NUMA node for all of them.

@@ -10,15 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nri_numa.engine.memory.memory_manager import pages_name
-from nri_numa.engine.place.memory_policy import KEY, without_nodes
-from nri_numa.engine.request.annotations import resolve
-from nri_numa.engine.request.demand import Demand, demand
-from nri_numa.engine.request.permissions import asked_by_pod
-from nri_numa.engine.request.slots import with_slots
-from nri_numa.engine.request.static_cpus import with_static_cpus
+from nri_numa.engine.place.memory import KEY, pages_name, without_nodes
+from nri_numa.engine.request.annotations import asked_by_pod, resolve
+from nri_numa.engine.request.demand import Demand, demand, with_slots, with_static_cpus
 from nri_numa.engine.state import NOTHING, Charge
-from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
     SMT,
@@ -29,6 +24,7 @@ from nri_numa.engine.values.workload import (
     PodSandbox,
     Policy,
     QoSClass,
+    Refusal,
     Requested,
     Scope,
 )

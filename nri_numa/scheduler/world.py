@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nri_numa.engine.request.placed import read_placed
+from nri_numa.engine.request.annotations import read_placed
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.fleet import Fleet, Hold

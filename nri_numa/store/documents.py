@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nri_numa.engine.invariants import contradiction
-from nri_numa.engine.state import Allocation, Charge, Former, Kind, NodeState, PodRecord, build
-from nri_numa.engine.values.answers import StateChange
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.workload import SMT, Load, Policy, QoSClass
+from nri_numa.engine.state import (
+    Allocation,
+    Charge,
+    Former,
+    Kind,
+    NodeState,
+    PodRecord,
+    build,
+    contradiction,
+)
+from nri_numa.engine.values.workload import SMT, Load, MemoryPolicy, Policy, QoSClass, StateChange
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 
 Document = dict[str, Any]

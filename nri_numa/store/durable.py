@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.answers import StateChange
+from nri_numa.engine.values.workload import StateChange
 from nri_numa.errors import CheckpointError
 from nri_numa.observe.metrics import Metrics
 from nri_numa.store import documents

@@ -2,7 +2,7 @@
 
 It is made once and lives as long as the directory: on ``/run``, until the next boot, as containers
 do. Where it is lost, the annotations of older containers are believed only as far as their pods
-could be given the same today (`nri_numa.engine.adopt.carried`).
+could be given the same today (`nri_numa.engine.adopt`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.engine.values.workload import ContainerUpdate
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.scopes import Scopes
 from nri_numa.machine.synthetic import synthetic

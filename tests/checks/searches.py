@@ -14,8 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.merge import EXACT_UPTO
+from nri_numa.engine.align.hints import EXACT_UPTO, DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, align
 from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
 from nri_numa.machine.cpuset import NUMASet

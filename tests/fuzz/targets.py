@@ -24,13 +24,18 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from nri_numa import config as configuration
-from nri_numa.engine.adopt.assigned import signed
+from nri_numa.engine.adopt import signed
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.request.annotations import KEYS, resolve
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.answers import StateChange
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.workload import Container, QoSClass, Requested, Resources
+from nri_numa.engine.values.workload import (
+    Container,
+    QoSClass,
+    Refusal,
+    Requested,
+    Resources,
+    StateChange,
+)
 from nri_numa.errors import ConfigError
 from nri_numa.machine.cgroups import relative_path
 from nri_numa.machine.hotplug import concerns_cpus, parse_uevent

@@ -18,7 +18,7 @@ from nri_numa.charged import mark
 from nri_numa.cluster import node_topology
 from nri_numa.engine.admit import admit, forget_pod
 from nri_numa.engine.decision import Admitted, Machine, Reading
-from nri_numa.engine.request.placed import placed_text
+from nri_numa.engine.request.annotations import placed_text
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from nri_numa.engine.align.families import families_of
-from nri_numa.engine.align.hints import ResourceDemand
+from nri_numa.engine.align.hints import ResourceDemand, Steps, families_of
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.align.search import Steps
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NUMASet
 

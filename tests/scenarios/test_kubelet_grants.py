@@ -9,11 +9,16 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.engine.decision import Admitted
-from nri_numa.engine.others.kubelets import shown_kind
+from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.kubelet import KubeletGrants, KubeletOverride
 from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.engine.values.workload import PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    KubeletGrants,
+    KubeletOverride,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines

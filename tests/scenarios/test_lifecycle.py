@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Refused
-from nri_numa.engine.invariants import step_violations, violations
 from nri_numa.engine.resync import difference
 from nri_numa.engine.state import (
     Allocation,
@@ -18,10 +17,11 @@ from nri_numa.engine.state import (
     build,
     effective_cpus,
     group_cpus,
+    step_violations,
+    violations,
 )
-from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.engine.values.workload import ContainerUpdate, QoSClass, Resources
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.invariants import violations
-from nri_numa.engine.others.elsewhere import pinned_elsewhere
-from nri_numa.engine.state import Kind
+from nri_numa.engine.others import pinned_elsewhere
+from nri_numa.engine.state import Kind, violations
 from nri_numa.engine.values.workload import Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import Numbering, synthetic

@@ -8,15 +8,17 @@ from msgspec.structs import replace
 from nri_numa.config.tenants import parse_amount
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.limits import (
+from nri_numa.engine.values.settings import (
     CPUAmount,
+    IsolatedCPUs,
     Limits,
     NamespaceQuota,
     Otherwise,
     Permission,
     Quota,
+    Rule,
+    Settings,
 )
-from nri_numa.engine.values.settings import IsolatedCPUs, Rule, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic

@@ -19,8 +19,7 @@ from nri_numa.cluster.node_topology import FREED, RENEWED, VALID, ZONE_ATTRIBUTE
 from nri_numa.cluster.wanted import NODE_ANNOTATIONS, NODE_LABELS
 from nri_numa.config import layers
 from nri_numa.controller.metrics import ControllerMetrics
-from nri_numa.engine.request.annotations import KEYS
-from nri_numa.engine.request.placed import PLACED
+from nri_numa.engine.request.annotations import KEYS, PLACED
 from nri_numa.offline_capacity import DRAINED, OFFLINE_CAPACITY
 from nri_numa.scheduler.metrics import SchedulerMetrics
 from nri_numa.scheduler.waker import ROOM

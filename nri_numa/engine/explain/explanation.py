@@ -15,13 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nri_numa.engine.align.hint_reasons import Candidate, Problem, ResourceSummary
-from nri_numa.engine.align.policies import Alignment
+from nri_numa.engine.align.policies import Alignment, Candidate, Problem, ResourceSummary
 from nri_numa.engine.decision import Trace
-from nri_numa.engine.request.load import format_load
+from nri_numa.engine.request.annotations import format_load
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.workload import QoSClass, Requested, Scope
+from nri_numa.engine.values.workload import MemoryPolicy, QoSClass, Requested, Scope
 
 Document = dict[str, Any]
 
@@ -338,7 +336,7 @@ def _candidates(alignment: Alignment) -> list[Document]:
 def _separated_by(alignment: Alignment, loser: Candidate) -> str:
     """What put the winner before a loser: ``preferred``, ``width``, ``distance``, ``rank``, ``id``.
 
-    The order in which the merge looks at them; see `nri_numa.engine.align.merge`.
+    The order in which the merge looks at them; see `nri_numa.engine.align.hints`.
     """
     problem: Problem = alignment.problem
     winner = problem.numa_ids if alignment.affinity is None else alignment.affinity

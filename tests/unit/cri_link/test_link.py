@@ -13,9 +13,9 @@ import pytest
 
 from nri_numa.cri_link.connection import Ears
 from nri_numa.cri_link.link import CRILink
-from nri_numa.engine.drift import plan_corrections
+from nri_numa.engine.resync import plan_corrections
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.engine.values.workload import ContainerUpdate
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Observed
 from nri_numa.nri import conversion

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nri_numa.devices.found import MOST_NOTES, Found, hints
-from nri_numa.engine.values.mentions import MOST_DEVICES
+from nri_numa.engine.values.workload import MOST_DEVICES
 from nri_numa.machine.cpuset import NUMASet
 
 PLACES = NUMASet((0, 1))

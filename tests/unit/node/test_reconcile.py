@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Reconcile
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass
+from nri_numa.engine.values.workload import Container, ContainerUpdate, PodSandbox, QoSClass
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.scopes import Scopes

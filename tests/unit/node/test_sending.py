@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.values.answers import ContainerUpdate
+from nri_numa.engine.values.workload import ContainerUpdate
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.node.sending import Sender, Sent

@@ -12,10 +12,15 @@ from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.drift import Correction
-from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.resync import Correction
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    Container,
+    KubeletGrants,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
 from nri_numa.http.api import API, Request, Response, parse_target
 from nri_numa.http.responses import Assignment
 from nri_numa.http.server import Changes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.values.mentions import MOST_DEVICES, NO_MENTIONS, DeviceNode
+from nri_numa.engine.values.workload import MOST_DEVICES, NO_MENTIONS, DeviceNode
 from nri_numa.nri.mentions import MOST_CHARACTERS, mentions_of, network_namespace
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 

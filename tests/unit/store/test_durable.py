@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.answers import StateChange
+from nri_numa.engine.values.workload import StateChange
 from nri_numa.observe.metrics import Metrics
 from nri_numa.store.durable import Durable
 from tests.beds.allocations import allocation

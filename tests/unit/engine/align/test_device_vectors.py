@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.align.families import families_of
-from nri_numa.engine.align.hints import DeviceDemand
-from nri_numa.engine.align.search import Steps
+from nri_numa.engine.align.hints import DeviceDemand, Steps, families_of
 from nri_numa.engine.values.workload import Device, DeviceRequest
 from nri_numa.machine.cpuset import NUMASet
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.align.families import families_of
-from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.search import Steps
+from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand, Steps, families_of
 from nri_numa.engine.values.workload import Device, DeviceRequest
 from nri_numa.machine.cpuset import NUMASet
 from tests.checks.oracles import as_hints, hints_of

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.merge import STEP_LIMIT
+from nri_numa.engine.align.hints import STEP_LIMIT, DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, align
 from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
 from nri_numa.machine.cpuset import NUMASet

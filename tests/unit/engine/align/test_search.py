@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.align.search import Cover, Steps, best_mask
+from nri_numa.engine.align.hints import Cover, Steps, best_mask
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.memory.grants import (
+from nri_numa.engine.place.memory import (
     Amounts,
     MemoryGrant,
     MemoryRefused,

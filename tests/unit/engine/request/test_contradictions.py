@@ -7,8 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.invariants import contradiction
-from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.state import Allocation, Kind, contradiction
 from nri_numa.engine.values.workload import Resources
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic

@@ -1,25 +1,31 @@
-"""Reading back what a container carries when the checkpoint does not know it.
+"""Containers that came without us: what they carry, signed, read back and verified.
 
-The annotation is as old as the container, and it may not be ours. One with our signature is ours:
-what it says was decided, and the runtime says what has changed since. Without it (the key was lost
-with the state directory, an older version wrote it, or somebody forged it) it is believed only as
+Every container that is seen while it is created gets the annotation ``assigned``, also one that
+nothing asks to pin: the runtime keeps it for as long as the container lives, so it tells ours from
+somebody else's when the checkpoint is lost. A runtime may be set up to copy annotations of pods to
+their containers, and other plugins write annotations too, so the text alone proves nothing. It ends
+with a signature over the container's id and the text before it (HMAC-SHA-256, RFC 2104, cut to 128
+bits). Nobody else has the key, and the signature of one container is worth nothing on another.
+
+One with our signature is ours: what it says was decided, and the runtime says what has changed
+since. Without it (the key was lost with the state directory, an older version wrote it, or somebody
+forged it) it is believed only as
 far as the pod could have been given the same today: the pod must ask for it, the runtime must have
 it, and reserved CPUs are never owned.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
+from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.adopt.assigned import is_signed
-from nri_numa.engine.case import by_kubelet
-from nri_numa.engine.decision import Machine
-from nri_numa.engine.invariants import contradiction
-from nri_numa.engine.others.foreign import pinned_to
+from nri_numa.engine.decision import Machine, by_kubelet
+from nri_numa.engine.others import pinned_to
 from nri_numa.engine.place.explicit import gives_way, may_own
-from nri_numa.engine.place.placement import spread_charges
+from nri_numa.engine.place.memory import spread_charges
 from nri_numa.engine.request.demand import (
     demand,
     hugepages,
@@ -27,14 +33,79 @@ from nri_numa.engine.request.demand import (
     memory_paid,
     paid_milli,
     request_milli,
+    slots_held,
+    with_slots,
+    with_static_cpus,
 )
-from nri_numa.engine.request.slots import slots_held, with_slots
-from nri_numa.engine.request.static_cpus import with_static_cpus
-from nri_numa.engine.state import Allocation, Kind, identity
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.workload import SMT, Container, CPUMode, PodSandbox, Policy, Requested
+from nri_numa.engine.state import Allocation, Kind, contradiction, identity
+from nri_numa.engine.values.workload import (
+    SMT,
+    Container,
+    CPUMode,
+    PodSandbox,
+    Policy,
+    Refusal,
+    Requested,
+)
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import NO_QUOTA, agree, cpus_text, numa_text
+
+ASSIGNED: Final = "assigned"
+"""Annotation key, below the prefix, that carries the decision on the container."""
+
+_SIGNATURE: Final = ',"signature":"'
+_DIGITS: Final = 32
+"""Hexadecimal digits of a signature: 128 bits, what RFC 2104 calls half of the hash."""
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
+    """The annotation of one container: a short JSON object, enough to adopt the container again.
+
+    Args:
+        allocation: what was decided.
+        cpus: kernel list of the CPUs it starts with; empty when it is left alone.
+        key: signs it; without one the text is not signed.
+    """
+    document: dict[str, object] = {
+        "cpus": cpus,
+        "mems": str(allocation.mems),
+        "policy": allocation.policy,
+        "kind": allocation.kind,
+        "numa": str(allocation.numa_nodes),
+        "preferred": allocation.preferred,
+        "reason": allocation.reason,
+    }
+    if allocation.idle:
+        document["idle"] = str(allocation.idle)
+    if allocation.smt is not SMT.ANY:
+        document["smt"] = allocation.smt.value
+    if allocation.owned and allocation.kind is Kind.EXPLICIT:
+        document["owned"] = True
+    if allocation.soft:
+        document["soft"] = str(allocation.cpus)  # it may start with fewer of them
+    text = _encode(document)
+    return signed(text[:-1], allocation.container_id, key) if key else text
+
+
+def signed(text: str, container_id: str, key: bytes) -> str:
+    """Finish a JSON object, given without its closing brace, with the signature of its text."""
+    return f'{text}{_SIGNATURE}{signature(key, container_id, text)}"}}'
+
+
+def is_signed(text: str, container_id: str, key: bytes) -> bool:
+    """Whether the annotation on this very container is what the holder of the key wrote."""
+    body, found, rest = text.rpartition(_SIGNATURE)
+    if not (key and found and len(rest) == _DIGITS + 2 and rest.isascii()):
+        return False
+    return hmac.compare_digest(rest, signature(key, container_id, body) + '"}')
+
+
+def signature(key: bytes, container_id: str, text: str) -> str:
+    """The signature of a text on this very container: `_DIGITS` hexadecimal digits."""
+    # No id holds a zero byte, so no two pairs of id and text give the same message.
+    message = f"{container_id}\0{text}".encode(errors="surrogatepass")
+    return hmac.digest(key, message, "sha256").hex()[:_DIGITS]
 
 
 def adopt(machine: Machine, text: str, pod: PodSandbox, container: Container) -> Allocation | str:

@@ -300,11 +300,7 @@ def _resource(summary: ResourceSummary) -> Document:
         "wish": summary.state.value,
         "idealNumaNodes": summary.preferred_width,
         "neededNumaNodes": summary.narrowest_width,
-        "sets": [
-            {"numaNodes": str(h.affinity), "preferred": h.preferred}
-            for h in summary.hints
-            if h.affinity is not None
-        ],
+        "sets": [{"numaNodes": str(h.affinity), "preferred": h.preferred} for h in summary.hints],
         "setCount": summary.hint_count,
         "narrowestCount": summary.narrowest_count,
         "everySet": summary.every_set,

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import grant_refused, share_out, take_within
-from nri_numa.engine.align.hints import Amounts, Steps, families_of, together
+from nri_numa.engine.align.hints import Amounts, Steps, hints_of, together
 from nri_numa.engine.align.policies import Alignment, align, short
 from nri_numa.engine.cpus.allocator import (
     NotEnoughCPUs,
@@ -273,7 +273,7 @@ def _ideal(case: Case, table: ResourceTable, affinity: NUMASet) -> bool:
     """Whether the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
     whole = replace(case, demand=pod_demand(case.pod, case.demand))
     cpus = demands(whole, table)[0]
-    return families_of([cpus], case.machine.places, Steps())[0].prefers_width(affinity.bits)
+    return hints_of([cpus], case.machine.places, Steps())[0].prefers_width(affinity.bits)
 
 
 def no_memory(
@@ -330,16 +330,12 @@ def choose_memory(case: Case, table: ResourceTable, numa_nodes: NUMASet) -> Memo
     if demand.memory_bytes:
         needs.append((demand.memory_bytes, table.memory_left))
     needs += [(n, table.hugepages_left[size]) for size, n in demand.hugepages.items() if n]
-    if _holds(needs, mems):
-        return MemoryNodes(mems, steps=_served(machine, mems, numa_nodes))
-    memory = demand.memory_bytes, table.memory_left
-    pages = [need for need in needs if need[1] is not table.memory_left]
-    near = widen_for_memory(mems, *memory, topology.distance, serving, also=pages)
+    near = widen_for_memory(mems, needs, topology.distance, serving)
     if near is not None:
         return MemoryNodes(near, steps=_served(machine, near, numa_nodes))
     if case.policy in STRICT:
         return None
-    wider = widen_for_memory(mems, *memory, topology.distance, usable, also=pages)
+    wider = widen_for_memory(mems, needs, topology.distance, usable)
     if wider is not None:
         return MemoryNodes(
             wider, True, (f"memory widened from {numa_text(mems)} to {wider} so that it fits",)
@@ -363,11 +359,6 @@ def choose_memory(case: Case, table: ResourceTable, numa_nodes: NUMASet) -> Memo
             f"{agree(outside, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)",
         ),
     )
-
-
-def _holds(needs: list[tuple[int, Amounts]], mems: NUMASet) -> bool:
-    short = [amount for amount, left in needs if sum([left.get(i, 0) for i in mems]) < amount]
-    return not short
 
 
 def _served(machine: Machine, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:

@@ -20,18 +20,16 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import (
-    EXACT_UPTO,
-    STEP_LIMIT,
+    Amounts,
     Cover,
     Distances,
-    Family,
     HintDemand,
+    Merge,
     Order,
+    Quantity,
     ResourceDemand,
     Steps,
-    best_mask,
-    families_of,
-    preferred_mask,
+    hints_of,
 )
 from nri_numa.engine.decision import Case, Machine, Placed, homes
 from nri_numa.engine.request.annotations import asked_by_pod
@@ -48,9 +46,6 @@ from nri_numa.engine.values.workload import (
 )
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.machine.model import numa_text
-
-Amounts = Mapping[int, int]
-"""Bytes by NUMA node; missing is none."""
 
 
 def available(capacity: Amounts, bound: Amounts, kernel: Amounts | None) -> dict[int, int]:
@@ -88,46 +83,32 @@ def charge(mask: NUMASet, amount: int, left: Amounts) -> dict[int, int] | None:
 
 def widen_for_memory(
     mask: NUMASet,
-    need: int,
-    available: Amounts,
+    needs: Sequence[tuple[int, Amounts]],
     distance: Callable[[int, int], int],
     candidates: NUMASet,
-    also: Sequence[tuple[int, Amounts]] = (),
 ) -> NUMASet | None:
     """Grow a mask until it holds what is needed, so that a pin does not end at the OOM killer.
 
     Order of the masks that hold it: fewest NUMA nodes, least average distance, least integer value.
-
-    Args:
-        mask: what was chosen; all of it is kept. May be empty.
-        need: bytes.
-        available: bytes left by NUMA node.
-        distance: SLIT distance between two NUMA nodes.
-        candidates: NUMA nodes that may be added.
-        also: further needs with what is left for them, for huge pages.
-
-    Returns:
-        The mask itself when it suffices; None when not even all candidates do.
+    All of the mask is kept; it may be empty. Needs are bytes with what is left for them by NUMA
+    node. None when not even all candidates hold it.
     """
     whole = mask | candidates
-    sums = [
-        ({i: v for i, v in left.items() if v > 0}, amount)
-        for amount, left in ((need, available), *also)
-        if amount > 0
-    ]
-    cover = Cover(whole.bits, mask.bits, sums)
-    if mask and cover.accepts(mask.bits):
+    cover = Cover(
+        within=whole.bits,
+        required=mask.bits,
+        quantities=tuple(
+            Quantity(need, {i: v for i, v in left.items() if v > 0})
+            for need, left in needs
+            if need > 0
+        ),
+    )
+    if not cover.quantities or (mask and cover.meets(mask.bits)):
         return mask
-    if not sums:
-        return mask
-    order = Order(tuple(whole))
-    distances = Distances(distance)
-    steps = Steps(None if len(whole) <= EXACT_UPTO else STEP_LIMIT)
-    for width in range(cover.floor(), len(whole)):
-        found = best_mask(cover, width, order, distances, steps.share())
-        if found is not None:
-            return NUMASet.from_bits(found)
-    return whole if cover.accepts(whole.bits) else None
+    found = cover.narrowest(Order(whole), Distances(distance), Steps())
+    if found is None:
+        return whole if cover.meets(whole.bits) else None
+    return NUMASet.from_bits(found)
 
 
 # --- the kubelet's rules -------------------------------------------------------------------------
@@ -226,22 +207,21 @@ class MemoryRefused(msgspec.Struct, frozen=True):
     message: str
 
 
-def _best_hint(family: Family, order: Order, steps: Steps) -> tuple[int, bool] | None:
+def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUMASet, bool] | None:
     """The kubelet's default hint: preferred before not, then narrower, then the lower value."""
-    machine = family.universe
-    preferred = (
-        None if family.nil is not None else preferred_mask([family], machine, order, None, steps)
-    )
-    if preferred is not None:
-        return preferred, True
-    width = 0 if family.nil is not None else family.narrowest(steps)
-    if not width:
+    steps = Steps()
+    hints = hints_of(demands, machine, steps)[0]
+    if hints.nil is not None:
         return None
-    masks = [m for m in family.explicit() if m.bit_count() == width and family.contains(m)]
-    found = best_mask(family.cover(), width, order, None, steps)
-    if found is not None:
-        masks.append(found)
-    return min(masks), False
+    mask, preferred = Merge(
+        lists=[hints],
+        machine=machine.bits,
+        order=Order(machine),
+        distances=None,
+        single=False,
+        steps=steps,
+    ).best()
+    return NUMASet.from_bits(mask), preferred
 
 
 def kubelet_grant(
@@ -260,11 +240,8 @@ def kubelet_grant(
         return MemoryRefused("no memory was asked for")
     machine = table.numa_ids
     demands = table.demands(wanted)
-    steps = Steps()
-    order = Order(tuple(machine))
-    family = families_of(demands, machine, steps)[0]
     if affinity is None:
-        default = _best_hint(family, order, steps)
+        default = _best_hint(demands, machine)
         if default is None:
             return MemoryRefused(
                 "failed to get the default NUMA affinity, no NUMA nodes with enough memory is "
@@ -272,16 +249,15 @@ def kubelet_grant(
             )
         if preferred and not default[1]:
             return MemoryRefused("failed to find the default preferred hint")
-        affinity = NUMASet.from_bits(default[0])
+        affinity = default[0]
     if not _has(demands, affinity):
-        wider = families_of([replace(d, required=affinity) for d in demands], machine, steps)[0]
-        extended = _best_hint(wider, order, steps)
+        extended = _best_hint([replace(d, required=affinity) for d in demands], machine)
         if extended is None:
             return MemoryRefused(
                 f"{numa_text(affinity, 'has', 'have')} too little memory, and no "
                 "wider set that holds it fits"
             )
-        affinity = NUMASet.from_bits(extended[0])
+        affinity = extended[0]
     tied = cells(machine, table.masks.values())
     for i in affinity:
         group = tied.groups[i]

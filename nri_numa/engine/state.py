@@ -545,12 +545,6 @@ def group_cpus(key: int, pool: CPUSet, topology: Topology, withheld: int) -> CPU
 
     A group whose NUMA nodes or list have nothing left (the CPUs went offline, or are owned) falls
     back to the whole pool: an empty cpuset cannot be written and would mean *unchanged*.
-
-    Args:
-        key: of the group.
-        pool: the shared pool.
-        topology: the machine.
-        withheld: `NodeState.withheld_bits`.
     """
     if key >= 0:
         bits = pool.bits & topology.bits_of(key)
@@ -567,12 +561,6 @@ def effective_cpus(
     An unbound container is left alone while the pool is the whole machine, and a foreign one
     always. CPUs that went offline are left out, and come back when they do; those of a soft list
     that others own come back afterwards.
-
-    Args:
-        allocation: of the container.
-        pool: the shared pool.
-        topology: the machine.
-        withheld: `NodeState.withheld_bits`.
     """
     if allocation.kind is Kind.FOREIGN:
         return NO_CPUS
@@ -602,11 +590,7 @@ def build(
 ) -> NodeState:
     """Put a state together from parts, as after a restart, in one pass over them.
 
-    Args:
-        allocations: with different container ids.
-        pods: what is remembered of pods; their ``containers`` are worked out anew.
-        serial: of the state before.
-        kubelet: what the kubelet granted.
+    The containers of pods are worked out anew.
     """
     by_id: dict[str, Allocation] = {}
     members: dict[str, set[str]] = {}
@@ -685,9 +669,7 @@ class Growing:
     def add(self, state: NodeState, allocation: Allocation) -> NodeState:
         """Add one allocation; its container must not have one.
 
-        Args:
-            state: as it is; where it is the one that was made last, it must not be used afterwards.
-            allocation: of the container.
+        A state that was made last must not be used afterwards.
         """
         container_id = allocation.container_id
         if state.allocations is not self._allocations:

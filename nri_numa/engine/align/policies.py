@@ -230,13 +230,7 @@ _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def sets_text(sets: Sequence[str], every: bool, count: int | None) -> str:
-    """``any two of them``, ``NUMA nodes 0-1 or 0,2``, ``… or 20 other sets``.
-
-    Args:
-        sets: some sets of one width, as kernel lists.
-        every: all sets of that width will do.
-        count: how many there are; None when that is not known.
-    """
+    """``any two of them``, ``NUMA nodes 0-1 or 0,2``, ``… or 20 other sets``."""
     if not sets:
         return "other NUMA nodes"
     width = len(NUMASet.parse(sets[0]))

@@ -96,8 +96,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     * ``pack``: the reverse: the fullest that fits.
     * ``most-left``: the most memory left; without memory, and among equals, the most CPU left.
 
-    Returns:
-        None when ties are broken as the kubelet does.
+    None when ties are broken as the kubelet does.
     """
     machine, settings = case.machine, case.machine.settings
     if settings.kubelet_ties:
@@ -153,13 +152,7 @@ def _asked(case: Case, table: ResourceTable) -> list[Asked]:
 
 
 def measures(asked: list[Asked], ids: tuple[int, ...], strategy: Strategy) -> list[tuple[int, ...]]:
-    """By NUMA node, what its place among others is worked out from; the least is tried first.
-
-    Args:
-        asked: CPUs first, then memory, then huge pages.
-        ids: NUMA nodes.
-        strategy: see `rank`.
-    """
+    """By NUMA node, what its place among others is worked out from; the least is tried first."""
     if strategy is Strategy.MOST_LEFT:
         by = asked[1:2] + asked[:1]
         return [tuple([-left[i] for _, left, _ in by]) for i in ids]
@@ -216,10 +209,8 @@ def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refus
     """Check that a further container may go where its pod was placed (scope ``pod``).
 
     What the first container left may be gone by now, and the runtime may not have told the pod's
-    sum. Memory and CPUs of its own are checked where they are taken.
-
-    Returns:
-        None when it may; policies that are not strict always may.
+    sum. Memory and CPUs of its own are checked where they are taken. Policies that are not strict
+    always let it.
     """
     machine, demand, policy = case.machine, case.demand, case.policy
     affinity = record.affinity or NO_NUMA_NODES
@@ -308,17 +299,10 @@ class MemoryNodes(msgspec.Struct, frozen=True):
 def choose_memory(case: Case, table: ResourceTable, numa_nodes: NUMASet) -> MemoryNodes | None:
     """Choose memory nodes for CPUs on some NUMA nodes.
 
-    Their own memory, or the nearest where they have none; if that is too little, NUMA nodes
-    without CPUs that serve them; then, unless the policy is strict, any other that may be used.
-    Where even those do not hold it, a pin would bring the OOM killer sooner than none.
-
-    Args:
-        case: what is needed; a strict policy takes nothing from elsewhere.
-        table: what is free.
-        numa_nodes: of the CPUs, or as the policy chose them.
-
-    Returns:
-        None when a strict policy finds too little.
+    Their own memory, or the nearest where they have none; if that is too little, NUMA nodes without
+    CPUs that serve them; then, unless the policy is strict, any other that may be used. Where even
+    those do not hold it, a pin would bring the OOM killer sooner than none. None when a strict
+    policy finds too little.
     """
     machine, demand = case.machine, case.demand
     topology, usable = machine.topology, machine.memory_nodes
@@ -372,13 +356,7 @@ def _served(machine: Machine, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, 
 
 
 def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
-    """Memory nodes for CPUs on ``numa_nodes``: their own, or the nearest when they have none.
-
-    Args:
-        topology: the machine.
-        numa_nodes: where the CPUs are.
-        usable: NUMA nodes with memory that may be used.
-    """
+    """Memory nodes for CPUs on ``numa_nodes``: their own, or the nearest when they have none."""
     own = numa_nodes & usable
     if own or not usable:
         return own

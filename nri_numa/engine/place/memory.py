@@ -51,11 +51,8 @@ from nri_numa.machine.model import numa_text
 def available(capacity: Amounts, bound: Amounts, kernel: Amounts | None) -> dict[int, int]:
     """What is left for a new container.
 
-    Args:
-        capacity: all, less what is reserved and what pools of huge pages took.
-        bound: what the grants so far are allocated with.
-        kernel: free and reclaimable bytes as the kernel tells them; None to trust the table alone,
-            and NUMA nodes that it does not tell are trusted too.
+    ``kernel`` says free and reclaimable bytes; None trusts the table alone, and NUMA nodes that it
+    does not name are trusted too.
     """
     left: dict[int, int] = {}
     for i, amount in capacity.items():
@@ -67,8 +64,7 @@ def available(capacity: Amounts, bound: Amounts, kernel: Amounts | None) -> dict
 def charge(mask: NUMASet, amount: int, left: Amounts) -> dict[int, int] | None:
     """Book an amount on a mask: NUMA node by NUMA node in id order, each gives what it has.
 
-    Returns:
-        Positive bytes by NUMA node, or None when the mask has too little.
+    None when the mask has too little.
     """
     allocated: dict[int, int] = {}
     for i in mask:
@@ -174,8 +170,7 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     def demands(self, needs: Mapping[str, int]) -> list[ResourceDemand]:
         """What a Guaranteed container asks of memory, judged as the kubelet does.
 
-        Args:
-            needs: bytes by type; a type the machine does not have cannot be met.
+        A type the machine does not have cannot be met.
         """
         tied = cells(self.numa_ids, self.masks.values())
         nothing = dict.fromkeys(self.numa_ids, 0)
@@ -227,14 +222,7 @@ def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUM
 def kubelet_grant(
     table: MemoryTable, needs: Mapping[str, int], affinity: NUMASet | None, preferred: bool
 ) -> MemoryGrant | MemoryRefused:
-    """Turn the merged affinity into a grant, as the kubelet's memory manager does.
-
-    Args:
-        table: before the grant.
-        needs: bytes by type.
-        affinity: the merged mask; None for no wish.
-        preferred: whether the merged result was a preferred one.
-    """
+    """Turn the merged affinity into a grant, as the kubelet's memory manager does."""
     wanted = {r: n for r, n in needs.items() if n > 0}
     if not wanted:
         return MemoryRefused("no memory was asked for")
@@ -285,13 +273,7 @@ def pages_name(size: int) -> str:
 
 
 def memory_table(machine: Machine, state: NodeState, sizes: Iterable[int]) -> MemoryTable:
-    """The kubelet's memory state: Guaranteed containers with memory nodes, and nobody else.
-
-    Args:
-        machine: for what is allocatable.
-        state: whose containers are allocated.
-        sizes: huge page sizes that the decision looks at.
-    """
+    """The kubelet's memory state: Guaranteed containers with memory nodes, and nobody else."""
     names = {size: pages_name(size) for size in sizes}
     capacity: dict[str, Amounts] = {"memory": machine.usable_memory}
     for size, name in names.items():
@@ -372,12 +354,8 @@ def near_cpus(asked: Sequence[HintDemand], place: NUMASet, policy: Policy) -> li
     """Keep the demand for CPUs near the listed memory, where the policy is strict.
 
     CPUs and memory together are then no wider than they would be on an empty machine: inside
-    ``place`` where that holds the need when empty, else all of ``place`` and more.
-
-    Args:
-        asked: what each resource asks for.
-        place: what `near` gave.
-        policy: those that are not strict only order NUMA nodes (`by_distance`).
+    ``place`` where that holds the need when empty, else all of ``place`` and more. Policies that
+    are not strict only order NUMA nodes (`by_distance`).
     """
     return [
         _inside(demand, place)
@@ -460,15 +438,9 @@ KEY: Final = "mempolicy"
 def with_memory_policy(case: Case, placed: Placed, *, running: bool) -> Placed | Refusal:
     """Add the memory policy that was asked for, or say why there is none.
 
-    Args:
-        case: what was asked for, which is not `MemoryPolicy.DEFAULT`.
-        placed: what the container gets besides.
-        running: its program runs already.
-
-    Returns:
-        A refusal where the runtime or the kernel does not have the policy, unless the container
-        may be widened; and where an annotation asks for a policy on memory nodes that the container
-        does not have. A rule or a default speaks for many containers, so there it has no effect.
+    A refusal where the runtime or the kernel does not have the policy, unless the container may be
+    widened; and where an annotation asks for a policy on memory nodes that the container does not
+    have. A rule or a default speaks for many containers, so there it has no effect.
     """
     mode = case.requested.mempolicy
     if running:
@@ -501,12 +473,6 @@ def in_turn(
     """Memory as it will be used where it comes from its NUMA nodes in turn, by their weights.
 
     The kubelet's rules know no memory policies.
-
-    Args:
-        case: says what is left.
-        mode: the policy of the container.
-        mems: its memory nodes.
-        charges: what is allocated for it, node by node.
     """
     if not mode.in_turn or len(mems) < 2 or case.machine.settings.kubelet_memory:
         return charges
@@ -542,12 +508,7 @@ def _by_weight(amount: int, weights: Mapping[int, int], left: Mapping[int, int])
 
 
 def without_nodes(requested: Requested, who: str) -> Refusal:
-    """A policy on memory nodes for a container that has none, and what was expected.
-
-    Args:
-        requested: what was asked for.
-        who: the start of the message: pod and container.
-    """
+    """A policy on memory nodes for a container that has none, and what was expected."""
     return Refusal(
         reason="MemoryPolicyWithoutNodes",
         message=f"{_text(requested, who)}, but nothing pins the memory of the container; "

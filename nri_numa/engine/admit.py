@@ -7,7 +7,7 @@ doors, built from the same parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import repeat
 from typing import Final
@@ -79,7 +79,6 @@ def admit(
     *,
     running: bool = False,
     asked: Requested | Refusal | None = None,
-    add: Callable[[NodeState, Allocation], NodeState] = NodeState.with_allocation,
 ) -> Decision:
     """Decide about one container that is being created.
 
@@ -167,7 +166,7 @@ def admit(
             steps=(*side.warnings, *placed.steps),
         )
     allocation = new_allocation(case, placed, now)
-    after = add(state, allocation)
+    after = state.with_allocation(allocation)
     elsewhere = len(allocation.cpus - union(a.cpus for a in kept)) if allocation.owned else 0
     if placed.pod_affinity is not None:
         grown = after.pods[pod.uid]

@@ -22,7 +22,6 @@ from nri_numa.engine.accounting import ownable
 from nri_numa.engine.admit import admit, left_alone, pool_updates
 from nri_numa.engine.adopt import ASSIGNED, adopt, is_signed
 from nri_numa.engine.decision import (
-    Admitted,
     Decision,
     Machine,
     Met,
@@ -35,7 +34,6 @@ from nri_numa.engine.others import covers, judged, pinned_to
 from nri_numa.engine.resize import other_size, resized_meanwhile
 from nri_numa.engine.state import (
     Allocation,
-    Growing,
     Kind,
     NodeState,
     build,
@@ -281,7 +279,7 @@ def resync(
     # A second container of that name in the pod would take the first one's place.
     names = Counter([(c.pod_id, c.name) for c in live.values()] if strangers else ())
     calm: list[Allocation] = []
-    base, growing = state, Growing()
+    base = state
     ordered = _ordered(by_pod, strangers)
     undecided: list[tuple[PodSandbox, Container]] = []
     for number, (pod, container) in enumerate(ordered):
@@ -303,26 +301,25 @@ def resync(
                 continue
         decision = admit(
             machine, state, pod, container, reading, now, held,
-            running=True, asked=asked, add=growing.add,
+            running=True, asked=asked,
         )  # fmt: skip
         if isinstance(decision, Refused):
             decisions.append(decision)
             problems.append(f"started while we were away and stays unpinned: {decision.message}")
-            state = growing.add(state, _unpinned(pod, container, decision.reason, now))
+            state = state.with_allocation(_unpinned(pod, container, decision.reason, now))
             gap.append(container.id)
             continue
         state = decision.state
         if decision.updates:
-            growing.keep()
             decisions.append(decision)
         else:
             # A thousand states at once would take more memory than the rest of the agent.
-            decisions.append(_in(base, decision))
+            decisions.append(replace(decision, state=base))
         if decision.allocation.kind is Kind.FOREIGN:
             unexplained.append(decision.allocation.full_name)
         elif decision.allocation.kind is not Kind.UNBOUND:
             gap.append(container.id)
-    state = state.with_unbound(calm)
+    state = state.with_allocation(*calm) if calm else state
     if undecided:
         waiting = [_undecided(pool, state.kubelet.shared, now, *one) for one in undecided]
         every = [*state.allocations.values(), *waiting]
@@ -434,19 +431,6 @@ def _ordered(pods: Pods, strangers: Iterable[Container]) -> list[tuple[PodSandbo
         found.append((pod.full_name, container.name, container.id, pod, container))
     found.sort(key=itemgetter(0, 1, 2))
     return [each[3:] for each in found]
-
-
-def _in(state: NodeState, decision: Admitted) -> Admitted:
-    """A decision with another state: `dataclasses.replace` takes three times as long."""
-    return Admitted(
-        state=state,
-        change=decision.change,
-        allocation=decision.allocation,
-        adjustment=decision.adjustment,
-        updates=decision.updates,
-        warnings=decision.warnings,
-        trace=decision.trace,
-    )
 
 
 def _as_it_runs(

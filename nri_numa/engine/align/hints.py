@@ -122,10 +122,11 @@ class Order:
 
     def __init__(self, numa_nodes: Iterable[int], rank: Mapping[int, int] | None = None) -> None:
         self.by_value = rank is None
-        ranks = rank or {}
-        last = max(ranks.values(), default=0) + 1
-        # Order: rank, then number.
-        self.nodes = sorted(numa_nodes, key=lambda i: (ranks.get(i, last), i))
+        self.nodes = sorted(numa_nodes)
+        if rank is not None:
+            last = max(rank.values(), default=0) + 1
+            # Order: rank, then number.
+            self.nodes.sort(key={**dict.fromkeys(self.nodes, last), **rank}.__getitem__)
         self._place = {i: place for place, i in enumerate(self.nodes)}
 
     def key(self, mask: int) -> tuple[int, ...]:
@@ -153,6 +154,10 @@ class Distances:
         self._between: dict[tuple[int, int], int] = {}
         self._apart: dict[tuple[int, ...], int] = {}
 
+    def here(self, i: int) -> int:
+        """Distance of a NUMA node to itself."""
+        return self._distance(i, i)
+
     def between(self, i: int, j: int) -> int:
         """Distance there and back (firmware may tell different ones); to itself once."""
         value = self._between.get((i, j))
@@ -175,11 +180,9 @@ class Distances:
 
     def total(self, mask: int) -> int:
         """Sum over all ordered pairs of the mask."""
-        total = before = 0
-        for i in bits_of(mask):
-            total += self.added(before, i)
-            before |= 1 << i
-        return total
+        members = list(bits_of(mask))
+        pairs = [self.between(i, j) for i, j in combinations(members, 2)]
+        return sum(pairs) + sum([self.between(i, i) for i in members])
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -200,10 +203,11 @@ class Quantity(msgspec.Struct, frozen=True):
     def of_parts(cls, need: int, parts: Sequence[tuple[int, int]]) -> Quantity:
         """A quantity whose parts belong to one or several NUMA nodes."""
         amounts: dict[int, int] = {}
+        several = False
         for nodes, amount in parts:
+            several = several or bool(nodes & (nodes - 1))
             for i in bits_of(nodes):
                 amounts[i] = amounts.get(i, 0) + amount
-        several = any(nodes & (nodes - 1) for nodes, _ in parts)
         return cls(need, amounts, tuple(parts) if several else None)
 
     def have(self, mask: int) -> int:
@@ -231,7 +235,10 @@ class Cover(msgspec.Struct, frozen=True, kw_only=True):
 
     def meets(self, mask: int) -> bool:
         """Say whether a mask within has everything."""
-        return all(q.have(mask) >= q.need for q in self.quantities) and self._suits(mask)
+        for q in self.quantities:
+            if q.have(mask) < q.need:
+                return False
+        return self._suits(mask)
 
     def _suits(self, mask: int) -> bool:
         return not self.required & ~mask and (self.accept is None or self.accept(mask))
@@ -579,14 +586,14 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     def hints(self, machine: int, among: Sequence[HintDemand], steps: Steps) -> Hints:
         """Masks with enough of the devices."""
-        devices = self.request.devices
-        if not any(d.numa_nodes for d in devices):
-            return Hints(nil=True)
+        by_id = {d.id: d.numa_nodes for d in self.request.devices}
         counts: dict[int, int] = {}
-        for nodes in {d.id: _mask(d.numa_nodes) & machine for d in devices}.values():
-            counts[nodes] = counts.get(nodes, 0) + 1
-        if sum(counts.values()) < self.need:
-            return Hints(nil=False)
+        for numa_nodes in by_id.values():
+            if numa_nodes:
+                nodes = _mask(numa_nodes) & machine
+                counts[nodes] = counts.get(nodes, 0) + 1
+        if not counts or len(by_id) < self.need:
+            return Hints(nil=not counts)
         free = (Quantity.of_parts(self.need, list(counts.items())),)
         width = _width(machine, free, steps)
         found = Hints(universe=machine, alone=_alone(machine, free), free=free, width=width)
@@ -698,22 +705,29 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
 
         Preferred masks of a list have one width, with socket alignment several.
         """
-        if any(f.nil is False for f in self.lists):
-            return None
-        asking = [f for f in self.lists if f.nil is None]
+        asking = [f for f in self.lists if f.nil is not True]
+        for f in asking:
+            if f.nil is False:
+                return None
         if not asking:
             return None if self.machine in but else self.machine
-        widths = {f.width for f in asking if not f.aligned_sockets}
+        widths = {f.width for f in asking if not (f.sockets and f.aligned_sockets)}
         if len(widths) > 1:
             return None
-        if self.single or 1 in widths or not widths:
+        if self.single or widths <= {1}:
             alone = self.machine
             for f in asking:
-                alone &= f.alone if f.width == 1 or f.aligned_sockets else 0
-            ones = [1 << i for i in bits_of(alone) if 1 << i not in but]
-            ones = [m for m in ones if all(f.width == 1 or f.prefers_width(m) for f in asking)]
+                alone &= f.alone
+            ones = [i for i in self.order.nodes if alone >> i & 1]
+            for f in asking:
+                if f.width != 1:
+                    ones = [i for i in ones if f.prefers_width(1 << i)]
+            if but:
+                ones = [i for i in ones if 1 << i not in but]
             if ones:
-                return pick(ones, self.order, self.distances)
+                # Masks of one NUMA node have the order of the NUMA nodes.
+                far = [self.distances.here(i) for i in ones] if self.distances else [0]
+                return 1 << ones[far.index(min(far))]
         cover = self._cover(
             asking,
             lambda m: m not in but and all(f.prefers_width(m) and f.untied(m) for f in asking),

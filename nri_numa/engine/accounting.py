@@ -49,16 +49,9 @@ def exclusive_left(
 ) -> dict[int, int]:
     """By NUMA node, how many CPUs one more container could own there.
 
-    No more than are free, than the accounting has, and than the pool can lose: what is promised
-    to containers without CPUs of their own must still run there.
-
-    Args:
-        machine: where.
-        state: as it is.
-        free: CPUs that may be owned: grantable, not reserved, not listed.
-        smt: ``full-core`` counts CPUs of whole cores only; ``isolate`` counts cores, each of which
-            costs the pool all of its threads.
-        left: `cpu_left`.
+    No more than are free, than the accounting has, and than the pool can lose: what is promised to
+    containers without CPUs of their own must still run there. ``full-core`` counts CPUs of whole
+    cores only; ``isolate`` counts cores, each of which costs the pool all of its threads.
     """
     pool = state.pool(machine.topology, machine.settings).bits
     sizes = _core_sizes(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
@@ -111,12 +104,8 @@ def take_within(
     """Choose CPUs, on no NUMA node more than can be owned there.
 
     CPUs of soft lists are left out where others on the same NUMA nodes are as good. The kubelet's
-    order, CPUs that are preferred and loads to be paired with take no notice of lists.
-
-    Args:
-        machine: where.
-        request: what is wanted.
-        limits: `exclusive_left`; CPUs that belong to no NUMA node have no limit.
+    order, CPUs that are preferred and loads to be paired with take no notice of lists. CPUs that
+    belong to no NUMA node have no limit.
     """
     taken = _take_within(machine, request, limits)
     if (
@@ -210,14 +199,7 @@ def share_out(milli: int, numa_nodes: NUMASet, left: Mapping[int, int]) -> dict[
 
 
 def grant_refused(case: Case, who: str, cpus: CPUSet, idle: CPUSet) -> Refusal | None:
-    """Why a container may not own these CPUs: the floor of the pool, or a quota.
-
-    Args:
-        case: whose container it is.
-        who: the start of the sentence.
-        cpus: what it would own.
-        idle: the siblings that would be kept idle for it.
-    """
+    """Why a container may not own these CPUs: the floor of the pool, or a quota."""
     withheld = cpus | idle
     return _below_floor(case.machine, case.state, who, withheld) or _over_quota(
         case, who, withheld, idle
@@ -260,11 +242,6 @@ def ownable_at_most(machine: Machine, state: NodeState, smt: SMT) -> int:
     """How many CPUs one more container could own at all, so that the pool keeps its floor.
 
     Where cores differ in their threads, fewer are named for ``isolate`` than might be had.
-
-    Args:
-        machine: where.
-        state: as it is.
-        smt: what is to become of siblings.
     """
     pool = state.pool(machine.topology, machine.settings)
     apart = ownable(machine, state) - pool
@@ -281,17 +258,9 @@ def kept_for_pool(machine: Machine, state: NodeState, pool: CPUSet, free: CPUSet
     """Free CPUs that no exclusive grant may take, so that each NUMA node keeps its floor.
 
     Where isolated CPUs may be owned instead, CPUs are also kept for the floor of the machine and
-    for what is promised to containers that share.
-
-    Args:
-        machine: topology and settings.
-        state: whose containers share.
-        pool: the shared pool.
-        free: what could be owned.
-
-    Returns:
-        Those that spare most whole cores: threads of cores in use first, then from the highest
-        core and CPU down. The same CPUs from one decision to the next, while they last.
+    for what is promised to containers that share. Kept are those that spare most whole cores:
+    threads of cores in use first, then from the highest core and CPU down. The same CPUs from one
+    decision to the next, while they last.
     """
     amount = machine.settings.limits.numa_pool
     if amount == CPUAmount(0) and not machine.isolated:
@@ -390,11 +359,6 @@ def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
     """Why a container may not list these CPUs, which nobody could own any more.
 
     A list that the request pays for is within every quota; soft ones are not asked.
-
-    Args:
-        case: whose container it is.
-        who: the start of the sentence.
-        cpus: the shared list.
     """
     machine, state, pod = case.machine, case.state, case.pod
     new = cpus - state.listed_cpus
@@ -472,15 +436,8 @@ def kept_for_groups(
 ) -> CPUSet:
     """CPUs that are not given away, so that no group of shared containers leaves its NUMA nodes.
 
-    One for each group that has nothing there but free CPUs; one may do for several.
-
-    Args:
-        machine: where.
-        state: whose containers share.
-        pool: the shared pool.
-        free: CPUs that may be owned.
-        held: CPUs of a container that keeps them.
-        pair: the other threads of cores in use are what the container looks for.
+    One for each group that has nothing there but free CPUs; one may do for several. With ``pair``
+    the other threads of cores in use are what the container looks for.
     """
     kept = 0
     for key in sorted(state.groups):

@@ -62,10 +62,7 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).enc
 def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
     """The annotation of one container: a short JSON object, enough to adopt the container again.
 
-    Args:
-        allocation: what was decided.
-        cpus: kernel list of the CPUs it starts with; empty when it is left alone.
-        key: signs it; without one the text is not signed.
+    ``cpus`` is the kernel list it starts with; empty when it is left alone.
     """
     document: dict[str, object] = {
         "cpus": cpus,
@@ -111,14 +108,7 @@ def signature(key: bytes, container_id: str, text: str) -> str:
 def adopt(machine: Machine, text: str, pod: PodSandbox, container: Container) -> Allocation | str:
     """Read one annotation.
 
-    Args:
-        machine: topology, settings and the key of signatures.
-        text: the annotation.
-        pod: the pod.
-        container: the container, with what the runtime has for it now.
-
-    Returns:
-        What it has, or why the annotation is not believed, as the end of a sentence.
+    Returns what the container has, or why the annotation is not believed, as the end of a sentence.
     """
     read = _read(machine, text, pod, container)
     if isinstance(read, str):

@@ -56,13 +56,7 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tiers(topology: Topology, nodes: NUMASet, numbers: frozenset[int]) -> Tiers:
-    """Work out what may be used.
-
-    Args:
-        topology: the machine.
-        nodes: NUMA nodes that are let in by number.
-        numbers: memory tiers of the kernel that are let in.
-    """
+    """Work out what may be used."""
     with_cpus, with_memory = topology.cpu_nodes, topology.memory_nodes
     alone = with_memory - with_cpus
     if not alone:
@@ -514,10 +508,7 @@ def cpu_left(machine: Machine, state: NodeState) -> dict[int, int]:
 def shared_left(machine: Machine, state: NodeState, left: dict[int, int]) -> dict[int, int]:
     """By NUMA node, thousandths that can still be promised to containers that share.
 
-    Args:
-        machine: where.
-        state: as it is.
-        left: `cpu_left`, which counts isolated CPUs that only owners get.
+    `cpu_left` counts isolated CPUs that only owners get.
     """
     if not machine.isolated:
         return left

@@ -64,14 +64,7 @@ def judged(
 ) -> Allocation:
     """A foreign or unbound container whose cpuset somebody else changed.
 
-    Args:
-        allocation: as it is; one that is bound by nothing of ours.
-        text: the cpuset it has or is about to have.
-        pool: the shared pool.
-        shared: see `covers`.
-
-    Returns:
-        The same object when nothing is different.
+    The same object when nothing is different.
     """
     if covers(text, pool, shared):
         if allocation.kind is Kind.UNBOUND:
@@ -153,15 +146,8 @@ _MOST: Final = 4
 def holders_text(state: NodeState, within: NUMASet | None = None, *, requests: bool = False) -> str:
     """Who owns or lists CPUs: ``; held: default/db/engine has exclusive CPUs 2-3``.
 
-    A soft list is in no owner's way.
-
-    Args:
-        state: as it is.
-        within: only who has some on these NUMA nodes; None for all.
-        requests: also whose requests the shared pool has to serve.
-
-    Returns:
-        Those with the most CPUs first, then by name; empty when nobody has any.
+    A soft list is in no owner's way. With ``requests`` also whose requests the shared pool has to
+    serve. Those with the most CPUs first, then by name.
     """
     return named(
         a
@@ -299,9 +285,8 @@ def whose(
 ) -> Kubelets | Ours | Refusal | None:
     """Say whose a container is.
 
-    Returns:
-        None for a container that the kubelet granted nothing to, or nothing that matters: it is
-        like any other. A `Refusal` where the pod insists on a list and may not.
+    None for a container that the kubelet granted nothing to, or nothing that matters: it is like
+    any other. A `Refusal` where the pod insists on a list and may not.
     """
     cpus = grants.cpus_of(pod.uid, container.name, container.id)
     mems = grants.mems_of(pod.uid, container.name)

@@ -78,15 +78,10 @@ WIDER = "wider than ideal"
 def place_in_place(case: Case, allocation: Allocation) -> Placed | Refusal:
     """Give a running container its new size where it is.
 
-    Args:
-        case: the container with its new size. What it uses is not in the reading, and what cannot
-            grow where it is, is the business of its ``on-failure``: ``reject`` fails; ``widen``
-            adds CPUs of other NUMA nodes to those it owns; otherwise, and for memory and shared
-            CPUs, it stays with what it has and the new size is allocated there.
-        allocation: what it has.
-
-    Returns:
-        What it has from now on, whose memory nodes are those of before, or why it cannot grow.
+    What it uses is not in the reading. What cannot grow where it is, is the business of its
+    ``on-failure``: ``reject`` fails; ``widen`` adds CPUs of other NUMA nodes to those it owns;
+    otherwise, and for memory and shared CPUs, it stays with what it has and the new size is
+    allocated there.
     """
     change = _Change(replace(case, reading=_with_own(case.reading, allocation)), allocation)
     if allocation.kind in (Kind.EXPLICIT, Kind.UNBOUND):
@@ -385,14 +380,7 @@ def resize(
 ) -> Resized | Refused:
     """Decide about an UpdateContainer request.
 
-    Args:
-        machine: topology and settings.
-        state: as it is.
-        pod: the pod.
-        container: as it was before the request.
-        asked: the request; None or empty fields are not part of it.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds.
+    None or empty fields are not part of the request.
     """
     allocation = state.allocations.get(container.id)
     trace = Trace(pod=pod, container=container)
@@ -432,18 +420,6 @@ def resized_meanwhile(
     """Catch up with a resize that nobody told us of.
 
     Only the resources count: a rule that reads differently by now moves no running container.
-
-    Args:
-        machine: topology and settings.
-        state: as it is, with the container.
-        pod: the pod.
-        container: as the runtime has it.
-        resources: what it was resized to, by `other_size`.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds.
-
-    Returns:
-        As `resize` would have decided.
     """
     allocation = state.allocations[container.id]
     container = replace(container, resources=resources)
@@ -451,12 +427,7 @@ def resized_meanwhile(
 
 
 def other_size(allocation: Allocation, resources: Resources) -> Resources | None:
-    """What a container is resized to, by what the runtime has; None when that is as remembered.
-
-    Args:
-        allocation: as it is.
-        resources: as the runtime has them.
-    """
+    """What a container is resized to, by what the runtime has; None when that is as remembered."""
     if allocation.kind is Kind.FOREIGN or (allocation.kind is Kind.UNBOUND and not allocation.mems):
         return None
     if (resources.cpu_quota or 0) <= 0 and allocation.quota:

@@ -22,7 +22,6 @@ from nri_numa.engine.accounting import ownable
 from nri_numa.engine.admit import admit, left_alone, pool_updates
 from nri_numa.engine.adopt import ASSIGNED, adopt, is_signed
 from nri_numa.engine.decision import (
-    Admitted,
     Decision,
     Machine,
     Met,
@@ -35,7 +34,6 @@ from nri_numa.engine.others import covers, judged, pinned_to
 from nri_numa.engine.resize import other_size, resized_meanwhile
 from nri_numa.engine.state import (
     Allocation,
-    Growing,
     Kind,
     NodeState,
     build,
@@ -128,18 +126,10 @@ def plan_corrections(
 
     Foreign containers are nobody's business here. An unbound container is left alone while the
     shared pool is the whole machine, unless we may have narrowed it ourselves before: the update
-    that widens it again can get lost like any other.
-
-    Args:
-        machine: topology and settings.
-        state: what was meant.
-        observed: by container id; containers without a cgroup are not in it, and ids that the
-            state does not know are passed over (both come and go between two looks).
-        narrowed_at: Unix time until which the shared pool was last narrower than the machine;
-            None when it never was.
-
-    Returns:
-        Corrections, in the order in which to apply them (`Correction.order`).
+    that widens it again can get lost like any other. Containers without a cgroup are not observed,
+    and ids that the state does not know are passed over: both come and go meanwhile.
+    ``narrowed_at`` is the time until which the shared pool was last narrower than the machine. In
+    the order in which to apply them.
     """
     pool = state.pool(machine.topology, machine.settings)
     found: list[Correction] = []
@@ -243,20 +233,11 @@ def resync(
     """Build a fresh state from what really runs.
 
     Known containers first, owners of CPUs before others, then those that carry our ``assigned``
-    annotation (the checkpoint was lost), then strangers, which are decided like new ones, in
-    order of namespace, pod, container and id. A stranger that is refused keeps running unpinned:
-    a running container cannot be refused any more. Somebody else's pins are judged by the cpuset
-    that the runtime has now. A stranger for which no time is left stays as it is, for
-    `decide_late`.
-
-    Args:
-        machine: topology and settings.
-        prior: what was meant.
-        pods: all pods the runtime reports.
-        containers: all containers it reports, with the cpus and mems they have now.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds.
-        in_time: asked before each stranger; once it says no, the others are left undecided.
+    annotation (the checkpoint was lost), then strangers, which are decided like new ones, in order
+    of namespace, pod, container and id. A stranger that is refused keeps running unpinned: a
+    running container cannot be refused any more. Somebody else's pins are judged by the cpuset that
+    the runtime has now. A stranger for which no time is left stays as it is, for `decide_late`.
+    ``in_time`` is called before each stranger; once it says no, the others are left undecided.
     """
     by_pod = pods if isinstance(pods, Pods) else Pods.of(pods)
     uids_of = by_pod.uids
@@ -298,7 +279,7 @@ def resync(
     # A second container of that name in the pod would take the first one's place.
     names = Counter([(c.pod_id, c.name) for c in live.values()] if strangers else ())
     calm: list[Allocation] = []
-    base, growing = state, Growing()
+    base = state
     ordered = _ordered(by_pod, strangers)
     undecided: list[tuple[PodSandbox, Container]] = []
     for number, (pod, container) in enumerate(ordered):
@@ -320,26 +301,25 @@ def resync(
                 continue
         decision = admit(
             machine, state, pod, container, reading, now, held,
-            running=True, asked=asked, add=growing.add,
+            running=True, asked=asked,
         )  # fmt: skip
         if isinstance(decision, Refused):
             decisions.append(decision)
             problems.append(f"started while we were away and stays unpinned: {decision.message}")
-            state = growing.add(state, _unpinned(pod, container, decision.reason, now))
+            state = state.with_allocation(_unpinned(pod, container, decision.reason, now))
             gap.append(container.id)
             continue
         state = decision.state
         if decision.updates:
-            growing.keep()
             decisions.append(decision)
         else:
             # A thousand states at once would take more memory than the rest of the agent.
-            decisions.append(_in(base, decision))
+            decisions.append(replace(decision, state=base))
         if decision.allocation.kind is Kind.FOREIGN:
             unexplained.append(decision.allocation.full_name)
         elif decision.allocation.kind is not Kind.UNBOUND:
             gap.append(container.id)
-    state = state.with_unbound(calm)
+    state = state.with_allocation(*calm) if calm else state
     if undecided:
         waiting = [_undecided(pool, state.kubelet.shared, now, *one) for one in undecided]
         every = [*state.allocations.values(), *waiting]
@@ -379,12 +359,8 @@ def _ended(
 def without_answer(outcome: Resynced, unsure: Collection[str]) -> Resynced:
     """Tell containers that our answer never reached from those that somebody changed.
 
-    Args:
-        outcome: of a synchronisation.
-        unsure: ids of containers that were decided and not seen to start before the link was lost.
-
-    Returns:
-        With those of them that the runtime had elsewhere among the gap containers.
+    ``unsure`` were decided and not seen to start before the link was lost; those of them that the
+    runtime had elsewhere are gap containers.
     """
     missed = [i for i in outcome.repaired if i in unsure]
     if not missed:
@@ -409,14 +385,6 @@ def take_in(
     Runtimes whose NRI is older than 0.7 can lose the creation of a container that falls into a
     registration (nri#63); its start tells of it. As at a synchronisation, it cannot be refused
     any more.
-
-    Args:
-        machine: topology and settings.
-        state: as it is, without the container.
-        pod: the pod.
-        container: with the cpus and mems it has now.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds.
     """
     pool = state.pool(machine.topology, machine.settings)
     seen, held = _as_it_runs(machine, state, pool, container)
@@ -443,16 +411,7 @@ def decide_late(
 ) -> tuple[Decision, tuple[ContainerUpdate, ...]]:
     """Decide about a stranger that `resync` had no time for.
 
-    Args:
-        machine: topology and settings.
-        state: as it is, with the container.
-        pod: the pod.
-        container: as the runtime reported it.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds.
-
-    Returns:
-        The decision, and what to send for it: nothing when it is refused, since it runs already.
+    Nothing is sent for one that is refused, since it runs already.
     """
     pool = state.pool(machine.topology, machine.settings)
     container, held = _as_it_runs(machine, state, pool, container)
@@ -472,19 +431,6 @@ def _ordered(pods: Pods, strangers: Iterable[Container]) -> list[tuple[PodSandbo
         found.append((pod.full_name, container.name, container.id, pod, container))
     found.sort(key=itemgetter(0, 1, 2))
     return [each[3:] for each in found]
-
-
-def _in(state: NodeState, decision: Admitted) -> Admitted:
-    """A decision with another state: `dataclasses.replace` takes three times as long."""
-    return Admitted(
-        state=state,
-        change=decision.change,
-        allocation=decision.allocation,
-        adjustment=decision.adjustment,
-        updates=decision.updates,
-        warnings=decision.warnings,
-        trace=decision.trace,
-    )
 
 
 def _as_it_runs(

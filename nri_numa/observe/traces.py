@@ -16,7 +16,7 @@ from zlib import error as zlib_error
 
 import msgspec
 
-from nri_numa.engine.align.hints import EXACT_UPTO, STEP_LIMIT, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, Problem
 from nri_numa.engine.decision import Trace
 from nri_numa.engine.explain.explanation import Basis, Grounds, grounds
@@ -289,7 +289,5 @@ def _alignment(
             distance=distance,
             prefer_closest=packed.prefer_closest,
             rank=None if rank is None else dict(zip(numa_ids, rank, strict=True)),
-            exact_upto=EXACT_UPTO,
-            step_limit=STEP_LIMIT,
         ),
     )

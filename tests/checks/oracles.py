@@ -255,4 +255,4 @@ def walk(
 
 def as_hints(hints: HintList) -> tuple[Hint, ...]:
     """A list in the engine's own type."""
-    return tuple(Hint(None if m is None else NUMASet(m), p) for m, p in hints)
+    return tuple(Hint(NUMASet(m), p) for m, p in hints if m is not None)

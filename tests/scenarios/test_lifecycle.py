@@ -564,7 +564,13 @@ def test_every_invariant_has_a_sentence() -> None:
         ]
     )
     text = " / ".join(violations(twice, topology, settings))
-    for words in ("owned twice", "has no CPUs", "no NUMA nodes", "memory nodes", "listed for"):
+    for words in (
+        "owned twice",
+        "must own CPUs",
+        "must have NUMA nodes",
+        "memory nodes",
+        "listed for",
+    ):
         assert words in text
     wrong = replace(
         good,
@@ -580,11 +586,11 @@ def test_every_invariant_has_a_sentence() -> None:
     for words in (
         "filed under another id",
         "missing from its pod",
-        "owned CPUs are booked",
-        "idle CPUs are booked",
-        "lists are booked",
-        "charges are booked",
-        "groups are booked",
+        "owned: counted as",
+        "idle: counted as",
+        "listed: counted as",
+        "charges: counted as",
+        "groups: counted as",
         "remembers containers that are gone",
         "both owned and kept idle",
         "the shared pool is empty",

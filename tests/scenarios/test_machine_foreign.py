@@ -95,5 +95,5 @@ def test_case_15_books_that_do_not_add_up_are_found() -> None:
     assert violations(state, world.topology, settings) == []
     wrong = replace(state, foreign={})
     assert violations(wrong, world.topology, settings) == [
-        "foreign CPUs are booked differently from the allocations"
+        "foreign: counted as {}, and the allocations add up to {3: 1}"
     ]

@@ -28,27 +28,19 @@ from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import (
     EXACT_UPTO,
-    STEP_LIMIT,
     Amounts,
     DeviceDemand,
     Distances,
-    Family,
     Hint,
     HintDemand,
+    Hints,
+    Merge,
     Order,
     ResourceDemand,
     Steps,
-    best_mask,
     bits_of,
-    families_of,
-    hints_by_index,
-    merge,
-    one_numa_node,
-    preferred_mask,
-    reachable_masks,
+    hints_of,
     result_class,
-    single_mask,
-    spread_masks,
     together,
 )
 from nri_numa.engine.values.workload import Policy
@@ -63,7 +55,7 @@ _SPELLED_OUT = 8
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What was asked, kept so that a result can be explained later; see `policies.align`."""
+    """What is merged, kept so that a result can be explained later; see `align`."""
 
     demands: tuple[HintDemand, ...]
     numa_ids: NUMASet
@@ -71,34 +63,31 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     distance: Callable[[int, int], int]
     prefer_closest: bool
     rank: Mapping[int, int] | None
-    exact_upto: int
-    step_limit: int
     one_width: bool = False
-
-    def families(self, steps: Steps) -> list[Family]:
-        """The hints of each demand."""
-        single = self.policy is Policy.SINGLE_NUMA_NODE
-        return families_of(
-            self.demands, self.numa_ids, steps, one_width=self.one_width and not single
-        )
-
-    def steps(self) -> Steps:
-        """A fresh budget."""
-        return Steps(None if self.small else self.step_limit)
 
     @property
     def small(self) -> bool:
         """All masks can be looked at."""
-        return len(self.numa_ids) <= self.exact_upto
-
-    def order(self) -> Order:
-        """The tie-break between equally wide and close masks."""
-        return Order(tuple(self.numa_ids), self.rank)
+        return len(self.numa_ids) <= EXACT_UPTO
 
     def distances(self) -> Distances | None:
         """Distances where the policy looks at them."""
         closest = self.prefer_closest and self.policy is not Policy.SINGLE_NUMA_NODE
         return Distances(self.distance) if closest else None
+
+    def merge(self) -> Merge:
+        """The hints of each demand, with fresh steps to look for a mask."""
+        single, steps = self.policy is Policy.SINGLE_NUMA_NODE, Steps()
+        return Merge(
+            lists=hints_of(
+                self.demands, self.numa_ids, steps, one_width=self.one_width and not single
+            ),
+            machine=self.numa_ids.bits,
+            order=Order(self.numa_ids, self.rank),
+            distances=self.distances(),
+            single=single,
+            steps=steps,
+        )
 
 
 class HintState(StrEnum):
@@ -165,12 +154,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 def unit_of(demand: HintDemand) -> str:
     """The unit of a demand's quantities."""
-    if isinstance(demand, ResourceDemand):
-        if demand.unit is not None:
-            return demand.unit
-        if demand.resource == "memory" or demand.resource.startswith("hugepages"):
-            return "bytes"
-    return ""
+    if demand.unit is not None:
+        return demand.unit
+    return "bytes" if demand.resource.startswith(("memory", "hugepages")) else ""
 
 
 def amount_text(amount: int, unit: str) -> str:
@@ -196,18 +182,6 @@ def nodes_text(count: int) -> str:
     return counted(count, "NUMA node")
 
 
-def _node_amounts(demand: HintDemand, numa_ids: NUMASet) -> tuple[NodeAmount, ...]:
-    if isinstance(demand, ResourceDemand):
-        return tuple(
-            NodeAmount(i, max(0, demand.available.get(i, 0)), demand.capacity[i])
-            for i in numa_ids | NUMASet(demand.near)
-            if i in demand.capacity
-        )
-    devices = demand.request.devices
-    there = [(i, sum(1 for d in devices if i in d.numa_nodes)) for i in numa_ids]
-    return tuple(NodeAmount(i, count, count) for i, count in there)
-
-
 def free_text(numa_nodes: Sequence[NodeAmount], unit: str) -> str:
     """``NUMA node 0: 2 free of 8; NUMA node 1: …``."""
     parts = [
@@ -222,44 +196,33 @@ def free_text(numa_nodes: Sequence[NodeAmount], unit: str) -> str:
     return "; ".join(parts)
 
 
-def _some_masks(
-    family: Family, problem: Problem, order: Order
-) -> tuple[list[int], int, int | None, int | None]:
-    """Some masks of a family, narrowest first; the least width; how many, and how many of it."""
-    if problem.small:
-        masks = spread_masks(problem.numa_ids.bits)
-        found = [
-            m
-            for m, flag in zip(masks, hints_by_index(family, masks), strict=True)
-            if flag and family.contains(m)
-        ]
-        # Order: width, then the tie-break.
-        found.sort(key=lambda m: (m.bit_count(), order.key(m)))
-        least = found[0].bit_count()
-        narrowest = sum(1 for m in found if m.bit_count() == least)
-        return found[:SAMPLES], least, len(found), narrowest
-    steps = problem.steps()
-    width = family.narrowest(steps)
-    found = [m for m in family.explicit() if m.bit_count() == width and family.contains(m)]
-    cover = family.cover()
-    mask = best_mask(cover, width, order, None, steps.share())
-    if mask is not None and mask not in found:
-        found.append(mask)
-    found.sort(key=order.key)
-    return found[:SAMPLES], width, None, None
+def _some_masks(hints: Hints, merge: Merge) -> tuple[list[int], int | None, int | None, bool]:
+    """Some masks, narrowest first; how many, how many of the least width, and whether all are.
+
+    One mask and no numbers on machines with too many to look at.
+    """
+    if len(merge.order.nodes) > EXACT_UPTO:
+        mask = hints.cover().narrowest(merge.order, None, merge.steps)
+        return [] if mask is None else [mask], None, None, _poorest_do(hints, mask or 0)
+    found = hints.cover().every()
+    # Order: width, then the tie-break.
+    found.sort(key=lambda m: (m.bit_count(), merge.order.key(m)))
+    least = found[0].bit_count()
+    narrowest = sum(1 for m in found if m.bit_count() == least)
+    every = narrowest == comb(hints.universe.bit_count(), least) > 1
+    return found[:SAMPLES], len(found), narrowest, every
 
 
-def _every_set(family: Family, width: int, narrowest: int | None) -> bool:
-    """Whether all of several sets of so many NUMA nodes suit: the poorest ones do."""
-    if narrowest is not None:
-        return narrowest == comb(family.universe.bit_count(), width) > 1
-    if not family.plain or family.required:
-        return False
-    if family.within != family.universe or family.universe.bit_count() == width:
-        return False
-    return all(
-        sum(sorted(d.weights.get(i, 0) for i in bits_of(family.universe))[:width]) >= d.need
-        for d in family.free
+def _poorest_do(hints: Hints, mask: int) -> bool:
+    """Whether even the poorest NUMA nodes, as many as the mask has, would do."""
+    width = mask.bit_count()
+    poorest = [sorted(q.amounts.get(i, 0) for i in bits_of(hints.universe)) for q in hints.free]
+    return (
+        hints.groups is None
+        and not hints.required
+        and mask != hints.universe
+        and all(q.parts is None for q in hints.free)
+        and all(sum(p[:width]) >= q.need for p, q in zip(poorest, hints.free, strict=True))
     )
 
 
@@ -267,13 +230,7 @@ _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def sets_text(sets: Sequence[str], every: bool, count: int | None) -> str:
-    """``any two of them``, ``NUMA nodes 0-1 or 0,2``, ``… or 20 other sets``.
-
-    Args:
-        sets: some sets of one width, as kernel lists.
-        every: all sets of that width will do.
-        count: how many there are; None when that is not known.
-    """
+    """``any two of them``, ``NUMA nodes 0-1 or 0,2``, ``… or 20 other sets``."""
     if not sets:
         return "other NUMA nodes"
     width = len(NUMASet.parse(sets[0]))
@@ -288,31 +245,27 @@ def sets_text(sets: Sequence[str], every: bool, count: int | None) -> str:
 
 def summarize(problem: Problem) -> tuple[ResourceSummary, ...]:
     """What each resource asked and which masks suit it, in the order of the demands."""
-    order = problem.order()
-    families = problem.families(problem.steps())
+    merge = problem.merge()
     found: list[ResourceSummary] = []
-    for demand, family in zip(problem.demands, families, strict=True):
-        unit = unit_of(demand)
-        amounts = _node_amounts(demand, problem.numa_ids)
+    for demand, hints in zip(problem.demands, merge.lists, strict=True):
         summary = ResourceSummary(
             resource=demand.resource,
             need=demand.need,
-            unit=unit,
-            state=HintState.NONE if family.nil else HintState.IMPOSSIBLE,
-            numa_nodes=amounts,
+            unit=unit_of(demand),
+            state=HintState.NONE if hints.nil else HintState.IMPOSSIBLE,
+            numa_nodes=tuple(NodeAmount(*one) for one in demand.amounts(problem.numa_ids)),
         )
-        if family.nil is None:
-            masks, width, count, narrowest = _some_masks(family, problem, order)
-            hints = [Hint(NUMASet.from_bits(m), family.prefers(m)) for m in masks]
+        if hints.nil is None:
+            masks, count, narrowest, every = _some_masks(hints, merge)
             summary = replace(
                 summary,
                 state=HintState.MASKS,
-                preferred_width=family.width,
-                narrowest_width=width,
-                hints=tuple(hints),
+                preferred_width=hints.width,
+                narrowest_width=masks[0].bit_count() if masks else 0,
+                hints=tuple(Hint(NUMASet.from_bits(m), hints.prefers(m)) for m in masks),
                 hint_count=count,
                 narrowest_count=narrowest,
-                every_set=_every_set(family, width, narrowest),
+                every_set=every,
             )
         found.append(replace(summary, text=_summary_text(summary, demand)))
     return tuple(found)
@@ -345,22 +298,14 @@ def lacking(summary: ResourceSummary, demand: HintDemand) -> str:
     capacity = sum(n.capacity for n in summary.numa_nodes)
     free = sum(n.free for n in summary.numa_nodes)
     if isinstance(demand, DeviceDemand):
-        known = len(demand.request.devices)
-        if known < demand.need:
-            return f"more than the {known} there are"
-        placed = sum(1 for d in demand.request.devices if d.numa_nodes)
-        return f"but only {placed} of {known} devices say which NUMA node they belong to"
+        return demand.obstacle()
     if capacity < demand.need:
         if demand.resource == "cpu":
             return f"this machine has {_number(capacity, unit)} for containers"
         return f"all NUMA nodes that may serve it have {amount_text(capacity, unit)}"
     if free < demand.need:
         return f"{amount_text(free, unit)} free on all NUMA nodes together"
-    if demand.groups is not None:
-        why = "its NUMA nodes are tied to groups of other containers"
-    else:
-        why = "not together with what is held already or judged with it"
-    return f"{amount_text(free, unit)} free, but {why}"
+    return f"{amount_text(free, unit)} free, but {demand.obstacle()}"
 
 
 def runners_up(problem: Problem, affinity: NUMASet | None, preferred: bool) -> list[Candidate]:
@@ -370,34 +315,27 @@ def runners_up(problem: Problem, affinity: NUMASet | None, preferred: bool) -> l
     """
     if problem.policy is Policy.NONE:
         return []
-    steps = problem.steps()
-    families = problem.families(steps)
+    merge = problem.merge()
     winner = problem.numa_ids.bits if affinity is None else affinity.bits
-    order, distances = problem.order(), problem.distances()
+    order, distances = merge.order, merge.distances
     found: list[Candidate] = []
-    if preferred:
-        seen = {winner}
-        while len(found) < SAMPLES:
-            mask = preferred_mask(
-                families, problem.numa_ids.bits, order, distances, steps, frozenset(seen)
-            )
-            if mask is None:
-                break
-            seen.add(mask)
-            if problem.policy is Policy.SINGLE_NUMA_NODE and mask & (mask - 1):
-                break
-            found.append(_candidate(mask, True, _behind(winner, mask, order, distances)))
+    seen = {winner}
+    while preferred and len(found) < SAMPLES:
+        mask = merge.preferred(frozenset(seen))
+        if mask is None:
+            break
+        seen.add(mask)
+        found.append(_candidate(mask, True, _behind(winner, mask, order, distances)))
     if (
         len(found) < SAMPLES
         and problem.small
         and problem.policy is not Policy.SINGLE_NUMA_NODE
-        and any(f.nil is None for f in families)
+        and any(f.nil is None for f in merge.lists)
     ):
-        masks, neediest = reachable_masks(families, problem.numa_ids.bits)
-        told = {winner}.union(c.affinity.bits for c in found)
+        masks, neediest = merge.reachable()
         # Order: as the merge compares results that are not preferred.
         rest = sorted(
-            (m for m in masks if m not in told),
+            (m for m in masks if m not in seen),
             key=lambda m: (
                 result_class(m.bit_count(), neediest),
                 0 if distances is None else distances.total(m),
@@ -475,13 +413,13 @@ def reason(problem: Problem, affinity: NUMASet | None, preferred: bool) -> str:
     return str(shortage(problem))
 
 
-_Looked = tuple[ResourceSummary, Family, HintDemand]
+_Looked = tuple[ResourceSummary, Hints, HintDemand]
 
 
 def shortage(problem: Problem) -> Shortage:
     """Which resource, or which several, kept the result from being a preferred one."""
-    families = problem.families(problem.steps())
-    looked = list(zip(summarize(problem), families, problem.demands, strict=True))
+    merge = problem.merge()
+    looked = list(zip(summarize(problem), merge.lists, problem.demands, strict=True))
     impossible = [one for one in looked if one[0].state is HintState.IMPOSSIBLE]
     if impossible:
         # What the machine lacks comes before what is not free, and that before what is both but
@@ -489,16 +427,13 @@ def shortage(problem: Problem) -> Shortage:
         summary, _, demand = min(impossible, key=lambda one: _severity(one[0], one[2]))
         return _alone(summary, lacking(summary, demand))
     hinting = [one for one in looked if one[0].state is HintState.MASKS]
-    order = problem.order()
-    for _, family, _ in hinting:
-        group = [one for one in hinting if one[1] is family]
-        if problem.policy is Policy.SINGLE_NUMA_NODE:
-            if not any(family.prefers(1 << i) for i in order.nodes):
-                return _wider(group, problem, order, 1)
-        elif preferred_mask([family], problem.numa_ids.bits, order, None, problem.steps()) is None:
-            return _wider(group, problem, order, family.width)
+    order = merge.order
+    for _, hints, _ in hinting:
+        if replace(merge, lists=[hints], distances=None).preferred() is None:
+            width = 1 if merge.single else hints.width
+            return _wider([one for one in hinting if one[1] is hints], problem, order, width)
     widths = {s.preferred_width for s, _, _ in hinting}
-    if problem.policy is not Policy.SINGLE_NUMA_NODE and len(widths) > 1:
+    if not merge.single and len(widths) > 1:
         told = ", ".join(f"{_amount(s)} on {nodes_text(s.preferred_width)}" for s, _, _ in hinting)
         names = " and ".join(s.resource for s, _, _ in hinting)
         return Shortage(f"{names}: {DIFFERENT_WIDTHS}: {told}", widths=True)
@@ -576,11 +511,11 @@ def _by_itself(demand: ResourceDemand, numa_ids: NUMASet) -> str:
     return nodes_text(next(enough, len(numa_ids)))
 
 
-def _where(summary: ResourceSummary, family: Family, problem: Problem, order: Order) -> str:
+def _where(summary: ResourceSummary, hints: Hints, problem: Problem, order: Order) -> str:
     """Where one resource could go by itself."""
-    if family.width == 1 or problem.policy is Policy.SINGLE_NUMA_NODE:
-        return numa_text(NUMASet(i for i in order.nodes if family.prefers(1 << i)))
-    preferred = [h.affinity for h in summary.hints if h.preferred and h.affinity is not None]
+    if hints.width == 1 or problem.policy is Policy.SINGLE_NUMA_NODE:
+        return numa_text(NUMASet(i for i in order.nodes if hints.prefers(1 << i)))
+    preferred = [h.affinity for h in summary.hints if h.preferred]
     return sets_text([str(a) for a in preferred], summary.every_set, summary.narrowest_count)
 
 
@@ -656,25 +591,14 @@ def align(
     prefer_closest: bool = True,
     rank: Mapping[int, int] | None = None,
     one_width: bool = False,
-    exact_upto: int = EXACT_UPTO,
-    step_limit: int = STEP_LIMIT,
 ) -> Alignment:
     """Merge what the demands prefer and judge it by a policy.
 
-    Order of equally wide masks: average distance (when ``prefer_closest``, and not under
-    single-numa-node), then rank, then the mask's integer value; see `Order`.
-
-    Args:
-        demands: in any order; the result does not depend on it.
-        numa_ids: the machine's NUMA nodes.
-        policy: ``none`` admits without looking.
-        distance: SLIT distance between two NUMA nodes.
-        prefer_closest: the kubelet's ``prefer-closest-numa-nodes``.
-        rank: NUMA node to rank, 0 the best; None reproduces the kubelet's tie-break.
-        one_width: what the neediest resource needs on an empty machine is narrow enough for all.
-            The kubelet wants each to need that many NUMA nodes.
-        exact_upto: largest number of NUMA nodes at which every mask may be looked at.
-        step_limit: bound of the search on larger machines.
+    The result does not depend on the order of the demands. Of equally wide masks the one with the
+    least average distance (when ``prefer_closest``, the kubelet's ``prefer-closest-numa-nodes``,
+    and not under single-numa-node) is best, then see `Order`: by rank, 0 the best, or without ranks
+    as the kubelet. With ``one_width`` what the neediest resource needs on an empty machine is
+    narrow enough for all; the kubelet wants each to need that many NUMA nodes.
     """
     problem = Problem(
         demands=tuple(demands),
@@ -683,38 +607,19 @@ def align(
         distance=distance,
         prefer_closest=prefer_closest,
         rank=rank,
-        exact_upto=exact_upto,
-        step_limit=step_limit,
         one_width=one_width,
     )
     if policy is Policy.NONE:
         return Alignment(
             admitted=True, affinity=None, preferred=False, exact=True, steps=0, problem=problem
         )
-    machine = numa_ids.bits
-    single = policy is Policy.SINGLE_NUMA_NODE
-    near = distance if prefer_closest and not single else None
-    quick = one_numa_node(demands, machine, near, rank)
-    steps = Steps(None if len(numa_ids) <= exact_upto else step_limit)
-    if quick is not None:
-        mask, preferred = quick, True
-        steps.used = len(numa_ids)
-    else:
-        order = Order(tuple(numa_ids), rank)
-        families = problem.families(steps)
-        if single:
-            found = single_mask(families, order)
-            preferred = found is not None
-            mask = machine if found is None or found == -1 else found
-        else:
-            distances = None if near is None else Distances(near)
-            merged = merge(families, machine, order, distances, steps, exact_upto)
-            mask, preferred = merged.mask, merged.preferred
+    merge = problem.merge()
+    mask, preferred = merge.best()
     return Alignment(
         admitted=preferred or policy is Policy.BEST_EFFORT,
-        affinity=None if single and mask == machine else NUMASet.from_bits(mask),
+        affinity=None if merge.single and mask == merge.machine else NUMASet.from_bits(mask),
         preferred=preferred,
-        exact=steps.exact,
-        steps=steps.used,
+        exact=merge.steps.exact,
+        steps=merge.steps.used,
         problem=problem,
     )

@@ -277,8 +277,7 @@ def whole_cores(
 def counts_that_fit(classes: Sequence[CoreClass], n: int) -> list[int] | None:
     """How many cores of each class make exactly ``n`` CPUs, as many as can be of earlier ones.
 
-    Returns:
-        One number for each class, or None when whole cores cannot make ``n``.
+    None when whole cores cannot make ``n``.
     """
     # reach[i]: bit s is set when classes i and later can make s CPUs.
     reach = [1]
@@ -366,14 +365,8 @@ def shared_cores(
 ) -> list[str]:
     """Who has the threads beside the fresh CPUs, for a few cores.
 
-    Args:
-        index: the machine.
-        smt: the mode that was asked for.
-        fresh: CPUs that were taken just now.
-        others: CPUs that are neither free nor the container's.
-        busy: those of them that belong to other containers.
-        known: loads, for ``pair``.
-        free_core_left: there was a wholly free core elsewhere.
+    ``others`` are neither free nor the container's; ``busy`` are those of them that belong to other
+    containers.
     """
     cores = index.touched(fresh) & index.touched(others)
     why = ""
@@ -424,17 +417,8 @@ def take_cpus(
 ) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
     """Choose CPUs.
 
-    Args:
-        topology: the machine.
-        request: what is wanted and what is there.
-        tables: `index(topology)`, kept by the caller; built anew when left out, which costs more
-            than the choice itself.
-
-    Returns:
-        The same value for equal arguments, whatever was decided before.
-
-    Raises:
-        ValueError: the count is negative: a bug in the caller.
+    The same for equal arguments, whatever was decided before. Building the tables anew costs more
+    than the choice itself. A negative count is a bug in the caller: ValueError.
     """
     if request.count < 0:
         raise ValueError(f"{request.count} CPUs were asked for; expected 0 or more")

@@ -436,8 +436,7 @@ def _sentence(clause: str) -> str:
 def late_text(seconds: float) -> str:
     """What over CRI is never sure: ``late by at most 12 ms: it started before …``.
 
-    Args:
-        seconds: from when its process was made until it had what was decided.
+    Seconds from when its process was made until it had what was decided.
     """
     if seconds <= 0:
         return "in time: it had its CPUs when it started"
@@ -447,11 +446,7 @@ def late_text(seconds: float) -> str:
 
 
 def displaced_text(cpus: str) -> str:
-    """``displaced, own CPU 2 offline: on the shared pool until one is back``.
-
-    Args:
-        cpus: kernel list of its own.
-    """
+    """``displaced, own CPU 2 offline: on the shared pool until one is back``."""
     are = "CPU" if cpus.isdigit() else "CPUs"
     return f"displaced, own {are} {cpus} offline: on the shared pool until one is back"
 
@@ -462,11 +457,7 @@ _OWNERS = 3  # that are told by name
 def actual_text(text: str, since: str, owners: Sequence[str], *, given_up: bool) -> str:
     """``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``.
 
-    Args:
-        text: both sides.
-        since: how long, or from when on.
-        owners: whose CPUs it can run on.
-        given_up: it is left to whoever rewrites it.
+    ``since`` says how long, or from when on; with ``given_up`` it is left to what rewrites it.
     """
     parts = [f"{text} since {since}"]
     if owners:

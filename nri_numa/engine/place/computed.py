@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import grant_refused, share_out, take_within
-from nri_numa.engine.align.hints import Amounts, Steps, families_of, together
+from nri_numa.engine.align.hints import Amounts, Steps, hints_of, together
 from nri_numa.engine.align.policies import Alignment, align, short
 from nri_numa.engine.cpus.allocator import (
     NotEnoughCPUs,
@@ -96,8 +96,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     * ``pack``: the reverse: the fullest that fits.
     * ``most-left``: the most memory left; without memory, and among equals, the most CPU left.
 
-    Returns:
-        None when ties are broken as the kubelet does.
+    None when ties are broken as the kubelet does.
     """
     machine, settings = case.machine, case.machine.settings
     if settings.kubelet_ties:
@@ -153,13 +152,7 @@ def _asked(case: Case, table: ResourceTable) -> list[Asked]:
 
 
 def measures(asked: list[Asked], ids: tuple[int, ...], strategy: Strategy) -> list[tuple[int, ...]]:
-    """By NUMA node, what its place among others is worked out from; the least is tried first.
-
-    Args:
-        asked: CPUs first, then memory, then huge pages.
-        ids: NUMA nodes.
-        strategy: see `rank`.
-    """
+    """By NUMA node, what its place among others is worked out from; the least is tried first."""
     if strategy is Strategy.MOST_LEFT:
         by = asked[1:2] + asked[:1]
         return [tuple([-left[i] for _, left, _ in by]) for i in ids]
@@ -216,10 +209,8 @@ def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refus
     """Check that a further container may go where its pod was placed (scope ``pod``).
 
     What the first container left may be gone by now, and the runtime may not have told the pod's
-    sum. Memory and CPUs of its own are checked where they are taken.
-
-    Returns:
-        None when it may; policies that are not strict always may.
+    sum. Memory and CPUs of its own are checked where they are taken. Policies that are not strict
+    always let it.
     """
     machine, demand, policy = case.machine, case.demand, case.policy
     affinity = record.affinity or NO_NUMA_NODES
@@ -273,7 +264,7 @@ def _ideal(case: Case, table: ResourceTable, affinity: NUMASet) -> bool:
     """Whether the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
     whole = replace(case, demand=pod_demand(case.pod, case.demand))
     cpus = demands(whole, table)[0]
-    return families_of([cpus], case.machine.places, Steps())[0].prefers_width(affinity.bits)
+    return hints_of([cpus], case.machine.places, Steps())[0].prefers_width(affinity.bits)
 
 
 def no_memory(
@@ -308,17 +299,10 @@ class MemoryNodes(msgspec.Struct, frozen=True):
 def choose_memory(case: Case, table: ResourceTable, numa_nodes: NUMASet) -> MemoryNodes | None:
     """Choose memory nodes for CPUs on some NUMA nodes.
 
-    Their own memory, or the nearest where they have none; if that is too little, NUMA nodes
-    without CPUs that serve them; then, unless the policy is strict, any other that may be used.
-    Where even those do not hold it, a pin would bring the OOM killer sooner than none.
-
-    Args:
-        case: what is needed; a strict policy takes nothing from elsewhere.
-        table: what is free.
-        numa_nodes: of the CPUs, or as the policy chose them.
-
-    Returns:
-        None when a strict policy finds too little.
+    Their own memory, or the nearest where they have none; if that is too little, NUMA nodes without
+    CPUs that serve them; then, unless the policy is strict, any other that may be used. Where even
+    those do not hold it, a pin would bring the OOM killer sooner than none. None when a strict
+    policy finds too little.
     """
     machine, demand = case.machine, case.demand
     topology, usable = machine.topology, machine.memory_nodes
@@ -330,16 +314,12 @@ def choose_memory(case: Case, table: ResourceTable, numa_nodes: NUMASet) -> Memo
     if demand.memory_bytes:
         needs.append((demand.memory_bytes, table.memory_left))
     needs += [(n, table.hugepages_left[size]) for size, n in demand.hugepages.items() if n]
-    if _holds(needs, mems):
-        return MemoryNodes(mems, steps=_served(machine, mems, numa_nodes))
-    memory = demand.memory_bytes, table.memory_left
-    pages = [need for need in needs if need[1] is not table.memory_left]
-    near = widen_for_memory(mems, *memory, topology.distance, serving, also=pages)
+    near = widen_for_memory(mems, needs, topology.distance, serving)
     if near is not None:
         return MemoryNodes(near, steps=_served(machine, near, numa_nodes))
     if case.policy in STRICT:
         return None
-    wider = widen_for_memory(mems, *memory, topology.distance, usable, also=pages)
+    wider = widen_for_memory(mems, needs, topology.distance, usable)
     if wider is not None:
         return MemoryNodes(
             wider, True, (f"memory widened from {numa_text(mems)} to {wider} so that it fits",)
@@ -365,11 +345,6 @@ def choose_memory(case: Case, table: ResourceTable, numa_nodes: NUMASet) -> Memo
     )
 
 
-def _holds(needs: list[tuple[int, Amounts]], mems: NUMASet) -> bool:
-    short = [amount for amount, left in needs if sum([left.get(i, 0) for i in mems]) < amount]
-    return not short
-
-
 def _served(machine: Machine, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:
     """Say it when memory comes from NUMA nodes without CPUs."""
     near = machine.tiers.near
@@ -381,13 +356,7 @@ def _served(machine: Machine, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, 
 
 
 def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
-    """Memory nodes for CPUs on ``numa_nodes``: their own, or the nearest when they have none.
-
-    Args:
-        topology: the machine.
-        numa_nodes: where the CPUs are.
-        usable: NUMA nodes with memory that may be used.
-    """
+    """Memory nodes for CPUs on ``numa_nodes``: their own, or the nearest when they have none."""
     own = numa_nodes & usable
     if own or not usable:
         return own

@@ -20,18 +20,16 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import (
-    EXACT_UPTO,
-    STEP_LIMIT,
+    Amounts,
     Cover,
     Distances,
-    Family,
     HintDemand,
+    Merge,
     Order,
+    Quantity,
     ResourceDemand,
     Steps,
-    best_mask,
-    families_of,
-    preferred_mask,
+    hints_of,
 )
 from nri_numa.engine.decision import Case, Machine, Placed, homes
 from nri_numa.engine.request.annotations import asked_by_pod
@@ -49,18 +47,12 @@ from nri_numa.engine.values.workload import (
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.machine.model import numa_text
 
-Amounts = Mapping[int, int]
-"""Bytes by NUMA node; missing is none."""
-
 
 def available(capacity: Amounts, bound: Amounts, kernel: Amounts | None) -> dict[int, int]:
     """What is left for a new container.
 
-    Args:
-        capacity: all, less what is reserved and what pools of huge pages took.
-        bound: what the grants so far are allocated with.
-        kernel: free and reclaimable bytes as the kernel tells them; None to trust the table alone,
-            and NUMA nodes that it does not tell are trusted too.
+    ``kernel`` says free and reclaimable bytes; None trusts the table alone, and NUMA nodes that it
+    does not name are trusted too.
     """
     left: dict[int, int] = {}
     for i, amount in capacity.items():
@@ -72,8 +64,7 @@ def available(capacity: Amounts, bound: Amounts, kernel: Amounts | None) -> dict
 def charge(mask: NUMASet, amount: int, left: Amounts) -> dict[int, int] | None:
     """Book an amount on a mask: NUMA node by NUMA node in id order, each gives what it has.
 
-    Returns:
-        Positive bytes by NUMA node, or None when the mask has too little.
+    None when the mask has too little.
     """
     allocated: dict[int, int] = {}
     for i in mask:
@@ -88,46 +79,32 @@ def charge(mask: NUMASet, amount: int, left: Amounts) -> dict[int, int] | None:
 
 def widen_for_memory(
     mask: NUMASet,
-    need: int,
-    available: Amounts,
+    needs: Sequence[tuple[int, Amounts]],
     distance: Callable[[int, int], int],
     candidates: NUMASet,
-    also: Sequence[tuple[int, Amounts]] = (),
 ) -> NUMASet | None:
     """Grow a mask until it holds what is needed, so that a pin does not end at the OOM killer.
 
     Order of the masks that hold it: fewest NUMA nodes, least average distance, least integer value.
-
-    Args:
-        mask: what was chosen; all of it is kept. May be empty.
-        need: bytes.
-        available: bytes left by NUMA node.
-        distance: SLIT distance between two NUMA nodes.
-        candidates: NUMA nodes that may be added.
-        also: further needs with what is left for them, for huge pages.
-
-    Returns:
-        The mask itself when it suffices; None when not even all candidates do.
+    All of the mask is kept; it may be empty. Needs are bytes with what is left for them by NUMA
+    node. None when not even all candidates hold it.
     """
     whole = mask | candidates
-    sums = [
-        ({i: v for i, v in left.items() if v > 0}, amount)
-        for amount, left in ((need, available), *also)
-        if amount > 0
-    ]
-    cover = Cover(whole.bits, mask.bits, sums)
-    if mask and cover.accepts(mask.bits):
+    cover = Cover(
+        within=whole.bits,
+        required=mask.bits,
+        quantities=tuple(
+            Quantity(need, {i: v for i, v in left.items() if v > 0})
+            for need, left in needs
+            if need > 0
+        ),
+    )
+    if not cover.quantities or (mask and cover.meets(mask.bits)):
         return mask
-    if not sums:
-        return mask
-    order = Order(tuple(whole))
-    distances = Distances(distance)
-    steps = Steps(None if len(whole) <= EXACT_UPTO else STEP_LIMIT)
-    for width in range(cover.floor(), len(whole)):
-        found = best_mask(cover, width, order, distances, steps.share())
-        if found is not None:
-            return NUMASet.from_bits(found)
-    return whole if cover.accepts(whole.bits) else None
+    found = cover.narrowest(Order(whole), Distances(distance), Steps())
+    if found is None:
+        return whole if cover.meets(whole.bits) else None
+    return NUMASet.from_bits(found)
 
 
 # --- the kubelet's rules -------------------------------------------------------------------------
@@ -193,8 +170,7 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     def demands(self, needs: Mapping[str, int]) -> list[ResourceDemand]:
         """What a Guaranteed container asks of memory, judged as the kubelet does.
 
-        Args:
-            needs: bytes by type; a type the machine does not have cannot be met.
+        A type the machine does not have cannot be met.
         """
         tied = cells(self.numa_ids, self.masks.values())
         nothing = dict.fromkeys(self.numa_ids, 0)
@@ -226,45 +202,34 @@ class MemoryRefused(msgspec.Struct, frozen=True):
     message: str
 
 
-def _best_hint(family: Family, order: Order, steps: Steps) -> tuple[int, bool] | None:
+def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUMASet, bool] | None:
     """The kubelet's default hint: preferred before not, then narrower, then the lower value."""
-    machine = family.universe
-    preferred = (
-        None if family.nil is not None else preferred_mask([family], machine, order, None, steps)
-    )
-    if preferred is not None:
-        return preferred, True
-    width = 0 if family.nil is not None else family.narrowest(steps)
-    if not width:
+    steps = Steps()
+    hints = hints_of(demands, machine, steps)[0]
+    if hints.nil is not None:
         return None
-    masks = [m for m in family.explicit() if m.bit_count() == width and family.contains(m)]
-    found = best_mask(family.cover(), width, order, None, steps)
-    if found is not None:
-        masks.append(found)
-    return min(masks), False
+    mask, preferred = Merge(
+        lists=[hints],
+        machine=machine.bits,
+        order=Order(machine),
+        distances=None,
+        single=False,
+        steps=steps,
+    ).best()
+    return NUMASet.from_bits(mask), preferred
 
 
 def kubelet_grant(
     table: MemoryTable, needs: Mapping[str, int], affinity: NUMASet | None, preferred: bool
 ) -> MemoryGrant | MemoryRefused:
-    """Turn the merged affinity into a grant, as the kubelet's memory manager does.
-
-    Args:
-        table: before the grant.
-        needs: bytes by type.
-        affinity: the merged mask; None for no wish.
-        preferred: whether the merged result was a preferred one.
-    """
+    """Turn the merged affinity into a grant, as the kubelet's memory manager does."""
     wanted = {r: n for r, n in needs.items() if n > 0}
     if not wanted:
         return MemoryRefused("no memory was asked for")
     machine = table.numa_ids
     demands = table.demands(wanted)
-    steps = Steps()
-    order = Order(tuple(machine))
-    family = families_of(demands, machine, steps)[0]
     if affinity is None:
-        default = _best_hint(family, order, steps)
+        default = _best_hint(demands, machine)
         if default is None:
             return MemoryRefused(
                 "failed to get the default NUMA affinity, no NUMA nodes with enough memory is "
@@ -272,16 +237,15 @@ def kubelet_grant(
             )
         if preferred and not default[1]:
             return MemoryRefused("failed to find the default preferred hint")
-        affinity = NUMASet.from_bits(default[0])
+        affinity = default[0]
     if not _has(demands, affinity):
-        wider = families_of([replace(d, required=affinity) for d in demands], machine, steps)[0]
-        extended = _best_hint(wider, order, steps)
+        extended = _best_hint([replace(d, required=affinity) for d in demands], machine)
         if extended is None:
             return MemoryRefused(
                 f"{numa_text(affinity, 'has', 'have')} too little memory, and no "
                 "wider set that holds it fits"
             )
-        affinity = NUMASet.from_bits(extended[0])
+        affinity = extended[0]
     tied = cells(machine, table.masks.values())
     for i in affinity:
         group = tied.groups[i]
@@ -309,13 +273,7 @@ def pages_name(size: int) -> str:
 
 
 def memory_table(machine: Machine, state: NodeState, sizes: Iterable[int]) -> MemoryTable:
-    """The kubelet's memory state: Guaranteed containers with memory nodes, and nobody else.
-
-    Args:
-        machine: for what is allocatable.
-        state: whose containers are allocated.
-        sizes: huge page sizes that the decision looks at.
-    """
+    """The kubelet's memory state: Guaranteed containers with memory nodes, and nobody else."""
     names = {size: pages_name(size) for size in sizes}
     capacity: dict[str, Amounts] = {"memory": machine.usable_memory}
     for size, name in names.items():
@@ -396,12 +354,8 @@ def near_cpus(asked: Sequence[HintDemand], place: NUMASet, policy: Policy) -> li
     """Keep the demand for CPUs near the listed memory, where the policy is strict.
 
     CPUs and memory together are then no wider than they would be on an empty machine: inside
-    ``place`` where that holds the need when empty, else all of ``place`` and more.
-
-    Args:
-        asked: what each resource asks for.
-        place: what `near` gave.
-        policy: those that are not strict only order NUMA nodes (`by_distance`).
+    ``place`` where that holds the need when empty, else all of ``place`` and more. Policies that
+    are not strict only order NUMA nodes (`by_distance`).
     """
     return [
         _inside(demand, place)
@@ -484,15 +438,9 @@ KEY: Final = "mempolicy"
 def with_memory_policy(case: Case, placed: Placed, *, running: bool) -> Placed | Refusal:
     """Add the memory policy that was asked for, or say why there is none.
 
-    Args:
-        case: what was asked for, which is not `MemoryPolicy.DEFAULT`.
-        placed: what the container gets besides.
-        running: its program runs already.
-
-    Returns:
-        A refusal where the runtime or the kernel does not have the policy, unless the container
-        may be widened; and where an annotation asks for a policy on memory nodes that the container
-        does not have. A rule or a default speaks for many containers, so there it has no effect.
+    A refusal where the runtime or the kernel does not have the policy, unless the container may be
+    widened; and where an annotation asks for a policy on memory nodes that the container does not
+    have. A rule or a default speaks for many containers, so there it has no effect.
     """
     mode = case.requested.mempolicy
     if running:
@@ -525,12 +473,6 @@ def in_turn(
     """Memory as it will be used where it comes from its NUMA nodes in turn, by their weights.
 
     The kubelet's rules know no memory policies.
-
-    Args:
-        case: says what is left.
-        mode: the policy of the container.
-        mems: its memory nodes.
-        charges: what is allocated for it, node by node.
     """
     if not mode.in_turn or len(mems) < 2 or case.machine.settings.kubelet_memory:
         return charges
@@ -566,12 +508,7 @@ def _by_weight(amount: int, weights: Mapping[int, int], left: Mapping[int, int])
 
 
 def without_nodes(requested: Requested, who: str) -> Refusal:
-    """A policy on memory nodes for a container that has none, and what was expected.
-
-    Args:
-        requested: what was asked for.
-        who: the start of the message: pod and container.
-    """
+    """A policy on memory nodes for a container that has none, and what was expected."""
     return Refusal(
         reason="MemoryPolicyWithoutNodes",
         message=f"{_text(requested, who)}, but nothing pins the memory of the container; "

@@ -149,13 +149,9 @@ def _former(case: Case, free: CPUSet) -> CPUSet:
 def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> Demand:
     """What the whole pod needs, as far as the runtime tells it; at least what the container needs.
 
-    The kubelet sends the peak over init and app containers with the sandbox.
-
-    Args:
-        pod: for the sum.
-        demand: of its first container.
-        fractions: a first container with a fraction speaks for a pod that shares. Under the
-            kubelet's rules it does not: the whole CPUs of the sum are those of others.
+    The kubelet sends the peak over init and app containers with the sandbox. A first container with
+    a fraction speaks for a pod that shares. Under the kubelet's rules (not ``fractions``) it does
+    not: the whole CPUs of the sum are those of others.
     """
     resources = pod.resources
     milli = demand.cpu_milli
@@ -442,14 +438,7 @@ def aligned_devices(case: Case) -> tuple[DeviceRequest, ...]:
 
 
 def devices_first(case: Case, affinity: NUMASet, room: Mapping[int, int], need: int) -> NUMASet:
-    """The NUMA nodes of an affinity that are begun with: those with most of the devices.
-
-    Args:
-        case: whose devices.
-        affinity: as the policy chose it, which may be wider than CPUs need.
-        room: CPUs that could be owned, by NUMA node.
-        need: how many are wanted.
-    """
+    """The NUMA nodes of an affinity that are begun with: those with most of the devices."""
     counts = dict.fromkeys(affinity, 0)
     for request in aligned_devices(case):
         for device in request.devices:
@@ -468,12 +457,7 @@ def devices_first(case: Case, affinity: NUMASet, room: Mapping[int, int], need: 
 
 
 def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:
-    """What the devices had to do with it, in sentences.
-
-    Args:
-        case: whose devices.
-        affinity: the NUMA nodes that were chosen; None for any.
-    """
+    """What the devices had to do with it, in sentences."""
     container = case.container
     if case.requested.devices is DeviceUse.IGNORE:
         names = [_named(one.resource, one.devices) for one in container.devices if one.devices]

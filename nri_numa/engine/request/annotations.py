@@ -158,10 +158,8 @@ def parse_load(text: str) -> Load:
 
     Hours are wall-clock times of the node. An interval that ends before it starts goes on past
     midnight; ``24:00`` may end one. Overlapping and touching intervals are joined, so equal hours
-    give equal values however they were written.
-
-    Raises:
-        ValueError: names the offending part and what was expected.
+    give equal values however they were written. Anything else is a ValueError that names the
+    offending part and what was expected.
     """
     if text == "high":
         return HIGH
@@ -481,12 +479,6 @@ def resolve(
 
     Annotations that concern the container are checked even where a stronger level overrides them;
     keys of other containers are checked for being known keys only.
-
-    Args:
-        settings: prefix, rules and defaults.
-        pod: with its annotations.
-        container: for its name.
-        list_limit: characters that a list of CPUs or NUMA nodes may have.
     """
     marker = settings.prefix + "/"
     own = [name for name in pod.annotations if marker in name]
@@ -647,13 +639,8 @@ def _refused(permission: Permission, key: str, value: str, list_limit: int) -> s
 def _split(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | None:
     """Take an annotation name apart into key and container (None: the whole pod).
 
-    Args:
-        name: of the annotation.
-        marker: the prefix with its slash.
-        guess: take what resembles one of our keys for ours, in a domain below the prefix.
-
-    Returns:
-        None when the annotation is not ours: another domain that ends like our prefix.
+    None when the annotation is not ours: another domain that ends like our prefix. ``guess`` takes
+    what resembles one of our keys for ours, in a domain below the prefix.
     """
     start = name.index(marker)
     tail = name[start + len(marker) :]
@@ -728,13 +715,8 @@ _LONGEST_NAME: Final = 63  # of a container's name: a DNS label
 def addressees(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Container names in annotations of ours, with the annotation that has it.
 
-    Args:
-        annotations: of the pod.
-        prefix: of our annotations, without its slash.
-
-    Returns:
-        At most `MOST_ADDRESSEES`, in the order of the annotations' names. Names that no container
-        can have are left out.
+    At most `MOST_ADDRESSEES`, in the order of the annotations' names. Names that no container can
+    have are left out.
     """
     found: dict[str, str] = {}
     for name in sorted([name for name in annotations if prefix in name]):

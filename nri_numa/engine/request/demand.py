@@ -117,14 +117,8 @@ def demand(
 
     A container without resources in a pod that has some of its own is given the pod's limits by the
     kubelet (KEP-2837), as its limits and its request. So what a container has is bounded by what
-    the other containers leave of the pod's sum.
-
-    Args:
-        pod: for its QoS class and its sum.
-        container: for its resources and OOM score.
-        requested: as `nri_numa.engine.request.annotations.resolve` gave them.
-        capacity_bytes: memory of the machine as the kubelet counts it (MemTotal).
-        others: what is allocated for the other containers of the pod.
+    the other containers leave of the pod's sum. ``capacity_bytes`` is the machine's memory as the
+    kubelet counts it (MemTotal).
     """
     resources = container.resources
     notes: list[str] = []
@@ -284,13 +278,7 @@ def request_milli(resources: Resources, notes: list[str]) -> int:
 
 
 def paid_milli(pod: PodSandbox, resources: Resources, others: Charge = NOTHING) -> int:
-    """Thousandths of a CPU that a container's request pays for.
-
-    Args:
-        pod: for its QoS class and its sum.
-        resources: of the container.
-        others: what is allocated for the other containers of the pod.
-    """
+    """Thousandths of a CPU that a container's request pays for."""
     paid = _requested(pod.qos, resources)
     total = _sum(pod)
     if total is None:
@@ -339,13 +327,6 @@ def memory_paid(
     thousandth of the machine, rounded down; without a score, or with one that says nothing
     (node-critical pods), nothing shows that anything was requested. What containers use beyond that
     is still seen, in what the kernel says is free.
-
-    Args:
-        pod: for its QoS class and its sum.
-        container: for its OOM score.
-        capacity_bytes: memory of the machine as the kubelet counts it (MemTotal).
-        need: bytes; never more is allocated.
-        others: what is allocated for the other containers of the pod.
     """
     if pod.qos is QoSClass.GUARANTEED:
         total = pod.resources.memory_limit
@@ -469,8 +450,7 @@ _ID: Final = re.compile(r"(?:numa([0-9]{1,4})-)?slot-[0-9]{1,6}", re.ASCII)
 def read_slots(text: str) -> Slots | str:
     """Read the ids that a container holds.
 
-    Returns:
-        The slots, or what was expected instead, as the end of a sentence.
+    Else what was expected, as the end of a sentence.
     """
     if CLAIM in text and (claimed := read_claims(text)) is not None:
         return claimed

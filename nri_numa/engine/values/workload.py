@@ -573,12 +573,7 @@ class Pods:
     __slots__ = ("_made", "_make", "uids")
 
     def __init__(self, uids: Mapping[str, str], make: Callable[[str], PodSandbox]) -> None:
-        """Name the pods.
-
-        Args:
-            uids: pod UID by sandbox id.
-            make: the pod with a sandbox id among these.
-        """
+        """Name the pods."""
         self.uids = uids
         self._make = make
         self._made: dict[str, PodSandbox] = {}
@@ -593,11 +588,7 @@ class Pods:
         return pod_id in self.uids
 
     def __getitem__(self, pod_id: str) -> PodSandbox:
-        """The pod with a sandbox id.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """The pod with a sandbox id."""
         pod = self._made.get(pod_id)
         if pod is None:
             pod = self._made[pod_id] = self._make(pod_id)

@@ -25,7 +25,6 @@ def place(
     *demands: HintDemand,
     rank: dict[int, int] | None = None,
     closest: bool = True,
-    exact_upto: int = 10,
 ) -> Alignment:
     return align(
         demands,
@@ -34,7 +33,6 @@ def place(
         distance=near,
         prefer_closest=closest,
         rank=rank,
-        exact_upto=exact_upto,
     )
 
 

@@ -35,7 +35,7 @@ class TestWidening:
         also: tuple[tuple[int, Amounts], ...] = (),
     ) -> str | None:
         whole = set(left) if candidates is None else candidates
-        found = widen_for_memory(NUMASet(mask), need, left, near, NUMASet(whole), also)
+        found = widen_for_memory(NUMASet(mask), [(need, left), *also], near, NUMASet(whole))
         return None if found is None else str(found)
 
     @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ class EventOutput(Output):
                 verb=Verb.CREATE if new else Verb.PATCH,
                 resource=Resource.EVENTS,
                 namespace=notice.namespace,
-                name=wanted.event_name(notice),
+                name=wanted.event_name(notice.pod, notice.id),
                 body=body,
                 key=key,
                 version=notice.count,

@@ -19,25 +19,23 @@ from typing import Any, Final, Generic, TypeVar
 
 from nri_numa.cluster.outbox import Bucket, Output, pause
 from nri_numa.cluster.topology import MEASURED_FACTOR
-from nri_numa.cluster.wanted import LONGEST_NAME, LONGEST_NOTE, micro_time
+from nri_numa.cluster.wanted import pod_event
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb, annotations_of
 from nri_numa.offline_capacity import (
     DRAINED,
     LIMIT,
+    MOST_CPUS,
     NUMA_IDS,
     BadCapacity,
     list_of,
     numa_nodes,
     zone,
 )
-from nri_numa.text import harmless
 
 LOOK: Final = 20.0
 """Seconds between two looks at the pods of a node that is emptied."""
 AT_ONCE: Final = 4
 """Pods that are considered in one turn."""
-MOST_CPUS: Final = 65536
-"""CPU ids are below it."""
 REMEMBERED: Final = 65536
 """Evicted pods, and workloads; far more than are evicted in the time that is looked back on."""
 
@@ -276,34 +274,23 @@ class Evictor(Output, Generic[C]):
 
     def _event(self, pod: C, why: str) -> Request:
         would = "would be evicted (dry run)" if self._rules.dry_run else "evicted"
-        note = harmless(f"{would}: {why}").encode()[:LONGEST_NOTE].decode(errors="ignore")
-        end = f".{pod.uid[:8]}.{self.end}"
-        named = pod.name[: LONGEST_NAME - len(end)].rstrip("-.") + end
-        body = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {"name": named, "namespace": pod.namespace},
-            "eventTime": micro_time(self._wall),
-            "reportingController": f"{self._prefix}/nri-numa-controller",
-            "reportingInstance": "nri-numa-controller",
-            "action": "Evicting",
-            "reason": self.reason,
-            "type": "Normal",
-            "note": note,
-            "regarding": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": pod.namespace,
-                "name": pod.name,
-                "uid": pod.uid,
-            },
-        }
+        body = pod_event(
+            pod.namespace,
+            pod.name,
+            pod.uid,
+            id=f"{pod.uid[:8]}.{self.end}",
+            at=self._wall,
+            reporter=(f"{self._prefix}/nri-numa-controller", "nri-numa-controller"),
+            action="Evicting",
+            reason=(self.reason, "Normal"),
+            text=f"{would}: {why}",
+        )
         return Request(
             output=self.name,
             verb=Verb.CREATE,
             resource=Resource.EVENTS,
             namespace=pod.namespace,
-            name=named,
+            name=body["metadata"]["name"],
             body=body,
         )
 

@@ -165,14 +165,9 @@ class Nodes:
         self._rooms.pop(hold.node, None)
 
     def leaves(self, uid: str, until: float) -> Hold | None:
-        """A pod is not on its way any more.
+        """A pod is not on its way any more; its hold if that ended, because its node counts it.
 
-        Args:
-            uid: of the pod.
-            until: when its hold ends, where no object says earlier that it is counted.
-
-        Returns:
-            Its hold if that ended, because its node counted it.
+        Otherwise it ends at `until`, where no object says earlier that the pod is counted.
         """
         hold = self._holds.get(uid)
         if hold is None:

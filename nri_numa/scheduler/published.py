@@ -39,12 +39,7 @@ class _Bad(Exception):
 
 
 def read(document: Mapping[str, Any], prefix: str) -> NodeRoom | Unreadable:
-    """Read one object.
-
-    Args:
-        document: as the API server gives it.
-        prefix: annotation prefix, which names our attributes.
-    """
+    """Read one object."""
     try:
         return _room(document, prefix)
     except _Bad as error:
@@ -236,9 +231,6 @@ class Freshness:
     (``publish.nodeResourceTopologyValidity``), the object has two annotations: ``renewed``, which
     is another text after each renewal, and ``valid-seconds``. As with a Lease clocks are never
     compared: an object is stale when its text has been the same for so long by our own clock.
-
-    Args:
-        prefix: of the annotations.
     """
 
     def __init__(self, prefix: str) -> None:

@@ -24,7 +24,7 @@ STATIC: Final = "static"
 """The plugin takes a node for one that gives whole CPUs where its CPU Manager has this policy."""
 NONE: Final = "none"
 _OWN: Final = ("exclusive", "kubelet")
-"""Kinds of containers whose CPUs are nobody else's."""
+"""Kinds of containers that share their CPUs with no other."""
 _NAMED: Final = ("explicit", "foreign")
 """Kinds whose CPUs may be shared: the agent's numbers say how many of them can be had."""
 
@@ -34,7 +34,7 @@ def contents(topology: TopologyDocument, assignments: Iterable[Assignment], foun
 
     Free CPUs are those that no container has, no more on each NUMA node than one container could
     have there, and no more in all than the node can give, so that the shared pool keeps its floor.
-    Left out are those that somebody was pinned to, then the highest. No reserved CPU is among
+    Left out are those that a container was pinned to, then the highest. No reserved CPU is among
     them, and ``resReserved`` is 0: numaaware subtracts that many CPUs of its own choice.
     """
     containers = sorted(assignments, key=lambda one: (one.namespace, one.pod, one.container))
@@ -108,7 +108,7 @@ def _pods(containers: Iterable[Assignment]) -> list[Object]:
 
 
 def silent(spec: Object) -> Object:
-    """The same for an agent that does not answer any more: nothing that anybody could have."""
+    """The same for an agent that does not answer any more: nothing that a container could have."""
     policies = {**spec["policies"], "CPUManagerPolicy": NONE}
     cpu = {**spec["numares"]["cpu"], "allocatable": ""}
     return {**spec, "policies": policies, "numares": {"cpu": cpu}}

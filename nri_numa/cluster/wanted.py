@@ -1,6 +1,6 @@
 """What should be in the API server, from the agent's documents. Pure.
 
-The texts are the promise to whoever reads Nodes, Pods and Events; docs/kubernetes-objects.md lists
+The texts are the promise to all that read Nodes, Pods and Events; docs/kubernetes-objects.md lists
 them.
 """
 

@@ -258,19 +258,13 @@ class Evictor(Output, Generic[C]):
         options: dict[str, Any] = {"preconditions": conditions}
         if self._rules.dry_run:
             options["dryRun"] = ["All"]
-        return Request(
-            output=self.name,
-            verb=Verb.CREATE,
-            resource=Resource.EVICTIONS,
-            namespace=pod.namespace,
-            name=pod.name,
-            body={
-                "apiVersion": "policy/v1",
-                "kind": "Eviction",
-                "metadata": {"namespace": pod.namespace, "name": pod.name},
-                "deleteOptions": options,
-            },
-        )
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": pod.namespace, "name": pod.name},
+            "deleteOptions": options,
+        }
+        return self._create(Resource.EVICTIONS, body)
 
     def _event(self, pod: C, why: str) -> Request:
         would = "would be evicted (dry run)" if self._rules.dry_run else "evicted"
@@ -285,13 +279,12 @@ class Evictor(Output, Generic[C]):
             reason=(self.reason, "Normal"),
             text=f"{would}: {why}",
         )
-        return Request(
-            output=self.name,
-            verb=Verb.CREATE,
-            resource=Resource.EVENTS,
-            namespace=pod.namespace,
-            name=body["metadata"]["name"],
-            body=body,
+        return self._create(Resource.EVENTS, body)
+
+    def _create(self, resource: Resource, body: Mapping[str, Any]) -> Request:
+        metadata = body["metadata"]
+        return self._request(
+            Verb.CREATE, resource, metadata["name"], namespace=metadata["namespace"], body=body
         )
 
 
@@ -372,13 +365,7 @@ class _Emptying(Evictor[OnNUMANodes]):
     def _look(self, now: float) -> Request | None:
         for name, one in sorted(self._emptied.items()):
             if one.look_at <= now:
-                return Request(
-                    output=self.name,
-                    verb=Verb.LIST,
-                    resource=Resource.PODS,
-                    field_selector={"spec.nodeName": name},
-                    key=name,
-                )
+                return self._list_pods(name, spec_nodeName=name)
         return None
 
     def _looked(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
@@ -531,7 +518,7 @@ class Stolen(_Emptying):
 
 
 def _factors(document: Mapping[str, Any], attribute: str) -> Iterable[tuple[int, float]]:
-    """NUMA nodes and their measured factors; 1 where none is told, or nothing that can be read."""
+    """NUMA nodes and their measured factors; 1 where there is none, or nothing that can be read."""
     found: dict[int, float] = {}
     try:
         for one in document.get("zones") or ():

@@ -313,7 +313,7 @@ class Service:
             await self._api.close()
 
     def left(self) -> dict[str, object]:
-        """Nothing: the next leader is told everything again."""
+        """Nothing: the sources say everything to the next leader, too."""
         return {}
 
     # --- what others say --------------------------------------------------------------------------

@@ -148,7 +148,7 @@ class PrometheusSource(Source):
                 data += piece
                 if len(data) > LARGEST:
                     raise BadCapacity(f"the answer is larger than {LARGEST} bytes")
-            # An error of a query is told in the same form, with another status.
+            # An error of a query has the same form, with another status.
             if response.status not in (200, 400, 422, 503):
                 raise BadCapacity(f"answers with status {response.status}")
             document = await asyncio.to_thread(_json, bytes(data))

@@ -33,12 +33,8 @@ class Hold(Struct, frozen=True, kw_only=True):
     """Room that is kept for one pod.
 
     Attributes:
-        request: of the pod.
-        node: where it goes.
         places: NUMA nodes by container, as its annotation says.
         charge: what it takes, where nothing of it is in an annotation.
-        since: when it was made.
-        until: when it ends.
         counted: its node's object counted all of it, be it in an earlier state.
         left: the pod is not on its way any more.
     """

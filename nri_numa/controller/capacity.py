@@ -7,10 +7,10 @@ A PUT carries the NUMA nodes of one Node::
 A file holds those of many, and a query of Prometheus one sample for each NUMA node.
 
 Each source has a value of its own for each NUMA node, which counts as long as it is valid; of
-several the lowest counts: the source that knows of less is right. The values of a source are averaged over
-time, and a factor is written again when it is different by more than the hysteresis: a source that
-says something else every second moves no pod every second. Where nothing lowers a node, it has no
-annotation.
+several the lowest counts: the source that knows of less is right. The values of a source are
+averaged over time, and a factor is written again when it is different by more than the hysteresis:
+a source that says something else every second moves no pod every second. Where nothing lowers a
+node, it has no annotation.
 
 Time is handed in, in seconds of a clock that only grows; `wall` is Unix time, for what is written.
 """

@@ -1,8 +1,8 @@
 """What nodes publish of their NUMA nodes: NodeResourceTopology objects, read into `NodeRoom`.
 
-The objects (``topology.node.k8s.io/v1alpha2``) may come from ``nri-numa publish`` or from elsewhere,
-and may have been edited by hand. What cannot be read makes the node an unknown one, with the
-reason; nothing here raises.
+The objects (``topology.node.k8s.io/v1alpha2``) may come from ``nri-numa publish`` or another
+publisher, and may have been edited by hand. What cannot be read makes the node an unknown one, with
+the reason; nothing here raises.
 
 An amount is read as what is certain: a zone that says nothing of the CPUs that can be exclusive has
 the whole ones of what is available.

@@ -198,6 +198,15 @@ class Output:
     def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         raise NotImplementedError
 
+    def _request(self, verb: Verb, resource: Resource, name: str = "", **more: Any) -> Request:
+        return Request(output=self.name, verb=verb, resource=resource, name=name, **more)
+
+    def _list_pods(self, key: object = None, namespace: str = "", **fields: str) -> Request:
+        selector = {name.replace("_", "."): value for name, value in fields.items()}
+        return self._request(
+            Verb.LIST, Resource.PODS, namespace=namespace, field_selector=selector, key=key
+        )
+
 
 class OneObject(Output):
     """One object, or a part of it: tried again with growing pauses until it is as it should be."""
@@ -219,7 +228,7 @@ class OneObject(Output):
         raise NotImplementedError
 
     def _read_node(self) -> Request:
-        return Request(output=self.name, verb=Verb.GET, resource=Resource.NODES, name=self._node)
+        return self._request(Verb.GET, Resource.NODES, self._node)
 
     def _works(self) -> None:
         self._failures, self._not_before, self.problem = 0, 0.0, ""
@@ -272,15 +281,13 @@ class AppliedObject(OneObject):
         return self._apply() if self._owner_uid else self._read_node()
 
     def _apply(self) -> Request:
-        return self._request(Verb.PATCH, form=Form.APPLY, body=self._body(), force=self._force)
-
-    def _request(self, verb: Verb, **more: Any) -> Request:
-        return Request(
-            output=self.name,
-            verb=verb,
-            resource=self.resource,
-            name=self._object,
-            **more,
+        return self._request(
+            Verb.PATCH,
+            self.resource,
+            self._object,
+            form=Form.APPLY,
+            body=self._body(),
+            force=self._force,
         )
 
     def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:

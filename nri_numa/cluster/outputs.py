@@ -51,9 +51,7 @@ class PartOfNode(OneObject):
         return self._write() if self._looked else self._read_node()
 
     def _patch(self, resource: Resource, body: dict[str, Any]) -> Request:
-        return Request(
-            output=self.name, verb=Verb.PATCH, resource=resource, name=self._node, body=body
-        )
+        return self._request(Verb.PATCH, resource, self._node, body=body)
 
     def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         if outcome.result is not Result.DONE:
@@ -155,7 +153,7 @@ class HandoverOutput(Output):
         self._failures = 0
 
     def _due(self, now: float) -> Request | None:
-        return Request(output=self.name, verb=Verb.GET, resource=Resource.NODES, name=self._node)
+        return self._request(Verb.GET, Resource.NODES, self._node)
 
     def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         """A Node that cannot be read says what it said before."""
@@ -207,12 +205,7 @@ class PodOutput(Output):
     def _due(self, now: float) -> Request | None:
         """A look at all pods when it is time for that, else the next annotation."""
         if self._look:
-            return Request(
-                output=self.name,
-                verb=Verb.LIST,
-                resource=Resource.PODS,
-                field_selector={"spec.nodeName": self._node},
-            )
+            return self._list_pods(spec_nodeName=self._node)
         for name in self._shelf.due(now):
             version = self._shelf.wanted(name)
             assert isinstance(version, tuple)  # noqa: S101  # as `want` made it
@@ -221,16 +214,11 @@ class PodOutput(Output):
             if "-" in uid:
                 # Not to a namesake. What the runtime has of a static pod is a hash, no UID.
                 metadata["uid"] = uid
-            return Request(
-                output=self.name,
-                verb=Verb.PATCH,
-                resource=Resource.PODS,
-                namespace=name[0],
-                name=name[1],
-                body={"metadata": metadata},
-                key=name,
-                version=version,
-            )
+            body = {"metadata": metadata}
+            return self._request(
+                Verb.PATCH, Resource.PODS, name[1],
+                namespace=name[0], body=body, key=name, version=version,
+            )  # fmt: skip
         return None
 
     def next_due(self) -> float:
@@ -320,16 +308,11 @@ class EventOutput(Output):
                 if new
                 else wanted.series(notice)
             )
-            return Request(
-                output=self.name,
-                verb=Verb.CREATE if new else Verb.PATCH,
-                resource=Resource.EVENTS,
-                namespace=notice.namespace,
-                name=wanted.event_name(notice),
-                body=body,
-                key=key,
-                version=notice.count,
-            )
+            verb, name = Verb.CREATE if new else Verb.PATCH, wanted.event_name(notice.pod, key)
+            return self._request(
+                verb, Resource.EVENTS, name,
+                namespace=notice.namespace, body=body, key=key, version=notice.count,
+            )  # fmt: skip
         return None
 
     def _bucket(self, pod_uid: str, now: float) -> Bucket:
@@ -358,7 +341,7 @@ class EventOutput(Output):
                 # An earlier process of ours made it, or the answer did not reach us.
                 self._there.add(key)
             case Result.MISSING if request.verb is Verb.PATCH:
-                # The API server forgot it, or somebody removed it: it happened again all the same.
+                # The API server forgot it, or it was removed: it happened again all the same.
                 self._there.discard(key)
             case Result.MISSING | Result.ENDING | Result.INVALID:
                 self.dropped += 1

@@ -31,7 +31,7 @@ from nri_numa.cluster.topology import UNLISTED, TopologyOutput
 from nri_numa.cluster.writer import Writer, WriterMetrics
 from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.config.node_name import node_name
-from nri_numa.dra.handover import Teller
+from nri_numa.dra.handover import Teller, write
 from nri_numa.errors import ConfigError
 from nri_numa.http.guarded import Site
 from nri_numa.http.zones import Zones
@@ -77,38 +77,6 @@ class PublishMetrics(WriterMetrics):
         self.clock_skew = self.gauge(
             "clock_skew_seconds", "How far this node's clock is ahead of the API server's."
         )
-
-
-class HandoverFile:
-    """Writes the agent's file when its text is another one, whole or not at all."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._written: str | None = None
-
-    def write(self, text: str) -> bool:
-        """Put `text` there; whether it was another one before.
-
-        Raises:
-            OSError: it cannot be written; it is tried again next time.
-        """
-        if text == self._written and os.path.exists(self._path):
-            return False
-        beside = f"{self._path}.new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)  # of a process that was killed
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(beside, flags, 0o644)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(beside, self._path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(beside)
-            raise
-        self._written = text
-        return True
 
 
 class Publisher:
@@ -177,7 +145,7 @@ class Publisher:
             interval = parse_duration(config.offline_capacity.interval)
             self._handover = HandoverOutput(node, prefix, interval)
             outputs.append(self._handover)
-        self._handover_file = HandoverFile(config.offline_capacity.file)
+        self._handover_file, self._handed = config.offline_capacity.file, ""
         self._writer = Writer(
             self._api,
             outputs,
@@ -353,14 +321,22 @@ class Publisher:
             self._count(output)
         if outcome.result in (Result.DONE, Result.EXISTS):
             self.metrics.last_success.set(self._wall())
-        handover = self._handover
-        if handover is not None and request.output == handover.name and handover.document:
-            try:
-                if self._handover_file.write(handover.document):
-                    log.info("capacity handed to the agent", document=handover.document)
-            except OSError as error:
-                where = f"offlineCapacity.file: {error.filename}"
-                handover.problem = f"{where}: {error.strerror or error}"
+        if self._handover is not None and request.output == self._handover.name:
+            self._hand_over(self._handover)
+
+    def _hand_over(self, handover: HandoverOutput) -> None:
+        """Write the agent's file where it is not there or says something else."""
+        file, document = self._handover_file, handover.document
+        if not document or (document == self._handed and os.path.exists(file)):
+            return
+        try:
+            write(file, document)
+        except OSError as error:
+            where = f"offlineCapacity.file: {error.filename}"
+            handover.problem = f"{where}: {error.strerror or error}"
+        else:
+            log.info("capacity handed to the agent", document=document)
+            self._handed = document
 
     def _again(self) -> None:
         if self._topology is not None:

@@ -342,10 +342,12 @@ class TopologyOutput(AppliedObject):
         if not self._owner_uid:
             return self._read_node()
         if not self._looked:
-            return self._request(Verb.GET)
+            return self._request(Verb.GET, self.resource, self._object)
         if self._reset:
             clean = [{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}]
-            return self._request(Verb.PATCH, form=Form.JSON, body=clean)
+            return self._request(
+                Verb.PATCH, self.resource, self._object, form=Form.JSON, body=clean
+            )
         if self._touch_at <= now:
             self._freed, self._touch_at = self._freed + 1, float("inf")
         return self._apply()

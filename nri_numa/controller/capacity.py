@@ -7,10 +7,10 @@ A PUT carries the NUMA nodes of one Node::
 A file holds those of many, and a query of Prometheus one sample for each NUMA node.
 
 Each source has a value of its own for each NUMA node, which counts as long as it is valid; of
-several the lowest counts: whoever knows of less is right. The values of a source are averaged over
-time, and a factor is written again when it is different by more than the hysteresis: a source that
-says something else every second moves nobody every second. Where nothing lowers a node, it has no
-annotation.
+several the lowest counts: the source that knows of less is right. The values of a source are
+averaged over time, and a factor is written again when it is different by more than the hysteresis:
+a source that says something else every second moves no pod every second. Where nothing lowers a
+node, it has no annotation.
 
 Time is handed in, in seconds of a clock that only grows; `wall` is Unix time, for what is written.
 """
@@ -40,7 +40,7 @@ from nri_numa.offline_capacity import (
 
 MOST_NODES: Final = 20_000
 MOST_PROBLEMS: Final = 20
-"""Problems of one document that are told; the rest is counted."""
+"""Problems of one document that are named; the rest is counted."""
 LEAST_VALIDITY: Final = 5.0
 
 END: Final = 0.005
@@ -121,8 +121,8 @@ def from_query(
         BadCapacity: it is no such answer.
     """
     if not isinstance(document, Mapping) or document.get("status") != "success":
-        told = document.get("error") if isinstance(document, Mapping) else None
-        raise BadCapacity(f"the query failed: {ascii(told)[:200]}")
+        said = document.get("error") if isinstance(document, Mapping) else None
+        raise BadCapacity(f"the query failed: {ascii(said)[:200]}")
     data = document.get("data")
     samples = data.get("result") if isinstance(data, Mapping) else None
     if not isinstance(samples, list) or data.get("resultType") != "vector":  # type: ignore[union-attr]
@@ -153,7 +153,7 @@ def _sample(sample: Any, node_label: str, numa_node_label: str) -> tuple[str, in
         raise BadCapacity(f"a sample has no label {node_label}: {ascii(dict(labels))[:120]}")
     where = f"node {ascii(node)[:80]}, {numa_node_label}={ascii(numa_node)[:40]}"
     try:
-        # A text in JSON, so that NaN and infinities can be told.
+        # A text in JSON, so that NaN and infinities can be written.
         return node, zone(numa_node), factor(float(str(value[1])[:40]))
     except BadCapacity as error:
         raise BadCapacity(f"{where}: {error}") from None
@@ -267,7 +267,7 @@ class NodeCapacity:
             if kept is None or self._withdrawn:
                 return None
             if not self.rules.keep_last:
-                # A new leader has heard nobody yet: what an earlier one wrote holds to its end.
+                # A new leader knows no source yet: what an earlier one wrote holds to its end.
                 return self.written if not self._heard and wall < kept.until else None
             return OfflineCapacity(kept.zones, wall + self.rules.validity, kept.source)
         before = self.written.zones if self.written is not None else {}
@@ -435,15 +435,8 @@ class CapacityOutput(Output):
                 continue
             wanted = capacity.wanted(now, self._wall)
             text = None if wanted is None else text_of(wanted)
-            return Request(
-                output=self.name,
-                verb=Verb.PATCH,
-                resource=Resource.NODES,
-                name=node,
-                body={"metadata": {"annotations": {self._key: text}}},
-                key=node,
-                version=wanted,
-            )
+            body = {"metadata": {"annotations": {self._key: text}}}
+            return self._request(Verb.PATCH, Resource.NODES, node, body=body, version=wanted)
         return None
 
     def next_due(self) -> float:
@@ -451,7 +444,7 @@ class CapacityOutput(Output):
         return self.hold_until if self._ready else float("inf")
 
     def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
-        node, wanted = str(request.key), request.version
+        node, wanted = request.name, request.version
         if outcome.result is Result.DONE:
             self._failures.pop(node, None)
             if node in self._capacity:

@@ -19,25 +19,23 @@ from typing import Any, Final, Generic, TypeVar
 
 from nri_numa.cluster.outbox import Bucket, Output, pause
 from nri_numa.cluster.topology import MEASURED_FACTOR
-from nri_numa.cluster.wanted import LONGEST_NAME, LONGEST_NOTE, micro_time
+from nri_numa.cluster.wanted import pod_event
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb, annotations_of
 from nri_numa.offline_capacity import (
     DRAINED,
     LIMIT,
+    MOST_CPUS,
     NUMA_IDS,
     BadCapacity,
     list_of,
     numa_nodes,
     zone,
 )
-from nri_numa.text import harmless
 
 LOOK: Final = 20.0
 """Seconds between two looks at the pods of a node that is emptied."""
 AT_ONCE: Final = 4
 """Pods that are considered in one turn."""
-MOST_CPUS: Final = 65536
-"""CPU ids are below it."""
 REMEMBERED: Final = 65536
 """Evicted pods, and workloads; far more than are evicted in the time that is looked back on."""
 
@@ -260,51 +258,33 @@ class Evictor(Output, Generic[C]):
         options: dict[str, Any] = {"preconditions": conditions}
         if self._rules.dry_run:
             options["dryRun"] = ["All"]
-        return Request(
-            output=self.name,
-            verb=Verb.CREATE,
-            resource=Resource.EVICTIONS,
-            namespace=pod.namespace,
-            name=pod.name,
-            body={
-                "apiVersion": "policy/v1",
-                "kind": "Eviction",
-                "metadata": {"namespace": pod.namespace, "name": pod.name},
-                "deleteOptions": options,
-            },
-        )
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": pod.namespace, "name": pod.name},
+            "deleteOptions": options,
+        }
+        return self._create(Resource.EVICTIONS, body)
 
     def _event(self, pod: C, why: str) -> Request:
         would = "would be evicted (dry run)" if self._rules.dry_run else "evicted"
-        note = harmless(f"{would}: {why}").encode()[:LONGEST_NOTE].decode(errors="ignore")
-        end = f".{pod.uid[:8]}.{self.end}"
-        named = pod.name[: LONGEST_NAME - len(end)].rstrip("-.") + end
-        body = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {"name": named, "namespace": pod.namespace},
-            "eventTime": micro_time(self._wall),
-            "reportingController": f"{self._prefix}/nri-numa-controller",
-            "reportingInstance": "nri-numa-controller",
-            "action": "Evicting",
-            "reason": self.reason,
-            "type": "Normal",
-            "note": note,
-            "regarding": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": pod.namespace,
-                "name": pod.name,
-                "uid": pod.uid,
-            },
-        }
-        return Request(
-            output=self.name,
-            verb=Verb.CREATE,
-            resource=Resource.EVENTS,
-            namespace=pod.namespace,
-            name=named,
-            body=body,
+        body = pod_event(
+            pod.namespace,
+            pod.name,
+            pod.uid,
+            id=f"{pod.uid[:8]}.{self.end}",
+            at=self._wall,
+            reporter=(f"{self._prefix}/nri-numa-controller", "nri-numa-controller"),
+            action="Evicting",
+            reason=(self.reason, "Normal"),
+            text=f"{would}: {why}",
+        )
+        return self._create(Resource.EVENTS, body)
+
+    def _create(self, resource: Resource, body: Mapping[str, Any]) -> Request:
+        metadata = body["metadata"]
+        return self._request(
+            Verb.CREATE, resource, metadata["name"], namespace=metadata["namespace"], body=body
         )
 
 
@@ -385,13 +365,7 @@ class _Emptying(Evictor[OnNUMANodes]):
     def _look(self, now: float) -> Request | None:
         for name, one in sorted(self._emptied.items()):
             if one.look_at <= now:
-                return Request(
-                    output=self.name,
-                    verb=Verb.LIST,
-                    resource=Resource.PODS,
-                    field_selector={"spec.nodeName": name},
-                    key=name,
-                )
+                return self._list_pods(name, spec_nodeName=name)
         return None
 
     def _looked(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
@@ -544,7 +518,7 @@ class Stolen(_Emptying):
 
 
 def _factors(document: Mapping[str, Any], attribute: str) -> Iterable[tuple[int, float]]:
-    """NUMA nodes and their measured factors; 1 where none is told, or nothing that can be read."""
+    """NUMA nodes and their measured factors; 1 where there is none, or nothing that can be read."""
     found: dict[int, float] = {}
     try:
         for one in document.get("zones") or ():

@@ -24,7 +24,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from nri_numa.controller.evictor import Candidate, Evictor, Rules, movable, workload_of
-from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.kube.requests import Outcome, Request, Result
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
@@ -190,14 +190,7 @@ class Refused(Evictor[RefusedPod]):
         """The pod of a name, by a list: who moves pods may list."""
         for (namespace, name), one in self._suspects.items():
             if one.look_at <= now:
-                return Request(
-                    output=self.name,
-                    verb=Verb.LIST,
-                    resource=Resource.PODS,
-                    namespace=namespace,
-                    field_selector={"metadata.name": name},
-                    key=(namespace, name),
-                )
+                return self._list_pods((namespace, name), namespace, metadata_name=name)
         return None
 
     def _looked(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:

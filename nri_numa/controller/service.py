@@ -31,7 +31,7 @@ from nri_numa.http.api import APIError, Response
 from nri_numa.http.api import Request as HTTPRequest
 from nri_numa.http.guarded import Route, Site
 from nri_numa.http.security import Certificate, TokenFile
-from nri_numa.kube.api import KubeAPI, Watch, name_of, namespace, uid_of
+from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, namespace, uid_of
 from nri_numa.kube.lease import Lease
 from nri_numa.kube.lease import identity as own_identity
 from nri_numa.kube.requests import Outcome, Request, Resource, Result
@@ -50,7 +50,7 @@ PUT: Final = "put"
 LARGEST: Final = 65536
 """Bytes of a body; 1,024 NUMA nodes take less than half."""
 PATH: Final = "/v1/nodes/{node}/offline-capacity"
-NODES: Final = "/api/v1/nodes"
+NODES: Final = Resource.NODES.path()
 EVENTS: Final = "/api/v1/events"
 
 
@@ -90,7 +90,7 @@ class ControllerMetrics(WriterMetrics):
         )
 
 
-class _Objects:
+class _Objects(Watched):
     """Objects of one kind by name, as several parts of the controller follow them."""
 
     def __init__(
@@ -113,9 +113,9 @@ class _Objects:
         """One does not exist any more."""
         self._forget(name_of(document))
 
-    def listed(self, names: frozenset[str]) -> None:
+    def listed(self, keys: frozenset[str]) -> None:
         """These are all."""
-        for name in self._names - names:
+        for name in self._names - keys:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
@@ -124,11 +124,11 @@ class _Objects:
             gone(name)
 
 
-class _RefusedPods:
-    """Pods in the phase Pending, and Events of those in the phase Running."""
+class _PendingPods(Watched):
+    """Pods in the phase Pending."""
 
     def __init__(self, refused: Refused, clock: Callable[[], float]) -> None:
-        self._refused, self._clock, self.listed = refused, clock, refused.pods_listed
+        self._refused, self._clock = refused, clock
 
     def put(self, document: Mapping[str, Any]) -> None:
         """A pod is Pending, or changed."""
@@ -138,19 +138,20 @@ class _RefusedPods:
         """A pod is not Pending any more."""
         self._refused.pod_gone(uid_of(document))
 
+    def listed(self, keys: frozenset[str]) -> None:
+        """These are all."""
+        self._refused.pods_listed(keys)
 
-class _FailedEvents:
+
+class _FailedEvents(Watched):
+    """Events of containers that could not be created."""
+
     def __init__(self, refused: Refused, clock: Callable[[], float]) -> None:
         self._refused, self._clock = refused, clock
 
     def put(self, document: Mapping[str, Any]) -> None:
+        """One exists, or happened again."""
         self._refused.event(document, self._clock())
-
-    def remove(self, document: Mapping[str, Any]) -> None:
-        pass
-
-    def listed(self, uids: frozenset[str]) -> None:
-        pass
 
 
 class Service:
@@ -272,7 +273,7 @@ class Service:
             if overview is not None:
                 self.page = Page(config, overview, watches[-1])
         if (refused := self.refused) is not None:
-            pods, pending = _RefusedPods(refused, self._clock), "status.phase=Pending"
+            pods, pending = _PendingPods(refused, self._clock), "status.phase=Pending"
             watches.append(Watch(self._api, PODS, pods, fields=pending, key=uid_of, jitter=jitter))
             if self._section.stuck.partly_running:
                 events = _FailedEvents(refused, self._clock)
@@ -312,7 +313,7 @@ class Service:
             await self._api.close()
 
     def left(self) -> dict[str, object]:
-        """Nothing: the next leader is told everything again."""
+        """Nothing: the sources say everything to the next leader, too."""
         return {}
 
     # --- what others say --------------------------------------------------------------------------

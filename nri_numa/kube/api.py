@@ -12,15 +12,13 @@ import asyncio
 import contextlib
 import os
 import random
-import socket
 import ssl
 import time
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import aiohttp
@@ -50,9 +48,6 @@ _MUCH: Final = 1 << 16
 """Bytes after which there is no pause: a thousand nodes may write in a second."""
 _CHECKED: Final = 1.0
 """Seconds between two checks whether ca.crt is another file."""
-_TURNS: Final = 100
-"""Turns of the event loop that sockets have to close in after the other side's last word; they
-need three."""
 _LONGEST: Final = 30.0
 _DENIED, _MISSING, _GONE = 401, 404, 410
 
@@ -98,23 +93,20 @@ class KubeAPI:
         self._directory, self._service = Path(credentials), service
         self._wall, self._skewed = wall, skewed
         self._session: aiohttp.ClientSession | None = None
-        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._server = self._bearer = ""
         self._authority: tuple[int, int] = (0, 0)
         self._checked = float("-inf")
 
     async def do(self, request: Request) -> Outcome:
         """Do one request; every failure is a value."""
-        path, found = request.path, None
+        path = request.path
         try:
             if request.verb is Verb.LIST:
                 chosen = ",".join(f"{key}={one}" for key, one in request.field_selector.items())
-                pages = self.pages(path, {"fieldSelector": chosen} if chosen else {})
-                documents = [one async for _, items in pages for one in items]
+                documents = await self.objects(path, chosen)
             else:
                 form = request.form if request.verb is Verb.PATCH else Form.WHOLE
-                found = await self.ask(request.verb.method, path, request.body, form=form)
-                documents = [found]
+                documents = [await self.ask(request.verb.method, path, request.body, form=form)]
             if not all(isinstance(one.get("metadata", {}), dict) for one in documents):
                 raise KubeError("cannot read the answer: its metadata is no mapping", 200)
         except KubeError as error:
@@ -152,13 +144,14 @@ class KubeAPI:
         with self._failures():
             await self._opened()
 
-    async def objects(self, path: str) -> list[dict[str, Any]]:
-        """Read a short list; the path has its parameters, quoted.
+    async def objects(self, path: str, fields: str = "") -> list[dict[str, Any]]:
+        """Read a list, of a field selector.
 
         Raises:
             KubeError: see `ask`.
         """
-        return _items(await self.ask("GET", path))
+        pages = self.pages(path, {"fieldSelector": fields} if fields else {})
+        return [one async for _, items in pages for one in items]
 
     async def pages(
         self, path: str, parameters: Mapping[str, str]
@@ -253,7 +246,7 @@ class KubeAPI:
         host = f"[{host}]" if ":" in host else host
         self._server = f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
         self._bearer = self._read_token()
-        self._sockets, self._authority = weakref.WeakSet(), authority
+        self._authority = authority
         try:
             context = ssl.create_default_context(cafile=str(file))
         except ssl.SSLError as error:
@@ -263,7 +256,6 @@ class KubeAPI:
                 ssl=context,
                 limit=CONNECTIONS,
                 keepalive_timeout=KEPT,
-                socket_factory=self._socket,
             ),
             headers={
                 "User-Agent": f"{self._service}/{__version__}",
@@ -287,26 +279,8 @@ class KubeAPI:
     async def close(self) -> None:
         """End the connections; the next request reads everything again."""
         session, self._session = self._session, None
-        if session is None:
-            return
-        await session.close()
-        # A request that was cancelled leaves a connection that waits for the other side's farewell,
-        # and no session knows it any more.
-        open_ones = [one for one in self._sockets if one.fileno() >= 0]
-        for one in open_ones:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        for _ in range(_TURNS):
-            if all(one.fileno() < 0 for one in open_ones):
-                return
-            await asyncio.sleep(0)
-
-    def _socket(self, address: tuple[Any, ...]) -> socket.socket:
-        """One of a connection, remembered as long as it lives."""
-        family, kind, protocol, *_ = address
-        made = socket.socket(family, kind, protocol)
-        self._sockets.add(made)
-        return made
+        if session is not None:
+            await session.close()
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
@@ -373,29 +347,23 @@ def _event(line: bytes) -> tuple[str, dict[str, Any]]:
 # --- all objects of a kind, followed --------------------------------------------------------------
 
 
-class Watched(Protocol):
+class Watched:
     """Objects of one kind, kept up to date by a `Watch`."""
 
-    def put(self, document: dict[str, Any]) -> object:
+    def put(self, document: Mapping[str, Any]) -> None:
         """An object exists, new or changed."""
 
-    def remove(self, document: dict[str, Any]) -> object:
+    def remove(self, document: Mapping[str, Any]) -> None:
         """An object does not exist any more; this is its last state."""
 
-    def listed(self, keys: frozenset[str]) -> object:
+    def listed(self, keys: frozenset[str]) -> None:
         """These are all."""
 
 
 class Watch:
     """Lists a kind and follows its changes: in pages, resumed, and listed again after 410 Gone.
 
-    Args:
-        api: is asked.
-        path: of the list of all objects of the kind.
-        watched: is kept up to date.
-        fields: a field selector.
-        key: of an object, by which lists name it.
-        jitter: from 0 to 1, another one each time.
+    Lists name objects by `key`, their name by default.
 
     Attributes:
         synced: everything was read once.

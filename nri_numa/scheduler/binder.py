@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import quote
 
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.engine.request.annotations import PLACED, placed_text
 from nri_numa.kube.api import KubeAPI, text_of, uid_of
-from nri_numa.kube.requests import KubeError
+from nri_numa.kube.requests import KubeError, Resource
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import Short
@@ -33,17 +32,7 @@ _TIMEOUT: Final = "the API server did not answer in time"
 
 
 class Binder:
-    """Gives pods their nodes.
-
-    Args:
-        api: is asked.
-        nodes: where pods are held.
-        candidates: judges once more.
-        reader: knows the pods that were filtered.
-        pods: reads what runs on a node, where that is not certain.
-        config: checked.
-        clock: seconds that only grow.
-    """
+    """Gives pods their nodes."""
 
     def __init__(
         self,
@@ -184,5 +173,4 @@ class Binder:
 
 
 def _path(binding: Binding) -> str:
-    namespace, name = quote(binding.namespace, safe=""), quote(binding.name, safe="")
-    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+    return Resource.PODS.path(binding.namespace, binding.name)

@@ -44,8 +44,6 @@ class CandidateIndex:
     """Verdicts of nodes for pods. Each distinct room is judged once for equal pods.
 
     Args:
-        nodes: what is known of the nodes.
-        strategy: which of equally good NUMA nodes, and nodes.
         unknown_fits: pods that ask for something may go to nodes of which nothing is known.
         narrow: of the nodes with room `filter` names those that suit best, where `prioritize` is
             not called (docs/adr/0059-sums-first.md).

@@ -71,11 +71,6 @@ class SchedulerMetrics(ServiceMetrics):
 class Extender:
     """All of it.
 
-    Args:
-        config: checked.
-        clock: seconds that only grow.
-        wall: Unix time in seconds.
-
     Raises:
         ConfigError: a certificate cannot be read.
     """

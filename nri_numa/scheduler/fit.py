@@ -119,13 +119,7 @@ Verdict = Fits | Short
 
 
 def fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
-    """Whether a pod fits into what a node has free.
-
-    Args:
-        room: of the node, less everything that is held.
-        request: of the pod; one that is not wrong.
-        strategy: which of equally good NUMA nodes.
-    """
+    """Whether a pod that is not wrong fits into what a node has free, less all that is held."""
     found: Verdict = Fits(room, request)
     if request.containers:
         found = _fit_all(room, request, request.aligned, strategy, room.together)

@@ -33,12 +33,8 @@ class Hold(Struct, frozen=True, kw_only=True):
     """Room that is kept for one pod.
 
     Attributes:
-        request: of the pod.
-        node: where it goes.
         places: NUMA nodes by container, as its annotation says.
         charge: what it takes, where nothing of it is in an annotation.
-        since: when it was made.
-        until: when it ends.
         counted: its node's object counted all of it, be it in an earlier state.
         left: the pod is not on its way any more.
     """
@@ -165,14 +161,9 @@ class Nodes:
         self._rooms.pop(hold.node, None)
 
     def leaves(self, uid: str, until: float) -> Hold | None:
-        """A pod is not on its way any more.
+        """A pod is not on its way any more; its hold if that ended, because its node counts it.
 
-        Args:
-            uid: of the pod.
-            until: when its hold ends, where no object says earlier that it is counted.
-
-        Returns:
-            Its hold if that ended, because its node counted it.
+        Otherwise it ends at `until`, where no object says earlier that the pod is counted.
         """
         hold = self._holds.get(uid)
         if hold is None:

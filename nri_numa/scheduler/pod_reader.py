@@ -46,7 +46,7 @@ class PodReader:
     """Reads pods, and remembers what `filter` was asked for until `bind`.
 
     Args:
-        settings: prefix, rules, defaults and permissions, as the nodes have them.
+        settings: as the nodes have them.
         counted: name of the extended resource that counts exclusive CPUs, as the nodes have it.
         claims: our DRA driver is on. The NUMA nodes of its claims are chosen, and counted, by
             kube-scheduler itself: holding others for a container would count it twice. A pod does
@@ -84,10 +84,7 @@ class PodReader:
     def plain(self, *, cpus: int, memory: int, policy: str) -> PodRequest:
         """What a pod of one container asks for whose limits are its requests.
 
-        Args:
-            cpus: exclusive ones; 0 for a pod that shares one.
-            memory: bytes; 0 for a pod that names none.
-            policy: one of `POLICIES`.
+        Without exclusive CPUs it shares one; the policy is one of `POLICIES`.
         """
         prefix = self._settings.prefix
         amounts = {"cpu": str(cpus or 1), **({"memory": str(memory)} if memory else {})}

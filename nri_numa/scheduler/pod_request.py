@@ -18,7 +18,7 @@ class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False):
     """What one container needs of NUMA nodes.
 
     Attributes:
-        container: its name; empty for a whole pod.
+        container: empty for a whole pod.
         ends: it is an init container that ends before the others start.
         policy: by which it is aligned.
         exclusive: CPUs.
@@ -46,7 +46,6 @@ class PodRequest(Struct, frozen=True, kw_only=True):
     """What a pod asks for.
 
     Attributes:
-        uid, namespace, name: of the pod.
         containers: those that ask us for something, in the order in which they start.
         together: one request for the whole pod, under scope ``pod``.
         kubelets: what the kubelet aligns where it has a policy: whole CPUs of a Guaranteed pod's
@@ -105,5 +104,5 @@ def peak(requests: Sequence[ContainerRequest]) -> ContainerRequest:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """The value where it is a mapping, as what anybody may have written need not be."""
+    """The value where it is a mapping, which a document of a user need not have."""
     return value if isinstance(value, Mapping) else {}

@@ -1,8 +1,8 @@
 """What nodes publish of their NUMA nodes: NodeResourceTopology objects, read into `NodeRoom`.
 
-The objects (``topology.node.k8s.io/v1alpha2``) may come from ``nri-numa publish`` or from somebody
-else, and may have been edited by hand. What cannot be read makes the node an unknown one, with the
-reason; nothing here raises.
+The objects (``topology.node.k8s.io/v1alpha2``) may come from ``nri-numa publish`` or another
+publisher, and may have been edited by hand. What cannot be read makes the node an unknown one, with
+the reason; nothing here raises.
 
 An amount is read as what is certain: a zone that says nothing of the CPUs that can be exclusive has
 the whole ones of what is available.
@@ -39,12 +39,7 @@ class _Bad(Exception):
 
 
 def read(document: Mapping[str, Any], prefix: str) -> NodeRoom | Unreadable:
-    """Read one object.
-
-    Args:
-        document: as the API server gives it.
-        prefix: annotation prefix, which names our attributes.
-    """
+    """Read one object."""
     try:
         return _room(document, prefix)
     except _Bad as error:
@@ -236,9 +231,6 @@ class Freshness:
     (``publish.nodeResourceTopologyValidity``), the object has two annotations: ``renewed``, which
     is another text after each renewal, and ``valid-seconds``. As with a Lease clocks are never
     compared: an object is stale when its text has been the same for so long by our own clock.
-
-    Args:
-        prefix: of the annotations.
     """
 
     def __init__(self, prefix: str) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final
-from urllib.parse import quote
 
 from msgspec.structs import replace
 from prometheus_client import Counter
 
 from nri_numa.config import AgentConfig, parse_duration
-from nri_numa.kube.api import KubeAPI, name_of, text_of, uid_of
-from nri_numa.kube.requests import KubeError
+from nri_numa.kube.api import KubeAPI, Watched, name_of, text_of, uid_of
+from nri_numa.kube.requests import Form, KubeError, Resource
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.node_room import NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Hold, Nodes
@@ -22,8 +21,8 @@ from nri_numa.text import harmless
 
 log = get_logger("scheduler")
 
-TOPOLOGIES: Final = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
-PODS: Final = "/api/v1/pods"
+TOPOLOGIES: Final = Resource.TOPOLOGIES.path()
+PODS: Final = Resource.PODS.path()
 PENDING: Final = "status.phase=Pending,spec.nodeName!="
 """Pods that have a node and do not run yet."""
 PARTLY: Final = 6.0
@@ -42,13 +41,6 @@ class Waker:
     kube-scheduler tries a pod that an extender refused again at events of its own kinds, among them
     a changed annotation of a Node, and not at those of a custom resource. One write wakes all of
     them, so one at a time is enough.
-
-    Args:
-        api: is asked.
-        config: checked.
-        wakes: counts what is written.
-        clock: seconds that only grow.
-        wall: Unix time in seconds.
     """
 
     def __init__(
@@ -109,9 +101,8 @@ class Waker:
 
     async def _write(self, node: str) -> None:
         body = {"metadata": {"annotations": {self._annotation: str(int(self._wall() * 1000))}}}
-        path = f"/api/v1/nodes/{quote(node, safe='')}"
         try:
-            await self._api.ask("PATCH", path, body, form="application/merge-patch+json")
+            await self._api.ask("PATCH", Resource.NODES.path(name=node), body, form=Form.MERGE)
         except KubeError as error:
             log.warning("refused pods are not woken", node=node, problem=str(error)[:300])
             return
@@ -119,15 +110,8 @@ class Waker:
         log.debug("refused pods are woken", node=node)
 
 
-class NodeWatcher:
-    """Keeps what nodes publish up to date.
-
-    Args:
-        nodes: of the cluster.
-        waker: of pods that were refused.
-        prefix: of annotations.
-        clock: seconds that only grow.
-    """
+class NodeWatcher(Watched):
+    """Keeps what nodes publish up to date."""
 
     def __init__(self, nodes: Nodes, waker: Waker, prefix: str, clock: Callable[[], float]) -> None:
         self._nodes, self._waker, self._prefix, self._clock = nodes, waker, prefix, clock
@@ -151,9 +135,9 @@ class NodeWatcher:
         """An object does not exist any more."""
         self._forget(name_of(document))
 
-    def listed(self, names: frozenset[str]) -> None:
+    def listed(self, keys: frozenset[str]) -> None:
         """These are all."""
-        for name in self._nodes.names - names:
+        for name in self._nodes.names - keys:
             self._forget(name)
 
     def tick(self) -> None:
@@ -173,7 +157,7 @@ class NodeWatcher:
         self._nodes.remove(name)
 
 
-class PodWatcher:
+class PodWatcher(Watched):
     """Holds room for pods that have a node, until that counts them.
 
     A list of pods that are on their way does not name one that started just before it, and the
@@ -181,14 +165,6 @@ class PodWatcher:
     binding to a node waits until the pods that run there were read, by the annotation that their
     own binding wrote. Bindings that come meanwhile wait for the same answer
     (docs/adr/0049-held-until-the-node-counts-it.md).
-
-    Args:
-        api: is asked.
-        nodes: of the cluster.
-        reader: of pods.
-        waker: of pods that were refused.
-        config: checked.
-        clock: seconds that only grow.
     """
 
     def __init__(
@@ -229,10 +205,9 @@ class PodWatcher:
     def remove(self, document: Mapping[str, Any]) -> None:
         """A pod left the phase Pending, or does not exist any more.
 
-        Args:
-            document: the pod as it was *before*: a watch with a field selector ends with the last
-                object that the selector took. So it does not say whether the pod runs now, and one
-                that was removed by force is held for a while without need.
+        The document is the pod as it was *before*: a watch with a field selector ends with the last
+        object that the selector took. So it does not say whether the pod runs now, and one that was
+        removed by force is held for a while without need.
         """
         uid = uid_of(document)
         self._waker.settled(uid)
@@ -242,14 +217,14 @@ class PodWatcher:
             return
         self._freed(self._nodes.leaves(uid, self._clock() + self._counted_in(document)))
 
-    def listed(self, uids: frozenset[str]) -> None:
+    def listed(self, keys: frozenset[str]) -> None:
         """These are all that are on their way.
 
         Another one that is held started, was deleted, or its binding is being written. Time tells
         them apart.
         """
         now = self._clock()
-        for uid in self._nodes.holds.keys() - uids:
+        for uid in self._nodes.holds.keys() - keys:
             self._freed(self._nodes.leaves(uid, now + PARTLY * self._settle))
         self._unsure_until = now + PARTLY * self._settle
         # Others: what was read before this list may lack pods that started until it.
@@ -299,9 +274,9 @@ class PodWatcher:
         return task
 
     async def _read_running(self, node: str, done: set[str]) -> None:
-        chosen = quote(f"spec.nodeName={node},status.phase=Running", safe="")
+        chosen = f"spec.nodeName={node},status.phase=Running"
         async with asyncio.timeout(self._timeout):
-            found = await self._api.objects(f"{PODS}?fieldSelector={chosen}")
+            found = await self._api.objects(PODS, chosen)
         for document in found:
             self.running(document)
         done.add(node)

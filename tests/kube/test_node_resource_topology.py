@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from nri_numa.cluster.fingerprint import EXCLUSIVE as METHOD
-from nri_numa.cluster.fingerprint import fingerprint
 
+from nri_numa.cluster.topology import EXCLUSIVE as METHOD
+from nri_numa.cluster.topology import fingerprint
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready

@@ -13,7 +13,7 @@ import pytest
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.scheduling import Scheduling
-from nri_numa.kube.api import KubeAPI, Watch, name_of
+from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of
 from nri_numa.scheduler.extender import Extender, SchedulerMetrics
 from nri_numa.scheduler.protocol import Binding
 from nri_numa.scheduler.watcher import TOPOLOGIES, Waker
@@ -355,7 +355,7 @@ def event(kind: str, document: dict[str, Any], version: str) -> str:
     return json.dumps({"type": kind, "object": document}) + "\n"
 
 
-class Recorder:
+class Recorder(Watched):
     """What a watch says."""
 
     def __init__(self) -> None:

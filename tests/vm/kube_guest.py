@@ -30,7 +30,6 @@ from tests.beds.kube.virtual_node import (
     GUEST_ADDRESS,
     GUEST_BED,
     HANDOVER,
-    LABEL,
     PROGRAMS,
     PUBLISHER,
     Answer,
@@ -61,7 +60,7 @@ def _run(*command: str) -> None:
 
 def _set_up() -> None:
     _run("modprobe", "-a", "virtio_net", "virtio_blk", "ext4", "overlay", "veth")
-    _run("mount", f"LABEL={LABEL}", str(_DISK))
+    _run("mount", "/dev/vdb" if SYSTEMD else "/dev/vda", str(_DISK))
     # A whole Debian has its own in there.
     below = ("lib/kubelet", "lib/cni", "log/pods") if SYSTEMD else ("lib", "log")
     for hidden in (Path("/var") / name for name in below):

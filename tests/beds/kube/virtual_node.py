@@ -37,7 +37,6 @@ from tests.machines.vm_machine import Machine
 GUEST_ADDRESS = "10.0.2.15"  # what QEMU's network gives its first guest
 KUBELET_PORT = 10250
 PROGRAMS = "programs"  # folder of the disk
-LABEL = "bed"  # of the disk
 GUEST_BED = Path("/run/bed")  # a tmpfs of the guest: containerd's own files
 HANDOVER = GUEST_BED / "claims"
 CDI_DIRECTORY = GUEST_BED / "cdi"
@@ -280,7 +279,7 @@ class VirtualNode(Bed):
             file.truncate(_DISK_BYTES)
         try:
             subprocess.run(
-                ["mkfs.ext4", "-q", "-F", "-L", LABEL, "-d", str(tree), str(self.disk)],
+                ["mkfs.ext4", "-q", "-F", "-d", str(tree), str(self.disk)],
                 check=True,
                 capture_output=True,
                 text=True,

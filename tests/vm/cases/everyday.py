@@ -31,7 +31,7 @@ def _everyday(machine: Machine) -> bool:
     return bool(machine.system)
 
 
-@case(applies=_everyday, system=True)
+@case(applies=_everyday, system=True, limit_s=800)  # seven pods
 def placed_beside_neighbours(guest: Guest) -> None:
     """With three neighbours each kind of placement is right at its first instruction."""
     neighbours = [guest.pod(f"neighbour-{i}") for i in range(3)]

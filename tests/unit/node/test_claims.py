@@ -123,7 +123,9 @@ def test_a_claim_waits_for_the_end_of_who_had_its_cpus(bed: Bed) -> None:
     bed.prepare()
     assert bed.waits == 1
     of = pod("web")
-    _, made = bed.book.seen(of, container(of, wants=resources(4, 1)), environment())
+    _, made = bed.book.seen(
+        of, replace(container(of, wants=resources(4, 1)), mentions=environment())
+    )
     cpus, _ = bed.world.place(of, made)
     assert len(CPUSet.parse(cpus)) == 4
 

@@ -78,7 +78,7 @@ def agent(
     later: Callable[[Callable[[], object]], object] | None = None,
     store: MemoryStore | None = None,
 ) -> Agent:
-    store = store or MemoryStore()
+    store = MemoryStore() if store is None else store
     made = Agent(machine, metrics=Metrics("0"), store=store, now=lambda: 7.0, later=later)
     made.synchronize((), ())
     return made

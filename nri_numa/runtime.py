@@ -129,7 +129,7 @@ class RuntimeHandler(Protocol):
         ...
 
     def update_container(
-        self, pod: PodSandbox, container: Container, asked: Resources
+        self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Sequence[ContainerUpdate]:
         """Judge a change of resources; returns what to set over the request.
 
@@ -208,7 +208,7 @@ class RuntimeLink(Protocol):
         """Send updates that answer no request, at most one for each container."""
         ...
 
-    async def look(self) -> str:
+    async def refresh(self) -> str:
         """Have all pods and containers reported to the handler now; returns why that failed."""
         ...
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from nri_numa.cluster.kube import APIServer
 from nri_numa.cluster.requests import Request, Resource, Result, Verb
 from nri_numa.dra.claims import pruned
-from nri_numa.dra.handover import Teller
+from nri_numa.dra.handover import HandoverServer
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
@@ -27,7 +27,9 @@ class ClaimDesk:
         registered: told when the kubelet has taken the driver, or we have just begun.
     """
 
-    def __init__(self, teller: Teller, api: APIServer, registered: Callable[[], object]) -> None:
+    def __init__(
+        self, teller: HandoverServer, api: APIServer, registered: Callable[[], object]
+    ) -> None:
         self._teller, self._api, self._tell_registered = teller, api, registered
         self._said = ""
         self._registered: str | None = None

@@ -30,7 +30,7 @@ from nri_numa.cluster.source import AgentGone, AgentSource, Changed
 from nri_numa.cluster.topology_output import TopologyOutput
 from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.config.node_name import node_name
-from nri_numa.dra.handover import Teller
+from nri_numa.dra.handover import HandoverServer
 from nri_numa.errors import ConfigError
 from nri_numa.http.guarded import Site
 from nri_numa.http.zones import Zones
@@ -119,7 +119,7 @@ class Publisher:
             outputs.append(self._slices)
             # Its own connection: pods wait for a claim, whatever else is being written.
             api = APIServer(publish.credentials, user_agent=agent, wall=wall)
-            self._claims = ClaimDesk(Teller(config.dra.handover), api, self._driver_taken)
+            self._claims = ClaimDesk(HandoverServer(config.dra.handover), api, self._driver_taken)
         if publish.events:
             self._events = EventOutput(node, prefix)
             outputs.append(self._events)

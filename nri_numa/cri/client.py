@@ -114,12 +114,12 @@ class UpdateFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The runtime did not update a container.
 
     Attributes:
-        gone: the runtime does not know the container (any more).
+        unknown: the runtime does not know the container (any more).
         message: the runtime's own words.
     """
 
     container_id: str
-    gone: bool
+    unknown: bool
     message: str
 
 
@@ -290,7 +290,7 @@ class CRIClient:
                 self._raise("UpdateContainerResources", error)
             return UpdateFailed(
                 container_id=update.container_id,
-                gone=error.code() is grpc.StatusCode.NOT_FOUND,
+                unknown=error.code() is grpc.StatusCode.NOT_FOUND,
                 message=error.details() or error.code().name,
             )
         return None

@@ -43,7 +43,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     held: frozenset[str] = frozenset()
 
 
-def counted(document: Mapping[str, Any]) -> Counted:
+def parse_counts(document: Mapping[str, Any]) -> Counted:
     """Read the agent's answer.
 
     Raises:
@@ -99,34 +99,34 @@ class SlotList:
         """The annotation that an answer to Allocate carries."""
         return "" if self._counted is None else self._counted.annotation
 
-    def taken(self, ids: Iterable[str], now: float) -> None:
-        """Ids that the kubelet has given away, as far as it tells when we start."""
+    def allocated(self, ids: Iterable[str], now: float) -> None:
+        """Ids that the kubelet has allocated, as far as it tells when we start."""
         self._under_way.update(dict.fromkeys(ids, now))
         self._known.update({id: node_of(id) for id in self._under_way})
 
-    def count(self, told: Counted, now: float) -> bool:
+    def count(self, counted: Counted, now: float) -> bool:
         """Take what the agent counts; whether the list is another one now.
 
         While the agent is not ready, nothing new is offered and what is held stays.
         """
-        if not told.ready and self._counted is not None:
+        if not counted.ready and self._counted is not None:
             old = self._counted
-            told = Counted(ready=False, annotation=old.annotation, free=old.free, held=old.held)
-        self._counted = told
+            counted = Counted(ready=False, annotation=old.annotation, free=old.free, held=old.held)
+        self._counted = counted
         self._under_way = {
             id: since
             for id, since in self._under_way.items()
-            if id not in told.held and now - since < UNDER_WAY
+            if id not in counted.held and now - since < UNDER_WAY
         }
         return self._list()
 
     def _list(self) -> bool:
-        told = self._counted
-        if told is None:
+        counted = self._counted
+        if counted is None:
             return False
-        kept = told.held | self._under_way.keys()
+        kept = counted.held | self._under_way.keys()
         made = {id: Slot(id, numa_node=self._announced(node_of(id))) for id in kept}
-        room = dict(told.free)
+        room = dict(counted.free)
         if not self._topology:
             room = {-1: sum(room.values())}
         for id in self._under_way:
@@ -138,7 +138,7 @@ class SlotList:
             prefix, numbers = (f"numa{i}-slot-" if self._topology else "slot-"), count()
             for _ in range(free):
                 id = next(f"{prefix}{n}" for n in numbers if f"{prefix}{n}" not in made)
-                made[id] = Slot(id, told.ready, self._announced(i if self._topology else None))
+                made[id] = Slot(id, counted.ready, self._announced(i if self._topology else None))
         before, self.slots = self.slots, tuple(made[id] for id in sorted(made, key=_order))
         self._known.update((slot.id, slot.numa_node) for slot in self.slots)
         return before != self.slots

@@ -6,7 +6,7 @@ its disk, a queue below its card, a card below the port that knows. -1 is *unkno
 What has been found is remembered, by the question and by the real path, since buses do not move; so
 is what is not there. A question costs a few small files of sysfs once, which the kernel answers
 from memory, and nothing afterwards. Whether all of it is still so is looked at by
-`SysfsDevices.again`, in a thread: until then a device that went leads to a hint that is out of
+`SysfsDevices.refresh`, in a thread: until then a device that went leads to a hint that is out of
 date, and never to more than a hint.
 """
 
@@ -91,7 +91,7 @@ class SysfsDevices:
             return ()
         return self._behind(os.path.join(self._sys, "class", "net", name))
 
-    def again(self) -> bool:
+    def refresh(self) -> bool:
         """Look whether everything that is remembered is still so; says whether not. Blocks."""
         changed = False
         for link, known in list(self._links.items()):
@@ -133,16 +133,16 @@ class SysfsDevices:
             target = os.readlink(link)
         except OSError:
             # A captured machine has directories where the kernel has links.
-            return self._looked_up(link) if os.path.isdir(link) else None
-        return self._looked_up(os.path.normpath(os.path.join(os.path.dirname(link), target)))
+            return self._devices_at(link) if os.path.isdir(link) else None
+        return self._devices_at(os.path.normpath(os.path.join(os.path.dirname(link), target)))
 
-    def _looked_up(self, path: str, stacked: int = 0) -> tuple[Found, ...] | None:
+    def _devices_at(self, path: str, stacked: int = 0) -> tuple[Found, ...] | None:
         known = self._known.get(path)
         if known is not None:
             return known
         if not path.startswith(self._sys + "/") or not os.path.isdir(path):
             return None
-        found = tuple(self._look(path, stacked))
+        found = tuple(self._read_devices(path, stacked))
         if path.startswith(f"{self._top}/virtual/block/"):
             return found  # what lies below a volume changes while it is in use
         if len(self._known) >= _MOST_REMEMBERED:
@@ -150,7 +150,7 @@ class SysfsDevices:
         self._known[path] = found
         return found
 
-    def _look(self, path: str, stacked: int) -> Iterator[Found]:
+    def _read_devices(self, path: str, stacked: int) -> Iterator[Found]:
         parts = path[len(self._top) + 1 :].split("/")
         if parts[:2] == ["virtual", "vfio"] and len(parts) == 3:
             # A group of the IOMMU may hold several devices, which are only given together.
@@ -164,7 +164,7 @@ class SysfsDevices:
             if stacked < _MOST_STACKED:
                 for name in _listed(below):
                     path = os.path.realpath(f"{below}/{name}")
-                    for one in self._looked_up(path, stacked + 1) or ():
+                    for one in self._devices_at(path, stacked + 1) or ():
                         nodes |= one.numa_nodes
             if nodes:
                 yield Found(DISK, parts[2], frozenset(nodes))

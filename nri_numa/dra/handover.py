@@ -30,7 +30,7 @@ _EVERY: Final = 0.05
 """Seconds between two looks for an answer; the publisher looks as often for questions."""
 
 
-class Asker:
+class HandoverClient:
     """The agent's side; an answer may take ``patience`` seconds, and the kubelet waits for 45."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Asker:
             write(os.path.join(self._directory, REGISTERED), text)
 
 
-class Teller:
+class HandoverServer:
     """The publisher's side."""
 
     def __init__(self, directory: str) -> None:

@@ -96,14 +96,14 @@ class StateFiles:
         """Of the state file of the ``cpu`` or ``memory`` manager."""
         return os.path.join(self.directory, NAMES[manager])
 
-    def look(self, cpus: CPUSet, numa_nodes: NUMASet) -> bool:
+    def refresh(self, cpus: CPUSet, numa_nodes: NUMASet) -> bool:
         """Read what changed since the last look; whether anything did: `grants`, or `problems`.
 
         Only CPUs and NUMA nodes that the machine can have are granted.
         """
         changed = self._machine != (cpus, numa_nodes)
         for manager in NAMES:
-            changed |= self._look_at(manager)
+            changed |= self._refresh_one(manager)
         if not changed:
             return False
         self._machine = cpus, numa_nodes
@@ -114,7 +114,7 @@ class StateFiles:
         self.problems = (*self._unread.values(), *odd)
         return before != (self.grants, self.problems)
 
-    def _look_at(self, manager: str) -> bool:
+    def _refresh_one(self, manager: str) -> bool:
         """Whether one file changed; it is read then."""
         path = self.path(manager)
         before = self._seen.get(manager, ())

@@ -538,7 +538,7 @@ class _Discovery:
                 f"{agree(CPUSet(torn), 'has', 'have')} threads on several NUMA nodes; "
                 "the lowest thread's counts"
             )
-        kinds = self._kinds(siblings_of)
+        kinds = self._hybrid_cores(siblings_of)
         cores: dict[int, Core] = {}
         core_of: dict[int, int] = {}
         for i, siblings in siblings_of.items():
@@ -552,14 +552,14 @@ class _Discovery:
             core_of.update(dict.fromkeys(siblings, i))
         return cores, core_of
 
-    def _kinds(self, siblings_of: dict[int, CPUSet]) -> dict[int, CoreKind]:
+    def _hybrid_cores(self, siblings_of: dict[int, CPUSet]) -> dict[int, CoreKind]:
         """Tell performance and efficient cores apart, by core id; empty on uniform machines."""
-        told: dict[int, CoreKind] = {}
+        known: dict[int, CoreKind] = {}
         for kind, unit in ((CoreKind.PERFORMANCE, "core"), (CoreKind.EFFICIENT, "atom")):
             cpus = self._listed(f"sys/devices/cpu_{unit}/cpus", CPUSet) or NO_CPUS
-            told.update({i: kind for i in siblings_of if i in cpus})
-        if told:
-            return told
+            known.update({i: kind for i in siblings_of if i in cpus})
+        if known:
+            return known
         first = next(iter(siblings_of))
         if self._tree.exists(f"{CPU_DIR}/cpu{first}/cpu_capacity"):
             # Arm: 1024 is the fastest core at its highest frequency. Single bins differ by a few

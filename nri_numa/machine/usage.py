@@ -174,7 +174,7 @@ _CGROUPS: Final = 256
 _MAPPED_PAGES: Final = re.compile(rb" N(\d{1,4})=(\d{1,18})(?![\d=])", re.ASCII)
 _PAGE_KIB: Final = re.compile(rb" kernelpagesize_kB=(\d{1,9})\b", re.ASCII)
 # A process that ended while it was read: its directory is empty, or reading says so.
-GONE: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ENODEV))
+MISSING: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ENODEV))
 
 
 class MemoryPlaces(msgspec.Struct, frozen=True):
@@ -265,7 +265,7 @@ def _counted(
             with open(path, "rb") as file:
                 text = file.read(_READ_BYTES).decode("ascii", "replace")
         except OSError as error:
-            if error.errno not in GONE:
+            if error.errno not in MISSING:
                 why_not = f"{NUMA_STAT} cannot be read: {error.strerror}"
             continue
         found = memory_by_numa_node(text, unified=unified, page_size=page_size)
@@ -333,7 +333,7 @@ def _map_of(
                     )
             mapped_by_numa_node(rest, found)
     except OSError as error:
-        if error.errno in GONE:
+        if error.errno in MISSING:
             if os.path.exists(f"{proc}/{pid}/maps") and not os.path.exists(
                 f"{proc}/{pid}/{NUMA_MAPS}"
             ):

@@ -20,7 +20,7 @@ import msgspec
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.model import Topology
 from nri_numa.machine.tree import CPU_DIR, Tree
-from nri_numa.machine.usage import GONE, Unknown, processes_of
+from nri_numa.machine.usage import MISSING, Unknown, processes_of
 
 PRESSURE: Final = "cpu.pressure"
 SCHEDSTAT: Final = "schedstat"
@@ -115,7 +115,7 @@ def _pressure(reader: CgroupReader, directory: str, root: str) -> float:
         with open(path, "rb") as file:
             text = file.read(_READ_BYTES).decode("ascii", "replace")
     except OSError as error:
-        if error.errno in GONE:
+        if error.errno in MISSING:
             raise Unknown(why_not) from error
         # With psi=0 on the kernel's command line the file is there and cannot be opened.
         raise Unknown(f"{PRESSURE} cannot be read: {error.strerror}") from error
@@ -163,7 +163,7 @@ def _listed(proc: str, pid: int) -> list[int]:
     try:
         return sorted(int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit())
     except OSError as error:
-        if error.errno in GONE:
+        if error.errno in MISSING:
             return []
         raise Unknown(f"threads of process {pid} cannot be listed: {error.strerror}") from error
 
@@ -174,7 +174,7 @@ def _thread(path: str) -> tuple[float, int] | None:
         with open(path, "rb", buffering=0) as file:
             match = _SCHEDSTAT.match(file.read(_READ_BYTES).strip())
     except OSError as error:
-        if error.errno in GONE:
+        if error.errno in MISSING:
             return None
         raise Unknown(f"{SCHEDSTAT} of a thread cannot be read: {error.strerror}") from error
     return (int(match[2]) / 1e9, int(match[3])) if match else None

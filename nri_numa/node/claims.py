@@ -77,7 +77,7 @@ class ClaimBook:
         *,
         records: str,
         cdi: str,
-        asker: handover.Asker,
+        asker: handover.HandoverClient,
         machine: Callable[[], Machine],
     ) -> None:
         self._driver, self._pool = driver, pool
@@ -257,7 +257,7 @@ def claim_book(config: AgentConfig, node: str, machine: Callable[[], Machine]) -
         node,
         records=os.path.join(config.state_dir, "claims"),
         cdi=config.dra.cdi_directory,
-        asker=handover.Asker(config.dra.handover),
+        asker=handover.HandoverClient(config.dra.handover),
         machine=machine,
     )
 

@@ -559,7 +559,7 @@ class NRILink:
             raise LocalProtocolError("push() from inside a handler would block the runtime")
         return self._push(tuple(updates))
 
-    async def look(self) -> str:
+    async def refresh(self) -> str:
         """Synchronise through a second registration: for launched plugins before NRI 0.7.
 
         Such a runtime tells a plugin that it launched nothing of what runs already, and sends no

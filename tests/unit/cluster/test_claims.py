@@ -10,7 +10,7 @@ import pytest
 
 from nri_numa.cluster.claims import ClaimDesk
 from nri_numa.cluster.kube import APIServer
-from nri_numa.dra.handover import Asker, Teller
+from nri_numa.dra.handover import HandoverClient, HandoverServer
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
 from tests.unit.dra.test_claims import UID, claim
 
@@ -35,11 +35,11 @@ def answers(
 
     async def look() -> None:
         api = APIServer(str(credentials), user_agent="test")
-        desk = ClaimDesk(Teller(str(handover)), api, lambda: told.append("taken"))
+        desk = ClaimDesk(HandoverServer(str(handover)), api, lambda: told.append("taken"))
         try:
             await desk.look()
             await desk.look()
-            Asker(str(handover)).registered()
+            HandoverClient(str(handover)).registered()
             await desk.look()
         finally:
             await api.close()

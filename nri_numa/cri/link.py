@@ -126,14 +126,6 @@ async def update_once(plan: Planner, *, socket_path: str) -> str:
         return str(error)
 
 
-class Updates(Protocol):
-    """The call that is made; see `nri_numa.cri.client.CRIClient`."""
-
-    async def update(self, update: ContainerUpdate) -> UpdateFailed | None:
-        """Change resources of a container; None when it was applied."""
-        ...
-
-
 @dataclass(slots=True)
 class _Waiting:
     update: ContainerUpdate
@@ -148,8 +140,8 @@ class Outbox:
     newest values arrive last; what comes meanwhile is put together and sent after it.
     """
 
-    def __init__(self, runtime: Updates, at_once: int = NEIGHBOURS_AT_ONCE) -> None:
-        self._runtime = runtime
+    def __init__(self, client: CRIClient, at_once: int = NEIGHBOURS_AT_ONCE) -> None:
+        self._client = client
         self._lane = asyncio.Semaphore(at_once)
         self._waiting: dict[str, _Waiting] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
@@ -193,7 +185,7 @@ class Outbox:
             while (waiting := self._waiting.pop(container_id, None)) is not None:
                 failed: UpdateFailed | None = _closed(container_id)
                 try:
-                    failed = await self._runtime.update(waiting.update)
+                    failed = await self._client.update(waiting.update)
                 except RuntimeUnavailable as error:
                     failed = UpdateFailed(
                         container_id=container_id, unknown=False, message=str(error)

@@ -339,7 +339,7 @@ def _info(info: Mapping[str, str]) -> Json:
 
 
 def pod_from(status: cri_pb2.PodSandboxStatus, info: Json) -> PodSandbox:
-    """A pod, with the resources that the kubelet told the runtime of it.
+    """A pod, with the resources that the kubelet gave the runtime for it.
 
     Its QoS class is that of its cgroup; see `nri_numa.runtime.inferred_qos` for pods without one.
     """

@@ -114,7 +114,7 @@ class Service:
             await server.stop(None)
 
     def changed(self) -> None:
-        """The list is another one: tell whoever watches."""
+        """The list is another one: send it to the kubelet."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -399,7 +399,7 @@ class DevicePlugin:
                 # Both are gone while a kubelet starts.
                 return _Why(f"{self._own_socket} was taken away", again=there is not None)
             if service.streams or there is None:
-                # Without its socket nobody could be registered with; the list is served as before.
+                # Without its socket there is no kubelet to register with: the list is served on.
                 watched = now
             elif now - watched > self._pace.watched:
                 return _Why(

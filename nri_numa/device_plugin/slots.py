@@ -2,7 +2,7 @@
 
 An id says nothing about a CPU. ``slot-7`` is one of so many exclusive CPUs of the machine,
 ``numa1-slot-7`` one of so many of a NUMA node; the agent chooses the CPU when the container is
-created. So all that counts is how many ids there are, and that none is taken away that somebody
+created. So all that counts is how many ids there are, and that none is removed that a container
 holds: the kubelet does not start a container again whose id has gone or is unhealthy.
 
 Pure: times are handed in.
@@ -59,7 +59,7 @@ def parse_counts(document: Mapping[str, Any]) -> Counted:
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """One id as the kubelet is told of it.
+    """One id as the kubelet knows it.
 
     Attributes:
         id: its name.
@@ -79,7 +79,7 @@ def node_of(id: str) -> int | None:
 
 
 class SlotList:
-    """What is offered, from what the agent counts and what the kubelet took.
+    """What is advertised, from what the agent counts and what the kubelet allocated.
 
     Args:
         topology: announce the NUMA node of each slot, which binds the agent to it.

@@ -29,7 +29,7 @@ class Found(NamedTuple):
     Attributes:
         kind: what people call it: ``GPU``, ``NIC``, or a resource name of the kubelet's.
         id: its PCI address where it has one, else its name in sysfs.
-        numa_nodes: where it is; empty where nobody knows.
+        numa_nodes: where it is; empty where that is not known.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class SysfsDevices:
         self._sys = os.path.join(os.path.realpath(root), "sys")
         self._top = os.path.join(self._sys, "devices")
         self._links: dict[str, tuple[Found, ...]] = {}
-        # Apart, so that what somebody makes up drives out nothing that is there.
+        # Apart, so that what is made up drives out nothing that is there.
         self._absent: set[str] = set()
 
     def by_number(self, type: str, major: int, minor: int) -> tuple[Found, ...]:

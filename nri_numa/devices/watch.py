@@ -4,7 +4,7 @@ What takes time is done ahead, in threads, while the pod's sandbox is being made
 namespace is looked into, the kubelet is asked what it gave, files of the Container Device Interface
 are read when they changed, and what is remembered of sysfs is compared with it. A container that
 comes before that is done is placed without, and its explanation says so. When a container is
-decided about, nothing is read but a link of sysfs for each device that nobody had before.
+decided about, nothing is read but a link of sysfs for each device that no container had before.
 
 So a device that went since the last sandbox was made may still be a hint. It is a hint only: what a
 container may use is not decided here.
@@ -105,7 +105,7 @@ class PodDevices:
 def given_devices(
     kubelet_root: str, namespace: str, pod: str, seconds: float = DEADLINE
 ) -> Mapping[str, tuple[GivenDevice, ...]] | str:
-    """The devices of a pod by container, or why they cannot be told. Blocks.
+    """The devices of a pod by container, or why they are not known. Blocks.
 
     Without a pod's name nothing is asked, but what takes time the first time is done.
     """
@@ -159,12 +159,12 @@ class DeviceWatch:
         self._deadline = deadline
         self._lookup = Lookup(sources, root=root, own_resource=own_resource)
         # What came of mentions and books before. Replaced by another one whenever something that
-        # it depends on is read anew: whoever is about to add to the former adds for nobody.
+        # it depends on is read anew: what is still added to the former is lost.
         self._answers: dict[tuple[object, ...], KnownDevices] = {}
         self._pods: dict[str, PodDevices] = {}
         self._turn = threading.Lock()  # for threads that change findings
         self._room = threading.BoundedSemaphore(_MOST_WAITING)
-        # One thread each, so that a kubelet that hangs keeps nobody from its network cards.
+        # One thread each, so that a kubelet that hangs holds up no look at network cards.
         self._local = ThreadPoolExecutor(1, thread_name_prefix="devices")
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="pod resources")
         self._gpus_read = self._files_read = float("-inf")
@@ -182,11 +182,11 @@ class DeviceWatch:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def settle(self) -> None:
-        """Wait until everything that was begun is done; for whoever is in no hurry."""
+        """Wait until everything that was begun is done."""
         for pool in (self._local, self._asking):
             pool.submit(lambda: None).result()
 
-    # --- told by the link -------------------------------------------------------------------------
+    # --- called by the link -----------------------------------------------------------------------
 
     def began(self, pod: PodSandbox) -> None:
         """A pod is being made: find out ahead what its containers will have."""
@@ -352,10 +352,10 @@ class DeviceWatch:
         else:
             given = answer
             for devices in answer.values():
-                list(self._lookup.given(devices))  # whoever asks for them finds them remembered
+                list(self._lookup.given(devices))  # the next lookup finds them remembered
         with self._turn:
             entry.findings = findings(entry.findings._replace(given=given, kubelet_note=note))
-        time.sleep(PAUSE)  # of this thread, which nobody waits for
+        time.sleep(PAUSE)  # of this thread, which nothing waits for
 
 
 def _characters(mentions: Mentions) -> int:

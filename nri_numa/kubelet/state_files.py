@@ -24,7 +24,7 @@ from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import cpus_text, numa_text
 from nri_numa.text import BadQuantity, page_size
 
-# --- A file of the kubelet, read whole; whatever else is in its place makes nobody wait -----------
+# --- A file of the kubelet, read whole; nothing else in its place holds us up ---------------------
 
 
 MAX_BYTES: Final = 1 << 20
@@ -161,7 +161,7 @@ class CPUState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: of the document, 1 to 4.
-        shared: CPUs of everybody without a grant; empty when no cpusets are set.
+        shared: CPUs of all without a grant; empty when no cpusets are set.
         entries: granted CPUs by holder.
         pods: CPUs granted to whole pods, by UID.
     """

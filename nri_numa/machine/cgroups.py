@@ -258,7 +258,7 @@ _MISSING: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ENOTDIR))
 
 
 class CgroupPlace(msgspec.Struct, frozen=True):
-    """Where a container's cgroup is, as the runtime told.
+    """Where a container's cgroup is, as the runtime reports.
 
     Attributes:
         cgroups_path: the OCI cgroupsPath, in the form of the cgroupfs or of the systemd driver.
@@ -443,7 +443,7 @@ class CgroupReader:
         )
 
     def _path_of(self, pid: int) -> str:
-        """Look up the cgroup of a process, see cgroups(7); empty when it cannot be told."""
+        """Look up the cgroup of a process, see cgroups(7); empty when it is not known."""
         try:
             lines = text(f"{self._proc}/{pid}/cgroup").splitlines()
         except OSError:

@@ -98,7 +98,7 @@ def _outside(tree: Tree, mount: str, own: str) -> tuple[list[str], str]:
 
 
 def _less(limits: UsableIds, found: list[Partition]) -> UsableIds:
-    """What version 1 lets nobody else have; everything, where that would leave nothing."""
+    """What version 1 leaves to others; everything, where that would leave nothing."""
     left = (limits.cpus or NO_CPUS) - valid_cpus(found)
     return replace(limits, cpus=left) if left else limits
 

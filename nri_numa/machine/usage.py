@@ -192,7 +192,7 @@ class MemoryPlaces(msgspec.Struct, frozen=True):
 
 
 class Unknown(Exception):
-    """What a container has cannot be told; the message is the reason."""
+    """What a container has is not known; the message is the reason."""
 
 
 def memory_places(
@@ -300,7 +300,7 @@ def _mapped(
         found = _map_of(pid, proc, why_not, until, clock)
         if found is not None:
             by_process[pid] = found
-    # A number may have become somebody else's between the list and the reading.
+    # A number may have become another process's between the list and the reading.
     still = processes_of(directory)
     total: dict[int, int] = {}
     for pid, found in by_process.items():

@@ -87,7 +87,7 @@ def tasks_waiting(
 ) -> float | None:
     """How many threads waited for a CPU on average between two readings; None when none tells.
 
-    Threads that were there at one of them only are left out: nobody knows how long they waited.
+    Threads that were there at one of them only are left out: how long they waited is not known.
     """
     grown = [
         waited - before[thread]
@@ -139,9 +139,9 @@ def _threads(
         for thread in _listed(proc, pid):
             if len(found) >= THREADS:
                 raise Unknown(f"it has more than the {THREADS} threads that are read")
-            told = _thread(f"{proc}/{pid}/task/{thread}/{SCHEDSTAT}")
-            if told is not None:
-                found[thread], times = told
+            read = _thread(f"{proc}/{pid}/task/{thread}/{SCHEDSTAT}")
+            if read is not None:
+                found[thread], times = read
                 turns += times
             elif os.path.exists(f"{proc}/{pid}/task/{thread}/stat"):
                 silent += 1
@@ -195,7 +195,7 @@ class CPUTimes(msgspec.Struct, frozen=True):
     Attributes:
         steal: by CPU, ``(stolen, total)`` ticks since the machine started; empty where the kernel
             does not count steal.
-        waited: by CPU, the seconds that tasks waited for it since then; empty where not told.
+        waited: by CPU, the seconds that tasks waited for it since then; empty where not known.
     """
 
     steal: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
@@ -319,8 +319,7 @@ def frequencies(tree: Tree, topology: Topology) -> dict[int, float]:
     for i, numa_node in topology.numa_nodes.items():
         cpus = list(numa_node.cpus)
         step = max(1, -(-len(cpus) // MOST))
-        told = [_hertz(tree, cpu) for cpu in cpus[::step]]
-        known = [hertz for hertz in told if hertz]
+        known = [hertz for cpu in cpus[::step] if (hertz := _hertz(tree, cpu))]
         if known:
             found[i] = sum(known) / len(known)
     return found

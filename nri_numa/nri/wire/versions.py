@@ -99,7 +99,7 @@ def push_path(info: RuntimeInfo) -> PushPath:
     if _is_at_least(info.nri_version, nri, (0, 12, 1)):
         return PushPath.UPDATE_CONTAINERS
     if info.registration_timeout or info.nri_version:
-        return PushPath.ONE_SHOT  # timeouts are told from NRI 0.7 on
+        return PushPath.ONE_SHOT  # timeouts are given from NRI 0.7 on
     release = parse_version(info.version) or _NO_RELEASE
     since = {"containerd": (1, 7, 16), "cri-o": (1, 31, 0)}.get(info.name.lower())
     if since is not None and release >= since:

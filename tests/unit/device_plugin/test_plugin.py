@@ -57,10 +57,10 @@ class FakeAgent:
 
 @asynccontextmanager
 async def running(
-    directory: Path, agent: FakeAgent, taken: Callable[[], set[str]] = set
+    directory: Path, agent: FakeAgent, allocated: Callable[[], set[str]] = set
 ) -> AsyncIterator[DevicePlugin]:
     plugin = DevicePlugin(
-        str(directory), RESOURCE, agent.ask, SlotList(), allocated=taken, pace=QUICK, waits=(0.02,)
+        str(directory), RESOURCE, agent.ask, SlotList(), allocated=allocated, pace=QUICK, waits=(0.02,)
     )
     task = asyncio.create_task(plugin.run())
     try:

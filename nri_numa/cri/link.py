@@ -43,7 +43,6 @@ from nri_numa.runtime import (
     AnswerWatch,
     LinkState,
     Planner,
-    PushPath,
     PushResult,
     RequestRefused,
     RuntimeHandler,
@@ -769,19 +768,14 @@ class CRILink:
 
     async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
         """Send updates that answer no request."""
+        if not updates:
+            return PushResult()
         connection = self._connection
         if connection is None or self._state is not LinkState.ACTIVE:
-            detail = f"the link is {self._state.value}"
-            return PushResult(ok=not updates, path=PushPath.NONE, detail=detail)
-        began = time.monotonic()
+            return PushResult(f"the link is {self._state.value}")
         failed = await asyncio.gather(*map(connection.send, updates))
         broken = [one.message for one in failed if one is not None and not one.unknown]
-        return PushResult(
-            ok=not broken,
-            path=PushPath.UPDATE_CONTAINERS,
-            detail="; ".join(broken[:3]),
-            seconds=time.monotonic() - began,
-        )
+        return PushResult("; ".join(broken[:3]))
 
     async def refresh(self) -> str:
         """Nothing to do: listings show what runs."""

@@ -61,13 +61,14 @@ from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_
 from nri_numa.nri.wire.versions import (
     AGENT_EVENTS,
     SANDBOX_EVENTS,
+    PushPath,
     push_path,
     synchronizes_launched_plugins,
 )
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import Notifier
-from nri_numa.runtime import LinkState, PushPath, RefusedForGood, RuntimeInfo, RuntimeLink
+from nri_numa.runtime import LinkState, RefusedForGood, RuntimeInfo, RuntimeLink
 from nri_numa.store import documents
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.notices import NoticeFile

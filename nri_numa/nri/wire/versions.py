@@ -14,7 +14,7 @@ import enum
 import re
 from typing import Final
 
-from nri_numa.runtime import PushPath, RuntimeInfo
+from nri_numa.runtime import RuntimeInfo
 
 NRI_VERSION: Final = "v0.12.2"
 """The release of NRI whose messages this package speaks."""
@@ -71,6 +71,19 @@ validator included.
 
 SANDBOX_EVENTS: Final = Event.RUN_POD_SANDBOX.bit
 """What it has a use for besides where devices place containers or pods are named to schedulers."""
+
+
+class PushPath(enum.StrEnum):
+    """How an update may be sent that answers no request."""
+
+    UPDATE_CONTAINERS = "update-containers"
+    """The plain call; safe from NRI 0.12.1 on."""
+
+    ONE_SHOT = "one-shot"
+    """A second registration that answers Synchronize with the updates; safe from NRI 0.6.1 on."""
+
+    NONE = "none"
+    """No way is known to be safe: registrations and events deadlock (containerd#10085)."""
 
 
 _VERSION: Final = re.compile(r"\s*v?([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?(.*)", re.DOTALL)

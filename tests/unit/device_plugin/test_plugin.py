@@ -60,7 +60,13 @@ async def running(
     directory: Path, agent: FakeAgent, allocated: Callable[[], set[str]] = set
 ) -> AsyncIterator[DevicePlugin]:
     plugin = DevicePlugin(
-        str(directory), RESOURCE, agent.ask, SlotList(), allocated=allocated, pace=QUICK, waits=(0.02,)
+        str(directory),
+        RESOURCE,
+        agent.ask,
+        SlotList(),
+        allocated=allocated,
+        pace=QUICK,
+        waits=(0.02,),
     )
     task = asyncio.create_task(plugin.run())
     try:

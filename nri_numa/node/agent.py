@@ -281,12 +281,12 @@ class Agent:
         kept = [a for a in self.state.allocations.values() if a.ended]
         pods = {a.pod_id for a in kept}
         self._sandboxes = {i: place for i, place in self._sandboxes.items() if i in pods}
-        gone = {i for i, place in self._sandboxes.items() if reader.is_gone(place)}
+        gone = {i for i, place in self._sandboxes.items() if reader.is_removed(place)}
         waiting = [a for i in self.starts.ids() if (a := self.state.allocations.get(i))]
         latest_start = self._now() - max(seconds, START_SECONDS)
         late = [
             a for a in waiting
-            if a.since <= latest_start and reader.is_gone(self.places[a.container_id])
+            if a.since <= latest_start and reader.is_removed(self.places[a.container_id])
         ]  # fmt: skip
         self._let_go([a for a in kept if a.ended <= latest or a.pod_id in gone] + late)
         for allocation in late:  # should it start after all, it is met then

@@ -118,7 +118,7 @@ class BesideKubelet:
     def look(self) -> None:
         """Take over what the kubelet granted since the last look."""
         topology = self._agent.machine.topology
-        if not self._files.look(topology.possible, topology.numa_ids):
+        if not self._files.refresh(topology.possible, topology.numa_ids):
             return
         before, after = self._agent.state.kubelet, self._files.grants
         if after != before:

@@ -88,7 +88,7 @@ class ClaimBook:
         *,
         records: str,
         cdi: str,
-        asker: handover.Asker,
+        asker: handover.HandoverClient,
         machine: Callable[[], Machine],
         free: Callable[[], Mapping[int, int]],
         sleep: Callable[[float], object] = time.sleep,
@@ -291,7 +291,7 @@ def claim_book(
         node,
         records=os.path.join(config.state_dir, "claims"),
         cdi=config.dra.cdi_directory,
-        asker=handover.Asker(config.dra.handover),
+        asker=handover.HandoverClient(config.dra.handover),
         machine=machine,
         free=free,
     )

@@ -66,13 +66,14 @@ from nri_numa.node.verify import Verifier
 from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
 from nri_numa.nri.wire.versions import (
     AGENT_EVENTS,
+    PushPath,
     push_path,
     synchronizes_launched_plugins,
 )
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import Notifier
-from nri_numa.runtime import LinkState, PushPath, RefusedForGood, RuntimeInfo, RuntimeLink
+from nri_numa.runtime import LinkState, RefusedForGood, RuntimeInfo, RuntimeLink
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.files import signing_key
 from nri_numa.store.journal import state_from
@@ -220,7 +221,7 @@ class Daemon:
             self.metrics,
             self,
             reject_on_error=config.on_internal_error is InternalErrorAnswer.REJECT,
-            unmatched=self.unheard,
+            annotations=self.unheard,
             devices=self._devices,
             claims=self._claims,
             pending=self._pending_pods,
@@ -263,7 +264,7 @@ class Daemon:
             explanations=self._explanations,
             unmatched=self.unheard,
             gaps=watch,
-            look=self.link.look,
+            look=self.link.refresh,
             rereading=self._rereading,
             pending=PendingPush(self.agent, self.sender),
             unanswered=self._unanswered,

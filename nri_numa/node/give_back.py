@@ -326,7 +326,7 @@ async def release(
         prior, damaged = state_from(entries)
         problems += damaged
         kubelet = StateFiles(config.kubelet_root)
-        kubelet.look(topology.possible, topology.numa_ids)
+        kubelet.refresh(topology.possible, topology.numa_ids)
         problems += kubelet.problems
         prior = prior.with_kubelet(kubelet.grants)
         planned = await _exchange(config, machine, prior, dry_run, timeout, waiting)

@@ -557,7 +557,7 @@ def kubelet(
         )
     files = StateFiles(str(directory))
     if topology is not None:
-        files.look(topology.possible, topology.numa_ids)
+        files.refresh(topology.possible, topology.numa_ids)
     for problem in files.problems:
         yield _warn(
             "kubelet",

@@ -239,7 +239,7 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
     """Counting, logging, packing the trace: the seven requests of a pod that shares CPUs."""
     node = Node(100, policy="best-effort", later=loop.call_soon)
     watch = UnmatchedAnnotations(lambda: PREFIX, lambda: 0.0, loop.call_soon)
-    handler = AgentHandler(node.agent, Metrics("test"), unmatched=watch)
+    handler = AgentHandler(node.agent, Metrics("test"), annotations=watch)
     requests = NRIRequests(handler)
 
     def life(name: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.dra.claims import BadClaim, variable
-from nri_numa.dra.handover import Asker
+from nri_numa.dra.handover import HandoverClient
 from nri_numa.engine.accounting import largest
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
@@ -49,7 +49,7 @@ class Bed:
         """A new process."""
         bed = self
 
-        class FromObjects(Asker):
+        class FromObjects(HandoverClient):
             def ask(self, namespace: str, name: str, uid: str) -> object:
                 if uid not in bed.objects:
                     raise BadClaim("not found")

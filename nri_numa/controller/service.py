@@ -100,28 +100,16 @@ class _Objects(Watched):
         gone: Iterable[Callable[[str], object]],
     ) -> None:
         self._clock, self._changed, self._gone = clock, tuple(changed), tuple(gone)
-        self._names: set[str] = set()
 
     def put(self, document: Mapping[str, Any]) -> None:
         """One exists, new or changed."""
-        name = name_of(document)
-        self._names.add(name)
         for changed in self._changed:
-            changed(name, document, self._clock())
+            changed(name_of(document), document, self._clock())
 
-    def remove(self, document: Mapping[str, Any]) -> None:
+    def gone(self, key: str) -> None:
         """One does not exist any more."""
-        self._forget(name_of(document))
-
-    def listed(self, keys: frozenset[str]) -> None:
-        """These are all."""
-        for name in self._names - keys:
-            self._forget(name)
-
-    def _forget(self, name: str) -> None:
-        self._names.discard(name)
         for gone in self._gone:
-            gone(name)
+            gone(key)
 
 
 class _PendingPods(Watched):
@@ -134,13 +122,9 @@ class _PendingPods(Watched):
         """A pod is Pending, or changed."""
         self._refused.pod(document, self._clock())
 
-    def remove(self, document: Mapping[str, Any]) -> None:
+    def gone(self, key: str) -> None:
         """A pod is not Pending any more."""
-        self._refused.pod_gone(uid_of(document))
-
-    def listed(self, keys: frozenset[str]) -> None:
-        """These are all."""
-        self._refused.pods_listed(keys)
+        self._refused.pod_gone(key)
 
 
 class _FailedEvents(Watched):

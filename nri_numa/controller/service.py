@@ -22,7 +22,7 @@ from nri_numa.config.controlling import Drain, Steal, Stuck
 from nri_numa.config.extended_resource import slots_resource
 from nri_numa.controller import capacity, evictor
 from nri_numa.controller.capacity import CapacityOutput, Offer, UnknownNode, from_put
-from nri_numa.controller.evictor import Drained, Limits, Stolen
+from nri_numa.controller.evictor import Drained, Stolen
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
 from nri_numa.controller.refused import FIELDS, Refused
@@ -173,8 +173,10 @@ class Service:
         if section.drain.evict:
             self.drained = Drained(prefix, _rules(section.drain), now)
         if (steal := section.steal).evict:
-            limits = Limits(below=steal.below, well=steal.well, at_most=steal.at_most)
-            self.stolen = Stolen(prefix, _rules(steal), limits, now)
+            below, well, at_most = steal.below, steal.well, steal.at_most
+            self.stolen = Stolen(
+                prefix, _rules(steal), now, below=below, well=well, at_most=at_most
+            )
         if section.stuck.evict:
             settings, nodes = configuration.settings(config), Nodes()
             self.refused = Refused(

@@ -43,7 +43,6 @@ from nri_numa.engine.state import (
     displaced,
     effective_cpus,
     group_cpus,
-    identity,
     union,
 )
 from nri_numa.engine.values.workload import (
@@ -140,7 +139,7 @@ def admit(
     if side is not None and isinstance(side, Refusal):
         return Refused(side, _trace(case, side, pool_before, pool_before))
     if side is not None and isinstance(side, Kubelets):
-        placed: Placed | Refusal = _kubelets(side)
+        placed: Placed | Refusal = _kubelets(case, side)
     elif alone:
         placed = _unbound(case, pool_before)
     elif isinstance(needs, Refusal):
@@ -496,18 +495,20 @@ def _unbound(case: Case, pool: CPUSet) -> Placed:
     cpus = case.container.resources.cpus
     if cpus and not covers(cpus, pool, case.state.kubelet.shared):
         # Another plugin before us owns this one, or a kubelet whose grants cannot be read.
-        return Placed(
+        return replace(
+            case.unplaced,
             kind=Kind.FOREIGN,
             reason=f"pinned by somebody else to {cpus_text(cpus)}",
             steps=("somebody else set a cpuset and the pod asks us for nothing: left alone",),
         )
     none = case.requested.bind is Bind.NONE
     why = "bind: none" if none else "no annotation and no rule asks for a pin"
-    return Placed(kind=Kind.UNBOUND, reason=f"not pinned: {why}", steps=(why,))
+    return replace(case.unplaced, reason=f"not pinned: {why}", steps=(why,))
 
 
-def _kubelets(side: Kubelets) -> Placed:
-    return Placed(
+def _kubelets(case: Case, side: Kubelets) -> Placed:
+    return replace(
+        case.unplaced,
         kind=Kind.FOREIGN,
         reason=side.reason,
         steps=("the kubelet pins it by its static policy: left to it", *side.warnings),
@@ -549,38 +550,27 @@ def _drop_leftovers(state: NodeState, pod: PodSandbox, container: Container) -> 
 
 
 def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
-    """Turn a placement into what the state keeps."""
-    pod, container, requested, needs = case.pod, case.container, case.requested, case.demand
-    quota = container.resources.cpu_quota
+    """What the state keeps of a placement."""
+    requested, needs = case.requested, case.demand
+    quota = case.container.resources.cpu_quota
     lifted = placed.owned and case.machine.settings.lift_quota and quota is not None and quota > 0
     if lifted and requested.pods_list and needs.size_milli < 1000 * len(placed.cpus):
         lifted = False  # others of its pod run there too
-    return Allocation(
-        **identity(pod, container),
-        kind=placed.kind,
-        cpus=placed.cpus,
-        pinned=_pinned(case) if placed.kind is Kind.FOREIGN else NO_CPUS,
-        idle=placed.idle,
-        owned=placed.owned,
-        soft=placed.soft,
-        numa_nodes=placed.numa_nodes,
-        mems=placed.mems,
-        charges=placed.charges,
-        cpu_milli=needs.size_milli,
-        memory_bytes=needs.size_bytes,
-        hugepages=needs.hugepages,
-        policy=placed.policy,
-        smt=requested.smt if placed.owned else SMT.ANY,
-        load=requested.load,
-        preferred=placed.preferred,
-        reason=placed.reason,
-        quota=quota if lifted else None,
-        slots=requested.slots.ids if requested.slots is not None and placed.owned else "",
-        mempolicy=MemoryPolicy.DEFAULT
-        if placed.memory_policy is None
-        else placed.memory_policy.mode,
-        since=now,
-    )
+    kept = {field: getattr(placed, field) for field in Allocation.__struct_fields__}
+    kept |= {
+        "pinned": _pinned(case) if placed.kind is Kind.FOREIGN else NO_CPUS,
+        "cpu_milli": needs.size_milli,
+        "memory_bytes": needs.size_bytes,
+        "hugepages": needs.hugepages,
+        "smt": requested.smt if placed.owned else SMT.ANY,
+        "load": requested.load,
+        "quota": quota if lifted else None,
+        "slots": requested.slots.ids if requested.slots is not None and placed.owned else "",
+        "since": now,
+    }
+    if placed.memory_policy is not None:
+        kept["mempolicy"] = placed.memory_policy.mode
+    return Allocation(**kept)
 
 
 def _pinned(case: Case) -> CPUSet:

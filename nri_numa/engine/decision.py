@@ -13,7 +13,7 @@ from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.cpus.index import AllocatorIndex, index
 from nri_numa.engine.request.annotations import Resolver, longest_list
 from nri_numa.engine.request.demand import SLOTS, Demand
-from nri_numa.engine.state import Allocation, Charge, Kind, NodeState, PodRecord, isolated
+from nri_numa.engine.state import Allocation, Kind, NodeState, PodRecord, identity, isolated
 from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, Settings
 from nri_numa.engine.values.workload import (
     EVERY_MEMORY_POLICY,
@@ -460,29 +460,22 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     undecided: tuple[tuple[PodSandbox, Container], ...] = ()
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container gets; the fields are those of `nri_numa.engine.state.Allocation`.
+class Placed(Allocation, frozen=True, kw_only=True):
+    """An allocation on its way, with what is said of it and not kept.
 
     Attributes:
-        warnings: what is probably not meant, one clause each; among ``steps`` too.
-        ignored: sentences about requests that are not permitted and were passed over.
+        affinity: NUMA nodes that the policy chose; None when any will do.
+        pod_affinity: the same for the whole pod (scope ``pod``).
+        steps: why, in sentences.
+        warnings: of these, what is probably not meant.
+        ignored: requests that are not permitted and were passed over.
         memory_policy: set before the program runs; None sets none.
     """
 
-    kind: Kind
-    cpus: CPUSet = NO_CPUS
-    idle: CPUSet = NO_CPUS
-    owned: bool = False
-    soft: bool = False
-    numa_nodes: NUMASet = NO_NUMA_NODES
-    mems: NUMASet = NO_NUMA_NODES
-    charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
-    policy: Policy = Policy.NONE
-    preferred: bool = True
-    reason: str = ""
+    affinity: NUMASet | None = None
+    pod_affinity: NUMASet | None = None
     alignment: Alignment | None = None
     steps: tuple[str, ...] = ()
-    pod_affinity: NUMASet | None = None
     warnings: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     memory_policy: MemoryPolicySetting | None = None
@@ -565,6 +558,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     policy: Policy = Policy.NONE
     held: CPUSet = NO_CPUS
     again: bool = False
+
+    @property
+    def unplaced(self) -> Placed:
+        """The container's allocation, before anything is chosen for it."""
+        return Placed(**identity(self.pod, self.container), kind=Kind.UNBOUND)
 
     @property
     def who(self) -> str:

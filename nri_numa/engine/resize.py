@@ -308,7 +308,8 @@ class _Change:
         reason = reason.removesuffix(f", {LESS}")
         reason += f", {WIDER}" if self.wider and not listed else ""
         reason += f", {LESS}" if self.less else ""
-        return Placed(
+        return replace(
+            case.unplaced,
             kind=kind,
             cpus=cpus,
             idle=idle,

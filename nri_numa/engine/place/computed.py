@@ -74,7 +74,7 @@ from nri_numa.engine.values.workload import (
     Scope,
     Strategy,
 )
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.machine.model import Topology, agree, cpus_text, human_milli, numa_text
 
 WHOLE = 1 << 40
@@ -367,37 +367,6 @@ def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -
     return NUMASet([nearest])
 
 
-class _Aligned(msgspec.Struct, frozen=True):
-    """What the policy chose, for the CPUs to be taken there.
-
-    Attributes:
-        affinity: NUMA nodes; None when any will do.
-        preferred: it is no wider than an empty machine would need.
-        steps: why, in sentences.
-        warnings: of these, what an operator should know.
-    """
-
-    affinity: NUMASet | None
-    preferred: bool = True
-    alignment: Alignment | None = None
-    steps: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-class _CPUs(msgspec.Struct, frozen=True):
-    """The CPUs that were chosen, for memory to be found beside them.
-
-    Attributes:
-        numa_nodes: where they are.
-        cpus, idle: of an exclusive container.
-    """
-
-    kind: Kind
-    numa_nodes: NUMASet = NO_NUMA_NODES
-    cpus: CPUSet = NO_CPUS
-    idle: CPUSet = NO_CPUS
-
-
 def place_computed(case: Case) -> Placed | Refusal:
     """Choose NUMA nodes, CPUs and memory nodes for one container."""
     machine, whole = case.machine, case
@@ -418,25 +387,26 @@ def place_computed(case: Case) -> Placed | Refusal:
     elif table.listed is not None:
         affinity = near(machine, table.listed)
         step = f"no policy: CPUs near the memory that numamem lists, {numa_text(affinity)}"
-        found = _Aligned(affinity, steps=(step,))
+        found = replace(case.unplaced, affinity=affinity, steps=(step,))
     else:
-        found = _Aligned(None, steps=("no policy: any NUMA node will do",))
+        found = replace(case.unplaced, steps=("no policy: any NUMA node will do",))
     if case.demand.exclusive_cpus:
         return _exclusive(case, table, found)
     if case.by_kubelet:
         # As under the kubelet: all shared CPUs, and no CPU time allocated anywhere.
-        return _finish(case, table, found, _CPUs(Kind.UNBOUND))
+        return _finish(case, table, found)
     numa_nodes = found.affinity if found.affinity is not None else machine.places
     if not machine.topology.bits_of(numa_nodes.bits) & machine.topology.allowed.bits:
         numa_nodes = machine.topology.cpu_nodes
     numa_nodes = numa_nodes & machine.topology.cpu_nodes
     if not numa_nodes:
         why = "no NUMA node of this machine has CPUs"
-        return Placed(kind=Kind.UNBOUND, preferred=False, reason=f"not pinned: {why}", steps=(why,))
-    return _finish(case, table, found, _CPUs(Kind.SHARED, numa_nodes))
+        reason = f"not pinned: {why}"
+        return replace(case.unplaced, preferred=False, reason=reason, steps=(why,))
+    return _finish(case, table, replace(found, kind=Kind.SHARED, numa_nodes=numa_nodes))
 
 
-def _aligned(case: Case, table: ResourceTable, own: int) -> _Aligned | Refusal:
+def _aligned(case: Case, table: ResourceTable, own: int) -> Placed | Refusal:
     """Ask the policy for NUMA nodes, once for each pod under scope ``pod``.
 
     The demand of ``case`` is the pod's then, of which ``own`` exclusive CPUs are the container's.
@@ -448,7 +418,12 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> _Aligned | Refusal:
         if refused is not None:
             return refused
         step = f"scope pod: the pod was placed on {numa_text(record.affinity)}"
-        return _Aligned(record.affinity, record.affinity_preferred, steps=(step,))
+        return replace(
+            case.unplaced,
+            affinity=record.affinity,
+            preferred=record.affinity_preferred,
+            steps=(step,),
+        )
     asked = demands(case, table)
     ranks = rank(case, table)
     if table.listed is not None:
@@ -497,7 +472,14 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> _Aligned | Refusal:
         elif found is not None:
             # It chose by what was published then; here is what is true now.
             warnings = (f"{held}, which no longer suits best: placed on {where} instead",)
-    return _Aligned(found, alignment.preferred, alignment, (*steps, *warnings), warnings)
+    return replace(
+        case.unplaced,
+        affinity=found,
+        preferred=alignment.preferred,
+        alignment=alignment,
+        steps=(*steps, *warnings),
+        warnings=warnings,
+    )
 
 
 def _who_has_them(case: Case) -> str:
@@ -510,7 +492,7 @@ def _who_has_them(case: Case) -> str:
     return holders_text(case.state, requests=True)
 
 
-def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Refusal:
+def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal:
     machine, state, affinity = case.machine, case.state, found.affinity
     settings = machine.settings
     if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
@@ -571,8 +553,16 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
     return _finish(
         case,
         table,
-        _Aligned(affinity, preferred, found.alignment, tuple(steps), found.warnings),
-        _CPUs(Kind.EXCLUSIVE, numa_nodes, taken.cpus, taken.idle),
+        replace(
+            found,
+            kind=Kind.EXCLUSIVE,
+            owned=True,
+            numa_nodes=numa_nodes,
+            cpus=taken.cpus,
+            idle=taken.idle,
+            preferred=preferred,
+            steps=tuple(steps),
+        ),
     )
 
 
@@ -587,7 +577,7 @@ def _reach(settings: Settings, machine: Machine, affinity: NUMASet) -> NUMASet:
 
 
 def _take_failed(
-    failed: NotEnoughCPUs | SMTAlignmentRefused, case: Case, table: ResourceTable, found: _Aligned
+    failed: NotEnoughCPUs | SMTAlignmentRefused, case: Case, table: ResourceTable, found: Placed
 ) -> Refusal:
     left, holders = left_text(case, table), holders_text(case.state, requests=True)
     if isinstance(failed, SMTAlignmentRefused):
@@ -608,11 +598,11 @@ def _take_failed(
     )
 
 
-def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) -> Placed | Refusal:
+def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal:
     """Choose memory nodes, allocate everything, and say it."""
     machine, demand, policy = case.machine, case.demand, case.policy
     affinity, preferred, alignment = found.affinity, found.preferred, found.alignment
-    kind, numa_nodes, steps = chosen.kind, chosen.numa_nodes, [*found.steps]
+    kind, numa_nodes, steps = found.kind, found.numa_nodes, [*found.steps]
     # Neither CPUs nor memory to speak of: nothing to pin.
     loose = kind is Kind.UNBOUND and not needs_of(demand)
     mems = NO_NUMA_NODES
@@ -654,7 +644,7 @@ def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) ->
         mems = memory.mems
         preferred = preferred and not memory.widened
         steps += memory.steps
-    milli = _milli(case, table, chosen)
+    milli = _milli(case, table, found)
     charges: Mapping[int, Charge]
     if isinstance(granted, MemoryGrant):
         charges = charges_of(granted, demand, milli)
@@ -669,24 +659,19 @@ def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) ->
         doubts = all_isolated(machine, shares)
         warnings += doubts
         steps += doubts
-    what = exclusive_text(len(chosen.cpus)) if kind is Kind.EXCLUSIVE else "shared CPUs"
+    what = exclusive_text(len(found.cpus)) if kind is Kind.EXCLUSIVE else "shared CPUs"
     where = f" on {numa_text(numa_nodes)}"
     if kind is Kind.UNBOUND:
         what, where = "not pinned to CPUs (kubeletCPUs)", f", memory of {numa_text(mems)}"
         where = where if mems else ""
     ideal = "" if preferred else ", wider than ideal"
-    return Placed(
-        kind=kind,
-        cpus=chosen.cpus,
-        idle=chosen.idle,
-        owned=kind is Kind.EXCLUSIVE,
-        numa_nodes=numa_nodes,
+    return replace(
+        found,
         mems=mems,
         charges=charges,
         policy=policy,
         preferred=preferred,
         reason=f"{what}{where}{ideal}",
-        alignment=alignment,
         steps=tuple(steps),
         warnings=warnings,
         pod_affinity=_remembered(machine, affinity)
@@ -701,7 +686,7 @@ def _remembered(machine: Machine, affinity: NUMASet | None) -> NUMASet | None:
     return only if affinity is None else affinity
 
 
-def _milli(case: Case, table: ResourceTable, chosen: _CPUs) -> dict[int, int]:
+def _milli(case: Case, table: ResourceTable, chosen: Placed) -> dict[int, int]:
     """Thousandths of a CPU to allocate on each NUMA node."""
     if chosen.cpus:
         bits, nodes = chosen.cpus.bits, case.machine.topology.numa_nodes

@@ -84,7 +84,8 @@ def place_explicit(case: Case) -> Placed | Refusal:
     listed = " and ".join(
         f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids
     )
-    return Placed(
+    return replace(
+        case.unplaced,
         kind=Kind.EXPLICIT if cpus else Kind.UNBOUND,
         cpus=cpus,
         owned=owned and bool(cpus),

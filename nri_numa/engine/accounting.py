@@ -463,8 +463,6 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         held: by NUMA node, CPUs of containers that hold slots for them.
-        free: by NUMA node, CPUs that could become exclusive.
-        holders: the containers that hold slots, by id.
     """
 
     held: dict[int, int]

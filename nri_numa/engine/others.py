@@ -253,7 +253,6 @@ class Kubelets(msgspec.Struct, frozen=True, kw_only=True):
     """The container stays as the kubelet has it.
 
     Attributes:
-        reason: one clause.
         warnings: what its pod asks for and does not get.
     """
 
@@ -265,7 +264,6 @@ class Ours(msgspec.Struct, frozen=True, kw_only=True):
     """We place the container although the kubelet granted it something.
 
     Attributes:
-        requested: what is asked for, without what stays as the kubelet has it.
         warnings: what the kubelet goes on believing.
         cpus: granted CPUs that it is to have, as the kubelet believes.
     """

@@ -56,11 +56,8 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     """One container whose cgroup is not as meant.
 
     Attributes:
-        cpus, mems: what to write; empty where that file is right or beyond repair.
         quota: `NO_QUOTA` where somebody gave back a quota that was lifted; None leaves it.
         meant_cpus, meant_mems: what it should be able to use; empty where it is so.
-        has_cpus, has_mems: what it can really use.
-        found: what the cgroup says, for people: ``cpuset.cpus is 0-3, meant 1``.
         obstacle: which cgroup above or below keeps it from what is meant; empty when none does.
         rank: 0 when it runs on CPUs that belong to another container, 1 when it owns CPUs itself,
             2 otherwise.

@@ -189,7 +189,6 @@ class Quantity(msgspec.Struct, frozen=True):
     """What a mask must have enough of.
 
     Attributes:
-        need: the amount.
         amounts: by NUMA node, what it has by itself; positive ones.
         parts: masks and amounts, where some count for several NUMA nodes and once for a mask that
             holds any of these: a device on two of them, memory that serves two. Else None.
@@ -395,14 +394,10 @@ class Hints:
     by sums. The exceptions are the memory groups of the kubelet.
 
     Attributes:
-        universe: NUMA nodes that masks are made of.
-        free: quantities by what is available.
-        required: NUMA nodes in every mask.
         alone: NUMA nodes that are a mask of one.
         groups: group rule, NUMA node with assignments to its group's mask; None without the rule.
         sockets: with ``align-by-socket``, one mask for each socket.
         nil: there is a hint without mask: True preferred, False not preferred; None none.
-        width: of preferred hints.
     """
 
     universe: int = 0

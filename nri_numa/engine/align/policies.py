@@ -110,18 +110,9 @@ class ResourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What one resource asked and which masks suit it.
 
     Attributes:
-        resource: its name.
-        need: how much of it.
-        unit: ``bytes``, ``cpus``, ``millicpu`` or empty.
-        state: the kind of its answer.
         preferred_width: NUMA nodes an empty machine would need; 0 without masks.
         narrowest_width: NUMA nodes needed now; 0 when no mask suits.
-        hints: some hints, narrowest first, then the tie-break of the alignment.
-        hint_count: how many there are; None on machines too large to count them.
         narrowest_count: how many of the narrowest width; None on machines too large.
-        every_set: every set of that many NUMA nodes suits.
-        numa_nodes: free and capacity of each NUMA node, by id.
-        text: the above in one sentence.
     """
 
     resource: str
@@ -139,13 +130,7 @@ class ResourceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A mask that lost.
-
-    Attributes:
-        affinity: its NUMA nodes.
-        preferred: whether it would have been a preferred result.
-        separated_by: what made the winner better, one clause.
-    """
+    """A mask that lost."""
 
     affinity: NUMASet
     preferred: bool
@@ -384,8 +369,6 @@ class Shortage(msgspec.Struct, frozen=True):
     """Why not.
 
     Attributes:
-        text: one clause: resource, need, have.
-        detail: what each NUMA node has free; may be empty.
         widths: no state of the machine would help, see `DIFFERENT_WIDTHS`.
     """
 
@@ -540,13 +523,11 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The outcome of a merge under a policy.
 
     Attributes:
-        admitted: the policy lets the container in.
         affinity: NUMA nodes its resources should come from; None for no restriction. Filled for
             refusals of ``restricted`` too: it is where best-effort would have put the container.
         preferred: no wider than an empty machine would have required: for every resource, or with
             ``one_width`` for the neediest one.
         exact: False when a search on a large machine stopped early and this is the best it found.
-        steps: NUMA nodes tried, a measure of the work.
         problem: the inputs. What explains the outcome is worked out from them when asked for, so
             a decision costs nothing for explanations that nobody reads.
     """

@@ -49,14 +49,9 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
             they are taken as they are.
         held: CPUs that the container owns already; all of them stay, unless they went offline.
         affinity: take from these NUMA nodes first; None is anywhere.
-        strict: take nothing outside ``affinity``.
-        smt: see `SMT`.
         load: of this container, for ``pair``; None counts as high.
-        loads: CPU to the load of the exclusive container that owns it, for ``pair``.
-        busy: CPUs owned by other containers, or kept idle for them.
         last: CPUs to take when there are no others: somebody else pinned containers to them.
         listed: CPUs of lists that give way: others are taken where they are as good.
-        settings: order, distribution, L3 groups, sockets, isolated CPUs and core kinds.
     """
 
     count: int
@@ -78,9 +73,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs were found.
 
     Attributes:
-        cpus: exactly as many as wanted, ``held`` ones included.
         idle: siblings of them that nobody may use (``isolate``).
-        notes: why these, in sentences.
     """
 
     cpus: CPUSet
@@ -92,12 +85,8 @@ class NotEnoughCPUs(msgspec.Struct, frozen=True, kw_only=True):
     """Fewer CPUs can be had than wanted.
 
     Attributes:
-        requested: CPUs wanted.
-        available: CPUs that could have been taken under the request's rules.
         per_numa: their number by NUMA node, for all NUMA nodes with CPUs (`NOWHERE` for CPUs
             without one).
-        smt: the rule that was applied.
-        held: CPUs the container had already; they count towards ``requested``.
     """
 
     requested: int
@@ -126,9 +115,7 @@ class SMTAlignmentRefused(msgspec.Struct, frozen=True, kw_only=True):
     """``full-core``, and whole cores cannot make exactly the number wanted.
 
     Attributes:
-        requested: CPUs wanted.
         threads_per_core: the largest number of threads on one core of the machine.
-        available: CPUs of the wholly free cores.
         fitting: the next lower and the next higher number that these make; where they make none,
             that all cores of the machine make.
     """
@@ -164,13 +151,7 @@ class Threads(msgspec.Struct, frozen=True, kw_only=True):
     """What single threads are chosen from.
 
     Attributes:
-        index: the machine.
-        free: every CPU that is free for exclusive use, wherever.
         own: CPUs of this container, those taken a moment ago included.
-        prefer: CPUs to take before others.
-        good_tick: CPUs with the preferred timer tick; all CPUs when there is no preference.
-        good_kind: CPUs of the preferred core kind; all CPUs when there is no preference.
-        partners: see `Partners`; for ``pair``.
     """
 
     index: AllocatorIndex

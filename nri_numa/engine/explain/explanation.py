@@ -47,14 +47,7 @@ class Basis(NamedTuple):
     """What an explanation is made from besides the alignment: texts and numbers that can be kept.
 
     Attributes:
-        qos: QoS class of the pod.
         asked: value and source by annotation key; None when what was asked is not understood.
-        scope: of the alignment.
-        needs: None when that was not worked out.
-        cpu_left, memory_left: by NUMA node, before the decision.
-        pool_before, pool_after: kernel lists of the shared pool.
-        steps: plain sentences, in order.
-        rule: the rule that refused; empty when none did.
     """
 
     qos: str

@@ -288,7 +288,6 @@ class MemoryNodes(msgspec.Struct, frozen=True):
     Attributes:
         mems: cpuset.mems; empty leaves the memory alone.
         widened: other NUMA nodes than those of the CPUs and what serves them had to be taken.
-        steps: why, in sentences.
     """
 
     mems: NUMASet

@@ -115,7 +115,6 @@ class Cells(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         groups: NUMA node to its group; every NUMA node has one, at first itself alone.
-        assigned: NUMA nodes with assignments.
     """
 
     groups: Mapping[int, NUMASet]
@@ -145,7 +144,6 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's memory state, as far as decisions need it.
 
     Attributes:
-        capacity: by type, what is allocatable on each NUMA node.
         masks: the mask of each live assignment, by any key.
         charges: by the same key and type, what it is allocated with.
     """

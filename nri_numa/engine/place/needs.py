@@ -68,14 +68,10 @@ class ResourceTable:
     """What one decision looks at; built once, filled as needed, dropped with the decision.
 
     Attributes:
-        cpu_left: by NUMA node, thousandths of a CPU that can be promised.
-        memory_left, hugepages_left: bytes.
-        pool: the shared pool.
         free: CPUs that may be owned: of the pool, or isolated.
         former: CPUs of them that the pod had before; empty when the container owns none.
         free_by_node: how many of them the container could own; see
             `nri_numa.engine.accounting.exclusive_left`. Empty when it owns none.
-        listed: the memory nodes that ``numamem`` names; None when memory is computed.
         kubelet: the kubelet's memory state, where its rules are kept; else None.
     """
 

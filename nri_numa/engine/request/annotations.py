@@ -733,12 +733,7 @@ def addressees(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """A name that an annotation has and no container.
-
-    Attributes:
-        annotation: the first that names it.
-        had: names of the containers that the pod has had.
-    """
+    """A name that an annotation has and no container."""
 
     annotation: str
     name: str

@@ -77,21 +77,21 @@ def admit(
     held: CPUSet = NO_CPUS,
     *,
     running: bool = False,
-    asked: Requested | Refusal | None = None,
+    resolved: Requested | Refusal | None = None,
 ) -> Decision:
     """Decide about one container that is being created.
 
     A container of the same pod and name that still has something (a failed start, a repeated
     request) gives it back first; its CPUs are preferred for this one. CPUs that a running stranger
     has (``held``) it keeps, as far as it can own them. For one that is ``running`` already nothing
-    can be set that is set at the creation alone, and no annotation of ours is written. ``asked`` is
-    what ``machine.resolve`` says of it, where that is known. Times are Unix times in seconds, here
-    and in all that follows.
+    can be set that is set at the creation alone, and no annotation of ours is written. ``resolved``
+    is what ``machine.resolve`` says of it, where that is known. Times are Unix times in seconds,
+    here and in all that follows.
     """
     before, record = state, state.pods.get(pod.uid)
     pool_before = before.pool(machine.topology, machine.settings)
     state = _drop_leftovers(state, pod, container)
-    requested = machine.resolve(pod, container) if asked is None else asked
+    requested = machine.resolve(pod, container) if resolved is None else resolved
     kept = state.kept_for(pod.uid)
     open_to_pod = _without(state, kept)
     if container.annotations:
@@ -196,7 +196,7 @@ def admit(
     )
 
 
-_NOBODY: Final = NodeState()
+_EMPTY_NODE: Final = NodeState()
 """Who else is there makes no difference to a container that nothing asks to pin."""
 
 
@@ -206,7 +206,7 @@ def left_alone(
     pod: PodSandbox,
     container: Container,
     now: float,
-    asked: Requested | Refusal,
+    resolved: Requested | Refusal,
 ) -> Allocation | None:
     """What `admit` gives a container that nothing pins or asks to pin; None for any other.
 
@@ -215,7 +215,7 @@ def left_alone(
     """
     if container.resources.cpus:
         return None
-    requested = asked
+    requested = resolved
     if container.annotations:
         requested = with_slots(machine.settings, pod, container, requested)
     requested = with_static_cpus(machine.settings, pod, container, requested)
@@ -223,7 +223,7 @@ def left_alone(
         return None
     if not grants.nothing and grants.cpus_of(pod.uid, container.name, container.id):
         return None
-    case = Case(machine, _NOBODY, pod, container, requested)
+    case = Case(machine, _EMPTY_NODE, pod, container, requested)
     return new_allocation(case, _unbound(case, NO_CPUS), now)
 
 
@@ -313,7 +313,7 @@ def sandbox(
     requested = machine.resolve(pod, all_of_it)
     if isinstance(requested, Refusal) or requested.scope is not Scope.POD:
         return Released(state=state)
-    decided = admit(machine, state, pod, all_of_it, reading, now, asked=requested)
+    decided = admit(machine, state, pod, all_of_it, reading, now, resolved=requested)
     if isinstance(decided, Refused) or not decided.allocation.owned:
         return Released(state=state)
     after = decided.state.with_kept(all_of_it.id, now)
@@ -325,17 +325,17 @@ def _kept_again(
     topology: Topology,
     state: NodeState,
     kept: Iterable[Allocation],
-    taken: CPUSet,
+    used: CPUSet,
     elsewhere: int,
 ) -> NodeState:
     """Keep for a pod what its next container did not take.
 
-    ``elsewhere`` CPUs were taken that were not kept: so many fewer are still to come.
+    ``elsewhere`` CPUs were used that were not kept: so many fewer are still to come.
     """
     for one in kept:
         if one.container_id in state.allocations:
             continue
-        cpus, idle = one.cpus - taken, one.idle - taken
+        cpus, idle = one.cpus - used, one.idle - used
         if one.container == ALL and elsewhere:
             cpus = CPUSet(sorted(cpus)[elsewhere:])
             idle = idle & topology.siblings_of(cpus)
@@ -478,7 +478,7 @@ def adjustment(
         if marked
         else {},
         env={"NUMA_CPUS": cpus_text, "NUMA_MEMS": mems_text}
-        if pinned and settings.tell_environment
+        if pinned and settings.set_environment
         else {},
         memory_policy=memory_policy,
     )

@@ -426,7 +426,7 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     adopted: tuple[str, ...] = ()
     repaired: tuple[str, ...] = ()
     gap: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     left_alone: tuple[Allocation, ...] = ()

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.annotations import asked_by_pod, quoted
+from nri_numa.engine.request.annotations import by_annotation, quoted
 from nri_numa.engine.request.demand import CLAIM
 from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Kind, NodeState
 from nri_numa.engine.values.settings import Settings
@@ -197,7 +197,7 @@ KEPT_FOR_POD: Final = "kept"
 """How a container that the kubelet granted something to is called where kinds are shown."""
 
 
-def taken_back(allocation: Allocation, cpus: CPUSet) -> Allocation:
+def reclaimed(allocation: Allocation, cpus: CPUSet) -> Allocation:
     """A container of ours that the kubelet pins by now, and may."""
     return Allocation(
         container_id=allocation.container_id,
@@ -312,7 +312,7 @@ def whose(
     if not against:
         return _agreed(cpus, mems, requested)
     believes = f"the kubelet granted it {_granted(cpus, mems)} and goes on believing so"
-    by_pod = all(asked_by_pod(requested, key) for key in against)
+    by_pod = all(by_annotation(requested, key) for key in against)
     if by_pod and settings.kubelet_override is KubeletOverride.ANNOTATED:
         kept = _with_granted_cpus(requested, cpus)
         wants = " and ".join(f"{key} {listed[key]}" for key in against)

@@ -290,15 +290,15 @@ def resync(
         held = NO_CPUS
         if container.resources.cpus:
             container, held = _as_it_runs(machine, state, pool, container)
-        asked = machine.resolve(pod, container)
+        resolved = machine.resolve(pod, container)
         if names[container.pod_id, container.name] == 1:
-            alone = left_alone(machine, state.kubelet, pod, container, now, asked)
+            alone = left_alone(machine, state.kubelet, pod, container, now, resolved)
             if alone is not None:
                 calm.append(alone)
                 continue
         decision = admit(
             machine, state, pod, container, reading, now, held,
-            running=True, asked=asked,
+            running=True, resolved=resolved,
         )  # fmt: skip
         if isinstance(decision, Refused):
             decisions.append(decision)
@@ -331,7 +331,7 @@ def resync(
         adopted=tuple(sorted(adopted)),
         repaired=repaired,
         gap=tuple(sorted(gap)),
-        gone=tuple(sorted(i for i in prior.allocations if i not in live)),
+        removed=tuple(sorted(i for i in prior.allocations if i not in live)),
         problems=tuple(problems),
         decisions=tuple(decisions),
         left_alone=tuple(calm),

@@ -230,7 +230,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         bits = topology.allowed.bits & ~(self.owned.bits | self.idle.bits)
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
-        free = bits & ~self.kubelet.taken.bits
+        free = bits & ~self.kubelet.granted.bits
         return CPUSet.from_bits(free & ~isolated(topology, settings).bits or free or bits)
 
     def grantable(self, topology: Topology, settings: Settings) -> CPUSet:
@@ -246,7 +246,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def withheld_bits(self) -> int:
         """The bits of `withheld`, to compare two states without making sets."""
-        return self.owned.bits | self.idle.bits | self.kubelet.taken.bits
+        return self.owned.bits | self.idle.bits | self.kubelet.granted.bits
 
     def with_kubelet(self, grants: KubeletGrants) -> NodeState:
         """The kubelet granted something else."""

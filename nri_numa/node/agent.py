@@ -667,7 +667,7 @@ class Agent:
                 self._refused(decision)
         for allocation, trace in outcome.resized:
             self._resized(allocation, trace, known.get(allocation.container_id))
-        for container_id in outcome.gone:
+        for container_id in outcome.removed:
             self._forget(container_id)
         self._foreign.doubt(outcome)
         self._soon.do(self._foreign.look)

@@ -24,7 +24,7 @@ def kubelet_document(
         memory_policy=grants.memory_policy,
         override=settings.kubelet_override.value,
         shared_cpus=str(shown),
-        granted_cpus=str(grants.taken),
+        granted_cpus=str(grants.granted),
         grants=tuple(_grants(agent)),
         contests=tuple(
             KubeletContest(

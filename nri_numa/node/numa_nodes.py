@@ -62,7 +62,7 @@ def _facts(
             charge=state.charge(i),
             exclusive=node.cpus & state.owned,
             idle=node.cpus & state.idle,
-            kubelet=(node.cpus & state.kubelet.taken) - state.owned - state.idle,
+            kubelet=(node.cpus & state.kubelet.granted) - state.owned - state.idle,
             shared=node.cpus & pool,
             cpu_total=machine.cpu_total.get(i, 0),
             cpu_left=cpu_left.get(i, 0),

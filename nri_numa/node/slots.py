@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.accounting import offer
+from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import NodeState
 from nri_numa.http.responses import NUMANodeSlots, Slots
@@ -16,7 +16,7 @@ def document(machine: Machine, state: NodeState, reason: str) -> Slots:
         state: what is decided.
         reason: why nothing is to be counted on now; empty when nothing speaks against it.
     """
-    offered = offer(machine, state)
+    offered = slot_capacity(machine, state)
     return Slots(
         serial=state.serial,
         ready=not reason,

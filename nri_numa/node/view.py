@@ -174,7 +174,7 @@ class LiveView:
             wider=counts.wider,
             differing=len(known),
             intruders=sum(one.intruder for one in known.values()),
-            kubelet_cpus=str(agent.state.kubelet.taken),
+            kubelet_cpus=str(agent.state.kubelet.granted),
             contested=self._contested(),
             link=Link(
                 state=link.state,

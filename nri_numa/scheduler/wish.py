@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nri_numa.engine.place.memory import KEY, pages_name, without_nodes
-from nri_numa.engine.request.annotations import asked_by_pod, resolve
+from nri_numa.engine.request.annotations import by_annotation, resolve
 from nri_numa.engine.request.demand import Demand, demand, with_slots, with_static_cpus
 from nri_numa.engine.state import NOTHING, Charge
 from nri_numa.engine.values.settings import Settings
@@ -166,7 +166,7 @@ def _policy_without_nodes(requested: Requested) -> bool:
         requested.mempolicy.on_nodes
         and (requested.leave_alone or listed)
         and requested.on_failure is not OnFailure.UNPINNED
-        and asked_by_pod(requested, KEY)
+        and by_annotation(requested, KEY)
     )
 
 

@@ -67,7 +67,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def small(self) -> bool:
-        """All masks can be looked at."""
+        """All masks can be entries at."""
         return len(self.numa_ids) <= EXACT_UPTO
 
     def distances(self) -> Distances | None:
@@ -396,20 +396,20 @@ def reason(problem: Problem, affinity: NUMASet | None, preferred: bool) -> str:
     return str(shortage(problem))
 
 
-_Looked = tuple[ResourceSummary, Hints, HintDemand]
+_Entry = tuple[ResourceSummary, Hints, HintDemand]
 
 
 def shortage(problem: Problem) -> Shortage:
     """Which resource, or which several, kept the result from being a preferred one."""
     merge = problem.merge()
-    looked = list(zip(summarize(problem), merge.lists, problem.demands, strict=True))
-    impossible = [one for one in looked if one[0].state is HintState.IMPOSSIBLE]
+    entries = list(zip(summarize(problem), merge.lists, problem.demands, strict=True))
+    impossible = [one for one in entries if one[0].state is HintState.IMPOSSIBLE]
     if impossible:
         # What the machine lacks comes before what is not free, and that before what is both but
         # not together; then in the order of the demands.
         summary, _, demand = min(impossible, key=lambda one: _severity(one[0], one[2]))
         return _alone(summary, lacking(summary, demand))
-    hinting = [one for one in looked if one[0].state is HintState.MASKS]
+    hinting = [one for one in entries if one[0].state is HintState.MASKS]
     order = merge.order
     for _, hints, _ in hinting:
         if replace(merge, lists=[hints], distances=None).preferred() is None:
@@ -431,7 +431,7 @@ def _severity(summary: ResourceSummary, demand: HintDemand) -> int:
     return 1 if sum(n.free for n in summary.numa_nodes) < demand.need else 3
 
 
-def _wider(group: Sequence[_Looked], problem: Problem, order: Order, width: int) -> Shortage:
+def _wider(group: Sequence[_Entry], problem: Problem, order: Order, width: int) -> Shortage:
     """One list of hints is nowhere as narrow as it should be: whose fault that is."""
     for summary, _, demand in group:
         if not isinstance(demand, ResourceDemand):
@@ -456,7 +456,7 @@ def _wider(group: Sequence[_Looked], problem: Problem, order: Order, width: int)
     if problem.policy is not Policy.SINGLE_NUMA_NODE:
         return Shortage(summary.text)
     most = max((n.free for n in summary.numa_nodes), default=0)
-    # There is enough of it, as was looked at above: groups of NUMA nodes keep it from there.
+    # There is enough of it, as was entries at above: groups of NUMA nodes keep it from there.
     have = f"at most {amount_text(most, summary.unit)} free on one NUMA node"
     return _alone(summary, f"{have}, which is tied to others by the kubelet's rules")
 
@@ -467,10 +467,10 @@ def _most(demand: ResourceDemand, amounts: Amounts, numa_ids: NUMASet, width: in
     return sum(sorted((max(0, found.get(i, 0)) for i in numa_ids), reverse=True)[:width])
 
 
-def _apart(looked: Sequence[_Looked], problem: Problem, order: Order) -> Shortage:
+def _apart(entries: Sequence[_Entry], problem: Problem, order: Order) -> Shortage:
     """Each has a place, and they have none in common."""
-    names = " and ".join(s.resource for s, _, _ in looked)
-    lists = [id(f) for _, f, _ in looked]
+    names = " and ".join(s.resource for s, _, _ in entries)
+    lists = [id(f) for _, f, _ in entries]
     told = ", ".join(
         f"{_amount(s)} on "
         + (
@@ -478,7 +478,7 @@ def _apart(looked: Sequence[_Looked], problem: Problem, order: Order) -> Shortag
             if isinstance(d, ResourceDemand) and lists.count(id(f)) > 1
             else _where(s, f, problem, order)
         )
-        for s, f, d in looked
+        for s, f, d in entries
     )
     return Shortage(f"{names}: each fits, but not on the same NUMA nodes: {told}")
 

@@ -69,7 +69,7 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = msgspec.field(default_factory=Settings)
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class ChosenCPUs(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs were found.
 
     Attributes:
@@ -92,23 +92,7 @@ class NotEnoughCPUs(msgspec.Struct, frozen=True, kw_only=True):
     requested: int
     available: CPUSet
     per_numa: Mapping[int, int]
-    smt: SMT = SMT.ANY
     held: int = 0
-
-    def __str__(self) -> str:
-        what = {
-            SMT.ISOLATE: "CPUs on wholly free cores",
-            SMT.FULL_CORE: "CPUs of wholly free cores",
-        }.get(self.smt, "free CPUs")
-        nodes = ", ".join(
-            f"{'CPUs without a NUMA node' if i == NOWHERE else f'NUMA node {i}'} has {c}"
-            for i, c in self.per_numa.items()
-        )
-        had = f" besides the {self.held} it has" if self.held else ""
-        return (
-            f"{self.requested} CPUs were asked for, {len(self.available)} {what} are there"
-            f"{had}: {nodes or 'no CPU at all'}"
-        )
 
 
 class SMTAlignmentRefused(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,13 +108,6 @@ class SMTAlignmentRefused(msgspec.Struct, frozen=True, kw_only=True):
     threads_per_core: int
     available: CPUSet
     fitting: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return (
-            f"{self.requested} CPUs were asked for as whole cores, which cannot be made of cores "
-            f"with {self.threads_per_core} threads (CPUs of wholly free cores: "
-            f"{self.available or 'none'})"
-        )
 
 
 class Partners(msgspec.Struct, frozen=True, kw_only=True):
@@ -395,7 +372,7 @@ def _whose(smt: SMT, theirs: int, owned: int, known: Partners) -> str:
 
 def take_cpus(
     topology: Topology, request: TakeRequest, tables: AllocatorIndex | None = None
-) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
     """Choose CPUs.
 
     The same for equal arguments, whatever was decided before. Building the tables anew costs more
@@ -438,12 +415,14 @@ def _keep(ix: AllocatorIndex, held: int, count: int, smt: SMT, affinity: NUMASet
     return kept
 
 
-def _shrink(ix: AllocatorIndex, request: TakeRequest, held: int) -> Taken | SMTAlignmentRefused:
+def _shrink(
+    ix: AllocatorIndex, request: TakeRequest, held: int
+) -> ChosenCPUs | SMTAlignmentRefused:
     if request.smt is SMT.FULL_CORE and counts_that_fit(_cores(ix, ix.all), request.count) is None:
         return _misaligned(ix, request.count, held)
     kept = _keep(ix, held, request.count, request.smt, request.affinity)
     idle = _idle(ix, request, kept)
-    return Taken(
+    return ChosenCPUs(
         cpus=CPUSet.from_bits(kept),
         idle=CPUSet.from_bits(idle),
         notes=(
@@ -531,7 +510,7 @@ class _Take:
                     inside |= socket.bits
         return inside
 
-    def run(self) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+    def run(self) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
         request, smt = self.request, self.request.smt
         if (
             smt is SMT.FULL_CORE
@@ -683,7 +662,7 @@ class _Take:
     def _narrowest_first(self, region: int) -> Iterator[int]:
         """A region, split where half-used cores would spare it another NUMA node.
 
-        Taken kind by kind, the last wholly free cores would be collected from all over the
+        ChosenCPUs kind by kind, the last wholly free cores would be collected from all over the
         machine. So the fewest NUMA nodes that have one thread on as many cores as are needed come
         first, whoever is on the other threads; for ``pair``, cores that are busy at the same hours
         do not count.
@@ -750,7 +729,7 @@ class _Take:
             n,
         )
 
-    def _full_cores(self) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+    def _full_cores(self) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
         ix = self.ix
         if self.kubelet and not self.held and not self.prefer:
             chosen = self._kubelet_full_cores()
@@ -803,7 +782,7 @@ class _Take:
         self.free &= ~cpus
         self.needed -= cpus.bit_count()
 
-    def _done(self, *reasons: str) -> Taken:
+    def _done(self, *reasons: str) -> ChosenCPUs:
         ix, request = self.ix, self.request
         fresh = self.taken & ~self.held
         notes = [*reasons]
@@ -824,7 +803,7 @@ class _Take:
             free_core_left=bool(ix.whole(self.free) & ix.touched(self.room)),
         )
         notes += crowded_cores(ix, request.smt, self.taken)
-        return Taken(
+        return ChosenCPUs(
             cpus=CPUSet.from_bits(self.taken),
             idle=CPUSet.from_bits(_idle(ix, request, self.taken)),
             notes=tuple(notes),
@@ -843,7 +822,6 @@ class _Take:
             requested=self.request.count,
             available=CPUSet.from_bits(free),
             per_numa={u.id: (free & u.bits).bit_count() for u in ix.numa},
-            smt=smt,
             held=self.held.bit_count(),
         )
 

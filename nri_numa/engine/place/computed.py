@@ -20,9 +20,9 @@ from nri_numa.engine.accounting import grant_refused, share_out, take_within
 from nri_numa.engine.align.hints import Amounts, Steps, hints_of, together
 from nri_numa.engine.align.policies import Alignment, align, short
 from nri_numa.engine.cpus.allocator import (
+    ChosenCPUs,
     NotEnoughCPUs,
     SMTAlignmentRefused,
-    Taken,
     TakeRequest,
     partners,
 )
@@ -32,10 +32,9 @@ from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
 from nri_numa.engine.place.memory import (
     STRICT,
     MemoryGrant,
-    MemoryRefused,
     by_distance,
     charges_of,
-    grant,
+    kubelet_grant,
     near,
     near_cpus,
     needs_of,
@@ -101,7 +100,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     machine, settings = case.machine, case.machine.settings
     if settings.kubelet_ties:
         return None
-    asked = _asked(case, table)
+    asked = _wanted(case, table)
     need, ids = case.demand.exclusive_cpus, machine.place_ids
     quiet = _quiet(case, table) if need else None
     kernels = (_suiting_isolation(case, table) or None) if need else None
@@ -134,32 +133,34 @@ Asked = tuple[int, Amounts, Amounts]
 """How much is needed, what is left and what there is, by NUMA node."""
 
 
-def _asked(case: Case, table: ResourceTable) -> list[Asked]:
-    """Everything that is asked for: CPUs, memory, huge pages."""
+def _wanted(case: Case, table: ResourceTable) -> list[Asked]:
+    """Everything that is wanted for: CPUs, memory, huge pages."""
     machine, demand = case.machine, case.demand
     if demand.exclusive_cpus:
-        asked: list[Asked] = [(demand.exclusive_cpus, table.free_by_node, machine.cpu_counts)]
+        wanted: list[Asked] = [(demand.exclusive_cpus, table.free_by_node, machine.cpu_counts)]
     else:
-        asked = [(demand.cpu_milli, table.cpu_left, machine.shared_total)]
+        wanted = [(demand.cpu_milli, table.cpu_left, machine.shared_total)]
     near = machine.tiers.near
     if demand.memory_bytes and table.memory_left:
         left, there = together(near, table.memory_left), together(near, machine.memory_capacity)
-        asked.append((demand.memory_bytes, left, there))
+        wanted.append((demand.memory_bytes, left, there))
     for size, left in sorted(table.hugepages_left.items()):
         there = together(near, machine.hugepages_capacity(size))
-        asked.append((demand.hugepages[size], together(near, left), there))
-    return asked
+        wanted.append((demand.hugepages[size], together(near, left), there))
+    return wanted
 
 
-def measures(asked: list[Asked], ids: tuple[int, ...], strategy: Strategy) -> list[tuple[int, ...]]:
+def measures(
+    wanted: list[Asked], ids: tuple[int, ...], strategy: Strategy
+) -> list[tuple[int, ...]]:
     """By NUMA node, what its place among others is worked out from; the least is tried first."""
     if strategy is Strategy.MOST_LEFT:
-        by = asked[1:2] + asked[:1]
+        by = wanted[1:2] + wanted[:1]
         return [tuple([-left[i] for _, left, _ in by]) for i in ids]
     # The shares of each resource that would be in use, largest first.
     columns = [
         [(there[i] - left[i] + need) * WHOLE // there[i] if there[i] > 0 else WHOLE for i in ids]
-        for need, left, there in asked
+        for need, left, there in wanted
     ]
     rows: list[tuple[int, ...]]
     if len(columns) == 2:  # CPUs and memory: every second container
@@ -535,7 +536,7 @@ def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refu
         ),
         table.free_by_node,
     )
-    if not isinstance(taken, Taken):
+    if not isinstance(taken, ChosenCPUs):
         return _take_failed(taken, case, table, found)
     what = f"{case.who}: cpu: {exclusive_text(case.demand.exclusive_cpus)}"
     refused = grant_refused(case, what, taken.cpus, taken.idle)
@@ -606,7 +607,7 @@ def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal
     loose = kind is Kind.UNBOUND and not needs_of(demand)
     mems = NO_NUMA_NODES
     warnings = found.warnings
-    granted: MemoryGrant | MemoryRefused | None = None
+    granted: MemoryGrant | str | None = None
     if table.listed is not None:
         mems = table.listed
         doubts = doubtful(machine, mems)
@@ -618,12 +619,12 @@ def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal
         if case.pod.qos is QoSClass.GUARANTEED and needs_of(demand):
             # Without a policy there was no hint, which is not a preferred one.
             hinted = preferred and policy is not Policy.NONE
-            granted = grant(table.kubelet, demand, affinity, preferred=hinted)
-            if isinstance(granted, MemoryRefused):
+            granted = kubelet_grant(table.kubelet, needs_of(demand), affinity, hinted)
+            if isinstance(granted, str):
                 return Refusal(
                     reason="NotEnoughMemory",
                     message=f"{case.who}: {memory_short(table.kubelet, demand, affinity)} "
-                    f"(kubeletMemory); {granted.message}; it needs {needed_text(case)}; "
+                    f"(kubeletMemory); {granted}; it needs {needed_text(case)}; "
                     f"free: {left_text(case, table)}",
                     rule="the kubelet's memory rules: kubeletMemory is set",
                     widenable=True,

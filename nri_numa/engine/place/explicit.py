@@ -19,7 +19,7 @@ from nri_numa.engine.decision import Case, Machine, Placed, tier_text
 from nri_numa.engine.others import granted_names
 from nri_numa.engine.place.memory import STRICT, pages_name, spread_charges
 from nri_numa.engine.place.needs import human_bytes, per_node
-from nri_numa.engine.request.annotations import asked_by_pod, quoted
+from nri_numa.engine.request.annotations import by_annotation, quoted
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import Allocation, Kind, NodeState
 from nri_numa.engine.values.workload import CPUMode, Refusal, Requested
@@ -39,14 +39,14 @@ def place_explicit(case: Case) -> Placed | Refusal:
         beside = owned and bool(owned_by_pod(case, cpus))
         failed = _check_cpus(case, NO_CPUS if beside else case.state.withheld)
         if failed is None and owned and not (beside or may_own(requested, cpus, demand)):
-            if not (requested.lenient and asked_by_pod(requested, "cpus")):
+            if not (requested.lenient and by_annotation(requested, "cpus")):
                 return unpaid(case, cpus)
             ignored = (f"cpus: exclusive is ignored: {_pays(case.requested, cpus, case.demand)}",)
             owned = False
         soft = not owned and gives_way(requested, cpus, demand)
         if failed is None and owned:
             failed = None if beside else _check_ownable(case, cpus)
-        elif failed is None and not soft and asked_by_pod(requested, "numacpu"):
+        elif failed is None and not soft and by_annotation(requested, "numacpu"):
             failed = list_refused(case, f"{_text(case)}, which", cpus)
         if failed is not None:
             return failed
@@ -163,7 +163,7 @@ def may_own(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
     return (
         _paid(requested, demand) >= 1000 * len(cpus)
         or requested.unpaid_cpus
-        or not (asked_by_pod(requested, "numacpu") or asked_by_pod(requested, "cpus"))
+        or not (by_annotation(requested, "numacpu") or by_annotation(requested, "cpus"))
     )
 
 
@@ -172,7 +172,7 @@ def gives_way(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
     return (
         demand.cpu_paid_milli < 1000 * len(cpus)
         and not requested.unpaid_cpus
-        and asked_by_pod(requested, "numacpu")
+        and by_annotation(requested, "numacpu")
     )
 
 
@@ -229,7 +229,7 @@ def _check_cpus(case: Case, withheld: CPUSet) -> Refusal | None:
     if (
         reserved
         and not requested.reserved_cpus
-        and (settings.strict_reserved or asked_by_pod(requested, "numacpu"))
+        and (settings.strict_reserved or by_annotation(requested, "numacpu"))
     ):
         return Refusal(
             reason="CPUReserved",

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.annotations import asked_by_pod, permission_of
+from nri_numa.engine.request.annotations import by_annotation, permission_of
 from nri_numa.engine.state import NOTHING, Charge, NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
@@ -150,7 +150,7 @@ def demand(
         counted = saturated and requested.slots is not None
         if 1000 * exclusive > paid and not requested.unpaid_cpus and not counted:
             if "cpus" in requested.given and not (
-                requested.lenient and asked_by_pod(requested, "cpus")
+                requested.lenient and by_annotation(requested, "cpus")
             ):
                 return _unpaid(pod, container, requested, paid, exclusive)
             ignored = f"cpus: exclusive is ignored: {_pays(paid, exclusive)}"

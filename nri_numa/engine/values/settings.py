@@ -221,7 +221,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     memory_only_nodes: NUMASet = NO_NUMA_NODES
     memory_tiers: frozenset[int] = frozenset()
     lift_quota: bool = True
-    tell_environment: bool = True
+    set_environment: bool = True
     permissions: tuple[Permission, ...] = ()
     limits: Limits = msgspec.field(default_factory=Limits)
     kubelet_override: KubeletOverride = KubeletOverride.NEVER

@@ -393,7 +393,7 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
 
     @cached_property
-    def taken(self) -> CPUSet:
+    def granted(self) -> CPUSet:
         """All granted CPUs."""
         bits = 0
         for cpus in (*self.cpus.values(), *self.pods.values()):
@@ -407,7 +407,7 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def cpus_of(self, pod_uid: str, container: str, container_id: str) -> CPUSet:
         """CPUs granted to one container, or to its pod; empty when it shares with everybody."""
-        if not self.taken:
+        if not self.granted:
             return NO_CPUS
         own = self.cpus.get((pod_uid, container)) or self.cpus.get(("", container_id))
         return own or self.pods.get(pod_uid, NO_CPUS)

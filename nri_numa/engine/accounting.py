@@ -328,66 +328,51 @@ def _below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet)
 def _over_quota(case: Case, who: str, withheld: CPUSet, idle: CPUSet) -> Refusal | None:
     machine, state, pod = case.machine, case.state, case.pod
     limits, total = machine.settings.limits, cpu_count(machine)
-    if idle:
-        limit = limits.idle.of(total)
-        if len(state.idle) + len(idle) > limit:
-            return _refused(
-                who, "quotas.idleCPUs", "idle siblings", limit, len(state.idle), len(idle),
-                (a for a in state.allocations.values() if a.idle),
-            )  # fmt: skip
-    used = state.owned | state.idle
-    if limits.quota.exclusive != EVERYTHING:
-        limit = limits.quota.exclusive.of(total)
-        if len(used) + len(withheld) > limit:
-            return _refused(
-                who, "quotas.exclusiveCPUs", "exclusive CPUs", limit, len(used), len(withheld),
-                (a for a in state.allocations.values() if a.owned),
-            )  # fmt: skip
+    every, used = state.allocations.values(), len(state.idle)
+    name, what = "quotas.idleCPUs", "idle siblings"
+    limit = limits.idle.of(total)
+    if idle and used + len(idle) > limit:
+        return _refused(who, name, what, limit, used, len(idle), (a for a in every if a.idle))
+    name, what = "quotas.exclusiveCPUs", "exclusive CPUs"
+    limit, used, more = (
+        limits.quota.exclusive.of(total),
+        len(state.owned | state.idle),
+        len(withheld),
+    )
+    if limits.quota.exclusive != EVERYTHING and used + more > limit:
+        return _refused(who, name, what, limit, used, more, (a for a in every if a.owned))
     entry = _entry(machine, pod)
     if entry is not None and entry.quota.exclusive != EVERYTHING:
-        limit = entry.quota.exclusive.of(total)
-        mine = [a for a in state.allocations.values() if a.owned and a.namespace == pod.namespace]
-        taken = len(union(a.cpus | a.idle for a in mine))
-        if taken + len(withheld) > limit:
+        mine = [a for a in every if a.owned and a.namespace == pod.namespace]
+        limit, used = entry.quota.exclusive.of(total), len(union(a.cpus | a.idle for a in mine))
+        if used + more > limit:
             what = f"exclusive CPUs of namespace {pod.namespace}"
-            name = f"{entry.name}.exclusiveCPUs"
-            return _refused(who, name, what, limit, taken, len(withheld), mine)
+            return _refused(who, f"{entry.name}.exclusiveCPUs", what, limit, used, more, mine)
     return None
 
 
 def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
     """Why a container may not list these CPUs, which nobody could own any more.
 
-    A list that the request pays for is within every quota; soft ones are not asked.
+    A list that the request pays for is within every quota; soft ones are never refused.
     """
     machine, state, pod = case.machine, case.state, case.pod
-    new = cpus - state.listed_cpus
-    if not new or case.demand.cpu_paid_milli >= 1000 * len(cpus):
+    if cpus <= state.listed_cpus or case.demand.cpu_paid_milli >= 1000 * len(cpus):
         return None
-    limits = machine.settings.limits
     # Alone, reserved CPUs withhold nothing: nobody can own them anyway.
     reserved = machine.settings.reserved_cpus
-    new, used = new - reserved, state.listed_cpus - reserved
-    limit = _listed_at_most(machine, limits.quota.listed)
-    if len(used) + len(new) > limit:
-        return _refused(
-            who, "quotas.listedCPUs", "listed CPUs", limit, len(used), len(new),
-            (state.allocations[i] for i in state.listed),
-        )  # fmt: skip
+    every = [state.allocations[i] for i in state.listed]
     entry = _entry(machine, pod)
-    if entry is None or entry.quota.listed == EVERYTHING:
-        return None
-    mine = [
-        state.allocations[i]
-        for i in state.listed
-        if state.allocations[i].namespace == pod.namespace
-    ]
-    before = union(a.cpus for a in mine) - reserved
-    limit = _listed_at_most(machine, entry.quota.listed)
-    asked = len(cpus - reserved - before)
-    if len(before) + asked > limit:
+    quotas = [("quotas.listedCPUs", "listed CPUs", machine.settings.limits.quota.listed, every)]
+    if entry is not None and entry.quota.listed != EVERYTHING:
+        mine = [a for a in every if a.namespace == pod.namespace]
         what = f"listed CPUs of namespace {pod.namespace}"
-        return _refused(who, f"{entry.name}.listedCPUs", what, limit, len(before), asked, mine)
+        quotas.append((f"{entry.name}.listedCPUs", what, entry.quota.listed, mine))
+    for name, what, amount, holders in quotas:
+        used = union(a.cpus for a in holders) - reserved
+        limit, more = _listed_at_most(machine, amount), len(cpus - reserved - used)
+        if len(used) + more > limit:
+            return _refused(who, name, what, limit, len(used), more, holders)
     return None
 
 

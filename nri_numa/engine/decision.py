@@ -417,7 +417,7 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
             all of them.
         unexplained: full names of containers with a cpuset that nothing explains.
         undecided: strangers for which no time was left, with their pods; they stay as they are
-            until `nri_numa.engine.resync.decide_late`.
+            until `nri_numa.engine.resync.take_in`.
     """
 
     state: NodeState

@@ -42,6 +42,7 @@ from nri_numa.engine.state import (
     identity,
 )
 from nri_numa.engine.values.workload import (
+    NO_CHANGE,
     Container,
     ContainerUpdate,
     Pods,
@@ -233,7 +234,7 @@ def resync(
     annotation (the checkpoint was lost), then strangers, which are decided like new ones, in order
     of namespace, pod, container and id. A stranger that is refused keeps running unpinned: a
     running container cannot be refused any more. Somebody else's pins are judged by the cpuset that
-    the runtime has now. A stranger for which no time is left stays as it is, for `decide_late`.
+    the runtime has now. A stranger for which no time is left stays as it is, for `take_in`.
     ``in_time`` is called before each stranger; once it says no, the others are left undecided.
     """
     by_pod = pods if isinstance(pods, Pods) else Pods.of(pods)
@@ -377,47 +378,27 @@ def take_in(
     reading: Reading | None,
     now: float,
 ) -> Met:
-    """Decide about a container whose creation nobody told us.
+    """Decide about a container that runs and was never decided about.
 
     Runtimes whose NRI is older than 0.7 can lose the creation of a container that falls into a
-    registration (nri#63); its start tells of it. As at a synchronisation, it cannot be refused
-    any more.
+    registration (nri#63); its start tells of it. For others `resync` had no time. As at a
+    synchronisation, it cannot be refused any more.
     """
     pool = state.pool(machine.topology, machine.settings)
     seen, held = _as_it_runs(machine, state, pool, container)
     decision = admit(machine, state, pod, seen, reading, now, held, running=True)
-    if isinstance(decision, Refused):
+    if not isinstance(decision, Refused):
+        after, change = decision.state, decision.change
+    elif container.id in state.allocations:
+        return Met(decision=decision, state=state, change=NO_CHANGE)
+    else:
         after = state.with_allocation(_unpinned(pod, container, decision.reason, now))
         change = StateChange((container.id,), (pod.uid,))
-    else:
-        after, change = decision.state, decision.change
     pool = after.pool(machine.topology, machine.settings)
     own = difference(machine, after, after.allocations[container.id], pool, container)
     others = pool_updates(machine, state, after, skip=container.id)
     updates = others if own is None else (own, *others)
     return Met(decision=decision, state=after, change=change, updates=updates)
-
-
-def decide_late(
-    machine: Machine,
-    state: NodeState,
-    pod: PodSandbox,
-    container: Container,
-    reading: Reading | None,
-    now: float,
-) -> tuple[Decision, tuple[ContainerUpdate, ...]]:
-    """Decide about a stranger that `resync` had no time for.
-
-    Nothing is sent for one that is refused, since it runs already.
-    """
-    pool = state.pool(machine.topology, machine.settings)
-    container, held = _as_it_runs(machine, state, pool, container)
-    decision = admit(machine, state, pod, container, reading, now, held, running=True)
-    if isinstance(decision, Refused):
-        return decision, ()
-    pool = decision.trace.pool_after
-    own = difference(machine, decision.state, decision.allocation, pool, container)
-    return decision, decision.updates if own is None else (own, *decision.updates)
 
 
 def _ordered(pods: Pods, strangers: Iterable[Container]) -> list[tuple[PodSandbox, Container]]:

@@ -18,7 +18,7 @@ from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds
 from nri_numa.engine.resize import resize
-from nri_numa.engine.resync import decide_late, resync, take_in, without_answer
+from nri_numa.engine.resync import resync, take_in, without_answer
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -360,9 +360,8 @@ class Agent:
         known = self.state.allocations.get(container.id)
         if known is None or known.preferred:
             return  # it is gone, or was decided about since
-        decision, updates = decide_late(
-            self.machine, self.state, pod, container, self._reading(), self._now()
-        )
+        met = take_in(self.machine, self.state, pod, container, self._reading(), self._now())
+        decision = met.decision
         if isinstance(decision, Refused):
             self._refused(decision, running=True)
             return
@@ -372,7 +371,7 @@ class Agent:
             self._metrics.gap_containers.inc()
         self._admitted(decision, gap=gap)
         self._look_if_foreign(decision.allocation)
-        self._remember(updates)
+        self._remember(met.updates)
         self._mark(container.id)
 
     # --- changes of our own ----------------------------------------------------------------------
@@ -680,7 +679,7 @@ class Agent:
                 self._refused(decision, running=True)
         for allocation, trace in outcome.resized:
             self._resized(allocation, trace, known.get(allocation.container_id))
-        for container_id in outcome.gone:
+        for container_id in outcome.removed:
             self._forget(container_id)
         self._foreign.doubt(outcome)
         self._soon.do(self._foreign.look)

@@ -224,7 +224,7 @@ def _one(
     # What the kubelet sent, which does not send it again: the grant, or what is granted to nobody.
     grants = prior.kubelet
     granted = grants.cpus_of(pod.uid, container.name, container.id)
-    every = granted or everything.allowed - grants.taken or everything.allowed
+    every = granted or everything.allowed - grants.granted or everything.allowed
     # An empty text is no cpuset of its own, and one that nobody can read was not written by us.
     entry = replace(
         entry,

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from nri_numa.engine.accounting import largest, offer, together
+from nri_numa.engine.accounting import largest, slot_capacity, together
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
 from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
@@ -201,7 +201,7 @@ class LiveView:
             wider=counts.wider,
             differing=len(known),
             intruders=sum(one.intruder for one in known.values()),
-            kubelet_cpus=str(agent.state.kubelet.taken),
+            kubelet_cpus=str(agent.state.kubelet.granted),
             contested=self._contested(),
             link=Link(
                 state=link.state,
@@ -752,7 +752,7 @@ def _facts(
             charge=state.charge(i),
             exclusive=node.cpus & state.owned,
             idle=node.cpus & state.idle,
-            kubelet=(node.cpus & state.kubelet.taken) - state.owned - state.idle,
+            kubelet=(node.cpus & state.kubelet.granted) - state.owned - state.idle,
             shared=node.cpus & pool,
             cpu_total=machine.cpu_total.get(i, 0),
             cpu_left=cpu_left.get(i, 0),
@@ -824,7 +824,7 @@ def slots_document(machine: Machine, state: NodeState, reason: str) -> Slots:
         state: what is decided.
         reason: why nothing is to be counted on now; empty when nothing speaks against it.
     """
-    offered = offer(machine, state)
+    offered = slot_capacity(machine, state)
     return Slots(
         serial=state.serial,
         ready=not reason,
@@ -989,7 +989,7 @@ def kubelet_document(
         memory_policy=grants.memory_policy,
         override=settings.kubelet_override.value,
         shared_cpus=str(shown),
-        granted_cpus=str(grants.taken),
+        granted_cpus=str(grants.granted),
         grants=tuple(_grants(agent)),
         contests=tuple(
             KubeletContest(

@@ -196,11 +196,7 @@ def test_a_request_stays_within_its_number_of_calls() -> None:
     assert calls(lambda: requests.stop_container(stop)) <= STOP_CALLS
 
 
-<<<<<<< HEAD
 CREATE_CALLS = 494
-=======
-CREATE_CALLS = 467
->>>>>>> fix39
 STOP_CALLS = 75
 
 
@@ -410,11 +406,7 @@ def test_a_synchronized_container_with_a_policy_costs_a_fixed_number_of_calls() 
     assert (known[1] - known[0]) / 500 <= REMEMBERED_CALLS
 
 
-<<<<<<< HEAD
 DECIDED_CALLS = 421
-=======
-DECIDED_CALLS = 393
->>>>>>> fix39
 REMEMBERED_CALLS = 39
 
 

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -52,6 +52,7 @@ from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
     from nri_numa.dra.service import Prepared
+    from nri_numa.node.agent import Agent
 
 
 log = get_logger("dra")
@@ -72,7 +73,7 @@ class ClaimBook:
         records: directory of ours.
         cdi: directory of the runtime.
         asker: gets claims.
-        machine: what decides now.
+        agent: decides about containers.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class ClaimBook:
         records: str,
         cdi: str,
         asker: handover.Asker,
-        machine: Callable[[], Machine],
+        agent: Agent,
     ) -> None:
         self._driver, self._pool = driver, pool
         self._records, self._cdi = records, cdi
-        self._asker, self._machine = asker, machine
+        self._asker, self._agent = asker, agent
         self._turn = threading.Lock()
         self.claims: Mapping[str, Claim] = {}
 
@@ -150,7 +151,7 @@ class ClaimBook:
         with self._turn:
             known = self.claims.get(uid)
             claim = self._read(namespace, name, uid)
-            judge(self._machine(), claim)
+            judge(self._agent.machine, claim)
             if known is not None and known.results != claim.results:
                 raise BadClaim(
                     f"claim {claim.full_name} is prepared with another allocation, expected the "
@@ -226,10 +227,10 @@ class ClaimBook:
             results.append((uid, number, claim.results[number]))
         if not text:
             text = ",".join(result_text(one.numa_node, u, n, one.cpus) for u, n, one in results)
-        key = self._machine().slots_key
+        key = self._agent.machine.slots_key
         container = replace(container, annotations={**container.annotations, key: text})
         found = [one for _, _, one in results]
-        return with_parameters(self._machine(), pod, container, found), container
+        return with_parameters(self._agent.machine, pod, container, found), container
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -255,7 +256,7 @@ def _words(claim: Claim) -> str:
     )
 
 
-def claim_book(config: AgentConfig, node: str, machine: Callable[[], Machine]) -> ClaimBook | None:
+def claim_book(config: AgentConfig, node: str, agent: Agent) -> ClaimBook | None:
     """A book by the configuration's section ``dra``; None when off."""
     if not config.dra.enabled:
         return None
@@ -265,7 +266,7 @@ def claim_book(config: AgentConfig, node: str, machine: Callable[[], Machine]) -
         records=os.path.join(config.state_dir, "claims"),
         cdi=config.dra.cdi_directory,
         asker=handover.Asker(config.dra.handover),
-        machine=machine,
+        agent=agent,
     )
 
 

@@ -43,7 +43,7 @@ from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import NO_QUOTA
 from nri_numa.machine.sysfs import discover
 from nri_numa.node.explanations import FILE
-from nri_numa.node.links import claimed_socket, over_cri
+from nri_numa.node.links import locked_socket, over_cri
 from nri_numa.node.runtime_lock import RuntimeLock
 from nri_numa.nri import conversion
 from nri_numa.nri.registration import push_one_shot
@@ -314,7 +314,7 @@ async def release(
         else:
             store = CheckpointStore(config.state_dir, identity=identity, clock=time.time)
             cleanup.callback(store.close)
-            claim = RuntimeLock(claimed_socket(config))
+            claim = RuntimeLock(locked_socket(config))
             cleanup.callback(claim.close)
             try:
                 loaded = store.load()

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from heapq import merge
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -65,19 +65,20 @@ from nri_numa.http.zones import (
 )
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
 from nri_numa.machine.model import CoreKind, NUMANode, cpus_text
+from nri_numa.machine.report import topology_document
 from nri_numa.node.agent import Agent, RefusedContainer
-from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
-from nri_numa.node.differences import Difference, Known
+from nri_numa.node.beside_kubelet import BesideKubelet
+from nri_numa.node.loop import Clock
+from nri_numa.node.reconcile import Difference, Known
+from nri_numa.node.serving import About, Collaborators
 from nri_numa.node.usage import (
     MEMORY_NOT_READ,
     NO_MEMORIES,
     NO_WAITINGS,
     WAITING_NOT_READ,
     Memories,
-    MemoryWatch,
-    UsageWatch,
     Waitings,
-    WaitingWatch,
+    Watches,
 )
 from nri_numa.observe.metrics import ContainerSample, NUMANodeSample, Snapshot
 
@@ -115,73 +116,32 @@ class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
     over_cri: bool = False
 
 
-class LiveView:
-    """`nri_numa.http.source.AgentView` over a running agent.
+class Runtime(Protocol):
+    """See `nri_numa.node.links.RuntimeConnection`."""
 
-    Args:
-        agent: whose state is shown.
-        version: of nri-numa.
-        node_name: of the node, as Kubernetes has it.
-        started: Unix time of the start.
-        now: Unix time in seconds.
-        link: the link at this moment.
-        reading: what the kernel had left when it was last asked.
-        describe: makes the document of a topology.
-        unheard: sentences about annotations of a pod, by its UID, that no container hears.
-        kubelet: the kubelet beside us, at this moment.
-        contested: how many containers' cpusets the kubelet writes too.
-        usage: what is really used; None where nobody looks.
-        memory: where containers' memory is; None where nobody looks.
-        measured: by NUMA node, capacity factors that were measured and are acted upon.
-        devices: how many the kubelet can give, or why that is not known; None where nobody asks.
-        roots_of_pcie: by NUMA node; empty where nobody asks for them.
-        late: seconds by which containers were late, by id, replaced as a whole when that changes;
-            None where they cannot be late.
-        waiting: how much containers wait; None where nobody looks.
-        coming: namespace and name of Guaranteed pods that have no container yet.
-    """
+    def facts(self) -> LinkFacts:
+        """The link at this moment."""
+        ...
+
+
+class LiveView:
+    """`nri_numa.http.source.AgentView` over a running agent."""
 
     def __init__(
         self,
         agent: Agent,
-        *,
-        version: str,
-        node_name: str = "",
-        started: float,
-        now: Callable[[], float],
-        link: Callable[[], LinkFacts],
-        reading: Callable[[], Reading | None],
-        describe: Callable[[Machine], TopologyDocument],
-        unheard: Callable[[str], list[str]] = lambda uid: [],
-        kubelet: Callable[[], Kubelet] = Kubelet,
-        contested: Callable[[], int] = lambda: 0,
-        usage: UsageWatch | None = None,
-        memory: MemoryWatch | None = None,
-        measured: Callable[[], Mapping[int, float]] = dict,
-        devices: Callable[[], Counted | None] = lambda: None,
-        roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_ROOTS,
-        late: Callable[[], Mapping[str, float] | None] = lambda: None,
-        waiting: WaitingWatch | None = None,
-        coming: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        about: About,
+        runtime: Runtime,
+        more: Collaborators,
+        watches: Watches,
+        clock: Clock,
     ) -> None:
-        self._coming = coming
-        self._measured, self._devices = measured, devices
-        self._roots_of_pcie = roots_of_pcie
-        self._late = late
-        self._kubelet = kubelet
-        self._contested = contested
         self._agent = agent
-        self._version = version
-        self._node_name = node_name
-        self._started = started
-        self._now = now
-        self._link = link
-        self._reading = reading
-        self._describe = describe
-        self._unheard = unheard
-        self._usage = usage
-        self._memory = memory
-        self._waiting = waiting
+        self._about = about
+        self._runtime = runtime
+        self._more = more
+        self._usage, self._memory, self._waiting = watches.usage, watches.memory, watches.waiting
+        self._clock = clock
         self._names: list[Name] = []
         self._named = NodeState()
         self._counted: tuple[NodeState, Counts] | None = None
@@ -189,13 +149,13 @@ class LiveView:
 
     def status(self) -> Status:
         """The agent itself."""
-        agent, link = self._agent, self._link()
+        agent, link = self._agent, self._runtime.facts()
         known = agent.differences.known
-        counts = self._counts(agent.state)
+        counts, kubelet = self._counts(agent.state), self._more.kubelet
         return Status(
-            version=self._version,
-            node_name=self._node_name,
-            started_at=self._started,
+            version=self._about.version,
+            node_name=self._about.node_name,
+            started_at=self._about.started,
             observe=agent.observe,
             ready=self.readiness().ready,
             serial=agent.state.serial,
@@ -204,7 +164,7 @@ class LiveView:
             differing=len(known),
             intruders=sum(one.intruder for one in known.values()),
             kubelet_cpus=str(agent.state.kubelet.taken),
-            contested=self._contested(),
+            contested=len(kubelet.contests) if kubelet is not None else 0,
             link=Link(
                 state=link.state,
                 detail=link.detail,
@@ -220,7 +180,7 @@ class LiveView:
 
     def readiness(self) -> Readiness:
         """Whether containers are being placed, and remembered."""
-        link = self._link()
+        link = self._runtime.facts()
         if link.unanswered:
             return Readiness(ready=False, reason=link.unanswered)
         if not (link.active and self._agent.synchronized):
@@ -234,7 +194,11 @@ class LiveView:
 
     def topology(self) -> TopologyDocument:
         """The machine."""
-        return self._describe(self._agent.machine)
+        return topology_document(
+            self._agent.machine.topology,
+            reserved=self._agent.machine.settings.reserved_cpus,
+            devices=None if self._more.devices is None else self._more.devices.pci,
+        )
 
     def topology_key(self) -> object:
         """Another object when the machine is another one."""
@@ -260,12 +224,12 @@ class LiveView:
         known = self._agent.differences.known
         real = Reality(state, known)
         memory, waiting = self._looked()
-        late = self._late()
+        late = self._late
         return Listing(
             head=NodeUse(
                 serial=state.serial,
                 shared_pool=str(pool),
-                numa_nodes=numa_node_uses(machine, state, pool, self._reading()),
+                numa_nodes=numa_node_uses(machine, state, pool, self._more.readings.memory),
             ),
             containers=(
                 _assignment(
@@ -321,11 +285,12 @@ class LiveView:
         since = [f"since then refused: {later.message}"] if later is not None else []
         if gave_way := real.gave_way(allocation, effective):
             since.append(f"listed {allocation.cpus}, {gave_way}")
-        since += self._unheard(allocation.pod_uid)
+        if self._more.unmatched is not None:
+            since += self._more.unmatched.sentences(allocation.pod_uid)
         if since:
             document = {**document, "later": since}
         assignment = _assignment(
-            allocation, machine, state, pool, real, *self._looked(), self._late()
+            allocation, machine, state, pool, real, *self._looked(), self._late
         )
         if isinstance(assignment.late, float):
             said = late_text(assignment.late)
@@ -381,15 +346,16 @@ class LiveView:
         """Every NUMA node as who schedules counts it."""
         agent = self._agent
         # Before the state: who is decided about in between is in it.
-        coming = self._coming()
+        more = self._more
+        coming = () if more.pods is None else more.pods.names()
         return zones_document(
             agent.machine,
             agent.state,
-            self._reading(),
+            self._more.readings.memory,
             reason=self._not_pinning(),
-            measured=self._measured(),
-            devices=self._devices(),
-            roots_of_pcie=self._roots_of_pcie,
+            measured=None if more.measured is None else more.measured.acting(),
+            devices=None if more.devices is None else more.devices.counted(),
+            roots_of_pcie=NO_ROOTS if more.devices is None else more.devices.roots,
             coming=coming,
         )
 
@@ -402,7 +368,8 @@ class LiveView:
 
     def kubelet(self) -> Kubelet:
         """The kubelet beside us."""
-        return self._kubelet()
+        kubelet = self._more.kubelet
+        return Kubelet() if kubelet is None else kubelet_document(self._agent, kubelet)
 
     def notices(self, after: int) -> Notices:
         """What happened to containers after a number of the sequence."""
@@ -444,20 +411,25 @@ class LiveView:
         pool = state.pool(machine.topology, machine.settings)
         written = self._agent.checkpoint.written_at
         return Snapshot(
-            numa_nodes=numa_node_samples(machine, state, pool, self._reading()),
-            node_name=self._node_name,
+            numa_nodes=numa_node_samples(machine, state, pool, self._more.readings.memory),
+            node_name=self._about.node_name,
             container_kinds=self._counts(state).by_kind,
             containers=container_samples(state),
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_written=written,
-            checkpoint_age=None if written is None else max(0.0, self._now() - written),
+            checkpoint_age=None if written is None else max(0.0, self._clock.time() - written),
             checkpoint_failing=bool(self._agent.checkpoint.problem),
             ready=self.readiness().ready,
             observe=self._agent.observe,
             local_memory=None if self._memory is None else self._memory.samples(state),
             waiting=None if self._waiting is None else self._waiting.samples(state),
         )
+
+    @property
+    def _late(self) -> Mapping[str, float] | None:
+        """Seconds by which containers were late, by id; None where they cannot be."""
+        return None if self._more.late is None else self._more.late.known
 
     def _looked(self) -> tuple[Memories, Waitings]:
         """What the last rounds over all containers found."""
@@ -975,14 +947,12 @@ def _core_kind(machine: Machine, numa_node: int) -> str:
 # --- The kubelet beside us ---
 
 
-def kubelet_document(
-    agent: Agent, beside: BesideKubelet, configuration: KubeletSettings
-) -> Kubelet:
+def kubelet_document(agent: Agent, beside: BesideKubelet) -> Kubelet:
     """What the kubelet's managers granted, and where it and we disagree.
 
     Reads what is replaced as a whole, so any thread may call it.
     """
-    state, settings = agent.state, agent.machine.settings
+    state, settings, configuration = agent.state, agent.machine.settings, beside.configuration
     grants, adopted = state.kubelet, configuration.adopted
     shown = grants.shared[0] if grants.shared else ""
     return Kubelet(

@@ -25,7 +25,6 @@ import msgspec
 from nri_numa.engine.invariants import contradiction
 from nri_numa.engine.state import Allocation, Former, NodeState, PodRecord, build
 from nri_numa.engine.values.answers import StateChange
-from nri_numa.engine.values.workload import Load
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 
 FORMAT: Final = 1
@@ -176,9 +175,15 @@ def loaded_from(parsed: Parsed, problems: list[str]) -> Loaded:
 
 _NAMES: Final = {"numa_nodes": "numa", "memory_bytes": "memory"}
 """Fields that documents call otherwise."""
+_EMPTY: Final = (CPUSet, NUMASet, dict)
+"""Types of which nothing is left out too."""
 _ALWAYS: Final = frozenset(("kind", "qos", "since", "reason"))
 _FIELDS: Final = tuple(
-    (f.name, _NAMES.get(f.name, f.name), f.default, f.name in _ALWAYS or f.required)
+    (
+        f.name,
+        _NAMES.get(f.name, f.name),
+        msgspec.NODEFAULT if f.name in _ALWAYS else f.default,
+    )
     for f in msgspec.structs.fields(Allocation)
     if f.name != "container_id"
 )
@@ -186,11 +191,14 @@ _FIELDS: Final = tuple(
 
 def allocation_document(a: Allocation) -> Document:
     """One container, as `encode` takes it."""
-    document: Document = {}
-    for name, key, default, always in _FIELDS:
-        value = getattr(a, name)
-        if always or (value if default is msgspec.NODEFAULT else value != default):
-            document[key] = value.busy if isinstance(value, Load) else value
+    values = msgspec.structs.astuple(a)[1:]
+    document = {
+        key: value
+        for (_, key, default), value in zip(_FIELDS, values, strict=True)
+        if value is not default and (value or type(value) not in _EMPTY)
+    }
+    if a.load is not None:
+        document["load"] = a.load.busy
     return document
 
 
@@ -200,7 +208,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     Raises:
         ValueError, KeyError, TypeError, msgspec.MsgspecError: the document is damaged.
     """
-    found = {name: document[key] for name, key, _, _ in _FIELDS if key in document}
+    found = {name: document[key] for name, key, _ in _FIELDS if key in document}
     if found.get("load") is not None:
         found["load"] = {"busy": found["load"]}
     missing = _ALWAYS - found.keys()

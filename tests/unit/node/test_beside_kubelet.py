@@ -22,7 +22,7 @@ from nri_numa.machine.cpuset import CPUSet
 from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
 from nri_numa.node.view import kubelet_document
 from nri_numa.observe import logs
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import StillClock, World, container, pod, resources
 from tests.machines import named as machines
 
 
@@ -58,7 +58,13 @@ def bed(tmp_path: Path) -> Bed:
     log = io.StringIO()
     logs.setup("info", stream=log)
     world = World(machines.single_no_smt(), Settings(kubelet_override=KubeletOverride.ANNOTATED))
-    beside = BesideKubelet(world.agent, world.metrics, StateFiles(str(tmp_path)), now=lambda: 7.0)
+    beside = BesideKubelet(
+        world.agent,
+        world.metrics,
+        StateFiles(str(tmp_path)),
+        KubeletSettings(str(tmp_path)),
+        StillClock(lambda: 7.0),
+    )
     return Bed(world, beside, tmp_path, log)
 
 
@@ -90,7 +96,7 @@ def test_what_both_write_is_said_once_and_shown(bed: Bed) -> None:
     assert bed.world.has("g-app")[0] == "1"
     assert bed.metric("kubelet_contests_total", yields_to="nri-numa") == 1
     assert bed.log.getvalue().count("both write this container's cpuset") == 1
-    found = kubelet_document(bed.world.agent, bed.beside, KubeletSettings(str(bed.directory)))
+    found = kubelet_document(bed.world.agent, bed.beside)
     (contest,), (grant,) = found.contests, found.grants
     assert (contest.pod, contest.asked, contest.kept) == ("g", "2-3", "1")
     assert (contest.yields_to, contest.seen_in, contest.times) == (
@@ -144,7 +150,7 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
         if len(rounds) == 2:
             bed.world.stop("g-app")
 
-    bed.beside._sleep = sleep
+    bed.beside._clock.sleep = sleep
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(bed.beside.run())
     assert bed.metric("kubelet_contests_total", yields_to="kubelet") == contests
@@ -156,23 +162,23 @@ def test_a_grant_on_owned_cpus_is_said(bed: Bed) -> None:
     of = pod("own", {"cpus": "exclusive"})
     own = bed.world.place(of, container(of, wants=resources(1, 1)))[0]
     bed.grant(g=own)
-    bed.beside.look()
+    bed.beside.refresh_kubelet_grants()
     assert "granted CPUs that are exclusive to a container of ours" in bed.log.getvalue()
     assert bed.world.has("own-app")[0] == own
 
 
 def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: Bed) -> None:
     bed.grant(g="2-3")
-    bed.beside.look()
+    bed.beside.refresh_kubelet_grants()
     (bed.directory / "cpu_manager_state").write_text("{")
     for _ in range(3):
-        bed.beside.look()
+        bed.beside.refresh_kubelet_grants()
     assert bed.log.getvalue().count("the kubelet's state is not understood") == 1
     assert bed.metric("kubelet_state_problems") == 1
     assert str(bed.world.agent.state.kubelet.taken) == "2-3"
     assert bed.beside.problems
     bed.grant()
-    bed.beside.look()
+    bed.beside.refresh_kubelet_grants()
     assert bed.metric("kubelet_state_problems") == 0
 
 
@@ -189,7 +195,7 @@ def test_grants_of_nobody_and_of_pods_are_shown(bed: Bed) -> None:
     )
     of = pod("p")
     bed.world.place(of, container(of, wants=sent("2-3")))
-    found = kubelet_document(bed.world.agent, bed.beside, KubeletSettings(str(bed.directory)))
+    found = kubelet_document(bed.world.agent, bed.beside)
     assert [(g.pod_uid, g.container, g.pod, g.cpus) for g in found.grants] == [
         ("uid-soon", "app", "", "1"),
         ("uid-p", "", "p", "2-3"),

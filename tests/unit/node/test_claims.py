@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from nri_numa.dra.claims import BadClaim, variable
 from nri_numa.dra.handover import Asker
-from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
@@ -50,11 +48,10 @@ class Bed:
                     raise BadClaim("not found")
                 return bed.objects[uid]
 
-        machine: Callable[[], Machine] = lambda: self.world.agent.machine  # noqa: E731
         self.book = ClaimBook(
             DRIVER, "n1",
             records=str(self.records), cdi=str(self.cdi),
-            asker=FromObjects(str(self.cdi)), machine=machine,
+            asker=FromObjects(str(self.cdi)), agent=self.world.agent,
         )  # fmt: skip
         self.book.load()
         return self.book

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.node.housekeeping import GROWN, TRIM_REST, Trim, give_back, resident
+from nri_numa.node.loop import GROWN, TRIM_REST, Trim, give_back, resident
 
 MIB = 1 << 20
 

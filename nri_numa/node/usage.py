@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -122,11 +122,6 @@ class Rounds(ABC, Generic[Found]):
 
 # --- Where memory is ---
 
-Memories: TypeAlias = Mapping[str, ContainerMemory]
-"""By container id."""
-
-NO_MEMORIES: Final[Memories] = MappingProxyType({})
-"""It is not switched on."""
 MEMORY_NOT_READ: Final = ContainerMemory(
     local_percent=None, by_numa_node={}, source="", at=0.0, problem="not read yet"
 )
@@ -203,11 +198,6 @@ class MemoryWatch(Rounds[ContainerMemory]):
 
 # --- How much containers wait for CPUs ---
 
-Waitings: TypeAlias = Mapping[str, ContainerWaiting]
-"""By container id."""
-
-NO_WAITINGS: Final[Waitings] = MappingProxyType({})
-"""It is not switched on."""
 WAITING_NOT_READ: Final = ContainerWaiting(
     pressure_percent=None, waiting_tasks=None, at=0.0, problem="not read yet"
 )

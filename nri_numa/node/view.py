@@ -16,7 +16,7 @@ from heapq import merge
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, convert
 from msgspec.structs import asdict
 
 from nri_numa.engine.decision import Machine, Reading
@@ -73,11 +73,7 @@ from nri_numa.node.reconcile import Difference, Known
 from nri_numa.node.serving import About, Collaborators
 from nri_numa.node.usage import (
     MEMORY_NOT_READ,
-    NO_MEMORIES,
-    NO_WAITINGS,
     WAITING_NOT_READ,
-    Memories,
-    Waitings,
     Watches,
 )
 from nri_numa.observe.metrics import ContainerSample, NUMANodeSample, Snapshot
@@ -140,7 +136,7 @@ class LiveView:
         self._about = about
         self._runtime = runtime
         self._more = more
-        self._usage, self._memory, self._waiting = watches.usage, watches.memory, watches.waiting
+        self._watches = watches
         self._clock = clock
         self._names: list[Name] = []
         self._named = NodeState()
@@ -219,12 +215,8 @@ class LiveView:
 
     def listing(self) -> Listing:
         """Every container and what it has, in the order of their names."""
-        machine, state = self._agent.machine, self._agent.state
-        pool = state.pool(machine.topology, machine.settings)
-        known = self._agent.differences.known
-        real = Reality(state, known)
-        memory, waiting = self._looked()
-        late = self._late
+        moment = self._moment()
+        machine, state, pool = moment.machine, moment.state, moment.pool
         return Listing(
             head=NodeUse(
                 serial=state.serial,
@@ -232,19 +224,16 @@ class LiveView:
                 numa_nodes=numa_node_uses(machine, state, pool, self._more.readings.memory),
             ),
             containers=(
-                _assignment(
-                    state.allocations[name[3]], machine, state, pool, real, memory, waiting, late
-                )
+                moment.assignment(state.allocations[name[3]])
                 for name in tuple(self._ordered(state))
             ),
-            key=(machine, known, memory, waiting, late),
+            key=(machine, moment.known, moment.memory, moment.waiting, moment.late),
         )
 
     def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
         """What is known about a pod's containers: those that run, and those refused lately."""
-        machine, state = self._agent.machine, self._agent.state
-        pool = state.pool(machine.topology, machine.settings)
-        real = Reality(state, self._agent.differences.known)
+        moment = self._moment()
+        state = moment.state
         refused: dict[str, RefusedContainer] = {}
         for one in tuple(self._agent.refusals):  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
@@ -258,24 +247,18 @@ class LiveView:
             later = refused.pop(allocation.container, None)
             if later is not None and later.at <= allocation.since:
                 later = None  # it was refused before it was placed
-            found.append(self._explained(allocation, machine, state, pool, real, later))
+            found.append(self._explained(allocation, moment, later))
         found += [
             self._refused(one) for name, one in sorted(refused.items()) if container in (None, name)
         ]
         return sorted(found, key=lambda one: one.container)
 
     def _explained(
-        self,
-        allocation: Allocation,
-        machine: Machine,
-        state: NodeState,
-        pool: CPUSet,
-        real: Reality,
-        later: RefusedContainer | None,
+        self, allocation: Allocation, moment: Moment, later: RefusedContainer | None
     ) -> Explanation:
         kept = self._agent.kept_trace(allocation.container_id)
         document = self._documents.get(kept) if kept is not None else None
-        effective = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
+        effective = moment.cpus_of(allocation)
         cpus = str(effective)
         if document is None or document["result"]["cpus"] != cpus:
             known = self._agent.grounds_of(allocation.container_id)
@@ -283,21 +266,18 @@ class LiveView:
             if kept is not None:
                 self._remember(kept, document)
         since = [f"since then refused: {later.message}"] if later is not None else []
-        if gave_way := real.gave_way(allocation, effective):
+        if gave_way := moment.gave_way(allocation, effective):
             since.append(f"listed {allocation.cpus}, {gave_way}")
         if self._more.unmatched is not None:
             since += self._more.unmatched.sentences(allocation.pod_uid)
-        if since:
-            document = {**document, "later": since}
-        assignment = _assignment(
-            allocation, machine, state, pool, real, *self._looked(), self._late
-        )
-        if isinstance(assignment.late, float):
-            said = late_text(assignment.late)
-            document = {**document, "later": [said, *document.get("later", ())]}
+        assignment = moment.assignment(allocation)
+        before = []
         if assignment.displaced:
-            said = displaced_text(assignment.displaced)
-            document = {**document, "later": [said, *document.get("later", ())]}
+            before.append(displaced_text(assignment.displaced))
+        if isinstance(assignment.late, float):
+            before.append(late_text(assignment.late))
+        if before or since:
+            document = {**document, "later": [*before, *since]}
         if assignment.actual is not None:
             document = {**document, "actual": actual_sentence(assignment.actual)}
         return Explanation(
@@ -325,7 +305,7 @@ class LiveView:
             summary=refused.message,
             # The message is the summary already.
             steps=tuple(sentences(document)[1:]),
-            refusal=_refusal(refused),
+            refusal=convert(refused, Refusal, from_attributes=True),
             details=document,
         )
 
@@ -336,7 +316,10 @@ class LiveView:
 
     def refusals(self) -> list[Refusal]:
         """The latest refusals, newest first."""
-        return [_refusal(refused) for refused in reversed(tuple(self._agent.refusals))]
+        return [
+            convert(refused, Refusal, from_attributes=True)
+            for refused in reversed(tuple(self._agent.refusals))
+        ]
 
     def slots(self) -> Slots:
         """Exclusive CPUs that the scheduler may count."""
@@ -384,13 +367,15 @@ class LiveView:
 
     def use(self) -> Use:
         """What is really used on the machine."""
-        if self._usage is None:
+        usage = self._watches.usage
+        if usage is None:
             return Use(at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=())
-        return self._usage.document()
+        return usage.document()
 
     async def container_use(self, namespace: str, pod: str, container: str) -> list[ContainerUse]:
         """What a container really uses, measured now."""
-        if self._usage is None:
+        usage = self._watches.usage
+        if usage is None:
             return []
         state = self._agent.state
         names = self._ordered(state)
@@ -398,7 +383,7 @@ class LiveView:
         for n in range(bisect_left(names, (namespace, pod, container, "")), len(names)):
             if names[n][:3] != (namespace, pod, container):
                 break
-            found.append(await self._usage.container(state.allocations[names[n][3]]))
+            found.append(await usage.container(state.allocations[names[n][3]]))
         return found
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -410,6 +395,7 @@ class LiveView:
         machine, state = self._agent.machine, self._agent.state
         pool = state.pool(machine.topology, machine.settings)
         written = self._agent.checkpoint.written_at
+        memory, waiting = self._watches.memory, self._watches.waiting
         return Snapshot(
             numa_nodes=numa_node_samples(machine, state, pool, self._more.readings.memory),
             node_name=self._about.node_name,
@@ -422,20 +408,15 @@ class LiveView:
             checkpoint_failing=bool(self._agent.checkpoint.problem),
             ready=self.readiness().ready,
             observe=self._agent.observe,
-            local_memory=None if self._memory is None else self._memory.samples(state),
-            waiting=None if self._waiting is None else self._waiting.samples(state),
+            local_memory=None if memory is None else memory.samples(state),
+            waiting=None if waiting is None else waiting.samples(state),
         )
 
-    @property
-    def _late(self) -> Mapping[str, float] | None:
-        """Seconds by which containers were late, by id; None where they cannot be."""
-        return None if self._more.late is None else self._more.late.known
-
-    def _looked(self) -> tuple[Memories, Waitings]:
-        """What the last rounds over all containers found."""
-        return (
-            self._memory.known if self._memory is not None else NO_MEMORIES,
-            self._waiting.known if self._waiting is not None else NO_WAITINGS,
+    def _moment(self) -> Moment:
+        agent, late = self._agent, self._more.late
+        known = agent.differences.known
+        return Moment(
+            agent.machine, agent.state, known, self._watches, None if late is None else late.known
         )
 
     def _counts(self, state: NodeState) -> Counts:
@@ -476,83 +457,71 @@ def _name(a: Allocation) -> Name:
     return a.namespace, a.pod, a.container, a.container_id
 
 
-def _assignment(
-    a: Allocation,
-    machine: Machine,
-    state: NodeState,
-    pool: CPUSet,
-    real: Reality,
-    memory: Memories,
-    waiting: Waitings,
-    late: Mapping[str, float] | None = None,
-) -> Assignment:
-    cpus = effective_cpus(a, pool, machine.topology, state.withheld_bits)
-    gave_way = real.gave_way(a, cpus)
-    return Assignment(
-        id=a.container_id,
-        pod_uid=a.pod_uid,
-        namespace=a.namespace,
-        pod=a.pod,
-        container=a.container,
-        kind=shown_kind(state, a),
-        policy=a.policy.value,
-        qos=a.qos.value,
-        smt=a.smt.value,
-        cpus=str(cpus),
-        pinned=str(a.pinned),
-        mems=str(a.mems),
-        mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
-        numa_nodes=str(a.numa_nodes),
-        idle=str(a.idle),
-        displaced=str(a.cpus) if displaced(a, machine.topology) else "",
-        preferred=a.preferred,
-        reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
-        cpu_milli=a.cpu_milli,
-        memory_bytes=a.memory_bytes,
-        since=a.since,
-        actual=real.of(a.container_id),
-        slots=a.slots,
-        memory=memory.get(a.container_id, MEMORY_NOT_READ) if memory is not NO_MEMORIES else UNSET,
-        late=UNSET if late is None else late.get(a.container_id, UNSET),
-        waiting=waiting.get(a.container_id, WAITING_NOT_READ)
-        if waiting is not NO_WAITINGS
-        else UNSET,
-    )
-
-
-def _refusal(refused: RefusedContainer) -> Refusal:
-    return Refusal(
-        namespace=refused.namespace,
-        pod=refused.pod,
-        container=refused.container,
-        reason=refused.reason,
-        message=refused.message,
-        at=refused.at,
-        observed=refused.observed,
-    )
-
-
-# --- What containers really have ---
-
-
-class Reality:
-    """Differences of one moment.
+class Moment:
+    """What was decided at one moment, and what is known of what containers really have.
 
     Args:
-        state: what was decided.
-        known: who differs from it.
+        known: what differs from the decision.
+        late: seconds by which containers were late, by id; None where they cannot be.
     """
 
-    def __init__(self, state: NodeState, known: Known) -> None:
-        self._state = state
-        self._known = known
+    def __init__(
+        self,
+        machine: Machine,
+        state: NodeState,
+        known: Known,
+        watches: Watches = Watches(),  # noqa: B008 - a value
+        late: Mapping[str, float] | None = None,
+    ) -> None:
+        self.machine, self.state, self.known, self.late = machine, state, known, late
+        self.pool = state.pool(machine.topology, machine.settings)
+        self.memory = None if watches.memory is None else watches.memory.known
+        self.waiting = None if watches.waiting is None else watches.waiting.known
         self._owners: dict[int, str] | None = None
 
-    def of(self, container_id: str) -> Actual | None:
+    def cpus_of(self, a: Allocation) -> CPUSet:
+        """What a container should be able to use."""
+        return effective_cpus(a, self.pool, self.machine.topology, self.state.withheld_bits)
+
+    def assignment(self, a: Allocation) -> Assignment:
+        """One container, and what it has."""
+        i, cpus, memory, waiting = a.container_id, self.cpus_of(a), self.memory, self.waiting
+        gave_way = self.gave_way(a, cpus)
+        return Assignment(
+            id=i,
+            pod_uid=a.pod_uid,
+            namespace=a.namespace,
+            pod=a.pod,
+            container=a.container,
+            kind=shown_kind(self.state, a),
+            policy=a.policy.value,
+            qos=a.qos.value,
+            smt=a.smt.value,
+            cpus=str(cpus),
+            pinned=str(a.pinned),
+            mems=str(a.mems),
+            mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
+            numa_nodes=str(a.numa_nodes),
+            idle=str(a.idle),
+            displaced=str(a.cpus) if displaced(a, self.machine.topology) else "",
+            preferred=a.preferred,
+            reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
+            cpu_milli=a.cpu_milli,
+            memory_bytes=a.memory_bytes,
+            since=a.since,
+            actual=self.actual(i),
+            slots=a.slots,
+            memory=UNSET if memory is None else memory.get(i, MEMORY_NOT_READ),
+            late=UNSET if self.late is None else self.late.get(i, UNSET),
+            waiting=UNSET if waiting is None else waiting.get(i, WAITING_NOT_READ),
+        )
+
+    def actual(self, container_id: str) -> Actual | None:
         """What this one has; None while it is as meant, and on no exclusive CPUs of others."""
-        one = self._known.get(container_id) or self._foreign(container_id)
+        one = self.known.get(container_id) or self._foreign(container_id)
         if one is None:
             return None
+        owners = self._owning(CPUSet.parse(one.cpus), container_id) if one.intruder else ()
         return Actual(
             cpus=one.cpus,
             mems=one.mems,
@@ -562,14 +531,14 @@ class Reality:
             text=one.text,
             found=one.found,
             intruder=one.intruder,
-            owners=self._disturbed(container_id, one) if one.intruder else (),
+            owners=owners,
             given_up=one.given_up,
         )
 
     def _foreign(self, container_id: str) -> Difference | None:
-        """One that somebody else pinned to CPUs that are exclusive to others."""
-        allocation = self._state.allocations.get(container_id)
-        if allocation is None or not allocation.pinned & (self._state.owned | self._state.idle):
+        """One that was pinned, not by us, to CPUs that are exclusive to others."""
+        allocation = self.state.allocations.get(container_id)
+        if allocation is None or not allocation.pinned & (self.state.owned | self.state.idle):
             return None
         return Difference(
             cpus=str(allocation.pinned),
@@ -580,26 +549,21 @@ class Reality:
         )
 
     def gave_way(self, allocation: Allocation, cpus: CPUSet) -> str:
-        """Where a container stands whose soft list gave way, and to whom; empty when it did not.
+        """Where a container stands whose soft list gave way, and to what; empty when it did not.
 
-        Args:
-            allocation: of the container.
-            cpus: what it should have now.
+        ``cpus`` are what it should have now.
         """
-        lost = allocation.cpus & self._state.withheld if allocation.soft else NO_CPUS
+        lost = allocation.cpus & self.state.withheld if allocation.soft else NO_CPUS
         if not lost:
             return ""
         names = list(self._owning(lost, allocation.container_id))
-        names += [f"{name} (by the kubelet)" for name in granted_names(self._state, lost)]
+        names += [f"{name} (by the kubelet)" for name in granted_names(self.state, lost)]
         where = str(cpus) if cpus <= allocation.cpus else f"the shared pool {cpus}"
         return f"stands on {where}: {cpus_text(lost, 'is', 'are')} exclusive to {', '.join(names)}"
 
-    def _disturbed(self, container_id: str, one: Difference) -> tuple[str, ...]:
-        return self._owning(CPUSet.parse(one.cpus), container_id)
-
     def _owning(self, cpus: CPUSet, but: str) -> tuple[str, ...]:
-        """The names of those who own some of these CPUs."""
-        allocations = self._state.allocations
+        """The names of containers that own some of these CPUs."""
+        allocations = self.state.allocations
         if self._owners is None:
             # Once for all of them: there may be as many intruders as owners.
             self._owners = {
@@ -613,7 +577,7 @@ class Reality:
 
 
 def actual_sentence(actual: Actual) -> str:
-    """Both sides in one actual_sentence; the time in it does not grow old."""
+    """Both sides in one sentence; the time in it does not grow old."""
     since = datetime.fromtimestamp(actual.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return actual_text(actual.text, since, actual.owners, given_up=actual.given_up)
 
@@ -679,14 +643,7 @@ def container_samples(state: NodeState) -> Iterator[ContainerSample]:
 def numa_node_uses(
     machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
 ) -> tuple[NUMANodeUse, ...]:
-    """For the API: every NUMA node by id, who has its CPUs and what the accounting has left.
-
-    Args:
-        machine: topology and settings.
-        state: what is decided.
-        pool: the shared pool of that state.
-        reading: what the kernel had left when it was last asked.
-    """
+    """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
     reserved = machine.settings.reserved_cpus
     return tuple(_use(facts, reserved) for facts in _facts(machine, state, pool, reading))
 
@@ -694,7 +651,7 @@ def numa_node_uses(
 def numa_node_samples(
     machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
 ) -> tuple[NUMANodeSample, ...]:
-    """For a scrape: the same in counts of CPUs; arguments as in `numa_node_uses`."""
+    """For a scrape: the same in counts of CPUs."""
     reserved = machine.settings.reserved_cpus
     return tuple(_sample(facts, reserved) for facts in _facts(machine, state, pool, reading))
 
@@ -792,10 +749,7 @@ def _sample(facts: _Facts, reserved: CPUSet) -> NUMANodeSample:
 def slots_document(machine: Machine, state: NodeState, reason: str) -> Slots:
     """Count what is held with slots and what is free.
 
-    Args:
-        machine: topology and settings.
-        state: what is decided.
-        reason: why nothing is to be counted on now; empty when nothing speaks against it.
+    ``reason`` is why nothing is to be counted on now; empty when nothing speaks against it.
     """
     offered = offer(machine, state)
     return Slots(
@@ -833,16 +787,10 @@ def zones_document(
 ) -> Zones:
     """Count everything in one state; a pod of which nothing is charged yet is named all the same.
 
-    Args:
-        machine: topology and settings.
-        state: what is decided.
-        reading: what the kernel had left when it was last asked.
-        reason: why nothing is to be counted on now; empty when nothing speaks against it.
-        measured: by NUMA node, capacity factors that were measured and are acted upon; 1 for the
-            others.
-        devices: how many the kubelet can give, or why that is not known; None where nobody asks.
-        roots_of_pcie: by NUMA node; empty where nobody asks for them.
-        coming: namespace and name of Guaranteed pods that have no container yet.
+    ``reason`` is why nothing is to be counted on now; ``measured`` has capacity factors that are
+    acted upon, 1 for NUMA nodes that are not in it; ``devices`` are those that the kubelet can
+    give, or why they are not known; ``coming`` are namespace and name of Guaranteed pods that have
+    no container yet.
     """
     defaults = machine.settings.defaults
     charged = {(a.pod_uid, a.container) for a in state.allocations.values() if a.charges}
@@ -963,19 +911,7 @@ def kubelet_document(agent: Agent, beside: BesideKubelet) -> Kubelet:
         granted_cpus=str(grants.taken),
         grants=tuple(_grants(agent)),
         contests=tuple(
-            KubeletContest(
-                container_id=one.container_id,
-                namespace=one.namespace,
-                pod=one.pod,
-                pod_uid=one.pod_uid,
-                container=one.container,
-                asked=one.asked,
-                kept=one.kept,
-                yields_to=one.yields_to,
-                seen_in=one.seen_in,
-                since=one.since,
-                times=one.times,
-            )
+            convert(one, KubeletContest, from_attributes=True)
             for _, one in sorted(beside.contests.items())
         ),
         problems=(*beside.problems, *configuration.found.problems),

@@ -83,11 +83,7 @@ class CapacityWatch(ABC):
 
 
 class OutsideCapacity(CapacityWatch):
-    """What others say of this node's capacity.
-
-    Args:
-        path: of the file; empty when nothing from outside counts.
-    """
+    """What others say of this node's capacity; nothing where the path of their file is empty."""
 
     interval = EVERY
 
@@ -208,11 +204,7 @@ SOURCE: Final = "steal"
 
 
 class StealWatch(CapacityWatch):
-    """Measures steal of each NUMA node, and what capacity factors follow.
-
-    Args:
-        root: directory with the proc/ tree.
-    """
+    """Measures steal of each NUMA node, and what capacity factors follow."""
 
     def __init__(self, config: MeasuredCapacity, root: str, metrics: Metrics, clock: Clock) -> None:
         self.interval = parse_duration(config.interval)
@@ -230,10 +222,7 @@ class StealWatch(CapacityWatch):
     def over(self, settings: Settings, topology: Topology, told: Collection[int] = ()) -> Settings:
         """These settings, with what was measured where that is acted upon; any thread may ask.
 
-        Args:
-            settings: of the configuration.
-            topology: of the machine.
-            told: NUMA nodes whose factor is told from outside, which counts instead.
+        Of NUMA nodes in ``told`` a factor comes from outside, which counts instead.
         """
         if not self._acts:
             return settings

@@ -64,16 +64,10 @@ _AGAIN: Final = 10.0
 class ClaimBook:
     """The claims that are prepared on this node.
 
+    Records of them are in a directory of ours, CDI files in one of the runtime.
+
     Attributes:
         claims: by UID; replaced as a whole, so that any thread may read it.
-
-    Args:
-        driver: our name.
-        pool: of this node's devices, which is the node's name.
-        records: directory of ours.
-        cdi: directory of the runtime.
-        asker: gets claims.
-        agent: decides about containers.
     """
 
     def __init__(

@@ -107,10 +107,8 @@ class Daemon:
     ) -> None:
         """Build the parts that need no event loop.
 
-        Args:
-            config: checked.
-            load: reads the configuration again, given the text of NRI's Configure request.
-            gaps: of the loop that this will run in.
+        ``load`` reads the configuration again, given the text of NRI's Configure request; ``gaps``
+        are those of the loop that this will run in.
 
         Raises:
             ConfigError: the configuration does not go with this machine.
@@ -496,13 +494,9 @@ def identity(config: AgentConfig) -> dict[str, str]:
 
 
 def run(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
-    """Run the plugin in an event loop of its own; arguments as of `Daemon`.
+    """Run the plugin in an event loop of its own; arguments and errors as of `Daemon`.
 
-    Returns:
-        Exit code: 0 stopped, 1 failed, 3 the state directory or the machine is not available.
-
-    Raises:
-        ConfigError: the configuration does not go with this machine.
+    Gives the exit code: 0 stopped, 1 failed, 3 the state directory or the machine is not available.
     """
     loop, gaps = watched_loop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:

@@ -54,12 +54,9 @@ class LateStarts:
         return self._known
 
     def begun(self, container_id: str, started: float, told: float | None) -> None:
-        """A container runs: write its cgroup now, unless it has what is meant.
+        """A container runs since a Unix time: write its cgroup now, unless it has what is meant.
 
-        Args:
-            container_id: which.
-            started: when it did, as Unix time.
-            told: when the runtime took an update for it; None when it has not.
+        ``told`` is when the runtime took an update for it; None when it has not.
         """
         meant = self._meant(container_id)
         if meant is None:
@@ -73,12 +70,7 @@ class LateStarts:
         self._right(container_id, max(0.0, right - started))
 
     def started(self, container_id: str, started: float) -> None:
-        """The runtime has applied its update; look until it arrived, if that is not known yet.
-
-        Args:
-            container_id: which.
-            started: when it did, as Unix time.
-        """
+        """The runtime has applied its update; look until it arrived, if that is not known yet."""
         if container_id in self._known or self._meant(container_id) is None:
             return
         task = asyncio.create_task(self._measure(container_id, started), name="late")

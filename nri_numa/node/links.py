@@ -162,14 +162,7 @@ _INSTEAD: Final = {
 def memory_policies(
     info: RuntimeInfo, kernel: str, *, over_cri: bool, sysfs_root: Path = Path("/")
 ) -> MemoryPolicies:
-    """What can be set here.
-
-    Args:
-        info: what the runtime said of itself.
-        kernel: its release, ``6.1.0-18-amd64``; one that cannot be read is taken for a new one.
-        sysfs_root: holds ``sys/``, where the weights of interleaving are.
-        over_cri: containers are watched over CRI, and met when they exist.
-    """
+    """What can be set here; a kernel release that cannot be read is taken for a new one."""
     if over_cri:
         clause = f"{info.name} {info.version} is watched over CRI, which knows none; expected NRI"
         return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))

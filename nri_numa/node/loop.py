@@ -36,16 +36,14 @@ these rounds."""
 
 @dataclass(slots=True)
 class CPUShare:
-    """The bucket; full at the start.
+    """A bucket of CPU time, full at the start.
 
-    Args:
+    Attributes:
         share: of one CPU, in the long run; more than 0.
         hurried: the same while there is a reason to hurry.
         burst: seconds of CPU time that can be saved up.
         longest: seconds of one pause; what would take longer to pay back is forgiven.
-
-    Attributes:
-        hurry: whether there is one now.
+        hurry: whether there is a reason now.
     """
 
     share: float = SHARE
@@ -59,9 +57,7 @@ class CPUShare:
     def pause(self, now: float, used: float) -> float:
         """Seconds to stand still before the next piece of work; 0 while something is saved up.
 
-        Args:
-            now: seconds that only grow.
-            used: CPU time of the thread so far, in seconds.
+        ``used`` is CPU time of the thread so far.
         """
         if self._last is None:
             self._last, self._saved = (now, used), self.burst
@@ -151,14 +147,8 @@ def watched_loop(
 class Courtesy:
     """Lets one thread stand back while the loop of another is at work.
 
-    Args:
-        watch: of the loop that goes first.
-        longest: seconds after which a piece of work is done all the same: somebody may ask
-            whether a loop that is busy for long is still alive.
-        share: what the thread may have of one CPU.
-        clock: seconds that only grow.
-        used: CPU time of the thread that asks, in seconds.
-        sleep: stands still for so many seconds.
+    After ``longest`` seconds a piece of work is done all the same: a probe may look whether a loop
+    that is busy for long is still alive.
     """
 
     PAUSE: Final = 0.001
@@ -267,12 +257,7 @@ def give_back() -> None:
 
 
 class Trim:
-    """Gives memory back after it was needed for a moment.
-
-    Args:
-        resident: bytes of resident memory.
-        give_back: does it; takes a few milliseconds for ten megabytes.
-    """
+    """Gives memory back after it was needed for a moment: milliseconds for ten megabytes."""
 
     def __init__(
         self,

@@ -391,14 +391,11 @@ class Reconciler:
         young: float = 0.0,
         without_runtime: bool = False,
     ) -> Round:
-        """Look at every container once, and repair what is not as meant.
+        """Look at every container once, and repair what is not as meant; times are in seconds.
 
-        Args:
-            max_repairs: repairs of one container within ``window`` before it is given up.
-            window: seconds.
-            settle: seconds between the two looks.
-            young: age in seconds below which a container is left to the next round.
-            without_runtime: write cgroups while the runtime cannot be reached.
+        One that was repaired ``max_repairs`` times within ``window`` is left; one that was decided
+        less than ``young`` ago is left to the next round. ``without_runtime`` writes cgroups while
+        the runtime cannot be reached.
         """
         # Before the runtime has said what runs, what we remember may be long over.
         agent = self._agent
@@ -592,10 +589,9 @@ class Reconciler:
     # --- sending ----------------------------------------------------------------------------------
 
     async def _repaired(self, corrections: Sequence[Correction], event: str) -> list[Correction]:
-        """Send corrections and read them back; logs ``event`` when they cannot be sent.
+        """Send corrections and read them back; those that are right now.
 
-        Returns:
-            Those that are right now.
+        ``event`` is logged when they cannot be sent.
         """
         left = list(corrections)
         right: list[Correction] = []
@@ -743,15 +739,8 @@ def look(
 ) -> Observation:
     """Read cgroups and compare them with one state; runs in a thread.
 
-    Args:
-        reader: reads cgroups.
-        machine: topology and settings.
-        state: what was meant; a whole one, whatever happens on the loop meanwhile.
-        places: container ids and where their cgroups are.
-        narrowed_at: see `plan_corrections`.
-        pause: lets the loop run; the interpreter is held for a batch at a time only.
-        quotas: look at the CPU limit too, of those whose limit was lifted.
-        agree: lets systemd have what the cgroups have that are as meant.
+    The interpreter is held for a batch at a time only. With ``quotas`` the CPU limit counts too, of
+    containers whose limit was lifted; ``agree`` lets systemd have what cgroups have that are right.
 
     Raises:
         OSError: the cgroup file system is not there at all.
@@ -908,11 +897,8 @@ class Differences(Mapping[str, Difference]):
     ) -> None:
         """Take in what a look at some containers showed; the others of them are as meant.
 
-        Args:
-            container_ids: who was looked at.
-            corrections: who of them differs.
-            since: Unix time from which on it can have been so, where that is known.
-            given_up: who of them is left to whoever rewrites it; None: as before.
+        ``since`` are Unix times from which on it can have been so, where that is known;
+        ``given_up`` are those that are left to what rewrites them, None: as before.
         """
         self.count_on()
         wrong = {c.container_id: c for c in corrections}

@@ -85,12 +85,6 @@ def prepare(
 ) -> Prepared:
     """Read a configuration and make everything ready; touches nothing that others use.
 
-    Args:
-        load: reads and checks it.
-        base: what is in force now.
-        machine: in force now.
-        source: makes the engine's settings of it.
-
     Raises:
         ConfigError: with every mistake.
     """
@@ -215,10 +209,6 @@ def no_kernel_events(error: OSError, were_there: bool) -> None:
 
 class Rereading:
     """Reads again what changes on the machine, in threads.
-
-    Args:
-        root: holds ``sys/``.
-        counted: how many devices the kubelet can give, from memory; None where nobody counts.
 
     Attributes:
         memory: what the kernel had left when last read; None while it cannot be read.

@@ -42,11 +42,7 @@ class _Waiting:
 
 
 class UnmatchedAnnotations:
-    """Looks after the names in pods' annotations.
-
-    Args:
-        agent: whose settings have the prefix of our annotations.
-    """
+    """Looks after the names in pods' annotations."""
 
     def __init__(self, agent: Agent, clock: Clock) -> None:
         self._agent = agent

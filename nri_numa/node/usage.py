@@ -54,10 +54,6 @@ Found = TypeVar("Found")
 class Rounds(ABC, Generic[Found]):
     """Keeps what was read of every container.
 
-    Args:
-        config: interval from one round to the next, and a budget in per cent of one CPU.
-        proc: the proc file system.
-
     Attributes:
         known: what the last whole round found, by container id; another object after each round.
     """
@@ -204,11 +200,7 @@ WAITING_NOT_READ: Final = ContainerWaiting(
 
 
 class WaitingWatch(Rounds[ContainerWaiting]):
-    """Keeps how much every container waits for CPUs.
-
-    Args:
-        config: the ``cpuWaiting`` section.
-    """
+    """Keeps how much every container waits for CPUs."""
 
     what = "how much containers wait"
 
@@ -351,9 +343,7 @@ def _remote(before: NUMAUsage | None, after: NUMAUsage) -> float | None:
 class UsageWatch:
     """Keeps the last minutes, and measures containers.
 
-    Args:
-        root: directory with the sys/ and proc/ trees.
-        cgroup_root: where the cgroup file systems are mounted.
+    ``root`` has the sys/ and proc/ trees.
     """
 
     def __init__(self, agent: Agent, root: str, cgroup_root: str, clock: Clock) -> None:

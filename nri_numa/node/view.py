@@ -460,9 +460,8 @@ def _name(a: Allocation) -> Name:
 class Moment:
     """What was decided at one moment, and what is known of what containers really have.
 
-    Args:
-        known: what differs from the decision.
-        late: seconds by which containers were late, by id; None where they cannot be.
+    ``known`` is what differs from the decision, ``late`` seconds by which containers were late, by
+    id; None where they cannot be.
     """
 
     def __init__(

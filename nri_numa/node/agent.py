@@ -263,7 +263,7 @@ class Agent:
                 self._forget(container_id)
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         self._admitted(decision)
-        self._look_if_foreign(decision.allocation)
+        self._check_if_foreign(decision.allocation)
         if self.observe:
             return None
         self._ended.pop(container.id, None)
@@ -302,13 +302,13 @@ class Agent:
         self._verify((container.id,))
 
     def update_container(
-        self, pod: PodSandbox, container: Container, asked: Resources
+        self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Resized | Refused:
         """Decide about new resources of a live container."""
         self.kubelet.refresh_kubelet_grants()
         before = self.state.allocations.get(container.id)
         outcome = resize(
-            self.machine, self.state, pod, container, asked, self._readings.memory, self._now()
+            self.machine, self.state, pod, container, requested, self._readings.memory, self._now()
         )
         if isinstance(outcome, Refused):
             self._refused(outcome)
@@ -321,15 +321,15 @@ class Agent:
             self._swap(outcome.state, outcome.change)
             allocation = self.state.allocations[container.id]
             self._resized(allocation, outcome.trace, before)
-            self._look_if_foreign(before)
-            self._look_if_foreign(allocation)
+            self._check_if_foreign(before)
+            self._check_if_foreign(allocation)
         kept = outcome.own.cpus if outcome.own is not None else ""
-        if asked.cpus and before is not None:
+        if requested.cpus and before is not None:
             after = self.state.allocations[container.id]
             rewritten = self.kubelet.cpuset_rewritten
-            self._tasks.add(partial(rewritten, before, after, asked.cpus, kept))
-        if asked.cpus and kept:
-            self._tasks.add(partial(self._tell.overridden, pod, container, asked.cpus, kept))
+            self._tasks.add(partial(rewritten, before, after, requested.cpus, kept))
+        if requested.cpus and kept:
+            self._tasks.add(partial(self._tell.overridden, pod, container, requested.cpus, kept))
         if self.observe:
             return Resized(state=outcome.state, own=None, trace=outcome.trace)
         own = self._own_with_pending(container.id, outcome.own)
@@ -399,7 +399,7 @@ class Agent:
         self._swap(released.state, released.change)
         for container_id in released.change.containers:
             self._forget(container_id)
-            self._look_if_foreign(before.allocations.get(container_id))
+            self._check_if_foreign(before.allocations.get(container_id))
         self._remember(released.updates)
 
     def synchronize(
@@ -457,7 +457,7 @@ class Agent:
         if gap:
             self._metrics.gap_containers.inc()
         self._admitted(decision, gap=gap)
-        self._look_if_foreign(decision.allocation)
+        self._check_if_foreign(decision.allocation)
         self._remember(updates)
         self._mark(container.id)
 
@@ -610,7 +610,7 @@ class Agent:
         released = admit.release(self.machine, self.state, container_id, self._now())
         self._swap(released.state, released.change)
         self._forget(container_id)
-        self._look_if_foreign(allocation)
+        self._check_if_foreign(allocation)
         self._tasks.add(
             partial(self._tell.released, allocation, partial(self._cpus_in, self.state))
         )
@@ -628,18 +628,18 @@ class Agent:
             self.narrowed_at = self._now()
         if withheld != after.withheld_bits:
             self.pool_changes += 1
-            self._tasks.add(self._look_at_foreign)
+            self._tasks.add(self._check_foreign)
         if self._begun:
             self._settle_all()
         self.notify()
 
-    def _look_if_foreign(self, allocation: Allocation | None) -> None:
+    def _check_if_foreign(self, allocation: Allocation | None) -> None:
         """Somebody else's pin came, changed or went: does it overlap with exclusive CPUs?"""
         if allocation is not None and allocation.kind is Kind.FOREIGN:
-            self._tasks.add(self._look_at_foreign)
+            self._tasks.add(self._check_foreign)
 
-    def _look_at_foreign(self) -> None:
-        self._foreign.look(self.state)
+    def _check_foreign(self) -> None:
+        self._foreign.check(self.state)
 
     def _settle_all(self) -> None:
         for container_id in tuple(self._begun):
@@ -708,7 +708,7 @@ class Agent:
         self._metrics.gap_containers.inc()
         if isinstance(met.decision, Admitted):
             self._admitted(met.decision, gap=True)
-            self._look_if_foreign(met.decision.allocation)
+            self._check_if_foreign(met.decision.allocation)
         elif not (self.refusals and self.refusals[-1].repeats(met.decision)):
             self._refused(met.decision)
         self._verify([u.container_id for u in met.updates])
@@ -834,7 +834,7 @@ class Agent:
         for container_id in outcome.gone:
             self._forget(container_id)
         self._foreign.doubt(outcome)
-        self._tasks.add(self._look_at_foreign)
+        self._tasks.add(self._check_foreign)
         self._tell.synchronized(outcome)
 
     def _pool(self) -> CPUSet:
@@ -856,7 +856,7 @@ class ForeignPins:
         self._metrics = metrics
         self._said: dict[str, CPUSet] = {}
 
-    def look(self, state: NodeState) -> None:
+    def check(self, state: NodeState) -> None:
         """Look at every container once; nothing that the runtime waits for calls this."""
         found = overlapping(state)
         self._metrics.foreign_on_owned.set(len(found))

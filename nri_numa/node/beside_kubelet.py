@@ -100,8 +100,8 @@ class BesideKubelet:
         """Look every second, until cancelled."""
         while True:
             self.refresh_kubelet_grants()
-            self._look_at_cgroups()
-            self._forget_gone()
+            self._check_cgroups()
+            self._forget_removed()
             await self._clock.sleep(TICK)
 
     def refresh_kubelet_grants(self) -> None:
@@ -112,9 +112,11 @@ class BesideKubelet:
         before, after = self._agent.state.kubelet, self._files.grants
         if after != before:
             self._agent.granted(after)
-        self._clock.call_soon(partial(self._tell, before, after, self._files.problems))
+        self._clock.call_soon(partial(self._report, before, after, self._files.problems))
 
-    def _tell(self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]) -> None:
+    def _report(
+        self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]
+    ) -> None:
         self._watch.judge({"cpu": after.cpu_policy, "memory": after.memory_policy})
         self._metrics.kubelet_granted.set(len(after.taken))
         self._metrics.kubelet_state_problems.set(len(problems))
@@ -151,7 +153,7 @@ class BesideKubelet:
         elif before.kind not in (Kind.FOREIGN, Kind.UNBOUND):
             self._contest(after, asked, "", "kubelet", "UpdateContainer")
 
-    def _look_at_cgroups(self) -> None:
+    def _check_cgroups(self) -> None:
         """Containers that are left to whoever rewrites their cgroup: is it the kubelet?"""
         state = self._agent.state
         for container_id, one in self._agent.differences.known.items():
@@ -202,7 +204,7 @@ class BesideKubelet:
         self.contests = MappingProxyType({**self.contests, contest.container_id: contest})
         self._agent.notify()
 
-    def _forget_gone(self) -> None:
+    def _forget_removed(self) -> None:
         live = self._agent.state.allocations
         if any(i not in live for i in self.contests):
             self.contests = MappingProxyType({i: c for i, c in self.contests.items() if i in live})
@@ -261,7 +263,7 @@ class KubeletSettings:
         settings = ours if self.adopted is None else self.adopted.settings
         return settings if self._capacity is None else self._capacity.over(settings, topology)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Log once what became ours, what differs, and what cannot be read."""
         adopted = self.adopted
         lines = {
@@ -278,11 +280,11 @@ class KubeletSettings:
         """Look every few seconds, and put in force what changed, until cancelled."""
         while True:
             await asyncio.sleep(EVERY)
-            await self.look(agent, configured.config)
+            await self.refresh(agent, configured.config)
 
-    async def look(self, agent: Agent, config: AgentConfig) -> None:
+    async def refresh(self, agent: Agent, config: AgentConfig) -> None:
         """Read it in a thread; where something changed, containers get what follows."""
         if await asyncio.to_thread(self.read, config):
             if not await put_in_force(agent, config, self):
                 self.found = Found()  # once more
-            self.tell()
+            self.report()

@@ -65,7 +65,7 @@ class CapacityWatch(ABC):
     _in_force = True
 
     @abstractmethod
-    def look(self, topology: Topology) -> bool:
+    def refresh(self, topology: Topology) -> bool:
         """Whether settings are different now; called in a thread."""
 
     async def run(self, agent: Agent, configured: Configured, source: SettingsSource) -> None:
@@ -76,7 +76,7 @@ class CapacityWatch(ABC):
 
     async def apply(self, agent: Agent, config: AgentConfig, source: SettingsSource) -> None:
         """Look once; where settings could not be put in force, they are the next time."""
-        if await asyncio.to_thread(self.look, agent.machine.topology):
+        if await asyncio.to_thread(self.refresh, agent.machine.topology):
             self._in_force = False
         if not self._in_force:
             self._in_force = await put_in_force(agent, config, source)
@@ -103,7 +103,7 @@ class OutsideCapacity(CapacityWatch):
         lowered = {i: ours.get(i, 1.0) * f for i, f in factors.items()}
         return replace(settings, capacity_factor={**ours, **lowered})
 
-    def look(self, topology: Topology) -> bool:
+    def refresh(self, topology: Topology) -> bool:
         """Read the file, and forget what is no longer true; whether anything is different.
 
         A file that is not there, or not as expected, changes nothing: what was said before goes on
@@ -132,7 +132,7 @@ class OutsideCapacity(CapacityWatch):
                 f"this machine has no NUMA node {list_of(absent)}; it has {topology.numa_ids}"
             )
             factors = {i: f for i, f in factors.items() if i not in absent}
-        self._tell(frozenset(problems))
+        self._report(frozenset(problems))
         if factors == self.factors:
             return False
         log.info(
@@ -167,7 +167,7 @@ class OutsideCapacity(CapacityWatch):
                 problems.add(f"{key}: {error}")
         return problems
 
-    def _tell(self, problems: frozenset[str]) -> None:
+    def _report(self, problems: frozenset[str]) -> None:
         for problem in sorted(problems - self._said):
             log.warning("capacity from outside not as expected", file=self._path, problem=problem)
         self._said = problems
@@ -219,10 +219,12 @@ class StealWatch(CapacityWatch):
         self._last: tuple[float, Topology, CPUTimes] | None = None
         self._problem = ""
 
-    def over(self, settings: Settings, topology: Topology, told: Collection[int] = ()) -> Settings:
+    def over(
+        self, settings: Settings, topology: Topology, elsewhere: Collection[int] = ()
+    ) -> Settings:
         """These settings, with what was measured where that is acted upon; any thread may ask.
 
-        Of NUMA nodes in ``told`` a factor comes from outside, which counts instead.
+        Of NUMA nodes in ``elsewhere`` a factor comes from outside, which counts instead.
         """
         if not self._acts:
             return settings
@@ -230,7 +232,7 @@ class StealWatch(CapacityWatch):
         lower = {
             i: factor
             for i, factor in self.factors.items()
-            if i in topology.numa_nodes and i not in told and factor < ours.get(i, 1.0)
+            if i in topology.numa_nodes and i not in elsewhere and factor < ours.get(i, 1.0)
         }
         return replace(settings, capacity_factor={**ours, **lower}) if lower else settings
 
@@ -238,7 +240,7 @@ class StealWatch(CapacityWatch):
         """By NUMA node, what was measured and is acted upon; any thread may ask."""
         return self.factors if self._acts else {}
 
-    def look(self, topology: Topology) -> bool:
+    def refresh(self, topology: Topology) -> bool:
         """Read once; whether settings are different. What cannot be read changes nothing."""
         now = self._clock.monotonic()
         try:
@@ -293,5 +295,5 @@ class CapacityFactors:
 
     def over(self, settings: Settings, topology: Topology) -> Settings:
         """As measured, but where a factor comes from outside, that one."""
-        measured = self._measured.over(settings, topology, told=self._outside.factors)
+        measured = self._measured.over(settings, topology, elsewhere=self._outside.factors)
         return self._outside.over(measured, topology)

@@ -43,15 +43,15 @@ from nri_numa.node.links import (
     memory_policies,
     over_cri,
 )
-from nri_numa.node.loop import Clock, GapWatch, Trim, collect, watched_loop
+from nri_numa.node.loop import Clock, GapWatch, HeapRelease, collect, watched_loop
 from nri_numa.node.reconcile import Reconciler
 from nri_numa.node.reload import (
     Prepared,
     Rereading,
-    look_after_refusals,
     no_kernel_events,
     prepare,
     prepare_aside,
+    reread_after_refusals,
     with_tables,
 )
 from nri_numa.node.runtime_lock import RuntimeLock
@@ -122,7 +122,7 @@ class Daemon:
         self._ready = self._reload_requested = self._blind = False
         self._reloading: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._trim = Trim()
+        self._heap = HeapRelease()
         self.notifier = Notifier()
         self.metrics = metrics = Metrics(__version__)
         self.clock = clock = Clock()
@@ -152,13 +152,13 @@ class Daemon:
         self._rereading = Rereading(config.sysfs_root, self._devices)
         self._outside = OutsideCapacity(config.offline_capacity.file, clock)
         if config.offline_capacity.file:
-            self._outside.look(topology)
+            self._outside.refresh(topology)
         self._steal = StealWatch(config.measured_capacity, config.sysfs_root, metrics, clock)
         capacity = CapacityFactors(self._outside, self._steal)
         self._kubelet = KubeletSettings(config.kubelet_root, capacity)
         self._kubelet.read(config)
         settings = self._kubelet.settings(config, topology)
-        self._kubelet.tell()
+        self._kubelet.report()
 
         writer = CgroupWriter(CgroupReader(config.cgroup_root))
         self.agent = agent = Agent(
@@ -332,8 +332,8 @@ class Daemon:
             "verify": self.reconciler.run_verification(),
             "kubelet": self._beside.run(),
             "kubelet's configuration": self._kubelet.run(agent, self),
-            "hotplug": hotplug.watch(partial(reread.look, agent), no_kernel_events),
-            "look again": look_after_refusals(agent, reread),
+            "hotplug": hotplug.watch(partial(reread.read_machine, agent), no_kernel_events),
+            "read again": reread_after_refusals(agent, reread),
         }
         if self.serving is not None:
             loops["http"] = self.serving.run()
@@ -367,7 +367,7 @@ class Daemon:
             await self.clock.sleep(TICK)
             number += 1
             if number % MEMORY_EVERY == 0:
-                await self._rereading.look_at_all(agent)
+                await self._rereading.read_all(agent)
                 agent.release_kept()
             self.store.maintain()
             self._lock.share()
@@ -375,7 +375,7 @@ class Daemon:
                 self._explanations.save_soon()
                 self.unmatched.look()
             collect(number)
-            self._trim.look()
+            self._heap.release_if_grown()
             if self._blind and self.runtime.active:
                 # NRI before 0.7 gives the plugins that it launched no picture of what runs, and no
                 # stop of what is older than they are either. It opens its socket only after its

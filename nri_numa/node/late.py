@@ -20,7 +20,7 @@ from nri_numa.machine.cgroups import CgroupWriter
 from nri_numa.machine.cpuset_files import text
 from nri_numa.node.agent import Agent
 from nri_numa.node.loop import Clock
-from nri_numa.node.reconcile import look
+from nri_numa.node.reconcile import observe
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import LateCounts, Metrics
 from nri_numa.observe.notices import What
@@ -87,7 +87,7 @@ class LateStarts:
         cpus, mems = self._agent.cpus_of(allocation), str(allocation.mems)
         return (cpus, mems) if cpus or mems else None
 
-    def gone(self, container_id: str) -> None:
+    def ended(self, container_id: str) -> None:
         """It ended."""
         if container_id in self._known:
             self._known = {i: s for i, s in self._known.items() if i != container_id}
@@ -147,7 +147,7 @@ class LateStarts:
                 return
             try:
                 found = await asyncio.to_thread(
-                    look,
+                    observe,
                     self._writer.reader,
                     agent.machine,
                     agent.state,

@@ -146,7 +146,7 @@ def cri_link(config: AgentConfig, adapter: Adapter, late: LateStarts) -> CRILink
             begun=late.begun,
             started=late.started,
             resize_refused=late.resize_refused,
-            gone=late.gone,
+            gone=late.ended,
         ),
     )
 

@@ -219,7 +219,7 @@ class CourteousSelector(selectors.DefaultSelector):
 
 GROWN: Final = 2 << 20
 """Bytes of resident memory more than after the last time that make it worth a look."""
-TRIM_REST: Final = 5
+RELEASE_REST: Final = 5
 """Rounds between two times at least: a busy node needs again what it gave back."""
 _KEPT: Final = 1 << 18
 """Bytes left at the end of the heap, for the requests that come next."""
@@ -251,25 +251,25 @@ def _malloc_trim() -> Callable[[int], object]:
 _trim: Final = _malloc_trim()
 
 
-def give_back() -> None:
+def release_heap() -> None:
     """Give free pages of the heap back."""
     _trim(_KEPT)
 
 
-class Trim:
+class HeapRelease:
     """Gives memory back after it was needed for a moment: milliseconds for ten megabytes."""
 
     def __init__(
         self,
         resident: Callable[[], int] = resident,
-        give_back: Callable[[], object] = give_back,
+        release_heap: Callable[[], object] = release_heap,
     ) -> None:
         self._resident = resident
-        self._give_back = give_back
+        self._release_heap = release_heap
         self._least = 0
         self._rest = 0
 
-    def look(self) -> None:
+    def release_if_grown(self) -> None:
         """One round: look whether there is something to give back."""
         if self._rest:
             self._rest -= 1
@@ -278,9 +278,9 @@ class Trim:
         if now - self._least < GROWN:
             self._least = min(self._least, now)
             return
-        self._give_back()
+        self._release_heap()
         self._least = self._resident()
-        self._rest = TRIM_REST
+        self._rest = RELEASE_REST
 
 
 def collect(round_number: int) -> None:

@@ -1,8 +1,8 @@
 """Cgroups as the node state means them: desired against observed, and what is done about it.
 
 *Desired* is the node state. *Observed* are the cpuset files of containers and what systemd has for
-their scopes, read in a thread, some at a time with pauses, and compared there (`look`): the event
-loop is given only containers that are not as meant. They are looked at
+their scopes, read in a thread, some at a time with pauses, and compared there (`observe`): the loop
+is given only containers that are not as meant. They are looked at
 
 - after each reply that changes others, each start, each Synchronize and each update that no request
   asked for. What differs then did not arrive: a runtime that takes an update down has not
@@ -245,13 +245,13 @@ class Reconciler:
         if self._writer.busy:
             return  # whatever is read now may be written over in a moment
         due, differences = self._take_due(), self._agent.differences
-        found = await self._look(due) if due else None
+        found = await self._observe(due) if due else None
         if found is None:
             return
         self._wait_for_runtime(due, found.corrections)
         since = {i: one.since for i, one in due.items()}
         ours = [c for c in found.corrections if self._ours(c)]
-        differences.looked([i for i in due if i not in self._due], ours, since)
+        differences.update([i for i in due if i not in self._due], ours, since)
         left = [c for c in found.corrections if not c.blocked]
         if self._agent.observe or not left:
             return
@@ -403,10 +403,10 @@ class Reconciler:
             return Round()
         differed = set(agent.differences)
         looked, pool_changes = self._clock.time(), agent.pool_changes
-        first = await self._look(agent.places, quotas=True)
+        first = await self._observe(agent.places, quotas=True)
         if first is None:
             return Round()
-        self._say_what_is_unseen(first)
+        self._report_obstacles(first)
         drifting = {c.container_id for c in first.corrections}
         self._forget_all_but(drifting, window)
         agent.differences.forget(*(differed - drifting))
@@ -415,7 +415,7 @@ class Reconciler:
             return Round(seen=first.seen)
         await self._clock.sleep(settle)
         before = {c.container_id: (c.cpus, c.mems) for c in suspects}
-        second = await self._look(before, quotas=True)
+        second = await self._observe(before, quotas=True)
         if second is None:
             return Round(seen=first.seen)
         # Owners that come and go get the same CPUs again and again, so that two looks may see the
@@ -430,7 +430,7 @@ class Reconciler:
         open_to_repair = [c for c in drifted if not (c.blocked or agent.observe)]
         fought = {c.container_id for c in open_to_repair if self._fought(c, max_repairs, window)}
         wrong = {c.container_id for c in second.corrections}
-        agent.differences.looked(  # of the unsure, what was known stays
+        agent.differences.update(  # of the unsure, what was known stays
             [i for i in before if i not in wrong],
             [c for c in drifted if c.container_id in agent.state.allocations],
             dict.fromkeys((c.container_id for c in drifted), looked),
@@ -535,7 +535,7 @@ class Reconciler:
 
     # --- looking ----------------------------------------------------------------------------------
 
-    async def _look(self, ids: Iterable[str], *, quotas: bool = False) -> Observation | None:
+    async def _observe(self, ids: Iterable[str], *, quotas: bool = False) -> Observation | None:
         """Read and compare in a thread; None when nothing can be read."""
         agent = self._agent
         places = [(i, place) for i in ids if (place := agent.places.get(i)) is not None]
@@ -546,7 +546,7 @@ class Reconciler:
         agree = partial(self._scopes.agree, still=lambda: agent.state is state)
         try:
             return await asyncio.to_thread(
-                look,
+                observe,
                 self._writer.reader,
                 agent.machine,
                 state,
@@ -567,7 +567,7 @@ class Reconciler:
             log.info("drift is looked for again")
         self._unreadable = problem
 
-    def _say_what_is_unseen(self, found: Observation) -> None:
+    def _report_obstacles(self, found: Observation) -> None:
         """Say once what keeps a round from seeing or keeping things right, and once its end."""
         problem = next(iter(found.behind.values()), "")
         if problem and not self._behind:
@@ -601,7 +601,7 @@ class Reconciler:
                 break
             await self._clock.sleep(READ_BACK)
             sent = {c.container_id: (c.cpus, c.mems) for c in taken}
-            found = await self._look(sent, quotas=True)
+            found = await self._observe(sent, quotas=True)
             if found is None:
                 break
             wrong = {c.container_id: c for c in found.corrections}
@@ -726,7 +726,7 @@ def _log_each(
 # --- Looking, in a thread ---
 
 
-def look(
+def observe(
     reader: CgroupReader,
     machine: Machine,
     state: NodeState,
@@ -888,7 +888,7 @@ class Differences(Mapping[str, Difference]):
         """How many differ."""
         return len(self.known)
 
-    def looked(
+    def update(
         self,
         container_ids: Iterable[str],
         corrections: Iterable[Correction],

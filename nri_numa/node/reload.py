@@ -164,7 +164,7 @@ async def changed(root: str, before: Machine) -> Machine | None:
     return await asyncio.to_thread(with_tables, replace(before, topology=topology))
 
 
-def tell(before: Topology, now: Topology) -> None:
+def report_change(before: Topology, now: Topology) -> None:
     """Log what is different."""
     found = differences(before, now)
     if before.online != now.online:
@@ -173,7 +173,7 @@ def tell(before: Topology, now: Topology) -> None:
         log.warning("machine changed", **found)
 
 
-async def look_after_refusals(agent: Agent, machine: Rereading) -> None:
+async def reread_after_refusals(agent: Agent, machine: Rereading) -> None:
     """Look again when something did not fit, for as long as the plugin runs.
 
     The one that was refused is not helped: reading takes longer than a request may wait for.
@@ -193,7 +193,7 @@ async def look_after_refusals(agent: Agent, machine: Rereading) -> None:
         while True:
             await refused.wait()
             refused.clear()
-            await machine.look_at_all(agent)
+            await machine.read_all(agent)
             await asyncio.sleep(LOOK_AGAIN)
     finally:
         end()
@@ -229,18 +229,18 @@ class Rereading:
             return
         self.memory = as_reading(reading, self._devices.counted())
 
-    async def look(self, agent: Agent) -> None:
+    async def read_machine(self, agent: Agent) -> None:
         """Read what else may have changed, and let the agent have it."""
         before = agent.machine
         machine = await changed(self._root, before)
         if machine is not None and agent.machine is before:
-            tell(before.topology, machine.topology)
+            report_change(before.topology, machine.topology)
             agent.retopology(machine)
 
-    async def look_at_all(self, agent: Agent) -> None:
+    async def read_all(self, agent: Agent) -> None:
         """Both."""
         await self.read_memory(agent)
-        await self.look(agent)
+        await self.read_machine(agent)
 
 
 def as_reading(memory: MemoryReading, counted: Counted | None = None) -> Reading:

@@ -78,7 +78,7 @@ class Rounds(ABC, Generic[Found]):
         self.known: Mapping[str, Found] = MappingProxyType({})
 
     @abstractmethod
-    def look(self, reader: CgroupReader, allocation: Allocation) -> Found:
+    def read(self, reader: CgroupReader, allocation: Allocation) -> Found:
         """Read one container, in a thread that may take its time."""
 
     async def run(self) -> None:
@@ -111,7 +111,7 @@ class Rounds(ABC, Generic[Found]):
         spent = 0.0
         while waiting and spent < TURN:
             allocation = waiting.pop()
-            found[allocation.container_id] = self.look(reader, allocation)
+            found[allocation.container_id] = self.read(reader, allocation)
             spent = self._clock.cpu_time() - begun
         return spent
 
@@ -151,7 +151,7 @@ class MemoryWatch(Rounds[ContainerMemory]):
 
     what = "where memory is"
 
-    def look(self, reader: CgroupReader, allocation: Allocation) -> ContainerMemory:
+    def read(self, reader: CgroupReader, allocation: Allocation) -> ContainerMemory:
         """Read where the memory of one container is."""
         place = self._agent.places.get(allocation.container_id)
         places = (
@@ -216,7 +216,7 @@ class WaitingWatch(Rounds[ContainerWaiting]):
         super().__init__(agent, config, cgroup_root, clock, proc=proc)
         self._before: dict[str, tuple[float, Mapping[int, float]]] = {}
 
-    def look(self, reader: CgroupReader, allocation: Allocation) -> ContainerWaiting:
+    def read(self, reader: CgroupReader, allocation: Allocation) -> ContainerWaiting:
         """Read how much one container waits, and compare with the reading before."""
         place = self._agent.places.get(allocation.container_id)
         if place is None:

@@ -140,7 +140,7 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
         found=f"cpuset.cpus is {has}, meant 1",
         rank=2,
     )
-    bed.world.agent.differences.looked(["g-app"], [correction], {}, ["g-app"])
+    bed.world.agent.differences.update(["g-app"], [correction], {}, ["g-app"])
     rounds: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -211,28 +211,28 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
     agent, config = bed.world.agent, AgentConfig()
     watch.read(config)
     agent.machine = replace(agent.machine, settings=watch.settings(config, bed.world.topology))
-    watch.tell()
-    watch.tell()
+    watch.report()
+    watch.report()
     assert str(agent.machine.settings.reserved_cpus) == "0"
     assert bed.log.getvalue().count("reservedCPUs 0") == 1
-    asyncio.run(watch.look(agent, config))  # nothing changed
+    asyncio.run(watch.refresh(agent, config))  # nothing changed
     found.append(
         replace(found[0], facts=KubeletFacts(reserved_cpus=CPUSet.parse("0-1")), signature=(2,))
     )
-    asyncio.run(watch.look(agent, config))
+    asyncio.run(watch.refresh(agent, config))
     assert str(agent.machine.settings.reserved_cpus) == "0-1"
     # What cannot be read changes nothing.
     found.append(Found(path="k", problems=("k: cannot be read",), signature=(3,)))
     before = agent.machine
-    asyncio.run(watch.look(agent, config))
+    asyncio.run(watch.refresh(agent, config))
     assert agent.machine is before
     assert "k: cannot be read" in bed.log.getvalue()
     # Nor does a kubelet that is being restarted.
     found.append(Found(path="k", facts=KubeletFacts(), signature=(4,), running=True))
-    asyncio.run(watch.look(agent, config))
+    asyncio.run(watch.refresh(agent, config))
     assert str(agent.machine.settings.reserved_cpus) == ""
     found.append(Found())
     before = agent.machine
-    asyncio.run(watch.look(agent, config))
+    asyncio.run(watch.refresh(agent, config))
     assert agent.machine is before
     assert watch.found.running

@@ -133,7 +133,7 @@ def test_the_lower_of_measured_and_configured_counts_and_outside_instead_of_meas
     bed.watch.factors = {0: 0.6, 1: 0.6, 7: 0.5}
     ours = replace(bed.base, capacity_factor={0: 0.5, 1: 0.9})
     assert bed.watch.over(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.6}
-    assert bed.watch.over(ours, bed.topology, told={1}) is ours
+    assert bed.watch.over(ours, bed.topology, elsewhere={1}) is ours
     bed.watch.factors = {}
     assert bed.watch.over(ours, bed.topology) is ours
 
@@ -146,13 +146,13 @@ def test_what_is_not_known_keeps_what_was_and_is_said_once(
     bed.pass_time({0: 0.4})
     (tmp_path / "proc/stat").write_text("cpu0 1 2 3 4\n")
     for _ in range(2):
-        assert not bed.watch.look(bed.topology)
+        assert not bed.watch.refresh(bed.topology)
     bed.pass_time({0: 0.4})
     assert bed.factors() == {0: 0.6}
     shown = capsys.readouterr().err
     assert shown.count("tells no steal") <= 1
     (tmp_path / "sys/devices/system/cpu").rmdir()
-    assert not bed.watch.look(bed.topology)
+    assert not bed.watch.refresh(bed.topology)
 
 
 def test_cpus_that_moved_are_not_counted_for_their_new_numa_node(tmp_path: Path) -> None:

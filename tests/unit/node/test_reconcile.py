@@ -762,7 +762,7 @@ def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
     pauses: list[float] = []
     agent = bed.world.agent
     places = [(f"{k}{i}", place) for i in range(30) for k, place in agent.places.items()]
-    found = reconcile.look(
+    found = reconcile.observe(
         bed.writer.reader, agent.machine, agent.state, places, None, pauses.append
     )
     assert found.seen == 90

@@ -246,14 +246,14 @@ def test_what_is_meant_changed_during_the_look(bed: Bed, monkeypatch: pytest.Mon
     """The owner goes while the cgroups are read: nothing of before is written."""
     own(bed)
     bed.clock += 0.1
-    looked = bed.reconciler._look
+    looked = bed.reconciler._observe
 
     async def then(ids):  # type: ignore[no-untyped-def]
         found = await looked(ids)
         bed.world.stop("own-app")
         return found
 
-    monkeypatch.setattr(bed.reconciler, "_look", then)
+    monkeypatch.setattr(bed.reconciler, "_observe", then)
     bed.look()
     assert bed.has("plain-app") in ("", "0-7")
     assert bed.count("late_repairs_total") == 0

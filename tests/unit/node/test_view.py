@@ -313,7 +313,7 @@ def differ(bed: Bed, *, given_up: bool = False) -> None:
         found="cpuset.cpus is everything",
         rank=0,
     )
-    bed.agent.differences.looked(
+    bed.agent.differences.update(
         ["id-plain"], [wrong], {"id-plain": NOW - 12}, ["id-plain"] if given_up else None
     )
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import (
-    answers,
     attacks,
     containerd_cycles,
     density,
@@ -64,10 +63,6 @@ PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
     "synchronize": (
         "Synchronize",
         lambda quick: asyncio.run(synchronize.measure(rounds=2 if quick else 5)),
-    ),
-    "answers": (
-        "An answer that changes many containers, as bytes",
-        lambda quick: answers.answers(60 if quick else 300),
     ),
     "merge": ("Merging the hints of four resources", lambda quick: engine.merges()),
     "admit": (

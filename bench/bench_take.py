@@ -14,7 +14,7 @@ from collections.abc import Callable
 from random import Random
 
 from nri_numa.engine.cpus.allocator import AllocatorIndex, Taken, TakeRequest, index, take_cpus
-from nri_numa.engine.request.load import parse_load
+from nri_numa.engine.request.annotations import parse_load
 from nri_numa.engine.values.settings import CPUOrder, Settings
 from nri_numa.engine.values.workload import HIGH, LOW, SMT
 from nri_numa.machine.cpuset import CPUSet

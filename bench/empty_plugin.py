@@ -12,87 +12,90 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 
-from google.protobuf.message import Message
-
 from bench.beds import EXCLUSIVE
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerUpdate
-from nri_numa.nri import conversion
-from nri_numa.nri.handler import LinkState
-from nri_numa.nri.link import NRILink
-from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import Answer
-from nri_numa.nri.wire.versions import RuntimeInfo
+from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
+    Container,
+    ContainerAdjustment,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+    Resources,
+)
+from nri_numa.nri.link import LinkSettings, NRILink
+from nri_numa.runtime import LinkState, RuntimeInfo
+
+Created = tuple[ContainerAdjustment, Sequence[ContainerUpdate]]
 
 
 class Empty:
     """Answers every request with nothing."""
 
+    reads_mentions = False
+
     def configured(self, info: RuntimeInfo) -> None: ...
 
-    def synchronize(
-        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
-    ) -> Sequence[pb.ContainerUpdate]:
-        return []
+    def synchronize(self, pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
+        return ()
 
-    def create_container(self, request: pb.CreateContainerRequest, data: bytes = b"") -> Answer:
-        return pb.CreateContainerResponse()
+    def create_container(self, pod: PodSandbox, container: Container) -> Created:
+        return NO_ADJUSTMENT, ()
 
-    def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:
-        return pb.UpdateContainerResponse()
+    def update_container(
+        self, pod: PodSandbox, container: Container, asked: Resources
+    ) -> Sequence[ContainerUpdate]:
+        return ()
 
-    def stop_container(self, request: pb.StopContainerRequest) -> Answer:
-        return pb.StopContainerResponse()
+    def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
+        return ()
 
-    def remove_container(self, pod: pb.PodSandbox, container: pb.Container) -> None: ...
+    def remove_container(self, container_id: str) -> None: ...
 
-    def start_container(self, pod: pb.PodSandbox, container: pb.Container) -> None: ...
+    def start_container(self, pod: PodSandbox, container: Container) -> None: ...
 
-    def post_start_container(self, pod: pb.PodSandbox, container: pb.Container) -> None: ...
+    def post_start_container(self, pod: PodSandbox, container: Container) -> None: ...
 
-    def run_pod(self, pod: pb.PodSandbox) -> None: ...
+    def run_pod(self, pod: PodSandbox) -> None: ...
 
-    def stop_pod(self, pod: pb.PodSandbox) -> None: ...
+    def stop_pod(self, pod: PodSandbox) -> None: ...
 
-    def remove_pod(self, pod: pb.PodSandbox) -> None: ...
+    def remove_pod(self, pod: PodSandbox) -> None: ...
 
     def replied(self, event_name: str, seconds: float) -> None: ...
 
     def link_changed(self, state: LinkState, detail: str) -> None: ...
 
-    def internal_error(self, event_name: str, error: Exception) -> Message | None:
+    def protocol_broken(self) -> None: ...
+
+    def internal_error(self, event_name: str, error: Exception) -> None:
         raise error
 
 
 class Naming(Empty):
     """Decides nothing either, and names every container it knows where ours would.
 
-    That is at the creation and at the stop of a container that asks for exclusive CPUs. The answer
-    is made in the quickest way we have.
+    That is at the creation and at the stop of a container that asks for exclusive CPUs.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, None] = {}
         self._exclusive: set[str] = set()
 
-    def create_container(self, request: pb.CreateContainerRequest, data: bytes = b"") -> Answer:
-        mine = request.container.id
-        if not any(key.endswith("/policy") for key in request.pod.annotations):
-            return pb.CreateContainerResponse()
-        told = ()
-        if request.container.linux.resources.cpu.quota.value >= EXCLUSIVE.milli * 100:
-            self._exclusive.add(mine)
-            told = _named(self._known)
-        else:
-            self._known[mine] = None
-        return conversion.create_answer(NO_ADJUSTMENT, told)
+    def create_container(self, pod: PodSandbox, container: Container) -> Created:
+        if not any(key.endswith("/policy") for key in pod.annotations):
+            return NO_ADJUSTMENT, ()
+        if (container.resources.cpu_quota or 0) >= EXCLUSIVE.milli * 100:
+            self._exclusive.add(container.id)
+            return NO_ADJUSTMENT, _named(self._known)
+        self._known[container.id] = None
+        return NO_ADJUSTMENT, ()
 
-    def stop_container(self, request: pb.StopContainerRequest) -> Answer:
-        mine = request.container.id
-        self._known.pop(mine, None)
-        if mine not in self._exclusive:
-            return pb.StopContainerResponse()
-        self._exclusive.remove(mine)
-        return conversion.stop_answer(_named(self._known))
+    def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
+        self._known.pop(container_id, None)
+        if container_id not in self._exclusive:
+            return ()
+        self._exclusive.remove(container_id)
+        return _named(self._known)
 
 
 def _named(ids: Iterable[str]) -> tuple[ContainerUpdate, ...]:
@@ -102,9 +105,8 @@ def _named(ids: Iterable[str]) -> tuple[ContainerUpdate, ...]:
 async def main(socket_path: str, *, naming: bool = False) -> None:
     loop = asyncio.get_running_loop()
     handler = Naming() if naming else Empty()
-    link = asyncio.create_task(
-        NRILink(handler, name="empty", index="10", socket_path=socket_path).run()
-    )
+    settings = LinkSettings(name="empty", index="10", socket_path=socket_path)
+    link = asyncio.create_task(NRILink(handler, settings).run())
     loop.add_signal_handler(signal.SIGTERM, link.cancel)
     gc.collect()
     gc.freeze()

@@ -1,6 +1,6 @@
 """How far a request travels: the modules that one CreateContainer enters, and the values it makes.
 
-``python -m tools.hops`` sends three requests from bytes to bytes through the session, the adapter,
+``python -m tools.hops`` sends three requests from bytes to bytes through the session, the handler,
 the agent, the engine and the checkpoint, and counts what Python really calls in between:
 
 - *modules*: modules of `nri_numa` with a function that was called, in the order of the first call;
@@ -26,12 +26,13 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.agent import Agent
+from nri_numa.node.handler import AgentHandler
 from nri_numa.node.loop import Clock
-from nri_numa.nri.adapter import Adapter
+from nri_numa.nri import conversion
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession, RuntimeSession
-from nri_numa.nri.wire.versions import PLUGIN_EVENTS
+from nri_numa.nri.wire.versions import AGENT_EVENTS
 from nri_numa.observe.metrics import Metrics
 from nri_numa.store.checkpoint import CheckpointStore
 
@@ -101,7 +102,7 @@ class Node:
             readings=self,
             cgroups=CgroupWriter(CgroupReader("/nowhere")),
         )
-        self._adapter = Adapter(agent, metrics)
+        self._handler = AgentHandler(agent, metrics)
         self._plugin, self._runtime = PluginSession(), RuntimeSession()
         self._plugin.register("hops", "10")
         (registration,) = self._replies()
@@ -138,14 +139,12 @@ class Node:
         session.receive_data(data)
         while (event := session.next_event()) is not None:
             match event:
-                case ev.CreateContainerRequested(stream, create):
-                    session.reply(stream, self._adapter.create_container(create))
-                case ev.StopContainerRequested(stream, stop):
-                    session.reply(stream, self._adapter.stop_container(stop))
                 case ev.ConfigureRequested(stream):
-                    session.reply(stream, pb.ConfigureResponse(events=PLUGIN_EVENTS))
+                    session.reply(stream, pb.ConfigureResponse(events=AGENT_EVENTS))
                 case ev.SynchronizeRequested(stream):
                     session.reply(stream)
+                case ev.CreateContainerRequested() | ev.StopContainerRequested():
+                    session.reply(event.stream, conversion.answer(self._handler, event))
                 case _:
                     pass
         self._sent = session.data_to_send()

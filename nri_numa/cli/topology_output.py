@@ -17,9 +17,8 @@ from typing import Literal
 import yaml
 
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import CoreKind, NUMANode, Topology
+from nri_numa.machine.model import CoreKind, NUMANode, Topology, topology_document
 from nri_numa.machine.pci import PCIDevice
-from nri_numa.machine.report import topology_document
 
 __all__ = ["WIDTH", "Output", "render_topology", "topology_document"]
 

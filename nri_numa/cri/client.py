@@ -1,8 +1,7 @@
 """A small CRI client: what runs, what it was given, and changing its cpuset.
 
-CRI serves three purposes here: reading what the runtime thinks a container has, the mode for
-runtimes without NRI, and ``nri-numa check``. Only those few calls exist. ``grpc`` is imported by
-this module alone, and this module only by the parts that want CRI.
+For the link to runtimes without NRI; only its few calls exist. ``grpc`` is imported by this module,
+and this module only where CRI is used.
 
 Public source of the protocol: github.com/kubernetes/cri-api, ``pkg/apis/runtime/v1/api.proto``.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
@@ -20,7 +19,22 @@ import grpc.aio
 import msgspec
 
 from nri_numa.cri.pb import cri_pb2
+from nri_numa.engine.values.workload import (
+    Container,
+    ContainerUpdate,
+    DeviceNode,
+    PodSandbox,
+    QoSClass,
+    Resources,
+    mentions_in,
+)
 from nri_numa.errors import RuntimeUnavailable
+from nri_numa.runtime import (
+    NOTHING_GIVEN,
+    RuntimeInfo,
+    inferred_qos,
+    page_size,
+)
 
 _SERVICE = "/runtime.v1.RuntimeService/"
 # The kubelet's own limit is two minutes, made for image pulls; none of our calls does more than a
@@ -67,98 +81,27 @@ class ContainerEventType(enum.Enum):
     DELETED = 3
 
 
-class RuntimeVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answers: ``containerd``, ``2.1.9``."""
-
-    name: str
-    version: str
-
-
-class CRIPodSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod sandbox as ListPodSandbox reports it."""
-
-    id: str
-    name: str
-    namespace: str
-    uid: str
-    ready: bool
-    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
-    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
-    runtime_handler: str = ""
-
-
-class CRIPodSandboxStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod sandbox as a verbose PodSandboxStatus reports it.
-
-    Attributes:
-        config: the PodSandboxConfig that the runtime was given, as its JSON (field names as in the
-            protocol); empty when the runtime does not say.
-        spec: the OCI spec of the sandbox's own container, as its JSON; empty likewise.
-    """
-
-    pod: CRIPodSandbox
-    config: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    spec: Mapping[str, Any] = msgspec.field(default_factory=dict)
-
-
-class CRIContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """One container as ListContainers reports it.
-
-    Attributes:
-        created_at_ns: nanoseconds since the epoch.
-    """
+class ListedContainer(msgspec.Struct, frozen=True, kw_only=True):
+    """One container as ListContainers reports it."""
 
     id: str
     pod_sandbox_id: str
-    name: str
     state: CRIContainerState
-    created_at_ns: int
 
 
-class CRIResources(msgspec.Struct, frozen=True, kw_only=True):
-    """Linux resources of a container; 0 and the empty string mean "not set".
+class ContainerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One container as a verbose ContainerStatus reports it.
 
     Attributes:
-        cpu_quota: microseconds in each period, ``cpu_period`` microseconds long.
-        memory_limit_bytes: limit of the memory cgroup.
-        cpus: CPUs in kernel list format.
-        mems: NUMA nodes in kernel list format.
-        hugepage_limits: bytes by page size, ``{"2MB": 4194304}``.
+        container: its ``pod_id`` is empty when the runtime does not say; the protocol has no field
+            for it. containerd reports resources that were *asked for* until the first update, so
+            they are not the truth about a pinned container: its cgroup is.
+        started_at: Unix time, 0 when it did not start yet.
     """
 
-    cpu_shares: int = 0
-    cpu_quota: int = 0
-    cpu_period: int = 0
-    memory_limit_bytes: int = 0
-    oom_score_adj: int = 0
-    cpus: str = ""
-    mems: str = ""
-    hugepage_limits: Mapping[str, int] = msgspec.field(default_factory=dict)
-
-
-class CRIContainerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One container as ContainerStatus reports it.
-
-    Attributes:
-        pid: process id of its first process, 0 when the runtime does not say or it does not run.
-        resources: what the runtime says it applied; None when it says nothing. containerd reports
-            what was *asked for* until the first update, so this is not the truth about a pinned
-            container: ``/proc/<pid>/status`` is.
-        pod_sandbox_id: empty when the runtime does not say; the protocol has no field for it.
-        started_at_ns: nanoseconds since the epoch, 0 when it did not start yet.
-        spec: its OCI spec at present, as its JSON; empty when the runtime does not say.
-    """
-
-    id: str
-    name: str
+    container: Container
     state: CRIContainerState
-    pid: int
-    resources: CRIResources | None
-    pod_sandbox_id: str = ""
-    started_at_ns: int = 0
-    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
-    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
-    spec: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    started_at: float = 0.0
 
 
 class CRIContainerEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,14 +146,10 @@ _Response = TypeVar("_Response")
 
 
 class CRIClient:
-    """Calls one runtime over its unix socket.
+    """Calls one runtime over its unix socket, with or without ``unix://``.
 
-    Usable as an asynchronous context manager. Each call raises `RuntimeUnavailable` when the
-    socket is absent, nobody answers in time, or the answer is an error that has no meaning here.
-
-    Args:
-        socket_path: the runtime's socket, with or without ``unix://``.
-        timeout_s: limit of each call, in seconds.
+    Usable as an asynchronous context manager. Each call raises `RuntimeUnavailable` when the socket
+    is absent, there is no answer in time, or the answer is an error that has no meaning here.
     """
 
     def __init__(self, socket_path: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -264,143 +203,88 @@ class CRIClient:
         answer: _Response = await call(request, timeout=self._timeout_s)
         return answer
 
-    async def version(self) -> RuntimeVersion:
-        """Name and version of the runtime."""
+    async def _answer(self, method: str, request: _Request, response: type[_Response]) -> _Response:
+        """One unary call."""
         try:
-            answer = await self._call(
-                "Version", cri_pb2.VersionRequest(version="0.1.0"), cri_pb2.VersionResponse
-            )
+            return await self._call(method, request, response)
         except grpc.aio.AioRpcError as error:
-            self._raise("Version", error)
-        return RuntimeVersion(name=answer.runtime_name, version=answer.runtime_version)
+            self._raise(method, error)
 
-    async def list_pod_sandboxes(self) -> tuple[CRIPodSandbox, ...]:
-        """Every pod sandbox, ordered by id."""
+    async def _known(
+        self, method: str, request: _Request, response: type[_Response]
+    ) -> _Response | None:
+        """One unary call about a thing; None when the runtime does not know it."""
         try:
-            answer = await self._call(
-                "ListPodSandbox", cri_pb2.ListPodSandboxRequest(), cri_pb2.ListPodSandboxResponse
-            )
-        except grpc.aio.AioRpcError as error:
-            self._raise("ListPodSandbox", error)
-        pods = (
-            CRIPodSandbox(
-                id=item.id,
-                name=item.metadata.name,
-                namespace=item.metadata.namespace,
-                uid=item.metadata.uid,
-                ready=item.state == cri_pb2.SANDBOX_READY,
-                labels=dict(item.labels),
-                annotations=dict(item.annotations),
-                runtime_handler=item.runtime_handler,
-            )
-            for item in answer.items
-        )
-        return tuple(sorted(pods, key=lambda pod: pod.id))
-
-    async def pod_sandbox_status(self, pod_sandbox_id: str) -> CRIPodSandboxStatus | None:
-        """Status of one pod sandbox; None when the runtime does not know it."""
-        request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_sandbox_id, verbose=True)
-        try:
-            answer = await self._call("PodSandboxStatus", request, cri_pb2.PodSandboxStatusResponse)
+            return await self._call(method, request, response)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return None
-            self._raise("PodSandboxStatus", error)
-        status, info = answer.status, _info(answer.info)
-        return CRIPodSandboxStatus(
-            pod=CRIPodSandbox(
-                id=status.id,
-                name=status.metadata.name,
-                namespace=status.metadata.namespace,
-                uid=status.metadata.uid,
-                ready=status.state == cri_pb2.SANDBOX_READY,
-                labels=dict(status.labels),
-                annotations=dict(status.annotations),
-                runtime_handler=status.runtime_handler,
-            ),
-            config=_object(info, "config"),
-            spec=_object(info, "runtimeSpec"),
-        )
+            self._raise(method, error)
 
-    async def list_containers(self) -> tuple[CRIContainer, ...]:
+    async def version(self) -> RuntimeInfo:
+        """Name and version of the runtime."""
+        answer = await self._answer(
+            "Version", cri_pb2.VersionRequest(version="0.1.0"), cri_pb2.VersionResponse
+        )
+        return RuntimeInfo(name=answer.runtime_name, version=answer.runtime_version)
+
+    async def pod_sandbox_ids(self) -> list[str]:
+        """Every pod sandbox, sorted."""
+        answer = await self._answer(
+            "ListPodSandbox", cri_pb2.ListPodSandboxRequest(), cri_pb2.ListPodSandboxResponse
+        )
+        return sorted(item.id for item in answer.items)
+
+    async def pod_sandbox(self, pod_sandbox_id: str) -> PodSandbox | None:
+        """One pod sandbox; None when the runtime does not know it."""
+        request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_sandbox_id, verbose=True)
+        answer = await self._known("PodSandboxStatus", request, cri_pb2.PodSandboxStatusResponse)
+        return None if answer is None else pod_from(answer.status, _info(answer.info))
+
+    async def list_containers(self) -> tuple[ListedContainer, ...]:
         """Containers, ordered by creation time and id."""
-        try:
-            answer = await self._call(
-                "ListContainers", cri_pb2.ListContainersRequest(), cri_pb2.ListContainersResponse
-            )
-        except grpc.aio.AioRpcError as error:
-            self._raise("ListContainers", error)
-        containers = (
-            CRIContainer(
+        answer = await self._answer(
+            "ListContainers", cri_pb2.ListContainersRequest(), cri_pb2.ListContainersResponse
+        )
+        return tuple(
+            ListedContainer(
                 id=item.id,
                 pod_sandbox_id=item.pod_sandbox_id,
-                name=item.metadata.name,
                 state=CRIContainerState(item.state),
-                created_at_ns=item.created_at,
             )
-            for item in answer.containers
+            for item in sorted(answer.containers, key=lambda each: (each.created_at, each.id))
         )
-        return tuple(sorted(containers, key=lambda each: (each.created_at_ns, each.id)))
 
-    async def container_status(self, container_id: str) -> CRIContainerStatus | None:
+    async def container_status(self, container_id: str) -> ContainerStatus | None:
         """Status of one container; None when the runtime does not know it."""
         request = cri_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
-        try:
-            answer = await self._call("ContainerStatus", request, cri_pb2.ContainerStatusResponse)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.NOT_FOUND:
-                return None
-            self._raise("ContainerStatus", error)
-        status, info = answer.status, _info(answer.info)
-        return CRIContainerStatus(
-            id=status.id,
-            name=status.metadata.name,
-            state=CRIContainerState(status.state),
-            pid=_pid(info),
-            resources=(
-                _resources(status.resources.linux)
-                if status.HasField("resources") and status.resources.HasField("linux")
-                else None
-            ),
-            pod_sandbox_id=_word(info, "sandboxID"),
-            started_at_ns=status.started_at,
-            labels=dict(status.labels),
-            annotations=dict(status.annotations),
-            spec=_object(info, "runtimeSpec"),
+        answer = await self._known("ContainerStatus", request, cri_pb2.ContainerStatusResponse)
+        if answer is None:
+            return None
+        return ContainerStatus(
+            container=container_from(answer.status, _info(answer.info)),
+            state=CRIContainerState(answer.status.state),
+            started_at=answer.status.started_at / 1e9,
         )
 
-    async def update_resources(
-        self, container_id: str, resources: CRIResources
-    ) -> UpdateFailed | None:
-        """Change resources of a container that was created or runs.
+    async def update(self, update: ContainerUpdate) -> UpdateFailed | None:
+        """Change resources of a container that was created or runs; None when it was applied.
 
-        Fields that are not set keep what they were; nothing can be unset. The runtime asks its NRI
+        What the update leaves keeps what it was; nothing can be unset. The runtime calls its NRI
         plugins first, ourselves among them when we are connected: the event loop must be free.
 
-        Args:
-            container_id: the whole id.
-            resources: what to change.
-
-        Returns:
-            None when it was applied, else why not.
-
         Raises:
-            RuntimeUnavailable: no answer, so nobody knows whether it was applied.
+            RuntimeUnavailable: no answer, so it is unknown whether it was applied.
         """
         request = cri_pb2.UpdateContainerResourcesRequest(
-            container_id=container_id,
+            container_id=update.container_id,
             linux=cri_pb2.LinuxContainerResources(
-                cpu_shares=resources.cpu_shares,
-                cpu_quota=resources.cpu_quota,
-                cpu_period=resources.cpu_period,
-                memory_limit_in_bytes=resources.memory_limit_bytes,
-                oom_score_adj=resources.oom_score_adj,
-                cpuset_cpus=resources.cpus,
-                cpuset_mems=resources.mems,
-                hugepage_limits=[
-                    cri_pb2.HugepageLimit(page_size=size, limit=limit)
-                    for size, limit in sorted(resources.hugepage_limits.items())
-                ],
+                cpu_shares=update.cpu_shares or 0,
+                cpu_quota=update.cpu_quota or 0,
+                cpu_period=update.cpu_period or 0,
+                memory_limit_in_bytes=update.memory_limit or 0,
+                cpuset_cpus=update.cpus,
+                cpuset_mems=update.mems,
             ),
         )
         try:
@@ -411,7 +295,7 @@ class CRIClient:
             if error.code() in _UNREACHABLE:
                 self._raise("UpdateContainerResources", error)
             return UpdateFailed(
-                container_id=container_id,
+                container_id=update.container_id,
                 gone=error.code() is grpc.StatusCode.NOT_FOUND,
                 message=error.details() or error.code().name,
             )
@@ -442,7 +326,16 @@ class CRIClient:
             self._raise("GetContainerEvents", error)
 
 
-def _info(info: Mapping[str, str]) -> Mapping[str, Any]:
+# --- what CRI reports, in the engine's types ------------------------------------------------------
+# Most stands in the OCI spec that containerd and CRI-O show in a verbose status; where there is
+# none, the few resources that CRI itself has must do. A spec is JSON of the runtime, read
+# leniently: what has another form than the OCI runtime specification says is left out.
+
+
+Json = Mapping[str, Any]
+
+
+def _info(info: Mapping[str, str]) -> Json:
     """The JSON in a verbose status: containerd and CRI-O put it under ``info``."""
     try:
         document = json.loads(info.get("info", "{}"))
@@ -451,29 +344,149 @@ def _info(info: Mapping[str, str]) -> Mapping[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _object(info: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = info.get(key)
+def pod_from(status: cri_pb2.PodSandboxStatus, info: Json) -> PodSandbox:
+    """A pod, with the resources that the kubelet told the runtime of it.
+
+    Its QoS class is that of its cgroup; see `nri_numa.runtime.inferred_qos` for pods without one.
+    """
+    config = _object(_object(info, "config"), "linux")
+    given = _object(config, "resources")
+    resources = NOTHING_GIVEN
+    if given:
+        resources = Resources(
+            cpu_shares=_positive(given, "cpu_shares"),
+            cpu_quota=_number(given, "cpu_quota"),
+            cpu_period=_positive(given, "cpu_period"),
+            memory_limit=_number(given, "memory_limit_in_bytes"),
+        )
+    cgroup_parent = _text(config, "cgroup_parent")
+    namespaces = _objects(_object(_object(info, "runtimeSpec"), "linux"), "namespaces")
+    return PodSandbox(
+        id=status.id,
+        uid=status.metadata.uid or status.id,
+        namespace=status.metadata.namespace,
+        name=status.metadata.name,
+        labels=dict(status.labels),
+        annotations=dict(status.annotations),
+        qos=QoSClass.of_cgroup(cgroup_parent) or inferred_qos(resources, None),
+        runtime_handler=status.runtime_handler,
+        cgroup_parent=cgroup_parent,
+        resources=resources,
+        network_namespace=next(
+            (_text(one, "path") for one in namespaces if _text(one, "type") == "network"), ""
+        ),
+    )
+
+
+def container_from(status: cri_pb2.ContainerStatus, info: Json) -> Container:
+    """A container as it is now."""
+    spec = _object(info, "runtimeSpec")
+    process, linux = _object(spec, "process"), _object(spec, "linux")
+    annotations = {**status.annotations, **_texts(_object(spec, "annotations"))}
+    score = _number(process, "oomScoreAdj")
+    resources = NOTHING_GIVEN
+    given = _object(linux, "resources")
+    if given:
+        resources = _from_spec(given)
+    elif status.HasField("resources") and status.resources.HasField("linux"):
+        resources = _from_cri(status.resources.linux)
+        if score is None:
+            score = status.resources.linux.oom_score_adj or None
+    environment = process.get("env")
+    privileged = any(_allows_all(rule) for rule in _objects(given, "devices"))
+    return Container(
+        id=status.id,
+        pod_id=_text(info, "sandboxID"),
+        name=status.metadata.name,
+        annotations=annotations,
+        resources=resources,
+        oom_score_adj=score,
+        pid=max(0, _number(info, "pid") or 0),
+        cgroups_path=_text(linux, "cgroupsPath"),
+        mentions=mentions_in(
+            nodes=[
+                DeviceNode(
+                    _text(one, "type"), _number(one, "major") or 0, _number(one, "minor") or 0
+                )
+                for one in (() if privileged else _objects(linux, "devices"))
+            ],
+            environment=[item for item in environment if isinstance(item, str)]
+            if isinstance(environment, list)
+            else (),
+            annotations=annotations,
+        ),
+        starting=status.state == cri_pb2.CONTAINER_CREATED,
+    )
+
+
+def _from_spec(resources: Json) -> Resources:
+    cpu, memory = _object(resources, "cpu"), _object(resources, "memory")
+    hugepages = {}
+    for limit in _objects(resources, "hugepageLimits"):
+        size, bytes_ = _text(limit, "pageSize"), _number(limit, "limit") or 0
+        if size and bytes_ > 0:
+            hugepages[page_size(size)] = bytes_
+    return Resources(
+        cpu_shares=_positive(cpu, "shares"),
+        cpu_quota=_number(cpu, "quota"),
+        cpu_period=_positive(cpu, "period"),
+        memory_limit=_number(memory, "limit"),
+        hugepages=hugepages,
+        cpus=_text(cpu, "cpus"),
+        mems=_text(cpu, "mems"),
+    )
+
+
+def _from_cri(resources: cri_pb2.LinuxContainerResources) -> Resources:
+    return Resources(
+        cpu_shares=resources.cpu_shares or None,
+        cpu_quota=resources.cpu_quota or None,
+        cpu_period=resources.cpu_period or None,
+        memory_limit=resources.memory_limit_in_bytes or None,
+        hugepages={page_size(one.page_size): one.limit for one in resources.hugepage_limits},
+        cpus=resources.cpuset_cpus,
+        mems=resources.cpuset_mems,
+    )
+
+
+def _allows_all(rule: Json) -> bool:
+    """Whether it makes a container privileged: device files that are listed say nothing of it."""
+    return (
+        rule.get("allow") is True
+        and _text(rule, "type") in ("", "a")
+        and _positive(rule, "major") is None
+        and _positive(rule, "minor") is None
+    )
+
+
+def _object(document: Json, key: str) -> Json:
+    value = document.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def _word(info: Mapping[str, Any], key: str) -> str:
-    value = info.get(key)
+def _objects(document: Json, key: str) -> Iterator[Json]:
+    value = document.get(key)
+    if isinstance(value, list):
+        yield from (item for item in value if isinstance(item, dict))
+
+
+def _text(document: Json, key: str) -> str:
+    value = document.get(key)
     return value if isinstance(value, str) else ""
 
 
-def _pid(info: Mapping[str, Any]) -> int:
-    pid = info.get("pid", 0)
-    return pid if isinstance(pid, int) and pid > 0 else 0
+def _texts(document: Json) -> dict[str, str]:
+    return {key: value for key, value in document.items() if isinstance(value, str)}
 
 
-def _resources(message: cri_pb2.LinuxContainerResources) -> CRIResources:
-    return CRIResources(
-        cpu_shares=message.cpu_shares,
-        cpu_quota=message.cpu_quota,
-        cpu_period=message.cpu_period,
-        memory_limit_bytes=message.memory_limit_in_bytes,
-        oom_score_adj=message.oom_score_adj,
-        cpus=message.cpuset_cpus,
-        mems=message.cpuset_mems,
-        hugepage_limits={limit.page_size: limit.limit for limit in message.hugepage_limits},
-    )
+def _number(document: Json, key: str) -> int | None:
+    """A number of 64 bits; JSON has others too."""
+    value = document.get(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if -(2**63) <= value < 2**63 else None
+
+
+def _positive(document: Json, key: str) -> int | None:
+    value = _number(document, key)
+    return None if value is None or value < 0 else value

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -27,20 +26,21 @@ TOO_OFTEN: Final = "the kubelet is asked too often by everybody on this node; as
 _SERVICE: Final = "/v1.PodResourcesLister/"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenDevices:
-    """Devices of one resource.
-
-    Attributes:
-        ids: sorted, each once.
-        numa_nodes: of all of them together; empty where the kubelet knows none.
-        by_id: the same for each of them.
-    """
+class GivenDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of one resource: the NUMA nodes of each, empty where the kubelet knows none."""
 
     resource: str
-    ids: tuple[str, ...]
-    numa_nodes: NUMASet = field(default_factory=NUMASet)
-    by_id: Mapping[str, NUMASet] = field(default_factory=dict, compare=False)
+    by_id: Mapping[str, NUMASet]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Sorted, each once."""
+        return tuple(sorted(self.by_id))
+
+    @property
+    def numa_nodes(self) -> NUMASet:
+        """Of all of them together."""
+        return NUMASet(i for nodes in self.by_id.values() for i in nodes)
 
 
 class GivenMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,9 +107,7 @@ def given_to(
         return tuple(_given(one) for one in answer.pod_resources.containers)
     if not answer.gated:
         return answer.text
-    listed = _call(
-        kubelet_root, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse, timeout_s
-    )
+    listed = _listed(kubelet_root, timeout_s)
     if isinstance(listed, _Failed):
         return listed.text
     for one in listed.pod_resources:
@@ -120,21 +118,8 @@ def given_to(
 
 def device_ids(kubelet_root: str, resource: str, *, timeout_s: float = TIMEOUT) -> set[str]:
     """Ids of one resource that pods have; empty where the kubelet does not tell."""
-    from nri_numa.cri.pb import podresources_pb2 as pb
-
-    listed = _call(
-        kubelet_root, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse, timeout_s
-    )
-    if isinstance(listed, _Failed):
-        return set()
-    return {
-        id
-        for pod in listed.pod_resources
-        for container in pod.containers
-        for devices in container.devices
-        if devices.resource_name == resource
-        for id in devices.device_ids
-    }
+    held = _held(kubelet_root, timeout_s)
+    return set() if isinstance(held, str) else {id for name, id in held if name == resource}
 
 
 def device_counts(
@@ -142,32 +127,20 @@ def device_counts(
 ) -> tuple[DeviceCount, ...] | str:
     """All devices whose NUMA node the kubelet knows, sorted; or why that cannot be told.
 
-    Two calls. What pods have is asked for first: a device that is given in between counts as free
-    until the next look, and one that its plugin takes away is not counted as given.
+    Two calls. What pods have comes first: a device that is given in between counts as free until
+    the next look, and one that its plugin removes is not counted as given.
     """
     from nri_numa.cri.pb import podresources_pb2 as pb
 
-    listed = _call(
-        kubelet_root, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse, timeout_s
-    )
-    if isinstance(listed, _Failed):
-        return listed.text
+    held = _held(kubelet_root, timeout_s)
+    if isinstance(held, str):
+        return held
+    request = pb.AllocatableResourcesRequest()
     answer = _call(
-        kubelet_root,
-        "GetAllocatableResources",
-        pb.AllocatableResourcesRequest(),
-        pb.AllocatableResourcesResponse,
-        timeout_s,
+        kubelet_root, "GetAllocatableResources", request, pb.AllocatableResourcesResponse, timeout_s
     )
     if isinstance(answer, _Failed):
         return answer.text
-    given = {
-        (devices.resource_name, id)
-        for pod in listed.pod_resources
-        for container in pod.containers
-        for devices in container.devices
-        for id in devices.device_ids
-    }
     places: dict[tuple[str, int], set[str]] = {}
     for one in answer.devices:
         if "/" in one.resource_name:  # else it would be a second "cpu" or "memory"
@@ -178,10 +151,31 @@ def device_counts(
             resource=resource,
             numa_node=numa_node,
             allocatable=len(ids),
-            available=sum((resource, id) not in given for id in ids),
+            available=sum((resource, id) not in held for id in ids),
         )
         for (resource, numa_node), ids in sorted(places.items())
     )
+
+
+def _held(kubelet_root: str, timeout_s: float) -> set[tuple[str, str]] | str:
+    """Resource and id of every device that a pod has, or why that cannot be told."""
+    listed = _listed(kubelet_root, timeout_s)
+    if isinstance(listed, _Failed):
+        return listed.text
+    return {
+        (devices.resource_name, id)
+        for pod in listed.pod_resources
+        for container in pod.containers
+        for devices in container.devices
+        for id in devices.device_ids
+    }
+
+
+def _listed(kubelet_root: str, timeout_s: float) -> Any:
+    from nri_numa.cri.pb import podresources_pb2 as pb
+
+    request = pb.ListPodResourcesRequest()
+    return _call(kubelet_root, "List", request, pb.ListPodResourcesResponse, timeout_s)
 
 
 class _Failed(msgspec.Struct, frozen=True):
@@ -254,8 +248,6 @@ def _given(container: Any) -> Given:
         devices=tuple(
             GivenDevices(
                 resource=name,
-                ids=tuple(sorted(ids)),
-                numa_nodes=_ids(NUMASet, (i for nodes in ids.values() for i in nodes)),
                 by_id={id: _ids(NUMASet, nodes) for id, nodes in ids.items()},
             )
             for name, ids in sorted(devices.items())

@@ -62,10 +62,7 @@ def devices(slots: tuple[Slot, ...]) -> pb.ListAndWatchResponse:
 class Service:
     """Serves `SlotList` on a unix socket, from `start` to `stop`; usable once.
 
-    Args:
-        path: the socket; one that is left there by a process that was killed is taken away.
-        slots: what is offered.
-        now: seconds of a clock that only grows.
+    A socket that is left there by a process that was killed is removed.
 
     Attributes:
         streams: how many lists the kubelet is watching at present.
@@ -191,12 +188,9 @@ def unlink_socket(path: str) -> None:
 
 
 async def register(kubelet_socket: str, endpoint: str, resource: str) -> None:
-    """Tell the kubelet of a plugin that serves already: it dials back before it answers.
+    """Register a plugin that serves already: the kubelet dials back before it answers.
 
-    Args:
-        kubelet_socket: where the kubelet takes registrations.
-        endpoint: file name of the plugin's socket, in the same directory.
-        resource: name of the extended resource.
+    ``endpoint`` is the file name of the plugin's socket, in the directory of the kubelet's.
 
     Raises:
         RuntimeUnavailable: it does not answer in time, or refuses; the message has its words.
@@ -247,16 +241,11 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DevicePlugin:
-    """Offers the agent's count to the kubelet of this node.
+    """Advertises the agent's count to the kubelet of this node.
 
-    Args:
-        directory: the kubelet's, for device plugins.
-        resource: name of the extended resource.
-        ask: fetches the agent's ``/v1/slots``; may block, and raise any of our exceptions.
-        slots: what is offered.
-        taken: ids that the kubelet has given away already, asked once at the start; may block.
-        pace: times.
-        waits: see `WAITS`.
+    ``ask`` fetches the agent's ``/v1/slots``, and may raise any of our exceptions; ``taken``
+    returns the ids that the kubelet has allocated already, and is called once at the start. Both
+    may block.
 
     Attributes:
         registered: how often the kubelet took a registration.

@@ -28,13 +28,7 @@ Counted = tuple[DeviceCount, ...] | str
 
 
 class DeviceCounts:
-    """Asks one kubelet.
-
-    Args:
-        kubelet_root: the kubelet's directory.
-        own_resource: our own extended resource, whose devices are CPUs, and counted as such.
-        clock: seconds of a clock that never jumps.
-    """
+    """Asks one kubelet; devices of ``own_resource`` are CPUs, and counted as such."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ import os
 import threading
 from typing import Any, Final, NamedTuple
 
-from nri_numa.engine.values.mentions import MOST_DEVICES
+from nri_numa.engine.values.workload import MOST_DEVICES
 
 CLONE_NEWNET: Final = 0x40000000
 SECONDS: Final = 1.0
@@ -31,9 +31,8 @@ class Parent(NamedTuple):
 def parents_in(namespace: str, seconds: float = SECONDS) -> tuple[Parent, ...] | str:
     """The interfaces with a device in a network namespace, or why that cannot be told. Blocks.
 
-    Args:
-        namespace: path such as ``/run/netns/cni-…`` or ``/proc/1234/ns/net``. Our own gives none.
-        seconds: after which nobody waits for the answer any more.
+    ``namespace`` is a path such as ``/run/netns/cni-…`` or ``/proc/1234/ns/net``; our own gives
+    none.
     """
     answer: list[tuple[Parent, ...] | str] = []
 

@@ -1,62 +1,43 @@
 """Which devices a message or the kubelet means, by what sysfs, the driver and CDI files say.
 
-The driver's GPUs and CDI files are read in threads and replaced as a whole. Whoever looks a device
-up reads nothing but links and small files of sysfs, and those once (`nri_numa.devices.sysfs`).
+The driver's GPUs and CDI files are read in threads and replaced as a whole. A lookup reads nothing
+but links and small files of sysfs, and those once (`nri_numa.devices.sysfs`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nri_numa.devices import nvidia
+import msgspec
+
 from nri_numa.devices.cdi import CDIDevice, CDIRegistry
-from nri_numa.devices.found import Found
-from nri_numa.devices.given import GivenDevice
-from nri_numa.devices.sysfs import SysfsDevices
-from nri_numa.devices.variables import named_by
-from nri_numa.engine.values.mentions import DeviceNode, Mentions
-from nri_numa.machine.pci import GPU
+from nri_numa.devices.sysfs import Found, SysfsDevices
+from nri_numa.engine.values.workload import (
+    MOST_DEVICES,
+    NVIDIA_VARIABLE,
+    PCI_VARIABLE,
+    Device,
+    DeviceNode,
+    DeviceRequest,
+    Mentions,
+)
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.model import numa_text
+from nri_numa.machine.pci import GPU, PCI_ADDRESS
+
+if TYPE_CHECKING:
+    from nri_numa.config.device_sources import Devices as Sources
 
 
-class Sources(Protocol):
-    """Which sources are asked; `nri_numa.config.device_sources.Devices` is one."""
+class GivenDevice(NamedTuple):
+    """A device of a resource, by the kubelet's books."""
 
-    @property
-    def nodes(self) -> bool:
-        """Device files."""
-        ...
-
-    @property
-    def variables(self) -> bool:
-        """``PCIDEVICE_*``."""
-        ...
-
-    @property
-    def nvidia(self) -> bool:
-        """NVIDIA's GPUs."""
-        ...
-
-    @property
-    def cdi(self) -> bool:
-        """The Container Device Interface."""
-        ...
-
-    @property
-    def cdi_directories(self) -> tuple[str, ...]:
-        """Where its files are."""
-        ...
-
-    @property
-    def network(self) -> bool:
-        """Network interfaces."""
-        ...
-
-    @property
-    def pod_resources(self) -> bool:
-        """The kubelet."""
-        ...
+    resource: str
+    id: str
+    numa_nodes: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -88,7 +69,7 @@ class Lookup:
         self._sources = sources
         self._own_resource = own_resource
         self.sysfs = SysfsDevices(root)
-        self.gpus = nvidia.GPUs()
+        self.gpus = GPUs()
         self.cdi = CDIRegistry(sources.cdi_directories)
 
     def mentioned(self, mentions: Mentions, missed: Missed) -> Iterator[Found]:
@@ -122,7 +103,7 @@ class Lookup:
                 yield from self._of_cdi(name, missed)
 
     def _of_node(self, node: DeviceNode) -> Iterator[Found]:
-        if node.major == nvidia.MAJOR and node.type in ("c", "u"):
+        if node.major == NVIDIA_MAJOR and node.type in ("c", "u"):
             address = self.gpus.of_minor(node.minor) if self._sources.nvidia else None
             if address is not None:
                 yield self._at(address)
@@ -161,3 +142,197 @@ class Lookup:
                 yield from known
             else:
                 yield Found(device.resource, device.id, device.numa_nodes)
+
+
+# --- what becomes of the devices that were found --------------------------------------------------
+# Whatever is found is a hint where its container should be, and no grant: the device is used or
+# not whatever is said here. So a device of which nothing is known gives no hint, and a sentence.
+
+
+MOST_NOTES: Final = 8
+
+
+class Hints(NamedTuple):
+    """What the engine is given: requests by kind, and sentences about what gives no hint."""
+
+    requests: tuple[DeviceRequest, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def hints(found: Iterable[Found], places: NUMASet, notes: Iterable[str] = ()) -> Hints:
+    """Make hints of devices, the surest sources first, and of what is to be said besides.
+
+    A device that several sources tell of counts once, under its first kind, on the NUMA nodes of
+    all of them. NUMA nodes that are none of ``places`` (offline, without CPUs, or of another
+    machine) are no hint.
+    """
+    nodes: dict[str, frozenset[int]] = {}
+    kinds: dict[str, str] = {}
+    for one in found:
+        kinds.setdefault(one.id, one.kind)
+        nodes[one.id] = nodes.get(one.id, frozenset()) | one.numa_nodes
+    said = list(dict.fromkeys(notes))
+    by_kind: dict[str, list[Device]] = {}
+    for id, kind in kinds.items():
+        usable = frozenset(i for i in nodes[id] if i in places)
+        if usable:
+            by_kind.setdefault(kind, []).append(Device(id=id, numa_nodes=usable))
+        elif nodes[id]:
+            where = numa_text(NUMASet(sorted(nodes[id])))
+            said.append(f"its {kind} {id} is on {where}, where no CPUs are: no hint")
+        else:
+            said.append(f"its {kind} {id} tells no NUMA node: no hint")
+    total = sum(len(devices) for devices in by_kind.values())
+    if total > MOST_DEVICES:
+        by_kind = {}
+        said.insert(0, f"it has {total} devices, more than {MOST_DEVICES}: no hint")
+    if len(said) > MOST_NOTES:
+        said[MOST_NOTES - 1 :] = [f"and {len(said) - MOST_NOTES + 1} more such devices"]
+    # Order: by kind, then by id.
+    return Hints(
+        tuple(
+            DeviceRequest(
+                resource=kind,
+                count=len(devices),
+                devices=tuple(sorted(devices, key=lambda d: d.id)),
+            )
+            for kind, devices in sorted(by_kind.items())
+        ),
+        tuple(said),
+    )
+
+
+# --- environment variables by which device plugins tell a container what it got -------------------
+# Anybody may write such a variable into a pod. It costs no other pod anything: a container is
+# placed where it says that its device is.
+
+
+class Named(NamedTuple):
+    """What variables name.
+
+    Attributes:
+        addresses: PCI addresses with the variable's name.
+        gpus: UUIDs or indices.
+        notes: about values that are none.
+    """
+
+    addresses: tuple[tuple[str, str], ...] = ()
+    gpus: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def named_by(variables: Mapping[str, str], *, pci: bool = True, nvidia: bool = True) -> Named:
+    """Read the variables by name; at most `MOST_DEVICES` of each kind count.
+
+    ``pci`` are those of the SR-IOV network device plugin, ``nvidia`` those of NVIDIA's.
+    """
+    addresses: list[tuple[str, str]] = []
+    gpus: list[str] = []
+    notes: list[str] = []
+    for name, value in sorted(variables.items()):
+        if pci and name.startswith(PCI_VARIABLE):
+            for part in value.split(",")[:MOST_DEVICES]:
+                address = part.strip().lower()
+                if PCI_ADDRESS.fullmatch(address):
+                    addresses.append((address, name))
+                elif address:
+                    notes.append(
+                        f"variable {_short(name)} is {_short(part)!r}, which is no PCI address: "
+                        "no hint"
+                    )
+        elif nvidia and name == NVIDIA_VARIABLE:
+            word = value.strip().lower()
+            if word == ALL:
+                notes.append(f"variable {name} is 'all', as images set it themselves: no hint")
+            elif word not in NOTHING:
+                gpus += [part.strip() for part in value.split(",") if part.strip()]
+    return Named(tuple(addresses[:MOST_DEVICES]), tuple(gpus[:MOST_DEVICES]), tuple(notes))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+# --- NVIDIA's GPUs: what their names and device files of major 195 mean ---------------------------
+# The driver makes its device files by mknod, so sysfs does not know their numbers
+# (opencontainers/runc #3708); its own directory in /proc joins them with PCI addresses. Reading
+# that may wake a GPU, so it is done in a thread, at start and when a GPU is named that is not
+# known. Source: NVIDIA/open-gpu-kernel-modules, ``nv-procfs.c``.
+
+
+NVIDIA_MAJOR: Final = 195
+_CONTROL_MINORS: Final = (254, 255)
+"""nvidia-modeset and nvidiactl, which belong to all GPUs."""
+NOTHING: Final = frozenset(("", "void", "none"))
+ALL: Final = "all"
+"""Images set it for themselves; it says nothing about the pod."""
+
+_MOST_GPUS: Final = 64
+
+
+class GPUs(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs of a machine, by what they are called.
+
+    Attributes:
+        addresses: PCI addresses in ascending order, which is the order of indices.
+        by_uuid: ``GPU-…``, in lower case, to PCI address.
+        by_minor: minor number of the device file to PCI address.
+    """
+
+    addresses: tuple[str, ...] = ()
+    by_uuid: Mapping[str, str] = msgspec.field(default_factory=dict)
+    by_minor: Mapping[int, str] = msgspec.field(default_factory=dict)
+
+    def of_minor(self, minor: int) -> str | None:
+        """The GPU of a device file; None for control devices and unknown ones."""
+        return None if minor in _CONTROL_MINORS else self.by_minor.get(minor)
+
+    def of_name(self, name: str) -> str | None:
+        """The GPU that a UUID or an index names; None where it is not known.
+
+        ``MIG-GPU-<uuid>/<instance>/…`` and ``<index>:<instance>`` are parts of the GPU they name.
+        The newer ``MIG-<uuid>`` does not say whose part it is. ``::N`` is a replica (time slicing).
+        """
+        name = name.strip().lower().partition("::")[0]
+        name = name.removeprefix("mig-") if name.startswith("mig-gpu-") else name
+        name = name.partition("/")[0]
+        if name.startswith("gpu-"):
+            return self.by_uuid.get(name)
+        index = name.partition(":")[0]
+        if index.isascii() and index.isdigit() and len(index) <= 3:
+            return self.addresses[int(index)] if int(index) < len(self.addresses) else None
+        return None
+
+
+def read_gpus(root: str) -> GPUs:
+    """Read what the driver says below ``proc/driver/nvidia``; without the driver there is none."""
+    directory = os.path.join(root, "proc", "driver", "nvidia", "gpus")
+    try:
+        names = sorted(name.lower() for name in os.listdir(directory))[:_MOST_GPUS]
+    except OSError:
+        return GPUs()
+    addresses = tuple(name for name in names if PCI_ADDRESS.fullmatch(name))
+    by_uuid: dict[str, str] = {}
+    by_minor: dict[int, str] = {}
+    for address in addresses:
+        facts = _information(os.path.join(directory, address, "information"))
+        uuid, minor = facts.get("gpu uuid", "").lower(), facts.get("device minor", "")
+        if uuid.startswith("gpu-") and "?" not in uuid:  # unknown before the first use
+            by_uuid[uuid] = address
+        if minor.isascii() and minor.isdigit() and len(minor) <= 3:
+            by_minor[int(minor)] = address
+    return GPUs(addresses=addresses, by_uuid=by_uuid, by_minor=by_minor)
+
+
+def _information(path: str) -> dict[str, str]:
+    try:
+        with open(path, "rb") as file:
+            text = file.read(8192).decode("utf-8", "replace")
+    except OSError:
+        return {}
+    facts: dict[str, str] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            facts[key.strip().lower()] = value.strip()
+    return facts

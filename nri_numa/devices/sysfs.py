@@ -15,12 +15,28 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
-from nri_numa.devices.found import DISK, Found
-from nri_numa.engine.values.mentions import MOST_DEVICES
+from nri_numa.engine.values.workload import MOST_DEVICES
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.pci import DEVICE, NIC, NVME, PCI_ADDRESS, RDMA, kind_of_class
+
+DISK: Final = "disk"
+
+
+class Found(NamedTuple):
+    """One device.
+
+    Attributes:
+        kind: what people call it: ``GPU``, ``NIC``, or a resource name of the kubelet's.
+        id: its PCI address where it has one, else its name in sysfs.
+        numa_nodes: where it is; empty where nobody knows.
+    """
+
+    kind: str
+    id: str
+    numa_nodes: frozenset[int] = frozenset()
+
 
 _BUS_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", re.ASCII)
 _CONTROLLER: Final = re.compile(r"nvme[0-9]{1,6}", re.ASCII)

@@ -14,20 +14,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nri_numa.devices import interfaces, nvidia
-from nri_numa.devices.book import NOTHING_TOLD, Book, Given, Told, told
-from nri_numa.devices.found import Found, hints
-from nri_numa.devices.given import DEADLINE, PAUSE, GivenDevice, given_devices
-from nri_numa.devices.lookup import Lookup, Missed, Sources
-from nri_numa.engine.values.mentions import NO_MENTIONS, Mentions
-from nri_numa.engine.values.workload import NO_DEVICES, KnownDevices, PodSandbox
+from nri_numa.devices import interfaces
+from nri_numa.devices.lookup import GivenDevice, Lookup, Missed, hints, read_gpus
+from nri_numa.devices.sysfs import Found
+from nri_numa.engine.values.workload import (
+    MOST_DEVICES,
+    NO_DEVICES,
+    NO_MENTIONS,
+    KnownDevices,
+    Mentions,
+    PodSandbox,
+)
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.pci import NIC
 from nri_numa.observe.logs import get_logger
+
+if TYPE_CHECKING:
+    from nri_numa.config.device_sources import Devices as Sources
 
 log = get_logger("devices")
 
@@ -43,6 +52,90 @@ _MOST_CHARACTERS: Final = 4096
 
 _NOT_LOOKED: Final = "its network interfaces were not looked at yet: no hint of them"
 _NOT_SAID: Final = "the kubelet has not said yet what it gave: no hint of that"
+
+DEADLINE: Final = 0.05
+"""Seconds for an answer. It is known at once or not in time: the first container comes soon."""
+PAUSE: Final = 0.02
+"""Seconds between two questions: half of what the kubelet admits, for others ask as well."""
+BUSY_PAUSE: Final = 0.1
+"""Seconds after which a kubelet that was asked too often is asked once more."""
+
+
+# --- what was found out about one pod ahead of its containers -------------------------------------
+# Threads find it out, and the loop looks while a container waits. So whatever a thread tells is
+# replaced as a whole, and the loop compares objects instead of what is in them.
+
+
+Given = Mapping[str, tuple[GivenDevice, ...]]
+"""What the kubelet gave, by container."""
+
+
+class Told(NamedTuple):
+    """What was found out.
+
+    Attributes:
+        cards: the devices of its network interfaces.
+        given: what the kubelet gave.
+        network_note, kubelet_note: why something is not known.
+    """
+
+    cards: tuple[Found, ...] = ()
+    given: Given = MappingProxyType({})
+    network_note: str = ""
+    kubelet_note: str = ""
+
+
+NOTHING_TOLD: Final = Told()
+"""Of nearly all pods: no device is known, and nothing is to be said. One look tells, since
+`told` makes it this very object."""
+
+
+def told(what: Told) -> Told:
+    """The same; `NOTHING_TOLD` itself where it says nothing."""
+    return NOTHING_TOLD if what == NOTHING_TOLD else what
+
+
+@dataclass(slots=True)
+class Book:
+    """What is kept of one pod.
+
+    Attributes:
+        pod: its namespace and name.
+        told: what was found out; replaced as a whole, by threads that take turns.
+    """
+
+    pod: str
+    told: Told
+
+
+def given_devices(
+    kubelet_root: str, namespace: str, pod: str, seconds: float = DEADLINE
+) -> Mapping[str, tuple[GivenDevice, ...]] | str:
+    """The devices of a pod by container, or why they cannot be told. Blocks.
+
+    Without a pod's name nothing is asked, but what takes time the first time is done.
+    """
+    from nri_numa.cri import pod_resources
+
+    if not pod:
+        pod_resources.load()
+        return {}
+    answer = pod_resources.given_to(kubelet_root, namespace, pod, timeout_s=seconds)
+    if isinstance(answer, str) and answer == pod_resources.TOO_OFTEN:
+        time.sleep(BUSY_PAUSE)
+        answer = pod_resources.given_to(kubelet_root, namespace, pod, timeout_s=seconds)
+    if isinstance(answer, str):
+        return answer
+    found: dict[str, tuple[GivenDevice, ...]] = {}
+    for one in answer:
+        devices = [
+            GivenDevice(devices.resource, id, frozenset(devices.by_id[id]))
+            for devices in one.devices
+            for id in devices.ids
+        ]
+        if devices:
+            found[one.container] = tuple(devices[: MOST_DEVICES + 1])
+    return found
 
 
 class DeviceWatch:
@@ -61,14 +154,8 @@ class DeviceWatch:
     ) -> None:
         """Make a watch that knows nothing yet; `start` lets it look around.
 
-        Args:
-            sources: which are asked.
-            root: holds ``sys/``, and ``proc/`` for NVIDIA's driver.
-            kubelet_root: the kubelet's directory.
-            places: the NUMA nodes that containers can be placed on.
-            own_resource: our own extended resource, whose devices are CPUs.
-            clock: seconds of a clock that never jumps.
-            deadline: seconds that the kubelet has for an answer.
+        ``root`` holds ``sys/``, and ``proc/`` for NVIDIA's driver; ``places`` are the NUMA nodes
+        that containers can be placed on; devices of ``own_resource`` are CPUs.
         """
         self._sources = sources
         self._root = root
@@ -107,13 +194,9 @@ class DeviceWatch:
 
     # --- told by the link -------------------------------------------------------------------------
 
-    def began(self, pod: PodSandbox, network: str) -> None:
-        """A pod is being made: find out ahead what will be asked for its containers.
-
-        Args:
-            pod: whose.
-            network: path of its network namespace; empty on the host's network.
-        """
+    def began(self, pod: PodSandbox) -> None:
+        """A pod is being made: find out ahead what its containers will have."""
+        network = pod.network_namespace
         looks, asks = bool(self._sources.network and network), self._sources.pod_resources
         so_far = told(Told(network_note=_NOT_LOOKED * looks, kubelet_note=_NOT_SAID * asks))
         book = Book(pod.full_name, so_far)
@@ -125,31 +208,24 @@ class DeviceWatch:
             if not self._do(self._local, self._look_again):
                 self._look_waiting = False
         if looks:
-            self._do(self._local, self._look_into, pod, book, network)
+            self._do(self._local, self._look_into, pod, book)
         if asks:
             self._do(self._asking, self._ask, pod, book)
 
-    def kept(self, pods: Iterable[tuple[PodSandbox, str]]) -> None:
+    def kept(self, pods: Sequence[PodSandbox]) -> None:
         """There are these pods and no others; those that are new to us are looked at."""
-        now = list(pods)
         # In one step: the threads look here whether a pod is still there.
-        self._books = {p.id: self._books[p.id] for p, _ in now if p.id in self._books}
-        for pod, network in now:
+        self._books = {pod.id: self._books[pod.id] for pod in pods if pod.id in self._books}
+        for pod in pods:
             if pod.id not in self._books:
-                self.began(pod, network)
+                self.began(pod)
 
     def gone(self, pod_id: str) -> None:
         """A pod is removed."""
         self._books.pop(pod_id, None)
 
     def known(self, pod_id: str, name: str, mentions: Mentions) -> KnownDevices:
-        """What is known at this moment of the devices of a container.
-
-        Args:
-            pod_id: its pod's.
-            name: the container's.
-            mentions: what the runtime's message says of them.
-        """
+        """What is known at this moment of the devices of the container ``name``."""
         answers = self._answers  # before anything is looked at: see `__init__`
         book = self._books.get(pod_id)
         known = NOTHING_TOLD if book is None else book.told
@@ -251,13 +327,13 @@ class DeviceWatch:
                 log.warning("CDI file", problem=problem)
 
     def _read_gpus(self) -> None:
-        self._lookup.gpus = nvidia.read_gpus(self._root)
+        self._lookup.gpus = read_gpus(self._root)
         self._answers = {}
 
-    def _look_into(self, pod: PodSandbox, book: Book, network: str) -> None:
+    def _look_into(self, pod: PodSandbox, book: Book) -> None:
         if self._books.get(pod.id) is not book:
             return  # it is gone; those behind it are waiting
-        parents = interfaces.parents_in(network)
+        parents = interfaces.parents_in(pod.network_namespace)
         cards: tuple[Found, ...] = ()
         note = ""
         if isinstance(parents, str):

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from nri_numa.engine.values.workload import CLAIM_VARIABLE
 from nri_numa.errors import AgentError
 from nri_numa.text import BadQuantity, quantity
 
@@ -47,7 +48,7 @@ class BadClaim(AgentError):
     reason = "BadClaim"
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class Result(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One device that a claim got.
 
     Attributes:
@@ -107,12 +108,7 @@ def pruned(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def claim_from(document: object, *, driver: str, pool: str) -> Claim:
-    """Read a claim object.
-
-    Args:
-        document: of the API server, whoever brings it.
-        driver: our name.
-        pool: the one of this node.
+    """Read a claim object of the API server for our driver and this node's pool.
 
     Raises:
         BadClaim: it is not one that can be prepared here.
@@ -250,29 +246,14 @@ def _parameters(
 # --- records ----------------------------------------------------------------------------------
 
 
+class _Record(Claim, frozen=True, kw_only=True):
+    version: int
+
+
 def document_of(claim: Claim) -> str:
     """A claim as its record has it."""
-    return json.dumps(
-        {
-            "version": 1,
-            "uid": claim.uid,
-            "namespace": claim.namespace,
-            "name": claim.name,
-            "pods": sorted(claim.pods),
-            "results": [
-                {
-                    "request": one.request,
-                    "numaNode": one.numa_node,
-                    "cpus": one.cpus,
-                    "capacity": dict(one.capacity),
-                    "share": one.share,
-                    "parameters": dict(one.parameters),
-                }
-                for one in claim.results
-            ],
-        },
-        separators=(",", ":"),
-    )
+    record = _Record(version=1, **msgspec.structs.asdict(claim))
+    return msgspec.json.encode(record, order="sorted").decode()
 
 
 def claim_of(text: str) -> Claim:
@@ -282,36 +263,20 @@ def claim_of(text: str) -> Claim:
         BadClaim: it is something else, or of a newer version.
     """
     try:
-        document = json.loads(text)
-        if document["version"] != 1:
-            raise BadClaim(f"a record of version {document['version']!r}, expected 1")
-        return Claim(
-            uid=str(document["uid"]),
-            namespace=str(document["namespace"]),
-            name=str(document["name"]),
-            pods=frozenset(str(one) for one in document["pods"]),
-            results=tuple(
-                Result(
-                    request=str(one["request"]),
-                    numa_node=int(one["numaNode"]),
-                    cpus=int(one["cpus"]),
-                    capacity={str(k): int(v) for k, v in one["capacity"].items()},
-                    share=str(one["share"]),
-                    parameters={str(k): str(v) for k, v in one["parameters"].items()},
-                )
-                for one in document["results"]
-            ),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        record = msgspec.json.decode(text, type=_Record)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise BadClaim(f"no record of a claim: {error!r}") from None
+    if record.version != 1:
+        raise BadClaim(f"a record of version {record.version}, expected 1")
+    fields = msgspec.structs.asdict(record)
+    del fields["version"]
+    return Claim(**fields)
 
 
 # --- CDI --------------------------------------------------------------------------------------
 
-VARIABLE: Final = "NRI_NUMA_CLAIM_"
-"""How the variable begins by which a container is known to belong to a claim."""
 _VARIABLE: Final = re.compile(
-    r"NRI_NUMA_CLAIM_([0-9]{1,2})_([0-9A-F]{8}(?:_[0-9A-F]{4}){3}_[0-9A-F]{12})"
+    rf"{CLAIM_VARIABLE}([0-9]{{1,2}})_([0-9A-F]{{8}}(?:_[0-9A-F]{{4}}){{3}}_[0-9A-F]{{12}})"
 )
 
 
@@ -350,17 +315,16 @@ def cdi_document(driver: str, claim: Claim) -> str:
 
 def variable(uid: str, number: int) -> str:
     """Name of the variable of a claim's result."""
-    return f"{VARIABLE}{number}_{uid.upper().replace('-', '_')}"
+    return f"{CLAIM_VARIABLE}{number}_{uid.upper().replace('-', '_')}"
 
 
-def results_named(environment: Sequence[str]) -> list[tuple[str, int]]:
-    """UID and number of the results that an environment names, each once."""
+def results_named(variables: Sequence[str]) -> list[tuple[str, int]]:
+    """UID and number of the results that names of variables stand for, each once."""
     found: dict[tuple[str, int], None] = {}
-    for item in environment:
-        if item.startswith(VARIABLE):
-            match = _VARIABLE.fullmatch(item.partition("=")[0])
-            if match is not None and len(found) < MOST_RESULTS:
-                found[match[2].lower().replace("_", "-"), int(match[1])] = None
+    for name in variables:
+        match = _VARIABLE.fullmatch(name)
+        if match is not None and len(found) < MOST_RESULTS:
+            found[match[2].lower().replace("_", "-"), int(match[1])] = None
     return list(found)
 
 

@@ -31,13 +31,7 @@ _EVERY: Final = 0.05
 
 
 class Asker:
-    """The agent's side.
-
-    Args:
-        directory: of the handover.
-        patience: seconds that an answer may take; the kubelet waits for 45.
-        sleep: waits.
-    """
+    """The agent's side; an answer may take ``patience`` seconds, and the kubelet waits for 45."""
 
     def __init__(
         self,
@@ -109,11 +103,7 @@ class Asker:
 
 
 class Teller:
-    """The publisher's side.
-
-    Args:
-        directory: of the handover.
-    """
+    """The publisher's side."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -169,9 +159,10 @@ def write(path: str, text: str, *, mode: int = 0o644) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    # Nobody reads names that begin with a dot: neither we nor those who look for CDI files.
+    # Names that begin with a dot are not read: neither by us nor by those who look for CDI files.
     head, tail = os.path.split(path)
-    beside = os.path.join(head, f".{tail}.{secrets.token_hex(4)}.new")
+    beside = os.path.join(head, f".{tail}.new")
+    _unlink(beside)  # of a process that was killed
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(beside, flags, mode)
     try:

@@ -28,8 +28,8 @@ VERSION: Final = "v1.DRAPlugin"
 """Kubernetes 1.34 and newer; what we need of it is there from 1.36."""
 _SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 _REGISTRATION: Final = "pluginregistration.Registration"
-_WORKERS: Final = 4
-"""Calls at the same time; claims are prepared one after the other in any case."""
+_WORKERS: Final = 16
+"""Calls at the same time; some wait for containers that still end."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -55,14 +55,9 @@ class Book(Protocol):
 
 
 class KubeletPlugin:
-    """Serves from `start` to `stop`.
+    """Serves from `start` to `stop`; the kubelet finds it by the socket ``registry``.
 
-    Args:
-        driver: its name.
-        registry: the socket that the kubelet finds it by.
-        endpoint: the socket that it is called on.
-        book: prepares claims.
-        registered: told each time when the kubelet has taken the driver.
+    ``registered`` is called each time when the kubelet has taken the driver.
     """
 
     def __init__(

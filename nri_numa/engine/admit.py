@@ -7,35 +7,32 @@ doors, built from the same parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import repeat
 from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.adopt.assigned import ASSIGNED, assigned
-from nri_numa.engine.case import NO_DEMAND, Case
+from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import (
+    NO_DEMAND,
     Admitted,
+    Case,
     Decision,
     Machine,
+    Placed,
     Reading,
     Refused,
     Released,
     Trace,
 )
-from nri_numa.engine.others.foreign import covers, pinned_to
+from nri_numa.engine.others import Kubelets, Ours, covers, pinned_to, whose
 from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
-from nri_numa.engine.place.kubelet_claims import Kubelets, Ours, whose
-from nri_numa.engine.place.memory_policy import with_memory_policy
+from nri_numa.engine.place.memory import with_memory_policy
 from nri_numa.engine.place.needs import pod_demand
-from nri_numa.engine.place.placement import Placed
-from nri_numa.engine.request.claims import in_use
-from nri_numa.engine.request.demand import Demand, demand
-from nri_numa.engine.request.slots import with_slots
-from nri_numa.engine.request.static_cpus import with_static_cpus
+from nri_numa.engine.request.demand import Demand, demand, in_use, with_slots, with_static_cpus
 from nri_numa.engine.state import (
     ALL,
     Allocation,
@@ -49,20 +46,23 @@ from nri_numa.engine.state import (
     identity,
     union,
 )
-from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate, StateChange
-from nri_numa.engine.values.kubelet import KubeletGrants
-from nri_numa.engine.values.memory_policy import MemoryPolicy, MemoryPolicySetting
-from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import (
     SMT,
     Bind,
     Container,
+    ContainerAdjustment,
+    ContainerUpdate,
     CPUMode,
+    KubeletGrants,
+    MemoryPolicy,
+    MemoryPolicySetting,
     OnFailure,
     PodSandbox,
     Policy,
+    Refusal,
     Requested,
     Scope,
+    StateChange,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
 from nri_numa.machine.model import NO_QUOTA, Topology, cpus_text
@@ -79,28 +79,15 @@ def admit(
     *,
     running: bool = False,
     asked: Requested | Refusal | None = None,
-    add: Callable[[NodeState, Allocation], NodeState] = NodeState.with_allocation,
 ) -> Decision:
     """Decide about one container that is being created.
 
     A container of the same pod and name that still has something (a failed start, a repeated
-    request) gives it back first; its CPUs are preferred for this one.
-
-    Args:
-        machine: topology and settings.
-        state: as it is.
-        pod: the pod.
-        container: the container.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds, recorded with the allocation.
-        held: CPUs that a running stranger has; it keeps those of them it can own.
-        running: it runs already: what is set at the creation alone cannot be set, and no annotation
-            of ours can be written on it any more, so none is made.
-        asked: what ``machine.resolve`` says of it, where that was asked already.
-        add: makes the state with its allocation; see `nri_numa.engine.growing`.
-
-    Returns:
-        `Admitted` with the new state, or `Refused` with the reason. Raises only for bugs.
+    request) gives it back first; its CPUs are preferred for this one. CPUs that a running stranger
+    has (``held``) it keeps, as far as it can own them. For one that is ``running`` already nothing
+    can be set that is set at the creation alone, and no annotation of ours is written. ``asked`` is
+    what ``machine.resolve`` says of it, where that is known. Times are Unix times in seconds, here
+    and in all that follows.
     """
     before, record = state, state.pods.get(pod.uid)
     pool_before = before.pool(machine.topology, machine.settings)
@@ -179,7 +166,7 @@ def admit(
             steps=(*side.warnings, *placed.steps),
         )
     allocation = new_allocation(case, placed, now)
-    after = add(state, allocation)
+    after = state.with_allocation(allocation)
     elsewhere = len(allocation.cpus - union(a.cpus for a in kept)) if allocation.owned else 0
     if placed.pod_affinity is not None:
         grown = after.pods[pod.uid]
@@ -226,14 +213,6 @@ def left_alone(
 
     Such a container has nothing and is allocated nothing, so it makes no difference to others, and
     a node full of them can be taken in without deciding about one after the other.
-
-    Args:
-        machine: topology and settings.
-        grants: what the kubelet granted.
-        pod: the pod.
-        container: the container.
-        now: Unix time in seconds, recorded with the allocation.
-        asked: what ``machine.resolve`` says of it.
     """
     if container.resources.cpus:
         return None
@@ -352,12 +331,7 @@ def _kept_again(
 ) -> NodeState:
     """Keep for a pod what its next container did not take.
 
-    Args:
-        topology: for where it lies.
-        state: with the container.
-        kept: for its pod.
-        taken: CPUs that it took, or keeps idle.
-        elsewhere: how many it took that were not kept: so many fewer are still to come.
+    ``elsewhere`` CPUs were taken that were not kept: so many fewer are still to come.
     """
     for one in kept:
         if one.container_id in state.allocations:
@@ -383,12 +357,7 @@ def release(
 ) -> Released:
     """Take back what a container has; unknown ids change nothing (stop may come twice).
 
-    Args:
-        machine: topology and settings.
-        state: as it is.
-        container_id: of the container.
-        ended: Unix time in seconds; its pod keeps its exclusive CPUs from then on. None when
-            nobody is to keep them.
+    Its pod keeps its exclusive CPUs from ``ended`` on.
     """
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.ended:
@@ -498,15 +467,7 @@ def adjustment(
     *,
     marked: bool = True,
 ) -> ContainerAdjustment:
-    """What to tell the runtime about a container that is being created.
-
-    Args:
-        machine: topology and settings.
-        allocation: what was decided.
-        cpus: what it starts with; empty leaves it alone.
-        memory_policy: what its processes begin with, when asked for.
-        marked: with our ``assigned`` annotation.
-    """
+    """What to tell the runtime about a container that is being created."""
     settings = machine.settings
     cpus_text, mems_text = str(cpus), str(allocation.mems)
     pinned = allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN) or bool(allocation.mems)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import AllocatorIndex
-from nri_numa.engine.cpus.kubelet_order import take_packed
+from nri_numa.engine.cpus.orders import take_packed
 from nri_numa.engine.values.settings import Settings
 from nri_numa.kubelet.configuration import KubeletFacts
+from nri_numa.kubelet.state_files import NAMES, STATIC
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology, cpus_text, numa_text
 from nri_numa.observe.logs import get_logger
@@ -31,32 +31,20 @@ from nri_numa.observe.metrics import Metrics
 
 log = get_logger("kubelet")
 
-STATE_FILES: Final[Mapping[str, tuple[str, str]]] = {
-    "cpu": ("cpu_manager_state", "static"),
-    "memory": ("memory_manager_state", "Static"),
-}
-"""By manager: its state file, and the policy under which it sets cpusets."""
-
 
 class KubeletWatch:
-    """Says when the kubelet starts or stops to pin containers itself."""
+    """Says when the kubelet, whose root directory this is, starts or stops to pin containers."""
 
     def __init__(self, metrics: Metrics, directory: str) -> None:
-        """Make a watch.
-
-        Args:
-            metrics: the gauge is set here.
-            directory: the kubelet's root directory.
-        """
         self._metrics = metrics
         self._directory = directory
         self._static: dict[str, bool] = {}
-        for manager in STATE_FILES:  # a series that is there from the start, as dashboards ask it
+        for manager in NAMES:  # a series that is there from the start, as dashboards ask it
             metrics.kubelet_static(manager, False)
 
     def judge(self, policies: Mapping[str, str]) -> None:
         """Compare with the last look; set the gauge and say what changed."""
-        for manager, (name, static) in STATE_FILES.items():
+        for manager, static in STATIC.items():
             pins = policies.get(manager) == static
             self._metrics.kubelet_static(manager, pins)
             if pins == self._static.get(manager, False):
@@ -67,7 +55,7 @@ class KubeletWatch:
                     "the kubelet pins containers itself: what it grants exclusively is left to it",
                     manager=manager,
                     policy=static,
-                    file=os.path.join(self._directory, name),
+                    file=os.path.join(self._directory, NAMES[manager]),
                     remedy=f"for full control set {manager}ManagerPolicy: "
                     f"{'none' if manager == 'cpu' else 'None'}, delete that file, and restart the "
                     "kubelet",
@@ -97,15 +85,7 @@ def adopt(
     topology: Topology,
     index: AllocatorIndex,
 ) -> Adopted:
-    """Put the kubelet's configuration beside ours.
-
-    Args:
-        settings: what ours says.
-        config: ours, for what is set there.
-        facts: the kubelet's.
-        topology: the machine.
-        index: its tables.
-    """
+    """Put the kubelet's configuration beside ours; ``config`` says what is set there."""
     adopted: list[str] = []
     differences: list[str] = list(_both(config, facts))
     theirs, source = _reserved(facts, topology, index)

@@ -77,11 +77,7 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def command_line(words: Sequence[str]) -> Flags:
-    """Read a command line: ``--flag=value`` and ``--flag value``; the last of equal flags counts.
-
-    Args:
-        words: of the process, the program first.
-    """
+    """Read a command line: ``--flag=value`` or ``--flag value``; the last of equal flags counts."""
     found: dict[str, str] = {}
     for number, word in enumerate(words[1:], 1):
         if not word.startswith("-"):
@@ -100,13 +96,10 @@ def command_line(words: Sequence[str]) -> Flags:
 
 
 def merged(documents: Iterable[tuple[str, object]]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Lay documents over one another, each as a JSON merge patch (RFC 7396).
+    """Lay the file and its drop-ins over one another, each as a JSON merge patch (RFC 7396).
 
-    Args:
-        documents: name and content of the file and of its drop-ins, in their order.
-
-    Returns:
-        The outcome, and sentences about documents that are left out: the kubelet would not start.
+    ``documents`` are names and contents. Returns the outcome, and sentences about documents that
+    are left out: the kubelet would not start.
     """
     whole: dict[str, Any] = {}
     problems: list[str] = []
@@ -136,12 +129,7 @@ def _patched(base: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def facts(document: Mapping[str, Any], flags: Mapping[str, str]) -> KubeletFacts:
-    """Read what concerns us; what cannot be read is left out and told.
-
-    Args:
-        document: from `merged`.
-        flags: `Flags.values`, which beat it.
-    """
+    """Read what concerns us; flags beat the document, and what cannot be read is a problem."""
     problems: list[str] = []
     text = {key: value for key, value in document.items() if isinstance(value, str)} | dict(flags)
 
@@ -257,13 +245,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -> Found:
-    """Read it.
+    """Read it, from a path, or where it is on ``auto``; nothing on ``off``.
 
-    Args:
-        config: path of the file, ``auto`` or ``off``.
-        config_dir: directory of drop-ins; empty for none, or for what the command line says.
-        kubelet_root: the kubelet's directory as we see it; tells our kubelet from others.
-        proc: where processes are found.
+    ``config_dir`` has the drop-ins where no command line names a directory. By ``kubelet_root``,
+    the directory as we see it, our kubelet is told from others.
     """
     if config == OFF:
         return Found()

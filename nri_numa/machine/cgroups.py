@@ -1,9 +1,9 @@
 """The real cpusets of containers, read and, where the runtime cannot be in time, written.
 
 Reading is done in a thread: a few files for each container. Writing is for containers that are
-being started, whose runtime takes updates down and applies them to nobody (docs/adr/0012), and for
-what was found late; the runtime's own record is right by then. `cgroup_layout` says where they are,
-`cpuset_files` how their files are read and written.
+being started, whose runtime records updates and applies them to none (docs/adr/0012), and for
+what was found late; the runtime's own record is right by then. Where systemd made a container's
+cgroup, it has properties of its own of it, which are set too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,83 @@ import functools
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.cpuset_files import cpuset_files, text, v1_controller
 from nri_numa.machine.model import NO_QUOTA, Observed
+
+# --- the files of one cgroup's cpuset, in one shape for both versions -----------------------------
+# Version 1 goes through cgroupspy's controller; version 2, which that package does not know,
+# through a class with the same two methods. See cgroups(7) and Documentation/admin-
+# guide/cgroup-v2.rst.
+
+_READ_BYTES: Final = 65_536
+"""Longer than any list the kernel writes for 8,192 CPUs."""
+
+
+class CpusetFiles(Protocol):
+    """What is used of cgroupspy's controllers."""
+
+    def get_property(self, filename: str) -> str:
+        """Text of a file, without white space at its ends."""
+        ...
+
+    def set_property(self, filename: str, value: str) -> object:
+        """Write a file."""
+        ...
+
+
+class UnifiedCpuset(msgspec.Struct, frozen=True):
+    """The cpuset of a cgroup of version 2."""
+
+    directory: str
+
+    def get_property(self, filename: str) -> str:
+        """Text of a file, without white space at its ends."""
+        return text(f"{self.directory}/{filename}")
+
+    def set_property(self, filename: str, value: str) -> None:
+        """Write a file, in one write as the kernel wants it."""
+        fd = os.open(f"{self.directory}/{filename}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
+
+
+class _Node(msgspec.Struct, frozen=True):
+    """What cgroupspy's controllers read of a cgroup; its own would walk the whole tree."""
+
+    full_path: str
+
+
+@functools.cache
+def v1_controller() -> type:
+    """Return the package's files of a cpuset, imported when cgroup v1 is first looked at."""
+    from cgroupspy.controllers import CpuSetController
+
+    controller: type = CpuSetController
+    return controller
+
+
+def cpuset_files(directory: str, *, unified: bool) -> CpusetFiles:
+    """The files of the cgroup with this directory, of version 2 where ``unified``."""
+    if unified:
+        return UnifiedCpuset(directory)
+    files: CpusetFiles = v1_controller()(_Node(directory))
+    return files
+
+
+def text(path: str) -> str:
+    """Text of a small file, without white space at its ends."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _READ_BYTES).decode("ascii", "replace").strip()
+    finally:
+        os.close(fd)
+
 
 # --- Where cpusets are: which hierarchy has them, and which cgroup of a container its programs
 # are in.
@@ -53,12 +123,8 @@ class Hierarchy(msgspec.Struct, frozen=True):
 def find_hierarchy(root: str, *, proc: str = "/proc") -> Hierarchy:
     """Find the cpusets below the directory where cgroup file systems are mounted.
 
-    Args:
-        root: ``/sys/fs/cgroup``.
-        proc: the proc file system, for the options of mounts.
-
-    Returns:
-        Where they are; where they would be on version 1 when there are none.
+    Where there are none it is the place where they would be on version 1. ``proc`` has the options
+    of mounts.
     """
     if os.path.exists(f"{root}/cgroup.controllers"):
         return Hierarchy(root, unified=True)
@@ -110,12 +176,8 @@ def inner(directory: str) -> str:
 def narrowed_by(hierarchy: str, directory: str, missing: CPUSet) -> str:
     """Which cgroup above keeps CPUs from one of version 2, in words; empty when none does.
 
-    Where none does they are offline, or the container's own cgroup is no usable partition.
-
-    Args:
-        hierarchy: directory of the root.
-        directory: of the container.
-        missing: CPUs that it is given and cannot use.
+    ``missing`` are CPUs that it is given and cannot use. Where none keeps them they are offline, or
+    the container's own cgroup is no usable partition.
     """
     culprit, leaves = "", ""
     above = os.path.dirname(directory)
@@ -164,12 +226,6 @@ def in_the_way(hierarchy: str, directory: str, name: str, wanted: str) -> str:
     """Which cgroup keeps the kernel from taking a list on version 1, in words; empty: none does.
 
     A list must be part of the one above and have all of those below (cpuset(7), ERRORS).
-
-    Args:
-        hierarchy: directory of the root.
-        directory: of the cgroup to write.
-        name: of the file.
-        wanted: kernel list.
     """
     meant = CPUSet.parse(wanted)
     culprit, above = "", os.path.dirname(directory)
@@ -219,15 +275,11 @@ class CgroupPlace(msgspec.Struct, frozen=True):
 
 
 def relative_path(cgroups_path: str) -> str:
-    """Turn an OCI cgroupsPath into a path below the hierarchy's root.
+    """Turn an OCI cgroupsPath into a path below the hierarchy's root, without a leading slash.
 
-    Args:
-        cgroups_path: ``/kubepods/pod1/abc``, or ``slice:prefix:name`` of the systemd driver, where
-            each dash of a slice's name is one more level (systemd.slice(5)).
-
-    Returns:
-        The path without a leading slash; empty when it cannot be told: it is relative to a cgroup
-        that only the runtime knows, or no such path at all.
+    It is ``/kubepods/pod1/abc``, or ``slice:prefix:name`` of the systemd driver, where each dash of
+    a slice's name is one more level (systemd.slice(5)). Empty when there is none: it is relative to
+    a cgroup that only the runtime knows, or no such path at all.
     """
     if "\0" in cgroups_path or ".." in cgroups_path.split("/"):
         return ""
@@ -261,11 +313,7 @@ def _slices(name: str) -> list[str] | None:
 
 
 class CgroupReader:
-    """Reads cpusets below one root.
-
-    Args:
-        root: where the cgroup file systems are mounted.
-        proc: the proc file system, for containers whose path is not known.
+    """Reads cpusets below the root where the cgroup file systems are mounted.
 
     Attributes:
         unified: whether cpusets are in a version 2 hierarchy.
@@ -323,11 +371,6 @@ class CgroupReader:
         """Which cgroup keeps the kernel from taking a list, in words; empty where none does.
 
         Version 2 takes every list.
-
-        Args:
-            place: of the container.
-            name: of the file.
-            wanted: kernel list; empty for none.
         """
         if self.unified or self._effective or not wanted:
             return ""
@@ -441,12 +484,9 @@ BOUND: Final = 0.5
 class CgroupWriter:
     """Writes cpusets of containers, also within a request: mostly some tens of microseconds.
 
-    Up to Linux 6.12 a write waits for as long as somebody's write of ``cpuset.mems`` moves memory,
-    anywhere on the machine: for seconds. So a thread writes, nobody waits longer than `BOUND` for
-    it, and until it is through nothing else is written.
-
-    Args:
-        reader: knows where cgroups are.
+    Up to Linux 6.12 a write waits for as long as another write of ``cpuset.mems`` moves memory,
+    anywhere on the machine: for seconds. So a thread writes, no caller waits longer than `BOUND`
+    for it, and until it is through nothing else is written.
 
     Attributes:
         held_up: called when a write takes longer, with its place; it may still come to pass.
@@ -468,13 +508,8 @@ class CgroupWriter:
     def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
         """Give a container a cpuset, unless it has it; one without a cgroup is passed over.
 
-        CPUs come first: with NUMA balancing on, pages would follow a program that still runs on its
-        former NUMA node.
-
-        Args:
-            place: where its cgroup is.
-            cpus: kernel list; empty leaves that file alone.
-            mems: kernel list; empty leaves that file alone.
+        An empty list leaves that file alone. CPUs come first: with NUMA balancing on, pages would
+        follow a program that still runs on its former NUMA node.
         """
         try:
             directory = self.reader.directory_of(place)
@@ -553,3 +588,98 @@ def observe_all(
         if observed is not None:
             found[container_id] = observed
     return found
+
+
+# --- what systemd has for the scopes of containers ------------------------------------------------
+# systemd writes all properties of a scope again whenever one of them is set, by the OCI runtime's
+# memory update as well as by an administrator: a cpuset that only the cgroup has is lost then. It
+# keeps the properties of a scope in files (systemd.unit(5)) and takes others over D-Bus.
+
+
+SYSTEMD_SECONDS: Final = 5.0
+"""How long systemd may take for one answer."""
+_MANAGER: Final = (
+    "/org/freedesktop/systemd1",
+    "org.freedesktop.systemd1",
+    "org.freedesktop.systemd1.Manager",
+)
+
+
+class Scopes:
+    """systemd's view of containers; every method blocks, and may be called in any thread."""
+
+    def __init__(
+        self,
+        transient: str = "/run/systemd/transient",
+        bus: str = "/run/dbus/system_bus_socket",
+    ) -> None:
+        self._transient = transient
+        self._bus = bus
+
+    def agree(
+        self,
+        place: CgroupPlace,
+        cpus: CPUSet,
+        mems: NUMASet,
+        still: Callable[[], bool] = lambda: True,
+    ) -> str:
+        """Give systemd the same for a scope as its cgroup has, if that is ``still`` meant.
+
+        Returns:
+            Why systemd has something else; empty where it has the same, or has no such scope.
+
+        Raises:
+            OSError: systemd does not answer.
+        """
+        unit = os.path.basename(relative_path(place.cgroups_path))
+        if not (unit and os.path.exists(os.path.join(self._transient, unit))):
+            return ""
+        wanted = {"AllowedCPUs": cpus.bits, "AllowedMemoryNodes": mems.bits}
+        wanted = {name: bits for name, bits in wanted.items() if bits}
+        if not self._differing(unit, wanted):
+            return ""
+        if not still():
+            return "something else is meant by now"
+        if refused := self._set(unit, wanted):
+            return f"{unit}: {refused}"
+        other = self._differing(unit, wanted)
+        return f"{unit}: systemd took {', '.join(other)} and has another one" if other else ""
+
+    def _differing(self, unit: str, wanted: dict[str, int]) -> list[str]:
+        return [name for name, bits in wanted.items() if self._bits(unit, name) != bits]
+
+    def _bits(self, unit: str, name: str) -> int:
+        """A property, ``AllowedCPUs=0-2 5``: of the drop-in where there is one, or of the unit."""
+        for file in (f"{unit}.d/50-{name}.conf", unit):
+            with contextlib.suppress(OSError):
+                for line in reversed(text(os.path.join(self._transient, file)).splitlines()):
+                    key, _, value = line.partition("=")
+                    if key == name:
+                        with contextlib.suppress(ListFormatError):
+                            return CPUSet.parse(",".join(value.split())).bits
+                        return 0
+        return 0
+
+    def _set(self, unit: str, wanted: dict[str, int]) -> str:
+        """SetUnitProperties(unit, runtime, properties), with CPU 0 as the lowest bit of a mask.
+
+        Returns why it was refused; empty where it was not.
+        """
+        # Imported here: few agents ever need it.
+        from jeepney import DBusAddress, MessageType, new_method_call
+        from jeepney.io.blocking import open_dbus_connection
+
+        masks = [
+            (name, ("ay", bits.to_bytes(-(-bits.bit_length() // 8), "little")))
+            for name, bits in wanted.items()
+        ]
+        call = new_method_call(
+            DBusAddress(*_MANAGER), "SetUnitProperties", "sba(sv)", (unit, True, masks)
+        )
+        with open_dbus_connection(
+            f"unix:path={self._bus}", auth_timeout=SYSTEMD_SECONDS
+        ) as connection:
+            answer = connection.send_and_get_reply(call, timeout=SYSTEMD_SECONDS)
+        if answer.header.message_type is MessageType.error:
+            return str(answer.body[0]) if answer.body else "refused"
+        return ""

@@ -12,11 +12,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
-
-from msgspec.structs import replace
 
 from nri_numa.machine.cpuset import ListFormatError, NUMASet
 from nri_numa.machine.model import Topology
@@ -95,12 +93,8 @@ async def watch(
 ) -> None:
     """Call ``changed`` after each burst of events about CPUs, until cancelled.
 
-    Where there are no events this waits for ever; polling goes on without it.
-
-    Args:
-        changed: looks at the machine again.
-        no_events: is told why there are none, and whether there were some before.
-        open_source: of the events.
+    Where there are no events this waits for ever; polling goes on without it. ``no_events`` is
+    called with the reason, and whether there were some before.
     """
     try:
         source = open_source()
@@ -148,14 +142,7 @@ async def watch(
 
 
 def reread(root: Path | str, topology: Topology) -> Topology:
-    """Read the machine as it is now.
-
-    Args:
-        root: as for `nri_numa.machine.sysfs.discover`.
-        topology: as it was.
-
-    Returns:
-        The same object when nothing changed.
+    """Read the machine as it is now; the same object when nothing changed.
 
     Raises:
         TopologyError: when the machine cannot be read any more.
@@ -166,26 +153,18 @@ def reread(root: Path | str, topology: Topology) -> Topology:
     allowed = topology.online if cpus is None else topology.online & cpus
     with_memory = NUMASet(i for i, n in topology.numa_nodes.items() if n.memory_bytes)
     withheld = NUMASet() if mems is None else with_memory - mems
+    amounts = {
+        i: (node.memory_bytes, dict(node.hugepages)) for i, node in topology.numa_nodes.items()
+    }
     if (
-        read_online(root) != topology.online
-        or _numa_nodes(tree, topology) != topology.numa_ids
+        read_online(root) == topology.online
+        and _numa_nodes(tree, topology) == topology.numa_ids
         # As in discovery: a limit that leaves nothing is none.
-        or (allowed or topology.online) != topology.allowed
-        or (NUMASet() if withheld == with_memory else withheld) != topology.withheld_memory
+        and (allowed or topology.online) == topology.allowed
+        and (NUMASet() if withheld == with_memory else withheld) == topology.withheld_memory
+        and read_amounts(tree, topology) == amounts
     ):
-        return _anew(tree, topology)
-    nodes = dict(topology.numa_nodes)
-    for i, (memory, hugepages) in read_amounts(tree, topology).items():
-        if memory != nodes[i].memory_bytes or hugepages != nodes[i].hugepages:
-            if bool(memory) != bool(nodes[i].memory_bytes):
-                return _anew(tree, topology)  # what is withheld may be another thing now
-            nodes[i] = replace(nodes[i], memory_bytes=memory, hugepages=hugepages)
-    if nodes == topology.numa_nodes:
         return topology
-    return replace(topology, numa_nodes=nodes)
-
-
-def _anew(tree: Tree, topology: Topology) -> Topology:
     found = discover_tree(tree)
     return topology if found == topology else found
 
@@ -202,36 +181,26 @@ def _numa_nodes(tree: Tree, topology: Topology) -> NUMASet:
 
 def differences(before: Topology, after: Topology) -> dict[str, str]:
     """What is different, for a line in the log: short name to what it is now."""
-    found: dict[str, str] = {}
-    gone, new = before.online - after.online, after.online - before.online
-    if gone:
-        found["gone"] = str(gone)
-    if new:
-        found["new"] = str(new)
-    if before.allowed & after.online != after.allowed & before.online:
-        found["allowed"] = str(after.allowed)
-    if before.partitions != after.partitions:
-        names = [one.cgroup for one in after.partitions if not one.problem]
-        found["partitions"] = ",".join(names) or "none"
-    if before.withheld_memory != after.withheld_memory:
-        found["memory_withheld"] = str(after.withheld_memory)
-    if before.numa_ids != after.numa_ids:
-        found["numa_nodes"] = str(after.numa_ids)
-    memory = {
-        i: n.memory_bytes
-        for i, n in after.numa_nodes.items()
-        if i in before.numa_nodes and before.numa_nodes[i].memory_bytes != n.memory_bytes
+    both = [i for i in after.numa_nodes if i in before.numa_nodes]
+    now = {i: after.numa_nodes[i] for i in both}
+    memory = {i: n for i, n in now.items() if n.memory_bytes != before.numa_nodes[i].memory_bytes}
+    pages = {i: n for i, n in now.items() if n.hugepages != before.numa_nodes[i].hugepages}
+    valid = [one.cgroup for one in after.partitions if not one.problem]
+    allowed = before.allowed & after.online != after.allowed & before.online
+    found = {
+        "gone": str(before.online - after.online),
+        "new": str(after.online - before.online),
+        "allowed": str(after.allowed) if allowed else "",
+        "partitions": (",".join(valid) or "none") if before.partitions != after.partitions else "",
+        "memory_withheld": str(after.withheld_memory),
+        "numa_nodes": str(after.numa_ids) if before.numa_ids != after.numa_ids else "",
+        "memory": ",".join(f"{i}={n.memory_bytes}" for i, n in sorted(memory.items())),
+        "hugepages": ",".join(f"{i}={_pages(n.hugepages)}" for i, n in sorted(pages.items())),
     }
-    if memory:
-        found["memory"] = ",".join(f"{i}={amount}" for i, amount in sorted(memory.items()))
-    pages = {
-        i: n.hugepages
-        for i, n in after.numa_nodes.items()
-        if i in before.numa_nodes and dict(before.numa_nodes[i].hugepages) != dict(n.hugepages)
-    }
-    if pages:
-        found["hugepages"] = ",".join(
-            f"{i}={'+'.join(f'{n // size}x{size >> 10}Ki' for size, n in p.items()) or 'none'}"
-            for i, p in sorted(pages.items())
-        )
-    return found
+    if before.withheld_memory == after.withheld_memory:
+        del found["memory_withheld"]
+    return {name: text for name, text in found.items() if text or name == "memory_withheld"}
+
+
+def _pages(hugepages: Mapping[int, int]) -> str:
+    return "+".join(f"{n // size}x{size >> 10}Ki" for size, n in hugepages.items()) or "none"

@@ -8,14 +8,17 @@ NUMA nodes per socket and several sockets per NUMA node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+
+if TYPE_CHECKING:
+    from nri_numa.machine.pci import PCIDevice
 
 
 class CoreKind(StrEnum):
@@ -326,3 +329,92 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     effective_mems: NUMASet
     quota: int | None = None
     above: str = ""
+
+
+# --- a machine as a document: what the API and ``nri-numa topology -o json`` answer ---------------
+
+
+def topology_document(
+    topology: Topology,
+    *,
+    reserved: CPUSet = NO_CPUS,
+    devices: Sequence[PCIDevice] | None = None,
+) -> dict[str, Any]:
+    """Describe a machine with the names of fields that stay the same over versions.
+
+    Id sets are texts in list format, sizes are bytes; every list is sorted by id. A NUMA node's
+    ``distances`` are in the order of ``numaNodes``; without ``devices`` it says nothing of devices.
+    """
+    return {
+        "id": topology.id,
+        "cpus": {
+            "online": str(topology.online),
+            "offline": str(topology.present - topology.online),
+            "present": str(topology.present),
+            "possible": str(topology.possible),
+            "isolated": str(topology.isolated),
+            "nohzFull": str(topology.nohz_full),
+            "allowed": str(topology.allowed),
+            "reserved": str(reserved),
+        },
+        "counts": {
+            "sockets": len(topology.sockets),
+            "numaNodes": len(topology.numa_nodes),
+            "l3Groups": len(topology.l3_groups),
+            "cores": len(topology.cores),
+            "cpus": len(topology.online),
+            "threadsPerCore": topology.threads_per_core,
+        },
+        "sockets": [
+            {"id": s.id, "cpus": str(s.cpus), "numaNodes": str(s.numa_nodes)}
+            for _, s in sorted(topology.sockets.items())
+        ],
+        "numaNodes": [
+            {
+                "id": n.id,
+                "cpus": str(n.cpus),
+                "memoryBytes": n.memory_bytes,
+                "memoryAllowed": n.id in topology.memory_nodes,
+                "hugePages": [
+                    {"sizeBytes": size, "count": total // size}
+                    for size, total in sorted(n.hugepages.items())
+                ],
+                "distances": [topology.distance(n.id, other) for other in topology.numa_ids],
+            }
+            for _, n in sorted(topology.numa_nodes.items())
+        ],
+        "l3Groups": [
+            {"id": g.id, "cpus": str(g.cpus)} for _, g in sorted(topology.l3_groups.items())
+        ],
+        "cores": [
+            {
+                "id": c.id,
+                "cpus": str(c.cpus),
+                "socket": c.socket,
+                "numaNode": c.numa_node,
+                "kind": c.kind.value,
+            }
+            for _, c in sorted(topology.cores.items())
+        ],
+        "partitions": [
+            {
+                "cgroup": one.cgroup,
+                "kind": one.kind.value,
+                "cpus": str(one.cpus),
+                "problem": one.problem,
+            }
+            for one in topology.partitions
+        ],
+        "warnings": list(topology.warnings),
+        **({} if devices is None else {"devices": [_device(one) for one in devices]}),
+    }
+
+
+def _device(device: PCIDevice) -> dict[str, Any]:
+    return {
+        "address": device.address,
+        "kind": device.kind,
+        "vendor": device.vendor,
+        "device": device.device,
+        "numaNode": device.numa_node,
+    }

@@ -69,11 +69,7 @@ def kind_of_class(code: str | None) -> str:
 
 
 def pci_devices(tree: _Tree) -> tuple[PCIDevice, ...]:
-    """Cards, GPUs, disks and accelerators below a root, by address; bridges and such left out.
-
-    Args:
-        tree: see `nri_numa.machine.tree.open_tree`.
-    """
+    """Cards, GPUs, disks and accelerators below a root, by address; bridges and such left out."""
     found: list[PCIDevice] = []
     for address in tree.entries(DIRECTORY)[:MOST_DEVICES]:
         at = f"{DIRECTORY}/{address}"
@@ -97,10 +93,8 @@ def pcie_roots(tree: _Tree) -> dict[int, tuple[str, ...]]:
     """The PCIe root complexes of each NUMA node, by NUMA node, in the order of their names.
 
     A root has no NUMA node of its own in sysfs, so those of the devices directly below it count;
-    where firmware tells none of them, the root is near to no NUMA node.
-
-    Returns:
-        Names as `resource.kubernetes.io/pcieRoot` has them, such as ``pci0000:00``.
+    where firmware tells none of them, the root is near to no NUMA node. Names are those of
+    `resource.kubernetes.io/pcieRoot`, such as ``pci0000:00``.
     """
     found: dict[int, set[str]] = {}
     for root in tree.entries(_BUSES):

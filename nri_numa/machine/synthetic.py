@@ -219,14 +219,9 @@ def sockets_from(cores: Iterable[Core]) -> dict[int, Socket]:
 
 
 def sysfs_files(topology: Topology, memory: MemoryReading | None = None) -> dict[str, str]:
-    """Write a machine as the files of /sys and /proc that the kernel would show.
+    """Write a machine as the files of /sys and /proc that the kernel would show, by relative path.
 
-    Args:
-        topology: the machine.
-        memory: what is free; everything, when None.
-
-    Returns:
-        Text by path, relative to the directory to be given as ``--sysfs-root``.
+    All memory is free where no reading says otherwise.
     """
     files = {
         f"{_CPU_DIR}/online": f"{topology.online}\n",

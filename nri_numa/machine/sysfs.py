@@ -32,10 +32,9 @@ from nri_numa.machine.model import (
     cpus_text,
     numa_text,
 )
-from nri_numa.machine.partitions import sentence
 from nri_numa.machine.synthetic import sockets_from
 from nri_numa.machine.tree import CPU_DIR, NODE_DIR, TIER_DIR, Tree, open_tree
-from nri_numa.machine.usable import partitions, read_limits
+from nri_numa.machine.usable import partitions, read_limits, sentence
 
 # --- Which cores share a socket, and what stands in for caches that the kernel does not tell ------
 # The usual file is ``physical_package_id``. It holds -1 where firmware says nothing (s390, some Arm
@@ -66,14 +65,7 @@ class Packages(msgspec.Struct, frozen=True):
 
 
 def packages(cores: Mapping[int, CPUSet], online: CPUSet, number: Numbers, ids: Ids) -> Packages:
-    """Put cores into sockets.
-
-    Args:
-        cores: by the lowest thread, all threads.
-        online: CPUs that are there.
-        number: reads a number.
-        ids: reads CPUs.
-    """
+    """Put cores into sockets; ``cores`` are all threads by the lowest one."""
     books = any(
         number(f"{CPU_DIR}/cpu{i}/topology/{level}_id") is not None
         for i in list(cores)[:1]
@@ -127,10 +119,8 @@ def stand_ins(
 ) -> tuple[str, dict[int, CPUSet]]:
     """What to keep together where the kernel tells no caches: dies, else clusters of cores.
 
-    Only what is larger than a core and, somewhere, smaller than a socket says anything.
-
-    Returns:
-        What they are, for a sentence, and the groups by their lowest CPU; empty for neither.
+    Only what is larger than a core and, somewhere, smaller than a socket says anything. Returns
+    what they are, for a sentence, and the groups by their lowest CPU; empty for neither.
     """
     of_socket: dict[int, int] = {}
     for i, threads in cores.items():
@@ -166,11 +156,7 @@ _MEMINFO = re.compile(r"^(?:Node\s+\d+\s+)?([\w()]+):\s+(\d+)\s*kB", re.ASCII | 
 
 
 def discover(root: Path | str) -> Topology:
-    """Read the machine below ``root``.
-
-    Args:
-        root: a directory holding ``sys/`` (``/`` for the live machine), or a captured machine as
-            a directory or tar archive.
+    """Read the machine below ``root``; see `nri_numa.machine.tree.open_tree`.
 
     Raises:
         TopologyError: when no CPU can be found there; odd machines are not errors.

@@ -7,9 +7,11 @@ memory.numa_stat (cgroup-v2.rst), or cpuacct.usage and memory.numa_stat (cgroup-
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -108,10 +110,7 @@ def read_usage(root: Path | str, topology: Topology) -> MachineUsage:
 def memory_by_numa_node(text: str, *, unified: bool, page_size: int) -> dict[int, int]:
     """Bytes by NUMA node, of the text of memory.numa_stat.
 
-    Args:
-        text: of the file; version 2 counts bytes of each sort, version 1 pages, with a total.
-        unified: whether it is of version 2.
-        page_size: bytes of a page.
+    Version 2 counts bytes of each sort, version 1 pages, with a total.
     """
     found: dict[int, int] = {}
     for line in text.splitlines():
@@ -127,14 +126,7 @@ def memory_by_numa_node(text: str, *, unified: bool, page_size: int) -> dict[int
 def read_container(
     reader: CgroupReader, place: CgroupPlace, root: str, page_size: int
 ) -> ContainerUsage | None:
-    """Read what one container uses now; None when it has no cgroup.
-
-    Args:
-        reader: knows where cgroups are.
-        place: of the container.
-        root: where the cgroup file systems are mounted.
-        page_size: bytes of a page.
-    """
+    """Read what one container uses now; None when it has no cgroup."""
     directory = reader.directory_of(place)
     if not directory:
         return None
@@ -160,3 +152,212 @@ def _text(path: str) -> str:
             return file.read(_READ_BYTES).decode("ascii", "replace")
     except OSError:
         return ""
+
+
+# --- on which NUMA nodes a container's memory is, and why that is not known where it is not -------
+# The cgroup counts it, in memory.numa_stat of version 2 (cgroup-v2.rst) or 1
+# (cgroup-v1/memory.rst). Kernels without that file have /proc/PID/numa_maps (numa(7)), which is
+# read for each process of the container. It walks page tables under the lock of the process's
+# memory, so it comes second and is ended when it takes too long. A number that could not be read
+# to its end is none.
+
+
+NUMA_STAT: Final = "memory.numa_stat"
+NUMA_MAPS: Final = "numa_maps"
+
+LIMIT: Final = 0.3
+"""Seconds of CPU time that numa_maps of one container may take: some 10⁵ lines, at 2.5 µs each."""
+_PROCESSES: Final = 1024
+"""Processes of one container whose numa_maps are read."""
+_CGROUPS: Final = 256
+"""Cgroups within a container's own that are looked into for processes."""
+_MAPPED_PAGES: Final = re.compile(rb" N(\d{1,4})=(\d{1,18})(?![\d=])", re.ASCII)
+_PAGE_KIB: Final = re.compile(rb" kernelpagesize_kB=(\d{1,9})\b", re.ASCII)
+# A process that ended while it was read: its directory is empty, or reading says so.
+GONE: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ENODEV))
+
+
+class MemoryPlaces(msgspec.Struct, frozen=True):
+    """Where the memory of one container is.
+
+    Attributes:
+        by_numa_node: bytes by NUMA node; empty when not known.
+        source: the file that tells it, ``memory.numa_stat`` or ``numa_maps``; empty when none does.
+        because: why it is not known; empty when it is.
+    """
+
+    by_numa_node: Mapping[int, int] = msgspec.field(default_factory=dict)
+    source: str = ""
+    because: str = ""
+
+
+class Unknown(Exception):
+    """What a container has cannot be told; the message is the reason."""
+
+
+def memory_places(
+    reader: CgroupReader,
+    place: CgroupPlace,
+    root: str,
+    *,
+    proc: str = "/proc",
+    page_size: int,
+    limit: float = LIMIT,
+    clock: Callable[[], float] = time.thread_time,
+) -> MemoryPlaces:
+    """Look where the memory of one container is; ``root`` has the cgroup file systems.
+
+    ``limit`` is in seconds of ``clock``, the CPU time of this thread.
+    """
+    try:
+        directory = reader.directory_of(place)
+        if not directory or not os.path.isdir(directory):
+            raise Unknown("it has no cgroup that can be read")
+        found, why_not = _counted(reader, directory, root, page_size)
+        if found is not None:
+            return MemoryPlaces(found, NUMA_STAT)
+        mapped = _mapped(directory, proc, why_not, clock() + limit, clock)
+        return MemoryPlaces(mapped, NUMA_MAPS)
+    except Unknown as unknown:
+        return MemoryPlaces(because=str(unknown))
+
+
+def local_bytes(by_numa_node: Mapping[int, int], home: Container[int]) -> int:
+    """Bytes that are on the NUMA nodes ``home``."""
+    return sum(amount for i, amount in by_numa_node.items() if i in home)
+
+
+def mapped_by_numa_node(lines: bytes, found: dict[int, int]) -> None:
+    """Add to ``found`` what whole lines of numa_maps say, in bytes by NUMA node.
+
+    Pages are of the size that their line names: huge pages of hugetlbfs count one each, transparent
+    ones as many small ones (fs/proc/task_mmu.c).
+    """
+    for line in lines.split(b"\n"):
+        # An address, a policy, what is mapped, its counts: the name of a file escapes its blanks.
+        pages = _MAPPED_PAGES.findall(line)
+        if not pages:
+            continue
+        size = _PAGE_KIB.search(line)
+        if size is None:
+            continue
+        unit = int(size[1]) * 1024
+        for numa_node, amount in pages:
+            found[int(numa_node)] = found.get(int(numa_node), 0) + int(amount) * unit
+
+
+def _counted(
+    reader: CgroupReader, directory: str, root: str, page_size: int
+) -> tuple[dict[int, int] | None, str]:
+    """What memory.numa_stat says; else None, and why not."""
+    if reader.unified:
+        files = [(f"{directory}/{NUMA_STAT}", True)]
+    else:
+        below = os.path.relpath(directory, reader.hierarchy)
+        # A machine with both versions has the memory controller in either.
+        files = [
+            (f"{root}/memory/{below}/{NUMA_STAT}", False),
+            (f"{root}/unified/{below}/{NUMA_STAT}", True),
+        ]
+    why_not = f"its cgroup has no {NUMA_STAT}"
+    for path, unified in files:
+        try:
+            with open(path, "rb") as file:
+                text = file.read(_READ_BYTES).decode("ascii", "replace")
+        except OSError as error:
+            if error.errno not in GONE:
+                why_not = f"{NUMA_STAT} cannot be read: {error.strerror}"
+            continue
+        found = memory_by_numa_node(text, unified=unified, page_size=page_size)
+        if found:
+            return found, ""
+        why_not = f"{NUMA_STAT} names no NUMA node"
+    return None, why_not
+
+
+def _mapped(
+    directory: str, proc: str, why_not: str, until: float, clock: Callable[[], float]
+) -> dict[int, int]:
+    """What numa_maps of the container's processes say together.
+
+    Memory that several processes share counts for each of them.
+
+    Raises:
+        Unknown: it is not known.
+    """
+    pids = processes_of(directory)
+    if 0 in pids:
+        raise Unknown(f"{why_not}, and its processes are in a PID namespace not seen from here")
+    if not pids:
+        raise Unknown(f"{why_not}, and it has no process whose {NUMA_MAPS} could be read")
+    if len(pids) > _PROCESSES:
+        raise Unknown(
+            f"{why_not}, and {len(pids)} processes are more than the {_PROCESSES} whose "
+            f"{NUMA_MAPS} are read"
+        )
+    by_process: dict[int, dict[int, int]] = {}
+    for pid in sorted(pids):
+        found = _map_of(pid, proc, why_not, until, clock)
+        if found is not None:
+            by_process[pid] = found
+    # A number may have become somebody else's between the list and the reading.
+    still = processes_of(directory)
+    total: dict[int, int] = {}
+    for pid, found in by_process.items():
+        if pid in still:
+            for numa_node, amount in found.items():
+                total[numa_node] = total.get(numa_node, 0) + amount
+    if not by_process.keys() & still:
+        raise Unknown(f"{why_not}, and its processes ended while their {NUMA_MAPS} were read")
+    return total
+
+
+def _map_of(
+    pid: int, proc: str, why_not: str, until: float, clock: Callable[[], float]
+) -> dict[int, int] | None:
+    """What numa_maps of one process says; None when the process is gone.
+
+    Raises:
+        Unknown: it is not known.
+    """
+    found: dict[int, int] = {}
+    try:
+        with open(f"{proc}/{pid}/{NUMA_MAPS}", "rb", buffering=0) as file:
+            rest = b""
+            while piece := file.read(_READ_BYTES):
+                whole, line_end, rest = (rest + piece).rpartition(b"\n")
+                mapped_by_numa_node(whole + line_end, found)
+                if clock() > until:
+                    raise Unknown(
+                        f"{why_not}, and reading {NUMA_MAPS} of its processes took too long"
+                    )
+            mapped_by_numa_node(rest, found)
+    except OSError as error:
+        if error.errno in GONE:
+            if os.path.exists(f"{proc}/{pid}/maps") and not os.path.exists(
+                f"{proc}/{pid}/{NUMA_MAPS}"
+            ):
+                raise Unknown(f"{why_not}, and this kernel has no {NUMA_MAPS}") from error
+            return None
+        raise Unknown(
+            f"{why_not}, and {NUMA_MAPS} of process {pid} cannot be read: {error.strerror}"
+        ) from error
+    return found
+
+
+def processes_of(directory: str) -> set[int]:
+    """Ids of the processes of a cgroup and those within; 0 for those that are not seen from here.
+
+    Raises:
+        Unknown: there are too many cgroups.
+    """
+    found: set[int] = set()
+    for count, (path, _, _) in enumerate(os.walk(directory), 1):
+        if count > _CGROUPS:
+            raise Unknown(f"more than {_CGROUPS} cgroups are within its own")
+        try:
+            with open(f"{path}/cgroup.procs", "rb") as file:
+                found.update(int(word) for word in file.read().split() if word.isdigit())
+        except OSError:
+            continue  # a cgroup that went away, or that has threads only
+    return found

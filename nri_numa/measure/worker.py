@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from nri_numa.machine.locality import local_bytes, mapped_by_numa_node
+from nri_numa.machine.usage import local_bytes, mapped_by_numa_node
 from nri_numa.measure.plan import RING
 
 _MPOL_BIND: Final = 2  # set_mempolicy(2)

@@ -17,24 +17,36 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine import admit
-from nri_numa.engine.adopt.assigned import ASSIGNED, assigned
+from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds, grounds
-from nri_numa.engine.invariants import step_violations, violations
-from nri_numa.engine.others.foreign import overlapping
+from nri_numa.engine.others import overlapping
 from nri_numa.engine.resize import resize
 from nri_numa.engine.resync import decide_late, resync, take_in, without_answer
-from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
-from nri_numa.engine.values.answers import NO_CHANGE, ContainerUpdate, StateChange
-from nri_numa.engine.values.kubelet import KubeletGrants
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.engine.state import (
+    Allocation,
+    Kind,
+    NodeState,
+    effective_cpus,
+    step_violations,
+    violations,
+)
+from nri_numa.engine.values.workload import (
+    NO_CHANGE,
+    Container,
+    ContainerUpdate,
+    KubeletGrants,
+    Pods,
+    PodSandbox,
+    Resources,
+    StateChange,
+)
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
 from nri_numa.node.loop import Clock
 from nri_numa.node.reconcile import Differences
 from nri_numa.observe import logs
-from nri_numa.observe.decisions import DecisionTeller
+from nri_numa.observe.decisions import RUNNING, DecisionTeller
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices
 from nri_numa.observe.traces import KeptTrace, TraceKeeper, unpack
@@ -105,8 +117,14 @@ class _Alone:
 
 
 class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """A refused container, kept for a while so that the pod's author can ask why."""
+    """A refused container, kept as long as its pod so that the pod's author can ask why.
 
+    Attributes:
+        at: Unix time in seconds of the last refusal.
+        count: how often it was refused for this reason: the kubelet tries again and again.
+    """
+
+    pod_id: str
     namespace: str
     pod: str
     container: str
@@ -115,6 +133,12 @@ class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     trace: KeptTrace
     observed: bool = False
+    count: int = 1
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """The same for all refusals of a container for one reason."""
+        return self.namespace, self.pod, self.container, self.reason
 
     def repeats(self, decision: Refused) -> bool:
         """Whether this is the same refusal of the same container."""
@@ -185,7 +209,6 @@ class Agent:
     Attributes:
         machine: topology and settings in force.
         state: the node state; replaced as a whole.
-        refusals: the latest refused containers, oldest first.
         refused: how many were refused so far.
         synchronized: whether the runtime has said what runs at least once.
         places: where the cgroups of live containers are, by container id.
@@ -209,7 +232,8 @@ class Agent:
     ) -> None:
         self.machine = machine
         self.state = NodeState()
-        self.refusals: deque[RefusedContainer] = deque(maxlen=history)
+        self._refusals: dict[tuple[str, str, str, str], RefusedContainer] = {}
+        self._history = history
         self.refused = 0
         self.notices = Notices(clock.time)
         self.synchronized = False
@@ -264,11 +288,11 @@ class Agent:
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         self._admitted(decision)
         self._check_if_foreign(decision.allocation)
-        if self.observe:
-            return None
         self._ended.pop(container.id, None)
         mems = decision.adjustment.mems or container.resources.mems
         self.starting[container.id] = Start(decision.adjustment.cpus, mems)
+        if self.observe:
+            return None
         updates = self._with_pending(decision.updates)
         return decision if updates is decision.updates else replace(decision, updates=updates)
 
@@ -294,12 +318,11 @@ class Agent:
         if container.id in self._ended:
             return  # told late: a program may end before the runtime says that it runs
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
-        if self.observe:
-            return
-        if container.id not in self.state.allocations:
+        if not (self.observe or container.id in self.state.allocations):
             self._meet(pod, container)
         self._end_start(container.id)
-        self._verify((container.id,))
+        if not self.observe:
+            self._verify((container.id,))
 
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
@@ -393,6 +416,7 @@ class Agent:
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
+        self._keep_refusals(lambda one: one.pod_id != sandbox)
         before, released = self.state, admit.forget_pod(self.machine, self.state, uid, sandbox)
         if released.state is self.state:
             return
@@ -407,6 +431,8 @@ class Agent:
     ) -> tuple[ContainerUpdate, ...]:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock.monotonic() + self._synchronize_seconds
+        pods = pods if isinstance(pods, Pods) else Pods.of(pods)
+        self._keep_refusals(lambda one: one.pod_id in pods)
         unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
         containers = [self._with_mark(c) for c in containers]
         outcome = resync(
@@ -450,7 +476,7 @@ class Agent:
             self.machine, self.state, pod, container, self._readings.memory, self._now()
         )
         if isinstance(decision, Refused):
-            self._refused(decision)
+            self._refused(decision, running=True)
             return
         self._swap(decision.state, decision.change)
         gap = decision.allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN)
@@ -593,7 +619,16 @@ class Agent:
     def recall(self, traces: Mapping[str, KeptTrace], refusals: Iterable[RefusedContainer]) -> None:
         """Know again what an earlier run of ours kept; only before the first event."""
         self._traces |= {i: self._keeper.again(kept) for i, kept in traces.items()}
-        self.refusals.extend(replace(r, trace=self._keeper.again(r.trace)) for r in refusals)
+        again = (replace(r, trace=self._keeper.again(r.trace)) for r in refusals)
+        self._refusals.update((one.key, one) for one in again)
+
+    @property
+    def refusals(self) -> tuple[RefusedContainer, ...]:
+        """The latest refused containers of pods that are there, oldest first."""
+        return tuple(self._refusals.values())
+
+    def _keep_refusals(self, wanted: Callable[[RefusedContainer], bool]) -> None:
+        self._refusals = {one.key: one for one in self.refusals if wanted(one)}
 
     def cpus_of(self, allocation: Allocation) -> str:
         """Kernel list of the CPUs a container should have; empty when it is left alone."""
@@ -710,7 +745,7 @@ class Agent:
             self._admitted(met.decision, gap=True)
             self._check_if_foreign(met.decision.allocation)
         elif not (self.refusals and self.refusals[-1].repeats(met.decision)):
-            self._refused(met.decision)
+            self._refused(met.decision, running=True)
         self._verify([u.container_id for u in met.updates])
         self._tasks.add(partial(self._mark, container.id))
 
@@ -791,23 +826,29 @@ class Agent:
         if isinstance(trace, Trace):
             self._traces[container_id] = self._keeper.keep(trace)
 
-    def _refused(self, decision: Refused) -> None:
+    def _refused(self, decision: Refused, *, running: bool = False) -> None:
         self.refused += 1
-        trace = self._keeper.keep(decision.trace)
-        self.refusals.append(
-            RefusedContainer(
-                namespace=decision.trace.pod.namespace,
-                pod=decision.trace.pod.name,
-                container=decision.trace.container.name,
-                reason=decision.reason,
-                message=decision.message,
-                at=self._now(),
-                trace=trace,
-                observed=self.observe,
-            )
+        if running:
+            found = replace(decision.trace, steps=(decision.message, RUNNING))
+            self._hold(self.state.allocations[found.container.id], found)
+        one = RefusedContainer(
+            pod_id=decision.trace.pod.id,
+            namespace=decision.trace.pod.namespace,
+            pod=decision.trace.pod.name,
+            container=decision.trace.container.name,
+            reason=decision.reason,
+            message=decision.message,
+            at=self._now(),
+            trace=self._keeper.keep(decision.trace),
+            observed=self.observe,
         )
+        before = self._refusals.pop(one.key, None)
+        self._refusals[one.key] = replace(one, count=before.count + 1) if before else one
+        if len(self._refusals) > self._history:
+            del self._refusals[next(iter(self._refusals))]
         self._tell.refused(decision, observed=self.observe)
-        self._tasks.add(partial(self._tell.notice_refused, decision, observed=self.observe))
+        notice = partial(self._tell.notice_refused, observed=self.observe, running=running)
+        self._tasks.add(partial(notice, decision))
         self.notify()
 
     def _resized(
@@ -828,7 +869,7 @@ class Agent:
             if isinstance(decision, Admitted):
                 self._admitted(decision, gap=decision.allocation.container_id in gap)
             else:
-                self._refused(decision)
+                self._refused(decision, running=True)
         for allocation, trace in outcome.resized:
             self._resized(allocation, trace, known.get(allocation.container_id))
         for container_id in outcome.gone:

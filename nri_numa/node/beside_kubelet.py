@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import index
-from nri_numa.engine.others.foreign import pinned_to
+from nri_numa.engine.others import pinned_to
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.engine.values.kubelet import KubeletGrants
 from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import KubeletGrants
 from nri_numa.kubelet.adoption import Adopted, KubeletWatch, adopt
 from nri_numa.kubelet.configuration import AUTO, Found, read
 from nri_numa.kubelet.state_files import StateFiles

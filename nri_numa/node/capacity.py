@@ -25,8 +25,8 @@ from nri_numa.config.values import parse_duration
 from nri_numa.engine.values.settings import Settings
 from nri_numa.errors import TopologyError
 from nri_numa.machine.model import Topology
-from nri_numa.machine.steal import CPUTimes, Smoothed, cpu_times, frequencies, stolen, waiting
 from nri_numa.machine.tree import open_tree
+from nri_numa.machine.waiting import CPUTimes, Smoothed, cpu_times, frequencies, stolen, waiting
 from nri_numa.node.agent import Agent
 from nri_numa.node.loop import Clock
 from nri_numa.node.reload import Configured, SettingsSource, put_in_force

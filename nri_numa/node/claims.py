@@ -5,7 +5,7 @@ it. Whatever is missing after a kill is made when the kubelet asks again, or at 
 the record. A claim is forgotten in the opposite order, the record first.
 
 Its CPUs are chosen when its container is created, by the engine: what a claim holds reaches it as
-an annotation of the container (`nri_numa.engine.request.claims`), which the agent makes here from a
+an annotation of the container (`nri_numa.engine.request.demand`), which the agent makes here from a
 variable that the CDI file put there. A pod can write such a variable by hand: it counts only for
 pods that the claim is reserved for.
 """
@@ -16,7 +16,9 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -40,12 +42,11 @@ from nri_numa.dra.claims import (
     is_uid,
     results_named,
 )
+from nri_numa.engine.accounting import largest
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.annotations import Resolver
-from nri_numa.engine.request.claims import NOT_PREPARED, result_text
-from nri_numa.engine.request.slots import with_slots
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.workload import Container, PodSandbox, Requested, Resources
+from nri_numa.engine.request.demand import NOT_PREPARED, result_text, with_slots
+from nri_numa.engine.values.workload import Container, PodSandbox, Refusal, Requested, Resources
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.machine.model import counted, numa_text
 from nri_numa.observe.logs import get_logger
@@ -59,6 +60,10 @@ log = get_logger("dra")
 
 _AGAIN: Final = 10.0
 """Seconds until sockets that cannot be made are tried again."""
+_EVERY: Final = 0.1
+_ENDING: Final = 10.0
+"""Seconds that containers may take to end whose pod was deleted without a grace period: the kubelet
+gives them two. It waits 45 for a claim, of which the publisher may need 20."""
 
 
 class ClaimBook:
@@ -79,7 +84,9 @@ class ClaimBook:
         cdi: str,
         asker: handover.Asker,
         agent: Agent,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
+        self._sleep = sleep
         self._driver, self._pool = driver, pool
         self._records, self._cdi = records, cdi
         self._asker, self._agent = asker, agent
@@ -156,6 +163,7 @@ class ClaimBook:
             self._write_cdi(claim)
             self.claims = {**self.claims, uid: claim}
         if known is None:
+            self._wait_for_cpus(claim)
             log.info("claim prepared", claim=claim.full_name, uid=uid, devices=_words(claim))
         return [
             Prepared(
@@ -167,6 +175,20 @@ class ClaimBook:
             )
             for number, one in enumerate(claim.results)
         ]
+
+    def _wait_for_cpus(self, claim: Claim) -> None:
+        """Wait for the end of containers that the API server no longer knows, and counts no more.
+
+        A refused container would come back after the kubelet's back-off only.
+        """
+        needed: Counter[int] = Counter()
+        for one in claim.results:
+            needed[one.numa_node] += one.cpus
+        for _ in range(round(_ENDING / _EVERY)):
+            free = largest(self._agent.machine, self._agent.state)
+            if all(free.get(i, 0) >= cpus for i, cpus in needed.items()):
+                return
+            self._sleep(_EVERY)
 
     def unprepare(self, uid: str) -> None:
         """Forget a claim; one that is not known is forgotten already.
@@ -198,11 +220,9 @@ class ClaimBook:
 
     # --- the runtime's containers -----------------------------------------------------------------
 
-    def seen(
-        self, pod: PodSandbox, container: Container, environment: Sequence[str]
-    ) -> tuple[PodSandbox, Container]:
+    def seen(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
         """The container with what it has of claims; untouched where it has nothing."""
-        named = results_named(environment)
+        named = results_named(container.mentions.claims)
         if not named:
             return pod, container
         results: list[tuple[str, int, Result]] = []

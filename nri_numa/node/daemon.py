@@ -22,19 +22,18 @@ from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, InternalErrorAnswer, parse_duration
 from nri_numa.config.measured_capacity import MeasuredMode
 from nri_numa.config.node_name import node_name
-from nri_numa.engine.adopt.assigned import ASSIGNED
 from nri_numa.engine.decision import Machine
 from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
-from nri_numa.machine.scopes import Scopes
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
 from nri_numa.machine.sysfs import discover
 from nri_numa.node.agent import Agent
 from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
 from nri_numa.node.capacity import CapacityFactors, OutsideCapacity, StealWatch
 from nri_numa.node.claims import claim_book, serve_kubelet
 from nri_numa.node.explanations import ExplanationFile
+from nri_numa.node.handler import AgentHandler, PendingPods
 from nri_numa.node.links import (
     NodeDevices,
     RuntimeConnection,
@@ -57,27 +56,18 @@ from nri_numa.node.reload import (
 from nri_numa.node.runtime_lock import RuntimeLock
 from nri_numa.node.serving import About, Collaborators, Serving
 from nri_numa.node.unmatched import UnmatchedAnnotations
-from nri_numa.nri.adapter import Adapter
-from nri_numa.nri.coming import Coming
-from nri_numa.nri.handler import LinkState, RefusedForGood
-from nri_numa.nri.link import NRILink
-from nri_numa.nri.preinstalled import Preinstalled, preinstalled_from_environment
-from nri_numa.nri.wire.versions import (
-    AGENT_EVENTS,
-    SANDBOX_EVENTS,
-    RuntimeInfo,
-    synchronizes_launched_plugins,
-)
+from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
+from nri_numa.nri.wire.versions import AGENT_EVENTS, synchronizes_launched_plugins
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import Notifier
+from nri_numa.runtime import LinkState, RefusedForGood, RuntimeInfo, RuntimeLink
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.files import signing_key
 from nri_numa.store.journal import state_from
 from nri_numa.store.notices import NoticeFile
 
 if TYPE_CHECKING:
-    from nri_numa.cri_link.link import CRILink
     from nri_numa.node.late import LateStarts
 
 log = logs.get_logger("daemon")
@@ -192,34 +182,31 @@ class Daemon:
         self._claims = claim_book(config, name, agent)
         if self._claims is not None:
             self._claims.load()
-        self._coming = self._pods_to_come() if config.publish.node_resource_topology else None
+        self._pending_pods = self._pods_to_come() if config.publish.node_resource_topology else None
 
         launched = preinstalled_from_environment(os.environ)
         self._launched = launched is not None
         by_cri = over_cri(config, launched=self._launched)
-        self.adapter = Adapter(
+        self.handler = AgentHandler(
             agent,
             metrics,
+            self,
             reject_on_error=config.on_internal_error is InternalErrorAnswer.REJECT,
-            configure=self._configured,
-            changed=self._link_changed,
-            watch=self.unmatched,
-            slots_key=lambda: agent.machine.slots_key,
-            mark_key=lambda: f"{agent.machine.settings.prefix}/{ASSIGNED}",
+            unmatched=self.unmatched,
             devices=self._device_watch,
             claims=self._claims,
-            coming=self._coming,
+            pending=self._pending_pods,
         )
         self._late: LateStarts | None = None
-        self.link: NRILink | CRILink
+        self.link: RuntimeLink
         if by_cri:
             from nri_numa.node.late import LateStarts
 
             self._late = LateStarts(agent, metrics, writer, clock)
-            self.link = cri_link(config, self.adapter, self._late)
+            self.link = cri_link(config, self.handler, self._late)
         else:
             self.link = self._nri_link(config, launched)
-        self.runtime = RuntimeConnection(agent, metrics, self.adapter, self.link, over_cri=by_cri)
+        self.runtime = RuntimeConnection(agent, metrics, self.handler, self.link, over_cri=by_cri)
         self._lock = RuntimeLock(locked_socket(config, launched=self._launched))
         self._lock.share()
         self.reconciler = Reconciler(
@@ -240,7 +227,7 @@ class Daemon:
                     devices=self._devices,
                     measured=self._steal,
                     late=self._late,
-                    pods=self._coming,
+                    pods=self._pending_pods,
                 ),
                 clock=clock,
                 gaps=gaps,
@@ -260,21 +247,21 @@ class Daemon:
 
     def _nri_link(self, config: AgentConfig, launched: Preinstalled | None) -> NRILink:
         return NRILink(
-            self.adapter,
-            name=launched.name if launched else config.runtime.plugin_name,
-            index=launched.index if launched else configuration.plugin_index(config),
-            socket_path=config.runtime.nri_socket,
-            descriptor=launched.descriptor if launched else None,
-            events=AGENT_EVENTS | (SANDBOX_EVENTS if self.adapter.sandboxes else 0),
-            protocol_broken=self.metrics.protocol_errors.inc,
-            quiet=lambda: not self.adapter.removal_ahead(),
+            self.handler,
+            LinkSettings(
+                name=launched.name if launched else config.runtime.plugin_name,
+                index=launched.index if launched else configuration.plugin_index(config),
+                socket_path=config.runtime.nri_socket,
+                descriptor=launched.descriptor if launched else None,
+                events=AGENT_EVENTS,
+            ),
         )
 
-    def _pods_to_come(self) -> Coming:
+    def _pods_to_come(self) -> PendingPods:
         def later(seconds: float, tell: Callable[[], object]) -> None:
             asyncio.get_running_loop().call_later(seconds, tell)
 
-        return Coming(self.agent.notify, self.clock.monotonic, later)
+        return PendingPods(self.agent.notify, self.clock.monotonic, later)
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -390,7 +377,8 @@ class Daemon:
 
     # --- called by the link -----------------------------------------------------------------------
 
-    def _configured(self, info: RuntimeInfo) -> None:
+    def configured(self, info: RuntimeInfo) -> None:
+        """Take what the runtime says of itself into account."""
         self.runtime.info = info
         self.agent.runtime_waits(info.request_timeout)
         policies = memory_policies(
@@ -420,7 +408,8 @@ class Daemon:
         for problem in error.problems:
             log.error(event, problem=problem)
 
-    def _link_changed(self, state: LinkState, detail: str) -> None:
+    def link_changed(self, state: LinkState, detail: str) -> None:
+        """Say where the link stands, and when we are ready."""
         self.runtime.status = state, detail
         level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning
         if state in (LinkState.REGISTERING, LinkState.STOPPED):
@@ -480,7 +469,7 @@ class Daemon:
         config = self.config = new.config
         logs.set_level(config.log.level.value)
         self.agent.observe = config.observe
-        self.adapter.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
+        self.handler.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
         self.agent.retopology(new.machine)
         log.info("configuration reloaded", changed=", ".join(new.live))
 

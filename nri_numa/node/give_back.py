@@ -4,7 +4,7 @@ Works while the agent is stopped, since a running one would pin everything again
 directory's lock says whether one runs, and keeps one from starting meanwhile; one that uses another
 state directory is found by its lock on the runtime (`nri_numa.node.runtime_lock`). The updates
 travel in the answer to a Synchronize of a registration that lives for this one answer
-(`nri_numa.nri.registration`), so the runtime's own records are put right together with the cgroups;
+(`nri_numa.nri.link`), so the runtime's own records are put right together with the cgroups;
 with ``runtime.link: cri`` they are calls of CRI.
 
 A container without a cpuset of its own may use what its parent cgroup may. The protocol cannot take
@@ -29,13 +29,12 @@ from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
-from nri_numa.engine.adopt.assigned import ASSIGNED
+from nri_numa.engine.adopt import ASSIGNED
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.demand import DEFAULT_PERIOD, request_milli
 from nri_numa.engine.resync import resync
 from nri_numa.engine.state import Allocation, Kind, NodeState, build
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass
+from nri_numa.engine.values.workload import Container, ContainerUpdate, Pods, PodSandbox, QoSClass
 from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryBusy
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
@@ -45,8 +44,7 @@ from nri_numa.machine.sysfs import discover
 from nri_numa.node.explanations import FILE
 from nri_numa.node.links import locked_socket, over_cri
 from nri_numa.node.runtime_lock import RuntimeLock
-from nri_numa.nri import conversion
-from nri_numa.nri.registration import push_one_shot
+from nri_numa.nri.link import push_one_shot
 from nri_numa.store import checkpoint
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.files import known_key
@@ -55,8 +53,10 @@ from nri_numa.store.journal import Document, state_from
 ASIDE: Final = "checkpoint.released"
 """Name under which the checkpoint is kept once everything it knew was given back."""
 
-READ_BACK_SECONDS: Final = 5.0
-"""How long the runtime gets to write all cgroups before one counts as not written."""
+READ_BACK_SECONDS: Final = 10.0
+"""Seconds in which no cgroup is written, after which those that are left count as not written.
+
+Under the systemd driver each takes its time."""
 
 
 class Result(StrEnum):
@@ -349,24 +349,21 @@ async def _exchange(
 ) -> tuple[GivenBack, ...]:
     planned: tuple[GivenBack, ...] = ()
 
-    def answer(
-        pods: Sequence[PodSandbox], containers: Sequence[Container]
-    ) -> Sequence[ContainerUpdate]:
+    def answer(pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
         nonlocal planned
-        planned = plan(machine, prior, pods, containers)
+        planned = plan(machine, prior, [pods[pod_id] for pod_id in pods.uids], containers)
         return [] if dry_run else [c.update for c in planned if c.changed]
 
     timer = asyncio.get_running_loop().call_later(1.0, waiting)
     try:
         async with asyncio.timeout(seconds):
             if over_cri(config):
-                from nri_numa.cri_link.connection import update_once
+                from nri_numa.cri.link import update_once
 
-                path = config.runtime.cri_socket
-                detail = await update_once(conversion.answering(answer), socket_path=path)
+                detail = await update_once(answer, socket_path=config.runtime.cri_socket)
             else:
                 detail = await push_one_shot(
-                    conversion.answering(answer),
+                    answer,
                     socket_path=config.runtime.nri_socket,
                     name=f"{config.runtime.plugin_name}-release",
                     index=configuration.plugin_index(config),
@@ -400,6 +397,7 @@ async def _read_back(reader: CgroupReader, planned: Sequence[GivenBack]) -> tupl
             results[container_id] = Result.RELEASED if arrived else Result.FAILED
             if arrived:
                 del open_entries[container_id]
+                deadline = time.monotonic() + READ_BACK_SECONDS
         if not seen or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.05)

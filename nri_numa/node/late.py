@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from nri_numa.engine.state import Kind
-from nri_numa.machine.cgroups import CgroupWriter
-from nri_numa.machine.cpuset_files import text
+from nri_numa.machine.cgroups import CgroupWriter, text
 from nri_numa.node.agent import Agent
 from nri_numa.node.loop import Clock
 from nri_numa.node.reconcile import observe
@@ -87,7 +86,7 @@ class LateStarts:
         cpus, mems = self._agent.cpus_of(allocation), str(allocation.mems)
         return (cpus, mems) if cpus or mems else None
 
-    def ended(self, container_id: str) -> None:
+    def gone(self, container_id: str) -> None:
         """It ended."""
         if container_id in self._known:
             self._known = {i: s for i, s in self._known.items() if i != container_id}

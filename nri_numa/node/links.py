@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nri_numa.config import AgentConfig, LinkKind, parse_duration
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.memory_policy import RUNTIMES, SINCE, MemoryPolicies, MemoryPolicy
+from nri_numa.engine.values.workload import (
+    RUNTIMES,
+    SINCE,
+    ContainerUpdate,
+    MemoryPolicies,
+    MemoryPolicy,
+)
 from nri_numa.node.agent import Agent
-from nri_numa.nri import conversion
-from nri_numa.nri.adapter import Adapter
-from nri_numa.nri.handler import LinkState
-from nri_numa.nri.link import NRILink
-from nri_numa.nri.registration import PushResult
-from nri_numa.nri.wire.versions import PushPath, RuntimeInfo, parse_version, push_path
+from nri_numa.node.handler import AgentHandler
+from nri_numa.nri.wire.versions import parse_version, push_path
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
+from nri_numa.runtime import LinkState, PushPath, PushResult, RuntimeInfo, RuntimeLink
 
 if TYPE_CHECKING:
-    from nri_numa.cri_link.link import CRILink
+    from nri_numa.cri.link import CRILink
     from nri_numa.devices.counts import Counted, DeviceCounts
     from nri_numa.devices.watch import DeviceWatch
     from nri_numa.machine.pci import PCIDevice
@@ -60,14 +62,14 @@ class RuntimeConnection:
         self,
         agent: Agent,
         metrics: Metrics,
-        adapter: Adapter,
-        link: NRILink | CRILink,
+        handler: AgentHandler,
+        link: RuntimeLink,
         *,
         over_cri: bool,
     ) -> None:
         self._agent = agent
         self._metrics = metrics
-        self._adapter = adapter
+        self._handler = handler
         self._link = link
         self.over_cri = over_cri
         self.status: tuple[LinkState, str] = (LinkState.DISCONNECTED, "not dialled yet")
@@ -88,11 +90,11 @@ class RuntimeConnection:
     @property
     def answered(self) -> int:
         """Requests answered so far; over CRI no answer says anything of updates."""
-        return 0 if self.over_cri else self._adapter.handled
+        return 0 if self.over_cri else self._handler.handled
 
     async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
         """Send updates that no request asked for."""
-        return await self._link.push(conversion.updates(updates))
+        return await self._link.push(updates)
 
     def facts(self) -> LinkFacts:
         """The link at this moment; any thread may ask."""
@@ -132,22 +134,15 @@ class RuntimeConnection:
             self._agent.notify()
 
 
-def cri_link(config: AgentConfig, adapter: Adapter, late: LateStarts) -> CRILink:
+def cri_link(config: AgentConfig, handler: AgentHandler, late: LateStarts) -> CRILink:
     """The link over CRI; grpc is imported here and not before."""
-    from nri_numa.cri_link.connection import Ears
-    from nri_numa.cri_link.link import CRILink
+    from nri_numa.cri.link import CRILink
 
     return CRILink(
-        adapter,
+        handler,
+        late,
         socket_path=config.runtime.cri_socket,
         listing=parse_duration(config.runtime.cri_listing),
-        ears=Ears(
-            refused=late.refused,
-            begun=late.begun,
-            started=late.started,
-            resize_refused=late.resize_refused,
-            gone=late.ended,
-        ),
     )
 
 

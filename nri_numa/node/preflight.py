@@ -19,15 +19,15 @@ import msgspec
 from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.kubelet import KubeletGrants
 from nri_numa.engine.values.settings import IsolatedCPUs, NohzFullCPUs
+from nri_numa.engine.values.workload import KubeletGrants
 from nri_numa.errors import TopologyError
 from nri_numa.kubelet.adoption import adopt
 from nri_numa.kubelet.configuration import Found, KubeletFacts, read
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import Topology, cpus_text, numa_text
-from nri_numa.machine.partitions import sentence
+from nri_numa.machine.usable import sentence
 from nri_numa.store.files import directory_problem
 
 _TIMEOUT = 2.0

@@ -8,12 +8,13 @@ is given only containers that are not as meant. They are looked at
   asked for. What differs then did not arrive: a runtime that takes an update down has not
   necessarily applied it. It is *late*, and put right at once by writing the cgroup, since the
   runtime's own record is right already, or through the runtime where cgroups cannot be written;
-- every ``reconcile.interval``. What differs then, and in the same way a second later, is *drift*:
-  the cgroup was rewritten. It is put right through the runtime, whose record is put right by that
-  as well. From NRI 0.12.1 on the runtime is called. Before that the only safe call is a second
-  registration, which is dear, and can hang containerd 2.1 for good when a sandbox is removed in the
-  same moment: so there the cgroup is written and the record follows with the next reply, and only
-  where cgroups cannot be written a registration is made.
+- every ``reconcile.interval``, and within a second of a write of its files (inotify). What differs
+  then, and in the same way a second later, is *drift*: the cgroup was rewritten. It is put right
+  through the runtime, whose record is put right by that as well. From NRI 0.12.1 on the runtime is
+  called. Before that the only safe call is a second registration, which is dear, and can hang
+  containerd 2.1 for good when a sandbox is removed in the same moment: so there the cgroup is
+  written and the record follows with the next reply, and only where cgroups cannot be written a
+  registration is made.
 
 A repair of drift counts when it is read back. What the kernel would refuse, because of a cgroup
 above or below, is not sent: that cgroup is named, and the repair follows when it is out of the way.
@@ -37,13 +38,19 @@ from msgspec.structs import replace
 
 from nri_numa.config import parse_duration
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.drift import Correction, plan_corrections
+from nri_numa.engine.resync import Correction, plan_corrections
 from nri_numa.engine.state import Kind, NodeState, effective_cpus
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, observe_all
+from nri_numa.engine.values.workload import ContainerUpdate
+from nri_numa.machine.cgroups import (
+    CgroupPlace,
+    CgroupReader,
+    CgroupWriter,
+    Scopes,
+    observe_all,
+)
 from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.cpuset_watch import CpusetWatch
 from nri_numa.machine.model import Observed
-from nri_numa.machine.scopes import Scopes
 from nri_numa.node.loop import Clock
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
@@ -67,6 +74,8 @@ BATCH: Final = 25
 """Containers read without a pause: about a millisecond."""
 PAUSE: Final = 0.002
 """Seconds in which the thread wants nothing, so that the loop gets its turn."""
+STEP: Final = 1.0
+"""Seconds between two looks at containers whose cpuset was written."""
 SETTLE: Final = 1.0
 """Seconds between the two looks: an update that rides on an answer has arrived by then."""
 LOGGED_AT_ONCE: Final = 20
@@ -75,10 +84,6 @@ READ_BACK: Final = 0.2
 """Seconds between a push and reading back what became of it."""
 CHUNK: Final = 32
 """Corrections of one push. Each push may cost the runtime a picture of the whole node."""
-YOUNG: Final = 10.0
-"""Seconds after the decision in which a cgroup may not have got its first values yet: the OCI
-runtime makes it, moves the process in, and writes the cpuset after that. No instruction of the
-container runs before, so there is nothing to repair."""
 BLIND_ROUNDS: Final = 3
 """Rounds without any cgroup after which that is said; one may fall between create and start."""
 UNMOVED: Final = "the runtime took the update, and the cgroup is as before"
@@ -89,7 +94,7 @@ PENDING_SECONDS: Final = 2.0
 
 
 class Sent(Protocol):
-    """What became of updates; see `nri_numa.nri.registration.PushResult`."""
+    """What became of updates; see `nri_numa.runtime.PushResult`."""
 
     @property
     def ok(self) -> bool:
@@ -209,7 +214,7 @@ class Reconciler:
         self._given_up: set[str] = set()
         self._reported: dict[str, str] = {}
         self._unmoved: set[str] = set()
-        self._unreadable = self._unwritable = self._behind = ""
+        self._unreadable = self._unwritable = self._behind = self._unwatched = ""
         self._blind = 0
         agent.reconciler = self
         writer.held_up = self._held_up
@@ -355,32 +360,47 @@ class Reconciler:
     # --- regularly --------------------------------------------------------------------------------
 
     async def run_rounds(self, configured: Configured) -> None:
-        """Look for drift until cancelled; interval 0 does not until it is changed."""
-        waited = 0.0
-        while True:
-            settings = configured.config.reconcile
-            interval = parse_duration(settings.interval)
-            self._agent.differences.count_on()
-            self.push_pending()
-            step = min(1.0, interval - waited) if interval > 0 else 1.0
-            if step > 0:
+        """Look for drift until cancelled, and every second at containers whose cpuset was written.
+
+        ``reconcile.interval`` 0 does neither until it is changed.
+        """
+        waited = step = 0.0
+        written: set[str] = set()
+        with CpusetWatch(self._writer.reader) as watch:
+            while True:
                 # In small steps, so that a reloaded interval counts at once.
                 await self._clock.sleep(step)
-                waited = waited + step if interval > 0 else 0.0
-                continue
-            waited = 0.0
-            try:
-                await self.round(
-                    max_repairs=settings.max_repairs,
-                    window=parse_duration(settings.repair_window),
-                    settle=min(SETTLE, interval),
-                    young=min(YOUNG, interval),
-                    without_runtime=settings.without_runtime,
-                )
-            except Exception:
-                # Containers are placed as well without it.
-                self._metrics.internal_errors.inc()
-                log.exception("reconcile failed")
+                self._agent.differences.count_on()
+                self.push_pending()
+                settings = configured.config.reconcile
+                interval = parse_duration(settings.interval)
+                if interval <= 0:
+                    waited, step = 0.0, STEP
+                    continue
+                waited += step
+                whole = waited >= interval
+                waited = 0.0 if whole else waited
+                step = min(STEP, interval - waited)
+                starting = self._agent.starting
+                places = {i: p for i, p in self._agent.places.items() if i not in starting}
+                written |= await asyncio.to_thread(watch.written, places)
+                self._report_unwatched(watch.problem)
+                ready = {i for i in written if self._arrived(i)}
+                written = (written & places.keys()) - ready
+                if not (whole or ready):
+                    continue
+                try:
+                    await self.round(
+                        max_repairs=settings.max_repairs,
+                        window=parse_duration(settings.repair_window),
+                        settle=min(SETTLE, interval),
+                        without_runtime=settings.without_runtime,
+                        only=None if whole else ready,
+                    )
+                except Exception:
+                    # Containers are placed as well without it.
+                    self._metrics.internal_errors.inc()
+                    log.exception("reconcile failed")
 
     async def round(
         self,
@@ -388,29 +408,32 @@ class Reconciler:
         max_repairs: int = 3,
         window: float = 600.0,
         settle: float = SETTLE,
-        young: float = 0.0,
         without_runtime: bool = False,
+        only: Collection[str] | None = None,
     ) -> Round:
         """Look at every container once, and repair what is not as meant; times are in seconds.
 
-        One that was repaired ``max_repairs`` times within ``window`` is left; one that was decided
-        less than ``young`` ago is left to the next round. ``without_runtime`` writes cgroups while
-        the runtime cannot be reached.
+        One that was repaired ``max_repairs`` times within ``window`` is left. ``without_runtime``
+        writes cgroups while the runtime cannot be reached; ``only`` looks at these containers
+        instead.
         """
         # Before the runtime has said what runs, what we remember may be long over.
         agent = self._agent
         if not agent.synchronized:
             return Round()
-        differed = set(agent.differences)
+        differed = set(agent.differences) if only is None else set(only)
         looked, pool_changes = self._clock.time(), agent.pool_changes
-        first = await self._observe(agent.places, quotas=True)
+        # A cgroup that the OCI runtime is just making may have no list yet.
+        ids = agent.places if only is None else only
+        first = await self._observe([i for i in ids if i not in agent.starting], quotas=True)
         if first is None:
             return Round()
-        self._report_obstacles(first)
         drifting = {c.container_id for c in first.corrections}
-        self._forget_all_but(drifting, window)
+        if only is None:
+            self._report_obstacles(first)
+            self._forget_all_but(drifting, window)
         agent.differences.forget(*(differed - drifting))
-        suspects = self._grown(self._settled(first.corrections), young)
+        suspects = [c for c in first.corrections if self._arrived(c.container_id)]
         if not suspects:
             return Round(seen=first.seen)
         await self._clock.sleep(settle)
@@ -423,8 +446,10 @@ class Reconciler:
         quiet = agent.pool_changes == pool_changes
         drifted = [
             c
-            for c in self._settled(second.corrections)
-            if (c.cpus, c.mems) == before[c.container_id] and (quiet or not c.follows_pool)
+            for c in second.corrections
+            if self._arrived(c.container_id)
+            and (c.cpus, c.mems) == before[c.container_id]
+            and (quiet or not c.follows_pool)
         ]
         self._report(drifted)
         open_to_repair = [c for c in drifted if not (c.blocked or agent.observe)]
@@ -432,7 +457,7 @@ class Reconciler:
         wrong = {c.container_id for c in second.corrections}
         agent.differences.update(  # of the unsure, what was known stays
             [i for i in before if i not in wrong],
-            [c for c in drifted if c.container_id in agent.state.allocations],
+            drifted,
             dict.fromkeys((c.container_id for c in drifted), looked),
             fought,
         )
@@ -448,23 +473,12 @@ class Reconciler:
             given_up=tuple(c.container_id for c in drifted if c.container_id in fought),
         )
 
-    def _settled(self, corrections: Sequence[Correction]) -> list[Correction]:
-        """Leave out containers whose update has not been sent, or may not have been applied yet."""
-        return [
-            c
-            for c in corrections
-            if not (self._agent.is_pending(c.container_id) or c.container_id in self._due)
-        ]
-
-    def _grown(self, corrections: Sequence[Correction], young: float) -> list[Correction]:
-        """Leave out containers that were decided a moment ago."""
-        allocations, now = self._agent.state.allocations, self._clock.time()
-        return [
-            c
-            for c in corrections
-            # A clock that was set back makes no container young.
-            if (a := allocations.get(c.container_id)) and not 0 <= now - a.since < young
-        ]
+    def _arrived(self, container_id: str) -> bool:
+        """Whether it runs, what is meant was sent, and the runtime is through with it."""
+        agent = self._agent
+        under_way = container_id in agent.starting or agent.is_pending(container_id)
+        known = container_id in agent.state.allocations
+        return known and not (under_way or container_id in self._due)
 
     def _report(self, drifted: Sequence[Correction]) -> None:
         """Count and say drift, once for as long as it stays the same."""
@@ -566,6 +580,12 @@ class Reconciler:
         elif self._unreadable and not problem:
             log.info("drift is looked for again")
         self._unreadable = problem
+
+    def _report_unwatched(self, problem: str) -> None:
+        """Say once that drift is found by rounds alone."""
+        if problem and problem != self._unwatched:
+            log.warning("some cpusets are not watched: their drift is found later", problem=problem)
+        self._unwatched = problem
 
     def _report_obstacles(self, found: Observation) -> None:
         """Say once what keeps a round from seeing or keeping things right, and once its end."""

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from nri_numa.http.server import HTTPServer
     from nri_numa.node.beside_kubelet import BesideKubelet
     from nri_numa.node.capacity import StealWatch
+    from nri_numa.node.handler import PendingPods
     from nri_numa.node.late import LateStarts
     from nri_numa.node.links import NodeDevices, RuntimeConnection
     from nri_numa.node.unmatched import UnmatchedAnnotations
     from nri_numa.node.view import LiveView
-    from nri_numa.nri.coming import Coming
 
 log = get_logger("http")
 
@@ -79,7 +79,7 @@ class Collaborators(msgspec.Struct, frozen=True, kw_only=True):
     devices: NodeDevices | None = None
     measured: StealWatch | None = None
     late: LateStarts | None = None
-    pods: Coming | None = None
+    pods: PendingPods | None = None
 
 
 class Serving:

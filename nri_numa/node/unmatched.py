@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from nri_numa.engine.request.addressees import MOST, Missing, addressees
+from nri_numa.engine.request.annotations import MOST_ADDRESSEES, Missing, addressees
 from nri_numa.engine.values.workload import PodSandbox
 from nri_numa.node.agent import Agent
 from nri_numa.node.loop import Clock
@@ -70,7 +70,7 @@ class UnmatchedAnnotations:
                     del self._pods[next(iter(self._pods))]
                 waiting = _Waiting(pod.full_name, wanted, self._now())
                 self._pods[pod.uid] = waiting
-            if name not in waiting.had and len(waiting.had) < 2 * MOST:
+            if name not in waiting.had and len(waiting.had) < 2 * MOST_ADDRESSEES:
                 waiting.had[name] = None
                 waiting.since = self._now()
             if waiting.wanted.pop(name, None) is not None and waiting.said:

@@ -33,8 +33,16 @@ from nri_numa.http.responses import (
     Use,
 )
 from nri_numa.machine.cgroups import CgroupReader
-from nri_numa.machine.locality import NUMA_STAT, MemoryPlaces, local_bytes, memory_places
-from nri_numa.machine.usage import MachineUsage, NUMAUsage, read_container, read_usage
+from nri_numa.machine.usage import (
+    NUMA_STAT,
+    MachineUsage,
+    MemoryPlaces,
+    NUMAUsage,
+    local_bytes,
+    memory_places,
+    read_container,
+    read_usage,
+)
 from nri_numa.machine.waiting import Waits, tasks_waiting, waits
 from nri_numa.node.agent import Agent
 from nri_numa.node.loop import Clock

@@ -19,15 +19,13 @@ import msgspec
 from msgspec import UNSET, convert
 from msgspec.structs import asdict
 
+from nri_numa.engine.accounting import largest, offer, together
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.explain.actual import actual_text, displaced_text, late_text
 from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
-from nri_numa.engine.explain.sentences import sentences
-from nri_numa.engine.others.kubelets import KUBELETS, granted_names, shown_kind
-from nri_numa.engine.place.offer import largest, offer, together
+from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
+from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
 from nri_numa.engine.state import Allocation, Charge, Kind, NodeState, displaced, effective_cpus
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.workload import CPUMode, Policy, QoSClass, Scope
+from nri_numa.engine.values.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
 from nri_numa.http.responses import (
     Actual,
     Assignment,
@@ -64,8 +62,7 @@ from nri_numa.http.zones import (
     Zones,
 )
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
-from nri_numa.machine.model import CoreKind, NUMANode, cpus_text
-from nri_numa.machine.report import topology_document
+from nri_numa.machine.model import CoreKind, NUMANode, cpus_text, topology_document
 from nri_numa.node.agent import Agent, RefusedContainer
 from nri_numa.node.beside_kubelet import BesideKubelet
 from nri_numa.node.loop import Clock
@@ -95,7 +92,7 @@ Name = tuple[str, str, str, str]
 
 
 class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon knows about its link; see `nri_numa.nri.handler.LinkState`.
+    """What the daemon knows about its link; see `nri_numa.runtime.LinkState`.
 
     Attributes:
         active: registered and synchronized.
@@ -235,7 +232,7 @@ class LiveView:
         moment = self._moment()
         state = moment.state
         refused: dict[str, RefusedContainer] = {}
-        for one in tuple(self._agent.refusals):  # the last one of each counts
+        for one in self._agent.refusals:  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
                 refused[one.container] = one
         names = self._ordered(state)
@@ -318,7 +315,7 @@ class LiveView:
         """The latest refusals, newest first."""
         return [
             convert(refused, Refusal, from_attributes=True)
-            for refused in reversed(tuple(self._agent.refusals))
+            for refused in reversed(self._agent.refusals)
         ]
 
     def slots(self) -> Slots:

@@ -1,61 +1,61 @@
-"""Protobuf ⇄ the engine's types. Beyond this module nobody sees protobuf.
+"""Protobuf ⇄ the engine's types, and the answers to the runtime's requests. Protobuf stops here.
 
 What the runtimes really send differs from the field tables in small ways: names may be missing,
-the QoS class is not told, and an update carries zeros for what it does not change. All of that is
+the QoS class is not given, and an update carries zeros for what it does not change. All of that is
 evened out here. Messages with missing parts give values with missing parts, never an exception.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
-from operator import itemgetter
-from typing import Final
+from typing import Final, TypeAlias
 
 from google.protobuf.message import Message
 
-from nri_numa.engine.request.demand import limit_milli, request_milli
-from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import (
-    NO_DEVICES,
+    CDI_ANNOTATION,
+    NO_MENTIONS,
+    VARIABLES,
     Container,
-    KnownDevices,
+    ContainerAdjustment,
+    ContainerUpdate,
+    DeviceNode,
+    MemoryPolicy,
+    Mentions,
+    Pods,
     PodSandbox,
     QoSClass,
     Resources,
+    mentions_in,
 )
 from nri_numa.errors import LocalProtocolError
+from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import Event
+from nri_numa.runtime import (
+    NOTHING_GIVEN,
+    Planner,
+    RuntimeHandler,
+    inferred_qos,
+    page_size,
+)
 
 CONTAINER_NAME: Final = "io.kubernetes.container.name"
 POD_NAME: Final = "io.kubernetes.pod.name"
 POD_NAMESPACE: Final = "io.kubernetes.pod.namespace"
 POD_UID: Final = "io.kubernetes.pod.uid"
 
-_GUARANTEED_SCORE: Final = -997
-_BEST_EFFORT_SCORE: Final = 1000
-# The kubelet never writes a quota below 1 ms in 100 ms, so small requests and limits differ.
-_MILLI_TOLERANCE: Final = 10
-
-NOTHING_GIVEN: Final = Resources()
-
-_CREATE_UPDATE: Final = pb.CreateContainerResponse.DESCRIPTOR.fields_by_name["update"].number
-_STOP_UPDATE: Final = pb.StopContainerResponse.DESCRIPTOR.fields_by_name["update"].number
-
 
 # --- from the runtime -------------------------------------------------------------------------
 
 
-def pods_from(pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container]) -> Pods:
-    """All pods of a node; each is converted when it is asked for, which most are not.
+def pods_from(
+    pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container], *, mentions: bool = False
+) -> Pods:
+    """All pods of a node; each is converted when it is used, which most are not.
 
-    Args:
-        pods: as the runtime sent them.
-        containers: all containers, the first of a pod before its others; see `pod_from`.
+    The first container of a pod counts where `pod_from` needs one.
     """
     messages = {pod.id: pod for pod in pods}
     first: dict[str, pb.Container] = {}
@@ -64,7 +64,7 @@ def pods_from(pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container])
         if not first:
             for container in containers:
                 first.setdefault(container.pod_sandbox_id, container)
-        return pod_from(messages[pod_id], first.get(pod_id))
+        return pod_from(messages[pod_id], first.get(pod_id), mentions=mentions)
 
     return Pods(
         {
@@ -75,24 +75,26 @@ def pods_from(pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container])
     )
 
 
-def pod_from(pod: pb.PodSandbox, container: pb.Container | None = None) -> PodSandbox:
-    """Convert a pod.
+def pod_from(
+    pod: pb.PodSandbox, container: pb.Container | None = None, *, mentions: bool = False
+) -> PodSandbox:
+    """Convert a pod; one that is stopped may have an id and nothing else.
 
-    Args:
-        pod: as the runtime sent it; may carry an id and nothing else once it is stopped.
-        container: one of its containers, looked at only where the QoS class cannot be told from
-            the pod's cgroup.
+    Its container is read only where the QoS class does not follow from the pod's cgroup, and its
+    network namespace only for ``mentions``.
     """
     labels = _copied(pod.labels)
-    cgroup_parent, resources = "", NOTHING_GIVEN
+    cgroup_parent, resources, network = "", NOTHING_GIVEN, ""
     if pod.HasField("linux"):
         linux = pod.linux
         cgroup_parent = linux.cgroup_parent
         if linux.HasField("pod_resources"):
             resources = resources_from(linux.pod_resources)
-    qos = qos_from_cgroup(cgroup_parent)
+        if mentions:
+            network = next((n.path for n in linux.namespaces if n.type == "network"), "")
+    qos = QoSClass.of_cgroup(cgroup_parent)
     if qos is None:
-        qos = _infer_qos(resources, container)
+        qos = inferred_qos(resources, None if container is None else container_from(container))
     return PodSandbox(
         id=pod.id,
         uid=pod.uid or labels.get(POD_UID, "") or pod.id,
@@ -104,34 +106,13 @@ def pod_from(pod: pb.PodSandbox, container: pb.Container | None = None) -> PodSa
         runtime_handler=pod.runtime_handler,
         cgroup_parent=cgroup_parent,
         resources=resources,
+        network_namespace=network,
     )
 
 
-def container_from(
-    container: pb.Container,
-    *,
-    brief: bool = False,
-    keep: Sequence[str] = (),
-    devices: KnownDevices = NO_DEVICES,
-) -> Container:
-    """Convert a container; its name is taken from the label where the runtime leaves it empty.
-
-    Args:
-        container: as the runtime sent it.
-        brief: leave annotations out. Nobody asks for what the kubelet put there, and copying it
-            takes longer than the rest.
-        keep: the annotations that stay in brief, where they are there; empty keys are passed over.
-        devices: that it has.
-    """
+def container_from(container: pb.Container, *, mentions: bool = False) -> Container:
+    """Convert a container; its name is that of the label where the runtime leaves it empty."""
     resources, score, cgroups_path = NOTHING_GIVEN, None, ""
-    annotations: dict[str, str] = {}
-    if not brief:
-        annotations = _copied(container.annotations)
-    else:
-        given = container.annotations
-        for key in keep:
-            if key and key in given:
-                annotations[key] = given[key]
     if container.HasField("linux"):
         linux = container.linux
         cgroups_path = linux.cgroups_path
@@ -143,36 +124,33 @@ def container_from(
         id=container.id,
         pod_id=container.pod_sandbox_id,
         name=container.name or container.labels.get(CONTAINER_NAME, ""),
-        annotations=annotations,
+        annotations=_copied(container.annotations),
         resources=resources,
         oom_score_adj=score,
         pid=container.pid,
         cgroups_path=cgroups_path,
-        devices=devices.devices,
-        pod_devices=devices.pod_devices,
-        device_notes=devices.notes,
+        mentions=mentions_of(container) if mentions else NO_MENTIONS,
         starting=container.state == pb.CONTAINER_CREATED,
     )
+
+
+_SHORT: Final = 512
+"""Bytes of resources that are worth remembering; far longer ones can be sent as well."""
 
 
 def resources_from(resources: pb.LinuxResources, *, update: bool = False) -> Resources:
     """Convert resources.
 
-    Args:
-        resources: as the runtime sent them.
-        update: they are those of an UpdateContainer request, whose wrappers are always there and
-            where 0 means *not part of this update*.
+    With ``update`` they are those of an UpdateContainer request, whose wrappers are always there
+    and where 0 means *not part of this update*.
     """
     if not update:
-        # Replicas have the same bytes: comparing them is quicker than looking at each field.
+        # Replicas have the same bytes: comparing them is quicker than looking at each field, and
+        # their value is in memory once.
         data = resources.SerializeToString()
         if len(data) <= _SHORT:
             return _known_resources(data)
     return _resources_in(resources, update=update)
-
-
-_SHORT: Final = 512
-"""Bytes of resources that are worth remembering; far longer ones can be sent as well."""
 
 
 @lru_cache(maxsize=256)
@@ -198,34 +176,16 @@ def _resources_in(resources: pb.LinuxResources, *, update: bool) -> Resources:
             limit = memory.limit.value
     if update:
         shares, quota, period, limit = shares or None, quota or None, period or None, limit or None
-    hugepages: dict[int, int] = {}
-    for item in resources.hugepage_limits:
-        if item.limit:
-            hugepages[page_size(item.page_size)] = item.limit
-    if not hugepages:
-        return _same_resources(shares, quota, period, limit, cpus, mems)
     return Resources(
         cpu_shares=shares,
         cpu_quota=quota,
         cpu_period=period,
         memory_limit=limit,
-        hugepages=hugepages,
-        cpus=cpus,
-        mems=mems,
-    )
-
-
-@lru_cache(maxsize=256)
-def _same_resources(
-    shares: int | None, quota: int | None, period: int | None, limit: int | None, cpus: str,
-    mems: str,
-) -> Resources:  # fmt: skip
-    """One value for all replicas: made once, and in memory once."""
-    return Resources(
-        cpu_shares=shares,
-        cpu_quota=quota,
-        cpu_period=period,
-        memory_limit=limit,
+        hugepages={
+            page_size(item.page_size): item.limit
+            for item in resources.hugepage_limits
+            if item.limit
+        },
         cpus=cpus,
         mems=mems,
     )
@@ -236,60 +196,54 @@ def _copied(texts: Mapping[str, str]) -> dict[str, str]:
     return {key: texts[key] for key in texts}
 
 
-_PAGE_SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)i?B?", re.ASCII | re.IGNORECASE)
-_UNIT: Final[Mapping[str, int]] = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_PCI, _NVIDIA, _CLAIM = (name.encode() for name in VARIABLES)
+_CDI: Final = CDI_ANNOTATION.encode()
 
 
-def page_size(text: str) -> int:
-    """Bytes of a huge page size such as ``2MB`` (units of 1024); 0 when it is none."""
-    match = _PAGE_SIZE.fullmatch(text)
-    return 0 if match is None else int(match[1]) << _UNIT[match[2].upper()]
+def mentions_of(container: pb.Container) -> Mentions:
+    """What is said of a container's devices.
 
-
-def qos_from_cgroup(cgroup_parent: str) -> QoSClass | None:
-    """Tell the QoS class from the pod's cgroup; None when the kubelet did not make it.
-
-    The kubelet puts pods under ``kubepods/burstable``, ``kubepods/besteffort`` or, Guaranteed,
-    ``kubepods`` itself; with the systemd driver these are parts of slice names, joined by dashes,
-    and only the last slice may be given.
+    Nearly all containers mention nothing, which a search through the message's bytes shows for less
+    than the 30 strings of 30 variables.
     """
-    _, found, below = cgroup_parent.partition("kubepods")
-    if not found:
-        return None
-    if "burstable" in below:
-        return QoSClass.BURSTABLE
-    if "besteffort" in below:
-        return QoSClass.BEST_EFFORT
-    return QoSClass.GUARANTEED
+    # Parts that are missing have the values of empty ones, and read like them.
+    linux, devices = container.linux, container.CDI_devices
+    # What stands in a variable or an annotation stands in here, as UTF-8.
+    everything = container.SerializeToString()
+    has_variables = _PCI in everything or _NVIDIA in everything or _CLAIM in everything
+    has_names = _CDI in everything
+    if not linux.devices and not has_variables and not has_names and not devices:
+        return NO_MENTIONS
+    privileged = any(_allows_all(rule) for rule in linux.resources.devices)
+    files = () if privileged else linux.devices
+    return mentions_in(
+        nodes=[DeviceNode(one.type, one.major, one.minor) for one in files],
+        environment=container.env if has_variables else (),
+        annotations=_copied(container.annotations) if has_names else {},
+        names=[one.name for one in devices],
+    )
 
 
-def _infer_qos(pod_resources: Resources, container: pb.Container | None) -> QoSClass:
-    """Guess the QoS class of a pod that the kubelet's cgroup tree does not tell.
-
-    First the OOM score, which the kubelet derives from the class; then resources: limits that
-    equal the requests make a Guaranteed pod, any other number a Burstable one.
-    """
-    resources = pod_resources
-    if container is not None and container.HasField("linux"):
-        linux = container.linux
-        if linux.HasField("oom_score_adj"):
-            score = linux.oom_score_adj.value
-            if score == _GUARANTEED_SCORE:
-                return QoSClass.GUARANTEED
-            if score == _BEST_EFFORT_SCORE:
-                return QoSClass.BEST_EFFORT
-            if 2 <= score < _BEST_EFFORT_SCORE:
-                return QoSClass.BURSTABLE
-        if resources == NOTHING_GIVEN and linux.HasField("resources"):
-            resources = resources_from(linux.resources)
-    limit, request = limit_milli(resources, []), request_milli(resources, [])
-    memory = resources.memory_limit or 0
-    if limit and memory > 0 and (not request or abs(limit - request) <= _MILLI_TOLERANCE):
-        return QoSClass.GUARANTEED
-    return QoSClass.BURSTABLE if limit or request or memory > 0 else QoSClass.BEST_EFFORT
+def _allows_all(rule: pb.LinuxDeviceCgroup) -> bool:
+    """Whether it makes a container privileged: device files that are listed say nothing of it."""
+    return (
+        rule.allow
+        and rule.type in ("", "a")
+        and not (rule.HasField("major") and rule.major.value >= 0)
+        and not (rule.HasField("minor") and rule.minor.value >= 0)
+    )
 
 
 # --- to the runtime ---------------------------------------------------------------------------
+
+_WithUpdates: TypeAlias = (
+    pb.CreateContainerResponse
+    | pb.UpdateContainerResponse
+    | pb.StopContainerResponse
+    | pb.SynchronizeResponse
+    | pb.UpdateContainersRequest
+)
+"""The messages with a field ``update``."""
 
 _MPOL_MODES: Final[Mapping[MemoryPolicy, pb.MpolMode]] = {
     MemoryPolicy.DEFAULT: pb.MPOL_DEFAULT,
@@ -325,183 +279,35 @@ def create_response(adjustment: ContainerAdjustment) -> pb.CreateContainerRespon
     return response
 
 
-class Told:
-    """An answer that tells others, serialised as it is made.
-
-    With hundreds of them, making messages first would take longer than all the rest.
-    """
-
-    __slots__ = ("_data",)
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def SerializeToString(self) -> bytes:
-        """The bytes."""
-        return self._data
-
-
-def create_answer(adjustment: ContainerAdjustment, others: Sequence[ContainerUpdate]) -> Told:
-    """As `create_response`, with changes to other containers."""
-    own = create_response(adjustment).SerializeToString()
-    # Fields are serialised in the order of their numbers: that of the adjustment comes first.
-    return Told(own + _told(_CREATE_UPDATE, others))
-
-
-def update_response(
-    own: ContainerUpdate | None, others: Sequence[ContainerUpdate] = ()
-) -> pb.UpdateContainerResponse:
-    """Build the answer to UpdateContainer.
-
-    Args:
-        own: what to set over the request for the container itself, field by field; None lets the
-            request through as it is (and spares a containerd bug that loses its swap limit).
-        others: changes to other containers.
-    """
-    response = pb.UpdateContainerResponse()
-    _fill(response, others if own is None else (own, *others))
-    return response
-
-
-def stop_answer(others: Sequence[ContainerUpdate]) -> pb.StopContainerResponse | Told:
-    """Build the answer to StopContainer."""
-    return Told(_told(_STOP_UPDATE, others)) if others else pb.StopContainerResponse()
-
-
-def updates_request(every: Iterable[ContainerUpdate]) -> pb.UpdateContainersRequest:
-    """Build an unsolicited UpdateContainers request."""
-    request = pb.UpdateContainersRequest()
-    _fill(request, every)
-    return request
-
-
-def updates(every: Iterable[ContainerUpdate]) -> list[pb.ContainerUpdate]:
-    """Build updates, one for each container; see `_fill`."""
-    return list(updates_request(every).update)
-
-
-def answering(
-    plan: Callable[[Sequence[PodSandbox], Sequence[Container]], Iterable[ContainerUpdate]],
-) -> Callable[[Sequence[pb.PodSandbox], Sequence[pb.Container]], list[pb.ContainerUpdate]]:
-    """Let a function of the engine's types answer Synchronize."""
-
-    def answer(
-        pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
-    ) -> list[pb.ContainerUpdate]:
-        every = pods_from(pods, containers)
-        return updates(
-            plan(
-                [every[pod.id] for pod in pods],
-                [container_from(container) for container in containers],
-            )
-        )
-
-    return answer
-
-
-def _fill(message: Message, every: Iterable[ContainerUpdate]) -> None:
-    """Add updates to a message's field ``update``; see `_told`."""
-    data = _told(message.DESCRIPTOR.fields_by_name["update"].number, every)
-    if data:
-        message.MergeFromString(data)
-
-
-_AFTER_ID: Final = itemgetter(slice(1, None))
-
-
-def _told(field: int, every: Iterable[ContainerUpdate]) -> bytes:
-    """Updates as bytes of a repeated field, one for each container, in order of appearance.
+def add_updates(
+    response: _WithUpdates, every: Sequence[ContainerUpdate], *, ignore_failure: bool = False
+) -> None:
+    """Add updates to a response, one for each container, in their order.
 
     Two updates of one container in one answer would be refused by the runtime as a conflict of
     the plugin with itself, so they are merged, the later value winning. Empty ones are left out.
 
-    A changed shared pool is one and the same change for hundreds of containers. It is serialised
-    once and put around all ids in one go. A container waits meanwhile.
-
-    Args:
-        field: number of the field.
-        every: what to tell.
-
     Raises:
         LocalProtocolError: an update names no container.
     """
-    told = every if isinstance(every, tuple | list) else list(every)
-    if not told:
-        return b""
-    by_id = {update[0]: update for update in told}
-    if "" in by_id:
-        raise LocalProtocolError("a ContainerUpdate without container_id would change nothing")
-    if len(by_id) < len(told):
-        told = _merged(told)
-    tag = _varint(field << 3 | _LENGTH_DELIMITED)
-    pieces: list[bytes] = []
-    # What stands around an id: it depends on the change, and on the length of the id.
-    wraps: dict[tuple[object, int], tuple[bytes, bytes]] = {}
-    for change, same in groupby(told, _AFTER_ID):
-        run = list(same)
-        if run[0].empty:
-            continue
-        names = [update[0].encode() for update in run]
-        lengths = dict(zip(map(len, names), run, strict=True))
-        for length, example in lengths.items():
-            if (change, length) not in wraps:
-                wraps[change, length] = _wrap(tag, example)
-        if len(lengths) == 1:
-            before, behind = wraps[change, len(names[0])]
-            pieces += before, (behind + before).join(names), behind
-        else:
-            for name in names:
-                before, behind = wraps[change, len(name)]
-                pieces += before, name, behind
-    return b"".join(pieces)
-
-
-def _merged(every: Iterable[ContainerUpdate]) -> list[ContainerUpdate]:
-    """One update for each container, in order of appearance."""
     by_id: dict[str, ContainerUpdate] = {}
     for update in every:
         earlier = by_id.get(update[0])
-        by_id[update[0]] = update if earlier is None else _over(earlier, update)
-    return list(by_id.values())
-
-
-_LENGTH_DELIMITED: Final = 2
-"""Wire type of strings and messages (protobuf.dev/programming-guides/encoding)."""
-
-
-def _wrap(tag: bytes, update: ContainerUpdate) -> tuple[bytes, bytes]:
-    """What stands before and behind the id of an update that changes something."""
-    body = pb.ContainerUpdate(
-        container_id=update.container_id,
-        linux=linux_update(update),
-        ignore_failure=update.ignore_failure,
-    ).SerializeToString()
-    # Fields are serialised in the order of their numbers, and the id has the first one.
-    length = len(update.container_id.encode())
-    start = 1 + len(_varint(length))
-    return tag + _varint(len(body)) + body[:start], body[start + length :]
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _over(earlier: ContainerUpdate, later: ContainerUpdate) -> ContainerUpdate:
-    return later._replace(
-        cpus=later.cpus or earlier.cpus,
-        mems=later.mems or earlier.mems,
-        cpu_quota=earlier.cpu_quota if later.cpu_quota is None else later.cpu_quota,
-        cpu_period=earlier.cpu_period if later.cpu_period is None else later.cpu_period,
-        cpu_shares=earlier.cpu_shares if later.cpu_shares is None else later.cpu_shares,
-        memory_limit=earlier.memory_limit if later.memory_limit is None else later.memory_limit,
-        # One of them being required makes the whole required.
-        ignore_failure=earlier.ignore_failure and later.ignore_failure,
-    )
+        by_id[update[0]] = update if earlier is None else update.over(earlier)
+    if "" in by_id:
+        raise LocalProtocolError("a ContainerUpdate without container_id would change nothing")
+    # A changed shared pool is one and the same change for hundreds of containers: made once.
+    messages: dict[object, pb.ContainerUpdate] = {}
+    for container_id, update in by_id.items():
+        message = messages.get(update[1:])
+        if message is None:
+            if update.empty:
+                continue
+            message = messages[update[1:]] = pb.ContainerUpdate(
+                linux=linux_update(update), ignore_failure=update.ignore_failure or ignore_failure
+            )
+        message.container_id = container_id
+        response.update.append(message)
 
 
 def linux_update(update: ContainerUpdate) -> pb.LinuxContainerUpdate:
@@ -521,3 +327,81 @@ def linux_update(update: ContainerUpdate) -> pb.LinuxContainerUpdate:
     if update.memory_limit is not None:
         message.resources.memory.limit.value = update.memory_limit
     return message
+
+
+def synchronize_response(
+    plan: Planner,
+    pods: Sequence[pb.PodSandbox],
+    containers: Sequence[pb.Container],
+    *,
+    mentions: bool = False,
+) -> pb.SynchronizeResponse:
+    """Build the answer to Synchronize.
+
+    A container without an id is left out: no update reaches it, and one would spoil the whole
+    answer. Failures are ignored: CRI-O fails the whole exchange otherwise.
+    """
+    known = [container_from(one, mentions=mentions) for one in containers if one.id]
+    response = pb.SynchronizeResponse()
+    updates = plan(pods_from(pods, containers, mentions=mentions), known)
+    add_updates(response, updates, ignore_failure=True)
+    return response
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+Request: TypeAlias = (
+    ev.SynchronizeRequested
+    | ev.CreateContainerRequested
+    | ev.UpdateContainerRequested
+    | ev.StopContainerRequested
+    | ev.ContainerEvent
+    | ev.PodEvent
+)
+"""What a handler answers."""
+
+
+def answer(handler: RuntimeHandler, event: Request) -> Message | None:
+    """Have an event of the session answered; None is an empty response."""
+    mentions = handler.reads_mentions
+    match event:
+        case ev.CreateContainerRequested(_, create):
+            adjustment, updates = handler.create_container(
+                pod_from(create.pod, create.container, mentions=mentions),
+                container_from(create.container, mentions=mentions),
+            )
+            created = create_response(adjustment)
+            add_updates(created, updates)
+            return created
+        case ev.UpdateContainerRequested(_, update):
+            updates = handler.update_container(
+                pod_from(update.pod, update.container, mentions=mentions),
+                container_from(update.container, mentions=mentions),
+                resources_from(update.linux_resources, update=True),
+            )
+            # One for the container itself is set over the request, field by field; without one
+            # the request passes as it is (which spares a containerd bug that loses its swap limit).
+            updated = pb.UpdateContainerResponse()
+            add_updates(updated, updates)
+            return updated
+        case ev.StopContainerRequested(_, stop):
+            stopped = pb.StopContainerResponse()
+            add_updates(stopped, handler.stop_container(stop.container.id))
+            return stopped
+        case ev.SynchronizeRequested(_, pods, containers):
+            return synchronize_response(handler.synchronize, pods, containers, mentions=mentions)
+        case ev.ContainerEvent(_, Event.REMOVE_CONTAINER, _, container):
+            handler.remove_container(container.id)
+        case ev.ContainerEvent(_, kind, pod, container):
+            running = kind is Event.POST_START_CONTAINER
+            (handler.post_start_container if running else handler.start_container)(
+                pod_from(pod, container, mentions=mentions),
+                container_from(container, mentions=mentions),
+            )
+        case ev.PodEvent(_, Event.RUN_POD_SANDBOX, pod):
+            handler.run_pod(pod_from(pod, mentions=mentions))
+        case ev.PodEvent(_, Event.STOP_POD_SANDBOX, pod):
+            handler.stop_pod(pod_from(pod))
+        case ev.PodEvent(_, _, pod):
+            handler.remove_pod(pod_from(pod))
+    return None

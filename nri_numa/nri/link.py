@@ -1,7 +1,7 @@
-"""The link to the container runtime over NRI: dial, register, answer, reconnect.
+"""The link to the container runtime over NRI: dial, register, answer, push updates, reconnect.
 
-`NRILink` owns one connection at a time and one `PluginSession`. It speaks protobuf messages with
-the handler it was given and knows nothing of placement. Handlers are plain functions: they run
+`NRILink` owns one connection at a time and one `PluginSession`. It has the requests answered by the
+`RuntimeHandler` it was given and knows nothing of placement. Handlers are plain functions: they run
 inside `buffer_updated`, one after the other, and the answer is written before the next request is
 parsed. The runtime waits two seconds for an answer and then carries on without it, so a handler
 must be quick and an exception in one must still become an answer.
@@ -10,6 +10,17 @@ External mode dials a unix socket for ever, with growing pauses: a container in 
 holds up every registration on the node (containerd#14083), so reconnecting in a tight loop would
 stop pods from starting. Pre-installed mode talks over a descriptor the runtime passed on and ends
 with it; the runtime starts such plugins once and never again.
+
+Updates that answer no request. On NRI up to 0.12.0 an UpdateContainers call can lock up the
+runtime's whole NRI layer: it takes two locks in the opposite order of every event
+(containerd#13733). The answer to Synchronize takes them in the right order. So there a second,
+short-lived plugin registers, answers Synchronize with the updates, and ends; the main connection
+does not notice. It costs the runtime one complete description of the node, and while the
+registration waits for a container in its grace period no other pod operation starts
+(containerd#14083). It must be rare. Nor is it safe at every moment: containerd up to 2.1 takes a
+read lock twice while it removes a sandbox with containers in it, and a registration that waits for
+the write lock in between stops it for good. So a registration waits until nothing else is under
+way, and one that is not answered is not followed by another.
 """
 
 from __future__ import annotations
@@ -19,54 +30,44 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from functools import partial
+from typing import Final
 
+import msgspec
 from google.protobuf.message import Message
 from msgspec.structs import replace
 
+from nri_numa.engine.values.workload import Container, ContainerUpdate, Pods
 from nri_numa.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from nri_numa.nri.answer_watch import AnswerWatch
-from nri_numa.nri.handler import (
-    LinkState,
-    PluginHandler,
-    RefusedForGood,
-    RequestRefused,
-)
-from nri_numa.nri.preinstalled import Preinstalled, preinstalled_from_environment
-from nri_numa.nri.pusher import Pusher
-from nri_numa.nri.registration import PushResult
+from nri_numa.nri import conversion
 from nri_numa.nri.transport import Ending, SessionTransport
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import Answer, PluginSession, SessionLimits
+from nri_numa.nri.wire.session import PluginSession, SessionLimits
 from nri_numa.nri.wire.versions import (
-    EVENTS_OF_0_2,
-    PLUGIN_EVENTS,
+    AGENT_EVENTS,
     Event,
-    PushPath,
-    RuntimeInfo,
-    event_mask,
     identity_problem,
     push_path,
     synchronizes_launched_plugins,
 )
 from nri_numa.observe.logs import get_logger
+from nri_numa.runtime import (
+    STABLE_SECONDS,
+    AnswerWatch,
+    LinkState,
+    Planner,
+    PushPath,
+    PushResult,
+    RefusedForGood,
+    RequestRefused,
+    RuntimeHandler,
+    RuntimeInfo,
+    backoff_delays,
+)
 
-__all__ = [
-    "DEFAULT_SOCKET",
-    "LinkState",
-    "NRILink",
-    "PluginHandler",
-    "Preinstalled",
-    "PushResult",
-    "RefusedForGood",
-    "RequestRefused",
-    "backoff_delays",
-    "preinstalled_from_environment",
-]
-
-# Changes of the link and failed pushes are told to whoever runs the link, who logs them.
+# Changes of the link and failed pushes are logged by what runs the link.
 logger = get_logger("nri")
 
 DEFAULT_SOCKET: Final = "/var/run/nri/nri.sock"
@@ -82,105 +83,179 @@ REGISTRATION: Final = "registration"
 QUIET_SECONDS: Final = 0.3
 """Without a request for this long, nothing else is under way in the runtime."""
 
-STABLE_SECONDS: Final = 10.0
-"""A connection that was active this long starts the pauses from the beginning."""
-
-MASK_REFUSED_SECONDS: Final = 1.0
-"""A runtime that closes this soon after our event mask did so because of it."""
-
 SOCKET_POLL_SECONDS: Final = 0.1
 """How often a pause looks whether the runtime made a new socket."""
 
+QUIET_WAIT: Final = 10.0
+"""Seconds to wait for a quiet moment; on a busier node the updates ride on a reply."""
 
-def backoff_delays(
-    rng: random.Random, *, first: float = 1.0, ceiling: float = 30.0, jitter: float = 0.1
-) -> Iterator[float]:
-    """Yield the pauses between attempts: 1, 2, 4, 8, 16, 30, 30 … seconds and a bit.
+QUIET_POLL: Final = 0.1
+"""Seconds between two looks whether it is quiet."""
 
-    Args:
-        rng: source of the jitter, which keeps plugins of many nodes from moving in step.
-        first: the first pause in seconds.
-        ceiling: the longest pause before jitter.
-        jitter: up to this share of a pause is added to it.
+REMOVAL_SECONDS: Final = 5.0
+"""How long after its stop a sandbox may be on its way out with containers still in it."""
+
+PUSH: Final = "second registration"
+"""The call that `AnswerWatch` knows as this."""
+
+SETTLE_SECONDS: Final = 0.05
+"""How long the one-shot stays connected after its answer, so that the runtime reads it whole."""
+
+
+# --- being launched by the runtime ----------------------------------------------------------------
+
+
+class Preinstalled(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plugin that the runtime launched is given: a connected socket, and its identity."""
+
+    descriptor: int
+    name: str
+    index: str
+
+
+def preinstalled_from_environment(environ: MutableMapping[str, str]) -> Preinstalled | None:
+    """Take over the descriptor of a plugin that the runtime launched.
+
+    The three variables are removed and the descriptor is made close-on-exec, so that no child
+    process inherits either. Returns None when this process was not launched by a runtime.
+
+    Raises:
+        ConfigError: NRI_PLUGIN_SOCKET is set and is not an open descriptor, or name or index is
+            missing or malformed.
     """
-    delay = first
-    while True:
-        yield delay * (1 + jitter * rng.random())
-        delay = min(delay * 2, ceiling)
+    text = environ.get("NRI_PLUGIN_SOCKET")
+    if text is None:
+        return None
+    del environ["NRI_PLUGIN_SOCKET"]
+    name = environ.pop("NRI_PLUGIN_NAME", "")
+    index = environ.pop("NRI_PLUGIN_IDX", "")
+    problems = []
+    if (problem := identity_problem(name, index)) is not None:
+        problems.append(f"NRI_PLUGIN_NAME, NRI_PLUGIN_IDX: {problem}")
+    descriptor = -1
+    try:
+        if not (text.isascii() and text.isdigit()):
+            raise ValueError("not a decimal number")
+        descriptor = int(text)
+        os.set_inheritable(descriptor, False)
+    except (ValueError, OverflowError, OSError) as error:
+        problems.append(
+            f"NRI_PLUGIN_SOCKET: {text!r} is no open file descriptor ({error}); expected what the"
+            " runtime sets when it launches a plugin"
+        )
+    if problems:
+        raise ConfigError("environment", problems)
+    return Preinstalled(descriptor=descriptor, name=name, index=index)
+
+
+# --- a second registration ------------------------------------------------------------------------
+
+
+class _OneShot:
+    """The handler of the second registration."""
+
+    def __init__(self, plan: Planner, limits: SessionLimits | None) -> None:
+        self.session = PluginSession(limits=limits)
+        self.answered = asyncio.get_running_loop().create_future()
+        self._plan = plan
+
+    def on_event(self, event: ev.PluginEvent) -> None:
+        match event:
+            case ev.Registered() | ev.UpdateContainersAnswered():
+                pass
+            case ev.RegistrationRefused():
+                self._finish(f"the second registration was refused: {event.status}")
+            case ev.ConfigureRequested():
+                # One harmless bit: zero would mean all events, and make us a validator.
+                mask = Event.REMOVE_POD_SANDBOX.bit
+                self.session.reply(event.stream, pb.ConfigureResponse(events=mask))
+            case ev.SynchronizeRequested():
+                answer = conversion.synchronize_response(self._plan, event.pods, event.containers)
+                self.session.reply(event.stream, answer)
+                self._finish("")
+            case _:
+                self.session.reply(event.stream)
+
+    def _finish(self, detail: str) -> None:
+        if not self.answered.done():
+            self.answered.set_result(detail)
+
+
+async def push_one_shot(
+    plan: Planner, *, socket_path: str, name: str, index: str, limits: SessionLimits | None = None
+) -> str:
+    """Push the updates that ``plan`` returns through a second registration.
+
+    Returns why it failed; empty when the runtime took the answer.
+    """
+    shot = _OneShot(plan, limits)
+    connection: SessionTransport[ev.PluginEvent] = SessionTransport(shot.session, shot.on_event)
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.create_unix_connection(lambda: connection, socket_path)
+        shot.session.register(name, index)
+        connection.flush()
+        await asyncio.wait({shot.answered, connection.ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not shot.answered.done():
+            return f"the second connection ended: {connection.ended.result().detail}"
+        detail: str = shot.answered.result()
+        if not detail:
+            await asyncio.sleep(SETTLE_SECONDS)
+        return detail
+    except OSError as error:
+        return f"{socket_path}: {error.strerror or error}"
+    finally:
+        await connection.aclose("pushed")
+
+
+# --- the link -------------------------------------------------------------------------------------
+
+
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a plugin is connected.
+
+    Attributes:
+        name, index: of the plugin; runtimes call plugins in ascending order of their two digits.
+        socket_path: where the runtime listens; also used for second registrations.
+        descriptor: of a connected socket, for a plugin the runtime launched; None to dial.
+        events: mask of the events to subscribe to.
+        delays: makes the sequence of pauses between attempts.
+        registration_wait: seconds for a registration. Long, because runtimes take connections one
+            at a time and give every silent one five seconds.
+        push_interval: least seconds between two pushes.
+        push_timeout: seconds one push may take.
+        quiet_seconds: least seconds between the last request and a second registration.
+    """
+
+    name: str
+    index: str
+    socket_path: str = DEFAULT_SOCKET
+    descriptor: int | None = None
+    events: int = AGENT_EVENTS
+    delays: Callable[[], Iterator[float]] = partial(backoff_delays, random.random)
+    registration_wait: float = 60.0
+    push_interval: float = 1.0
+    push_timeout: float = 10.0
+    quiet_seconds: float = QUIET_SECONDS
+    limits: SessionLimits = SessionLimits()
 
 
 class NRILink:
-    """A plugin's connection to its runtime, kept up for ever.
+    """A plugin's connection to its runtime, kept up for ever; see `nri_numa.runtime.RuntimeLink`.
 
-    Attributes:
-        runtime: what the runtime said of itself at the last Configure; None before.
-        watch: own calls that the runtime has not answered.
+    Raises:
+        ConfigError: the name or the index is malformed.
     """
 
-    def __init__(
-        self,
-        handler: PluginHandler,
-        *,
-        name: str,
-        index: str,
-        socket_path: str = DEFAULT_SOCKET,
-        descriptor: int | None = None,
-        events: int = PLUGIN_EVENTS,
-        rng: random.Random | None = None,
-        delays: Callable[[], Iterator[float]] | None = None,
-        registration_wait: float = 60.0,
-        push_interval: float = 1.0,
-        push_timeout: float = 10.0,
-        limits: SessionLimits | None = None,
-        protocol_broken: Callable[[], object] = lambda: None,
-        quiet: Callable[[], bool] = lambda: True,
-        quiet_seconds: float = QUIET_SECONDS,
-    ) -> None:
-        """Make a link; nothing happens before `run`.
-
-        Args:
-            handler: answers the requests.
-            name: plugin name without index.
-            index: two digits; plugins are asked in ascending order.
-            socket_path: where the runtime listens; also used for one-shot pushes.
-            descriptor: of a connected socket, for a plugin the runtime launched; None to dial.
-            events: mask of wanted events, reduced to what the runtime knows.
-            rng: for the jitter of the pauses.
-            delays: makes the sequence of pauses; `backoff_delays` over `rng` if None.
-            registration_wait: seconds for a registration. Long, because runtimes take connections
-                one at a time and give every silent one five seconds.
-            push_interval: least seconds between two pushes.
-            push_timeout: seconds one push may take.
-            limits: of a collected Synchronize.
-            protocol_broken: called when a link was closed because the runtime broke the protocol.
-            quiet: whether a second registration may be made now, as far as the handler knows.
-            quiet_seconds: least seconds between the last request and a second registration.
-
-        Raises:
-            ConfigError: the name or the index is malformed.
-        """
-        if (problem := identity_problem(name, index)) is not None:
+    def __init__(self, handler: RuntimeHandler, settings: LinkSettings) -> None:
+        if (problem := identity_problem(settings.name, settings.index)) is not None:
             raise ConfigError("plugin identity", [problem])
         self._handler = handler
-        self._name = name
-        self._index = index
-        self._socket_path = socket_path
-        self._descriptor = descriptor
-        self._wanted = events
-        jitter = rng if rng is not None else random.Random()  # noqa: S311 - no secret
-        self._delays = delays if delays is not None else lambda: backoff_delays(jitter)
-        self._registration_wait = registration_wait
-        self._push_timeout = push_timeout
-        self._limits = limits
-        self._protocol_broken = protocol_broken
-
+        self._settings = settings
         self.runtime: RuntimeInfo | None = None
         self.watch = AnswerWatch(time.monotonic)
-        self._quiet = quiet
-        self._quiet_seconds = quiet_seconds
-        self._last_request = float("-inf")
         self._state = LinkState.DISCONNECTED
-        self._told: tuple[LinkState, str] | None = None
+        self._reported: tuple[LinkState, str] | None = None
         self._session: PluginSession | None = None
         self._connection: SessionTransport[ev.PluginEvent] | None = None
         self._registration_timer: asyncio.TimerHandle | None = None
@@ -188,25 +263,13 @@ class NRILink:
         self._active_since: float | None = None
         self._accepted = False
         self._handling = False
-        # The mask of this connection and when it was sent; 0 before and once it was accepted.
-        self._mask = 0
-        self._mask_sent = 0.0
-        # A runtime that hung up right after our mask: it knows fewer events than its version
-        # suggests, so it is asked only for the oldest from then on.
-        self._distrusted: RuntimeInfo | None = None
+        self._last_request = float("-inf")
+        # When sandboxes were stopped that have not been removed since, oldest first.
+        self._stopped: dict[str, float] = {}
         self._updates: dict[int, asyncio.Future[ev.UpdateContainersAnswered]] = {}
-        self._pusher = Pusher(
-            name=name,
-            index=index,
-            socket_path=socket_path,
-            interval=push_interval,
-            timeout=push_timeout,
-            limits=limits,
-            path=self._push_path,
-            update_containers=self._update_containers,
-            quiet=self._is_quiet,
-            watch=self.watch,
-        )
+        self._push_lock = asyncio.Lock()
+        self._last_push = -settings.push_interval
+        self._unanswered: asyncio.Task[str] | None = None
 
     @property
     def state(self) -> LinkState:
@@ -220,38 +283,14 @@ class NRILink:
             RefusedForGood: the runtime will never accept this plugin.
         """
         try:
-            if self._descriptor is not None:
-                await self._serve_descriptor(self._descriptor)
+            if self._settings.descriptor is not None:
+                await self._serve_descriptor(self._settings.descriptor)
             else:
                 await self._dial_for_ever()
         finally:
-            self._pusher.close()
+            if self._unanswered is not None:
+                self._unanswered.cancel()
             self._change(LinkState.STOPPED, "")
-
-    def push(self, updates: Sequence[pb.ContainerUpdate]) -> Coroutine[Any, Any, PushResult]:
-        """Send updates that no request asked for; await the result. See `Pusher`.
-
-        Args:
-            updates: at most one for each container, applied in order, best effort.
-
-        Raises:
-            LocalProtocolError: called from inside a handler. The runtime holds, until the handler's
-                answer, the very lock this needs.
-        """
-        if self._handling:
-            raise LocalProtocolError("push() from inside a handler would block the runtime")
-        return self._pusher.push(tuple(updates))
-
-    def look(self) -> Coroutine[Any, Any, str]:
-        """Synchronise through a second registration: for launched plugins before NRI 0.7.
-
-        Such a runtime tells a plugin that it launched nothing of what runs already, and sends no
-        stop for containers older than itself.
-
-        Returns:
-            Why it failed; empty when the handler was told.
-        """
-        return self._pusher.look(self._handler.synchronize)
 
     # ------------------------------------------------------------------ connecting
 
@@ -267,15 +306,15 @@ class NRILink:
 
     async def _dial_for_ever(self) -> None:
         loop = asyncio.get_running_loop()
-        delays = self._delays()
+        delays = self._settings.delays()
         while True:
-            before = _socket_identity(self._socket_path)
+            before = _socket_identity(self._settings.socket_path)
             ending = await self._serve(None)
             since, self._active_since = self._active_since, None
             self._change(LinkState.DISCONNECTED, ending.detail)
             if since is not None and loop.time() - since >= STABLE_SECONDS:
                 # At once: a runtime that dropped us listens, and starts containers without us.
-                delays = self._delays()
+                delays = self._settings.delays()
                 continue
             delay = next(delays)
             if self._accepted:
@@ -289,34 +328,38 @@ class NRILink:
         end = loop.time() + delay
         while (left := end - loop.time()) > 0:
             await asyncio.sleep(min(left, SOCKET_POLL_SECONDS))
-            now = _socket_identity(self._socket_path)
+            now = _socket_identity(self._settings.socket_path)
             if now is not None and now != before:
                 return
 
     async def _serve(self, sock: socket.socket | None) -> Ending:
         """Serve one connection until it ends."""
         loop = asyncio.get_running_loop()
-        session = PluginSession(limits=self._limits)
+        session = PluginSession(limits=self._settings.limits)
         connection: SessionTransport[ev.PluginEvent] = SessionTransport(session, self._on_event)
         try:
             if sock is None:
-                await loop.create_unix_connection(lambda: connection, self._socket_path)
+                await loop.create_unix_connection(lambda: connection, self._settings.socket_path)
             else:
                 await loop.create_unix_connection(lambda: connection, sock=sock)
         except OSError as error:
             self._accepted = False
             self.watch.answered(REGISTRATION)
-            return Ending(detail=f"{self._socket_path}: {error.strerror or error}", error=error)
+            return Ending(
+                detail=f"{self._settings.socket_path}: {error.strerror or error}", error=error
+            )
         self._accepted = True
         self._session, self._connection = session, connection
-        self._change(LinkState.REGISTERING, self._socket_path if sock is None else "inherited")
+        self._change(
+            LinkState.REGISTERING, self._settings.socket_path if sock is None else "inherited"
+        )
         self._registration_timer = loop.call_later(
-            self._registration_wait,
+            self._settings.registration_wait,
             connection.close,
-            f"no answer to the registration within {self._registration_wait:g} s",
+            f"no answer to the registration within {self._settings.registration_wait:g} s",
         )
         try:
-            session.register(self._name, self._index)
+            session.register(self._settings.name, self._settings.index)
             self.watch.called(REGISTRATION)
             connection.flush()
             ending = await connection.wait_closed()
@@ -330,9 +373,7 @@ class NRILink:
             self._updates.clear()
             await connection.aclose("stopped")
         if isinstance(ending.error, RemoteProtocolError):
-            self._protocol_broken()
-        if self._hung_up_on_mask(ending):
-            self._distrusted = self.runtime
+            self._handler.protocol_broken()
         if isinstance(ending.error, BrokenPipeError):
             ending = replace(ending, detail=self._too_late(ending.error))
         if self._fatal is not None:
@@ -348,50 +389,25 @@ class NRILink:
     @property
     def _limit(self) -> float:
         """Seconds that the runtime waits for an answer."""
-        told = self.runtime.request_timeout if self.runtime is not None else 0.0
-        return told or DEFAULT_REQUEST_TIMEOUT
+        given = self.runtime.request_timeout if self.runtime is not None else 0.0
+        return given or DEFAULT_REQUEST_TIMEOUT
 
     def _cancel_registration_timer(self) -> None:
         if self._registration_timer is not None:
             self._registration_timer.cancel()
             self._registration_timer = None
 
-    def _hung_up_on_mask(self, ending: Ending) -> bool:
-        """Tell whether the runtime closed because it did not know an event we asked for."""
-        return (
-            self._mask & ~EVENTS_OF_0_2 != 0
-            and (ending.error is None or isinstance(ending.error, OSError))  # closed or reset
-            and asyncio.get_running_loop().time() - self._mask_sent < MASK_REFUSED_SECONDS
-        )
-
     # ------------------------------------------------------------------ answering
 
     def _on_event(self, event: ev.PluginEvent) -> None:
         """Answer one event of the session; called by the transport."""
-        handler = self._handler
         match event:
-            case ev.CreateContainerRequested(stream, create):
-                self._answer(stream, "CreateContainer", lambda: handler.create_container(create))
-            case ev.UpdateContainerRequested(stream, update):
-                self._answer(stream, "UpdateContainer", lambda: handler.update_container(update))
-            case ev.StopContainerRequested(stream, stop):
-                self._answer(stream, "StopContainer", lambda: handler.stop_container(stop))
-            case ev.ContainerEvent(stream, kind, pod, container):
-                self._answer(
-                    stream, kind.method, lambda: self._container_event(kind, pod, container)
-                )
-            case ev.PodEvent(stream, kind, pod):
-                self._answer(stream, kind.method, lambda: self._pod_event(kind, pod))
             case ev.SynchronizeRequested():
                 self._synchronize(event)
             case ev.ConfigureRequested():
                 self._configure(event)
-            case ev.UpdatePodSandboxRequested(stream):  # never subscribed to: an empty answer
-                self._answer(stream, Event.UPDATE_POD_SANDBOX.method, _nothing)
-            case ev.ValidateRequested(stream):  # likewise; empty accepts
-                self._answer(stream, Event.VALIDATE_CONTAINER_ADJUSTMENT.method, _nothing)
             case ev.ShutdownRequested(stream):  # followed by the end of the socket
-                self._answer(stream, "Shutdown", _nothing)
+                self._answer(stream, "Shutdown", lambda: None)
             case ev.UpdateContainersAnswered():
                 future = self._updates.pop(event.stream, None)
                 if future is not None and not future.done():
@@ -399,34 +415,41 @@ class NRILink:
             case ev.RegistrationRefused(status):
                 # Seen for a bad index or name, which repeats for ever; anything else may pass.
                 if "invalid" in status.message:
-                    self._fatal = RefusedForGood(
-                        f"the runtime refuses plugin {self._index}-{self._name}: {status}"
-                    )
+                    identity = f"{self._settings.index}-{self._settings.name}"
+                    self._fatal = RefusedForGood(f"the runtime refuses plugin {identity}: {status}")
                 self._close(f"registration refused: {status}")
             case ev.Registered():
                 pass
+            case _:
+                if isinstance(event, ev.PodEvent):
+                    self._note_removals(event)
+                self._answer(
+                    event.stream, event.method, lambda: conversion.answer(self._handler, event)
+                )
+
+    def _note_removals(self, event: ev.PodEvent) -> None:
+        if event.event is Event.STOP_POD_SANDBOX:
+            self._stopped[event.pod.id] = time.monotonic()
+        elif event.event is Event.REMOVE_POD_SANDBOX:
+            self._stopped.pop(event.pod.id, None)
 
     def _answer(
-        self, stream: int, name: str, handle: Callable[[], Answer | None]
+        self, stream: int, name: str, handle: Callable[[], Message | None]
     ) -> RequestRefused | None:
-        """Run a handler and write its answer, whatever happens in it.
-
-        Returns:
-            The refusal, if the handler refused.
-        """
+        """Run a handler and write its answer, whatever happens in it; returns its refusal."""
         session = self._session
         if session is None or self._connection is None:
             return None  # closed by ourselves while events of the same packet were waiting
         started = self._last_request = time.perf_counter()
         refusal: RequestRefused | None = None
-        response: Answer | None = None
+        response: Message | None = None
         self._handling = True
         try:
             response = handle()
         except RequestRefused as refused:
             refusal = refused
         except Exception as error:
-            response, refusal = self._after_error(name, error)
+            refusal = self._after_error(name, error)
         finally:
             self._handling = False
         if refusal is not None:
@@ -444,59 +467,30 @@ class NRILink:
             logger.exception("replied hook failed", event_name=name)
         return refusal
 
-    def _after_error(
-        self, name: str, error: Exception
-    ) -> tuple[Message | None, RequestRefused | None]:
-        """Ask the handler what an unexpected exception means; an empty answer when that fails."""
+    def _after_error(self, name: str, error: Exception) -> RequestRefused | None:
+        """Have the handler decide what an unexpected exception means; empty when that fails."""
         try:
-            return self._handler.internal_error(name, error), None
+            self._handler.internal_error(name, error)
         except RequestRefused as refused:
-            return None, refused
+            return refused
         except Exception:
             logger.exception("internal_error hook failed", event_name=name)
-            return None, None
-
-    def _container_event(
-        self, event: Event, pod: pb.PodSandbox, container: pb.Container
-    ) -> Message | None:
-        if event is Event.REMOVE_CONTAINER:
-            self._handler.remove_container(pod, container)
-        elif event is Event.START_CONTAINER:
-            self._handler.start_container(pod, container)
-        elif event is Event.POST_START_CONTAINER:
-            self._handler.post_start_container(pod, container)
-        return None
-
-    def _pod_event(self, event: Event, pod: pb.PodSandbox) -> Message | None:
-        if event is Event.RUN_POD_SANDBOX:
-            self._handler.run_pod(pod)
-        elif event is Event.STOP_POD_SANDBOX:
-            self._handler.stop_pod(pod)
-        elif event is Event.REMOVE_POD_SANDBOX:
-            self._handler.remove_pod(pod)
         return None
 
     def _configure(self, event: ev.ConfigureRequested) -> None:
         self._cancel_registration_timer()
         info = event.info
-        wanted = self._wanted & EVENTS_OF_0_2 if info == self._distrusted else self._wanted
 
         def configure() -> pb.ConfigureResponse:
-            try:
-                mask = event_mask(info, wanted)
-            except ValueError as error:
-                raise RequestRefused(str(error)) from error
             try:
                 self._handler.configured(info)
             except RequestRefused:
                 raise
             except Exception as error:
                 # Whatever the hook says, the mask must be right: zero would mean everything.
-                _, refusal = self._after_error("Configure", error)
-                if refusal is not None:
+                if (refusal := self._after_error("Configure", error)) is not None:
                     raise refusal from error
-            self._mask = mask
-            return pb.ConfigureResponse(events=mask)
+            return pb.ConfigureResponse(events=self._settings.events)
 
         self.runtime = info
         refusal = self._answer(event.stream, "Configure", configure)
@@ -504,9 +498,8 @@ class NRILink:
             self._fatal = RefusedForGood(f"configuration refused: {refusal.message}")
             self._close(f"configuration refused: {refusal.message}")
             return
-        self._mask_sent = asyncio.get_running_loop().time()
         described = f"{info.name} {info.version} (NRI {info.nri_version or 'before 0.12'})"
-        if self._descriptor is not None and not synchronizes_launched_plugins(info):
+        if self._settings.descriptor is not None and not synchronizes_launched_plugins(info):
             self._change(
                 LinkState.ACTIVE,
                 f"{described}, which does not tell launched plugins what runs already",
@@ -515,18 +508,12 @@ class NRILink:
             self._change(LinkState.CONFIGURED, described)
 
     def _synchronize(self, event: ev.SynchronizeRequested) -> None:
-        self._mask = 0  # accepted
         self.watch.answered(REGISTRATION)
+        self._stopped.clear()
         started = time.perf_counter()
-
-        def synchronize() -> pb.SynchronizeResponse:
-            updates = self._handler.synchronize(event.pods, event.containers)
-            response = pb.SynchronizeResponse(update=updates)
-            for update in response.update:
-                update.ignore_failure = True
-            return response
-
-        refusal = self._answer(event.stream, "Synchronize", synchronize)
+        refusal = self._answer(
+            event.stream, event.method, lambda: conversion.answer(self._handler, event)
+        )
         if refusal is not None:
             # Runtimes before NRI 0.7 would keep this connection open and never use it.
             self._close(f"synchronisation refused: {refusal.message}")
@@ -548,9 +535,9 @@ class NRILink:
             self._connection.close(detail)
 
     def _change(self, state: LinkState, detail: str) -> None:
-        if (state, detail) == self._told:
+        if (state, detail) == self._reported:
             return  # the same failure again: said once
-        self._told = (state, detail)
+        self._reported = (state, detail)
         self._state = state
         try:
             self._handler.link_changed(state, detail)
@@ -558,6 +545,54 @@ class NRILink:
             logger.exception("link_changed hook failed")
 
     # ------------------------------------------------------------------ pushing
+
+    def push(self, updates: Sequence[ContainerUpdate]) -> Awaitable[PushResult]:
+        """Send updates that answer no request: by the safe way, one at a time, some time apart.
+
+        Raises:
+            LocalProtocolError: called from inside a handler. The runtime holds, until the handler's
+                answer, the very lock this needs.
+        """
+        if self._handling:
+            raise LocalProtocolError("push() from inside a handler would block the runtime")
+        return self._push(tuple(updates))
+
+    async def look(self) -> str:
+        """Synchronise through a second registration: for launched plugins before NRI 0.7.
+
+        Such a runtime tells a plugin that it launched nothing of what runs already, and sends no
+        stop for containers older than itself. Returns why it failed; empty when the handler was
+        called.
+        """
+        async with self._push_lock:
+            detail = await self._wait_until_quiet()
+            return detail or await self._register("look", self._handler.synchronize)
+
+    async def _push(self, updates: tuple[ContainerUpdate, ...]) -> PushResult:
+        loop = asyncio.get_running_loop()
+        called = loop.time()
+        path, detail = self._push_path()
+        if not updates:
+            return PushResult(ok=True, path=path)
+        async with self._push_lock:
+            wait = self._last_push + self._settings.push_interval - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            # Looked at after every wait: the link may have broken, or another runtime come up.
+            path, detail = self._push_path()
+            if not detail and path is PushPath.ONE_SHOT:
+                detail = await self._wait_until_quiet()
+                path, broken = self._push_path()
+                detail = detail or broken
+            if not detail:
+                try:
+                    if path is PushPath.UPDATE_CONTAINERS:
+                        detail = await self._update_containers(updates)
+                    else:
+                        detail = await self._register("push", lambda pods, containers: updates)
+                finally:
+                    self._last_push = loop.time()
+        return PushResult(ok=not detail, path=path, detail=detail, seconds=loop.time() - called)
 
     def _push_path(self) -> tuple[PushPath, str]:
         """Return how to push now, and why not when that is impossible."""
@@ -568,35 +603,87 @@ class NRILink:
             return path, "no way to push is safe on this runtime (NRI before 0.6.1)"
         return path, ""
 
-    def _is_quiet(self) -> bool:
-        """Whether nothing else is under way in the runtime, as far as requests tell."""
-        return time.perf_counter() - self._last_request >= self._quiet_seconds and self._quiet()
+    async def _wait_until_quiet(self) -> str:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + QUIET_WAIT
+        while not self._is_quiet():
+            if loop.time() >= end:
+                return f"pods are started or removed all the time ({QUIET_WAIT:g} s)"
+            await asyncio.sleep(QUIET_POLL)
+        return ""
 
-    async def _update_containers(
-        self, updates: Sequence[pb.ContainerUpdate]
-    ) -> tuple[str, tuple[pb.ContainerUpdate, ...]]:
+    def _is_quiet(self) -> bool:
+        """Whether nothing else is under way in the runtime, as far as requests show.
+
+        A sandbox that is removed by force is removed right after its stop.
+        """
+        if time.perf_counter() - self._last_request < self._settings.quiet_seconds:
+            return False
+        oldest = time.monotonic() - REMOVAL_SECONDS
+        self._stopped = {pod: at for pod, at in self._stopped.items() if at > oldest}
+        return not self._stopped
+
+    async def _register(self, purpose: str, plan: Planner) -> str:
+        """Register once more; why it failed, empty when the runtime took the answer."""
+        if self._unanswered is not None:
+            if not self._unanswered.done():
+                return "an earlier registration is not answered yet"
+            self._unanswered = None
+        overdue = False
+
+        def in_time(pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
+            # What was meant a minute ago must not be written now.
+            return () if overdue else plan(pods, containers)
+
+        settings = self._settings
+        task = asyncio.create_task(
+            push_one_shot(
+                in_time,
+                socket_path=settings.socket_path,
+                name=f"{settings.name}-{purpose}",
+                index=settings.index,
+                limits=settings.limits,
+            )
+        )
+        self.watch.called(PUSH)
+        task.add_done_callback(lambda _: self.watch.answered(PUSH))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=settings.push_timeout)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if done:
+            return task.result()
+        # Left waiting: that it is answered, sooner or later, is how a runtime that takes long is
+        # told from one that hangs.
+        overdue, self._unanswered = True, task
+        return (
+            "the runtime did not synchronise the second registration within "
+            f"{settings.push_timeout:g} s"
+        )
+
+    async def _update_containers(self, updates: Sequence[ContainerUpdate]) -> str:
+        """Make the plain call; why it failed."""
         session, connection = self._session, self._connection
         if session is None or connection is None:
-            return "the link broke", ()
-        stream = session.update_containers(updates, timeout=self._push_timeout)
+            return "the link broke"
+        request = pb.UpdateContainersRequest()
+        conversion.add_updates(request, updates)
+        stream = session.update_containers(request, timeout=self._settings.push_timeout)
         answer = asyncio.get_running_loop().create_future()
         self._updates[stream] = answer
         connection.flush()
         try:
-            done, _ = await asyncio.wait({answer}, timeout=self._push_timeout)
+            done, _ = await asyncio.wait({answer}, timeout=self._settings.push_timeout)
         finally:
             self._updates.pop(stream, None)
             session.forget(stream)
         if not done:
-            return f"no answer within {self._push_timeout:g} s", ()
+            return f"no answer within {self._settings.push_timeout:g} s"
         if answer.cancelled():
-            return "the link broke before the answer came", ()
+            return "the link broke before the answer came"
         event: ev.UpdateContainersAnswered = answer.result()
-        return ("" if event.status is None else str(event.status)), tuple(event.failed)
-
-
-def _nothing() -> None:
-    return None
+        return "" if event.status is None else str(event.status)
 
 
 def _socket_identity(path: str) -> tuple[int, int] | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from nri_numa.errors import RemoteProtocolError
+from nri_numa.nri.wire.session import Session
 from nri_numa.observe.logs import get_logger
 
 logger = get_logger("nri")
@@ -24,28 +25,7 @@ READ_SIZE: Final = 1 << 18
 WRITE_HIGH_WATER: Final = 1 << 20
 """Bytes the peer has not read yet; above this we stop reading requests, so memory stays flat."""
 
-EventT_co = TypeVar("EventT_co", covariant=True)
 EventT = TypeVar("EventT")
-
-
-class Session(Protocol[EventT_co]):
-    """What is needed of a session; both roles of `nri_numa.nri.wire.session` fit."""
-
-    def receive_data(self, data: bytes) -> None:
-        """Take bytes."""
-        ...
-
-    def receive_eof(self) -> None:
-        """Note the end of the stream."""
-        ...
-
-    def next_event(self) -> EventT_co | None:
-        """Return the next event or None."""
-        ...
-
-    def data_to_send(self) -> bytes:
-        """Return what is to be written."""
-        ...
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +50,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
     def __init__(self, session: Session[EventT], on_event: Callable[[EventT], None]) -> None:
         """Make the protocol object of one connection; needs a running loop.
 
-        Args:
-            session: either role.
-            on_event: called for every event; must answer it before it returns if it can.
+        ``on_event`` must answer an event before it returns if it can.
         """
         self._session = session
         self._on_event = on_event

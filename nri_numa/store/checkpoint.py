@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.answers import StateChange
+from nri_numa.engine.values.workload import StateChange
 from nri_numa.errors import (
     CheckpointCorrupt,
     CheckpointError,

@@ -22,9 +22,8 @@ from zlib import crc32
 
 import msgspec
 
-from nri_numa.engine.invariants import contradiction
-from nri_numa.engine.state import Allocation, Former, NodeState, PodRecord, build
-from nri_numa.engine.values.answers import StateChange
+from nri_numa.engine.state import Allocation, Former, NodeState, PodRecord, build, contradiction
+from nri_numa.engine.values.workload import StateChange
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 
 FORMAT: Final = 1

@@ -17,10 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written, relative_path
+from nri_numa.engine.values.workload import ContainerUpdate
+from nri_numa.machine.cgroups import (
+    CgroupPlace,
+    CgroupReader,
+    CgroupWriter,
+    Scopes,
+    Written,
+    relative_path,
+)
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.scopes import Scopes
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.loop import Clock
 from nri_numa.observe import logs

@@ -8,18 +8,25 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from nri_numa.nri.link import LinkState, NRILink
+from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import RuntimeSession
+from nri_numa.nri.wire.versions import AGENT_EVENTS, Event
+from nri_numa.runtime import LinkState
 from tests.beds.recording_plugin import RecordingPlugin
+
+PLUGIN_EVENTS = AGENT_EVENTS & ~(Event.START_CONTAINER.bit | Event.POST_START_CONTAINER.bit)
+"""What a plugin of these tests subscribes to, unless it says otherwise."""
 
 
 def link_to(socket_path: str, plugin: RecordingPlugin, **settings: Any) -> NRILink:
     """Return a link that dials again almost at once."""
     settings.setdefault("delays", lambda: itertools.repeat(0.01))
     settings.setdefault("push_interval", 0.0)
-    return NRILink(plugin, name="numapin", index="10", socket_path=socket_path, **settings)
+    settings.setdefault("events", PLUGIN_EVENTS)
+    named = {"name": "numapin", "index": "10", "socket_path": socket_path} | settings
+    return NRILink(plugin, LinkSettings(**named))
 
 
 @asynccontextmanager

@@ -16,12 +16,15 @@ from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.explain.explanation import Document
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.engine.values.limits import CPUAmount, Limits, Permission, Quota
 from nri_numa.engine.values.settings import (
+    CPUAmount,
     CPUOrder,
     IsolatedCPUs,
+    Limits,
     NohzFullCPUs,
+    Permission,
     PreferredCores,
+    Quota,
     Settings,
 )
 from nri_numa.engine.values.workload import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import struct
 
-from nri_numa.nri.wire import mux, ttrpc
+from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.pb import ttrpc_pb2
 from nri_numa.nri.wire.session import PLUGIN_METHODS, RUNTIME_METHODS
@@ -77,10 +77,10 @@ def frame(rng: random.Random, streams: dict[int, int]) -> bytes:
     if kind == 4:  # one message in many frames
         step = rng.randrange(1, 20)
         return b"".join(
-            mux.encode_frames(connection, message[start : start + step])
+            ttrpc.encode_frames(connection, message[start : start + step])
             for start in range(0, len(message), step)
         )
-    return mux.encode_frames(connection, message)
+    return ttrpc.encode_frames(connection, message)
 
 
 def conversation(rng: random.Random, length: int) -> bytes:
@@ -95,7 +95,7 @@ def conversation(rng: random.Random, length: int) -> bytes:
 
 def _plain(connection: int, stream: int, method: str) -> bytes:
     body = ttrpc_pb2.Request(service=SERVICES[0], method=method).SerializeToString()
-    return mux.encode_frames(connection, ttrpc.encode_message(stream, 1, body))
+    return ttrpc.encode_frames(connection, ttrpc.encode_message(stream, 1, body))
 
 
 def cuts(rng: random.Random, data: bytes) -> list[bytes]:

@@ -1,17 +1,24 @@
-"""A plugin handler that writes down what it is asked and answers what a test tells it."""
+"""A handler that writes down what is reported and answers what a test wants."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from google.protobuf.message import Message
-
-from nri_numa.nri.link import LinkState
+from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
+    Container,
+    ContainerAdjustment,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+    Resources,
+)
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import RuntimeInfo
+from nri_numa.runtime import LinkState, RuntimeInfo
 
 Hook = Callable[..., Any]
+Created = tuple[ContainerAdjustment, Sequence[ContainerUpdate]]
 
 
 def pin(cpus: str = "", mems: str = "") -> pb.LinuxResources:
@@ -19,20 +26,19 @@ def pin(cpus: str = "", mems: str = "") -> pb.LinuxResources:
     return pb.LinuxResources(cpu=pb.LinuxCPU(cpus=cpus, mems=mems))
 
 
-def update(container_id: str, cpus: str = "", mems: str = "") -> pb.ContainerUpdate:
+def update(container_id: str, cpus: str = "", mems: str = "") -> ContainerUpdate:
     """Return an update of a cpuset."""
-    return pb.ContainerUpdate(
-        container_id=container_id, linux=pb.LinuxContainerUpdate(resources=pin(cpus, mems))
-    )
+    return ContainerUpdate(container_id, cpus, mems)
 
 
-def adjustment(cpus: str = "", mems: str = "") -> pb.ContainerAdjustment:
-    """Return an adjustment of a cpuset."""
-    return pb.ContainerAdjustment(linux=pb.LinuxContainerAdjustment(resources=pin(cpus, mems)))
+def adjusted(cpus: str = "", mems: str = "", *updates: ContainerUpdate, note: str = "") -> Created:
+    """Return the answer to a creation: a cpuset, an annotation ``k``, and updates of others."""
+    annotations = {"k": note} if note else {}
+    return ContainerAdjustment(cpus=cpus, mems=mems, annotations=annotations), updates
 
 
 class RecordingPlugin:
-    """Fits `PluginHandler`.
+    """Fits `nri_numa.runtime.RuntimeHandler`.
 
     Attributes:
         log: what happened, as short texts: ``RunPodSandbox web``, ``CreateContainer app``.
@@ -41,79 +47,81 @@ class RecordingPlugin:
         pods: of the last Synchronize, by id.
         containers: of the last Synchronize, by id.
         errors: exceptions that reached `internal_error`.
+        broken: how many connections broke the protocol.
     """
+
+    reads_mentions = False
 
     def __init__(self, **hooks: Hook) -> None:
         self.log: list[str] = []
         self.states: list[tuple[LinkState, str]] = []
         self.hooks = hooks
         self.info: RuntimeInfo | None = None
-        self.pods: dict[str, pb.PodSandbox] = {}
-        self.containers: dict[str, pb.Container] = {}
+        self.pods: dict[str, PodSandbox] = {}
+        self.containers: dict[str, Container] = {}
         self.answered: list[str] = []
         self.errors: list[tuple[str, Exception]] = []
+        self.broken = 0
+        self._names: dict[str, str] = {}
 
     def _call(self, hook: str, default: Any, *arguments: Any) -> Any:
         return self.hooks[hook](*arguments) if hook in self.hooks else default
+
+    def _happened(self, event: str, container: Container) -> None:
+        self._names[container.id] = container.name
+        self.log.append(f"{event} {container.name}")
 
     def configured(self, info: RuntimeInfo) -> None:
         self.info = info
         self.log.append("Configure")
         self._call("configured", None, info)
 
-    def synchronize(
-        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
-    ) -> Sequence[pb.ContainerUpdate]:
+    def synchronize(self, pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
         self.log.append("Synchronize")
-        self.pods = {pod.id: pod for pod in pods}
+        self.pods = {pod_id: pods[pod_id] for pod_id in pods.uids}
         self.containers = {container.id: container for container in containers}
-        answer: Sequence[pb.ContainerUpdate] = self._call("synchronize", (), pods, containers)
+        self._names.update((container.id, container.name) for container in containers)
+        answer: Sequence[ContainerUpdate] = self._call("synchronize", (), pods, containers)
         return answer
 
-    def create_container(
-        self, request: pb.CreateContainerRequest, data: bytes = b""
-    ) -> pb.CreateContainerResponse:
-        self.log.append(f"CreateContainer {request.container.name}")
-        answer: pb.CreateContainerResponse = self._call(
-            "create_container", pb.CreateContainerResponse(), request
-        )
+    def create_container(self, pod: PodSandbox, container: Container) -> Created:
+        self._happened("CreateContainer", container)
+        answer: Created = self._call("create_container", (NO_ADJUSTMENT, ()), pod, container)
         return answer
 
-    def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:
-        self.log.append(f"UpdateContainer {request.container.name}")
-        answer: pb.UpdateContainerResponse = self._call(
-            "update_container", pb.UpdateContainerResponse(), request
-        )
+    def update_container(
+        self, pod: PodSandbox, container: Container, asked: Resources
+    ) -> Sequence[ContainerUpdate]:
+        self._happened("UpdateContainer", container)
+        answer: Sequence[ContainerUpdate] = self._call("update_container", (), container, asked)
         return answer
 
-    def stop_container(self, request: pb.StopContainerRequest) -> pb.StopContainerResponse:
-        self.log.append(f"StopContainer {request.container.name}")
-        answer: pb.StopContainerResponse = self._call(
-            "stop_container", pb.StopContainerResponse(), request
-        )
+    def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
+        self.log.append(f"StopContainer {self._names.get(container_id, container_id)}")
+        answer: Sequence[ContainerUpdate] = self._call("stop_container", (), container_id)
         return answer
 
-    def remove_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
-        self.log.append(f"RemoveContainer {container.name}")
-        self._call("remove_container", None, pod, container)
+    def remove_container(self, container_id: str) -> None:
+        self.log.append(f"RemoveContainer {self._names.get(container_id, container_id)}")
+        self._call("remove_container", None, container_id)
 
-    def start_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
-        self.log.append(f"StartContainer {container.name}")
+    def start_container(self, pod: PodSandbox, container: Container) -> None:
+        self._happened("StartContainer", container)
         self._call("start_container", None, pod, container)
 
-    def post_start_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
-        self.log.append(f"PostStartContainer {container.name}")
+    def post_start_container(self, pod: PodSandbox, container: Container) -> None:
+        self._happened("PostStartContainer", container)
         self._call("post_start_container", None, pod, container)
 
-    def run_pod(self, pod: pb.PodSandbox) -> None:
+    def run_pod(self, pod: PodSandbox) -> None:
         self.log.append(f"RunPodSandbox {pod.name}")
         self._call("run_pod", None, pod)
 
-    def stop_pod(self, pod: pb.PodSandbox) -> None:
+    def stop_pod(self, pod: PodSandbox) -> None:
         self.log.append(f"StopPodSandbox {pod.name}")
         self._call("stop_pod", None, pod)
 
-    def remove_pod(self, pod: pb.PodSandbox) -> None:
+    def remove_pod(self, pod: PodSandbox) -> None:
         self.log.append(f"RemovePodSandbox {pod.name}")
         self._call("remove_pod", None, pod)
 
@@ -126,7 +134,9 @@ class RecordingPlugin:
         self.states.append((state, detail))
         self._call("link_changed", None, state)
 
-    def internal_error(self, event_name: str, error: Exception) -> Message | None:
+    def protocol_broken(self) -> None:
+        self.broken += 1
+
+    def internal_error(self, event_name: str, error: Exception) -> None:
         self.errors.append((event_name, error))
-        answer: Message | None = self._call("internal_error", None, event_name, error)
-        return answer
+        self._call("internal_error", None, event_name, error)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from jeepney import MessageType, Parser, new_error, new_method_return
 
+from nri_numa.machine.cgroups import Scopes
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.scopes import Scopes
 
 
 class SystemdBus:

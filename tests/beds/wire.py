@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nri_numa.nri.wire import mux, ttrpc
+from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.events import Answered, ConfigureRequested, PluginEvent, RuntimeEvent
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.pb import ttrpc_pb2
@@ -35,13 +35,13 @@ def request_frame(
     payload: bytes = b"",
     *,
     service: str = "nri.pkg.api.v1alpha1.Plugin",
-    connection: int = mux.PLUGIN_CONNECTION,
+    connection: int = ttrpc.PLUGIN_CONNECTION,
     message_type: int = ttrpc.MessageType.REQUEST,
 ) -> bytes:
     """Return a request as the peer might send it, legal or not."""
     body = ttrpc_pb2.Request(service=service, method=method, payload=payload)
     message = ttrpc.encode_message(stream, message_type, body.SerializeToString())
-    return mux.encode_frames(connection, message)
+    return ttrpc.encode_frames(connection, message)
 
 
 class SessionPair:

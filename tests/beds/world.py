@@ -13,12 +13,17 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused
-from nri_numa.engine.invariants import violations
-from nri_numa.engine.state import Kind, effective_cpus
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerUpdate
-from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.state import Kind, effective_cpus, violations
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
+    Container,
+    ContainerUpdate,
+    KubeletGrants,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
 from nri_numa.errors import CheckpointError
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
 from nri_numa.machine.cpuset import CPUSet, NUMASet

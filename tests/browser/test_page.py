@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.drift import Correction
+from nri_numa.engine.resync import Correction
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology

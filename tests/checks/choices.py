@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from nri_numa.engine.cpus.allocator import (
     NotEnoughCPUs,
+    SMTAlignmentRefused,
     Taken,
     TakeRequest,
     index,
     take_cpus,
 )
-from nri_numa.engine.cpus.question import SMTAlignmentRefused
 from nri_numa.engine.values.settings import (
     CPUOrder,
     IsolatedCPUs,

@@ -26,7 +26,7 @@ class Case:
     def distance(self, i: int, j: int) -> int:
         return self.distances[i, j]
 
-    def aligned(self, **options: int) -> Verdict:
+    def aligned(self) -> Verdict:
         """What the engine says, in the oracle's terms."""
         alignment = align(
             self.demands,
@@ -35,7 +35,6 @@ class Case:
             distance=self.distance,
             prefer_closest=self.prefer_closest,
             rank=self.rank,
-            **options,
         )
         assert alignment.exact
         affinity = alignment.affinity

@@ -229,7 +229,7 @@ def walk(
         numa_ids: the machine's NUMA nodes.
         policy: whose filter and verdict to apply.
         distance: given, masks of one width are compared by average distance first.
-        rank: see `nri_numa.engine.align.search.Order`.
+        rank: see `nri_numa.engine.align.hints.Order`.
         by: ``product``, ``fold``, or ``any`` for the product while it is small.
     """
     everything = frozenset(numa_ids)
@@ -255,4 +255,4 @@ def walk(
 
 def as_hints(hints: HintList) -> tuple[Hint, ...]:
     """A list in the engine's own type."""
-    return tuple(Hint(None if m is None else NUMASet(m), p) for m, p in hints)
+    return tuple(Hint(NUMASet(m), p) for m, p in hints if m is not None)

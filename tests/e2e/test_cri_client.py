@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from nri_numa.cri.client import CRIClient, CRIContainerState, CRIResources
+from nri_numa.cri.client import CRIClient, CRIContainerState
+from nri_numa.engine.values.workload import ContainerUpdate
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, Seen
 from tests.machines.cpus import LAST
@@ -23,26 +24,26 @@ def test_reads_and_moves_a_container(containerd: Containerd, cri: CRI) -> None:
             version = await client.version()
             assert version.name == "containerd"
             assert version.version.startswith(containerd.binaries.version)
-            (listed_pod,) = await client.list_pod_sandboxes()
-            assert (listed_pod.id, listed_pod.namespace) == (pod.id, "tests")
-            assert listed_pod.annotations["a"] == "b"
-            (listed,) = await client.list_containers(CRIContainerState.RUNNING)
-            assert (listed.id, listed.name) == (container.id, "main")
-            assert await client.list_containers(CRIContainerState.CREATED) == ()
+            assert await client.pod_sandbox_ids() == [pod.id]
+            sandbox = await client.pod_sandbox(pod.id)
+            assert sandbox is not None
+            assert (sandbox.id, sandbox.namespace) == (pod.id, "tests")
+            assert sandbox.annotations["a"] == "b"
+            (listed,) = await client.list_containers()
+            assert (listed.id, listed.state) == (container.id, CRIContainerState.RUNNING)
             status = await client.container_status(container.id)
             assert status is not None
-            assert status.pid == cri.pid(container)
-            update = CRIResources(cpus=LAST, mems="0")
-            assert await client.update_resources(container.id, update) is None
+            assert (status.container.name, status.container.pid) == ("main", cri.pid(container))
+            assert await client.update(ContainerUpdate(container.id, LAST, "0")) is None
             status = await client.container_status(container.id)
             assert status is not None
-            assert status.resources is not None
-            assert (status.resources.cpus, status.resources.mems) == (LAST, "0")
-            failed = await client.update_resources(container.id, CRIResources(cpus="4000"))
+            resources = status.container.resources
+            assert (resources.cpus, resources.mems) == (LAST, "0")
+            failed = await client.update(ContainerUpdate(container.id, "4000"))
             assert failed is not None
             assert not failed.gone
             absent = "f" * 64
-            failed = await client.update_resources(absent, CRIResources(cpus="1"))
+            failed = await client.update(ContainerUpdate(absent, "1"))
             assert failed is not None
             assert failed.gone
             assert await client.container_status(absent) is None

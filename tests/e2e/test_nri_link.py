@@ -10,13 +10,19 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
-from google.protobuf.message import Message
 
-from nri_numa.nri.handler import LinkState, RequestRefused
-from nri_numa.nri.link import NRILink
-from nri_numa.nri.registration import PushResult
-from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import RuntimeInfo
+from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
+    Container,
+    ContainerAdjustment,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+)
+from nri_numa.engine.values.workload import Resources as WantedResources
+from nri_numa.nri.link import LinkSettings, NRILink
+from nri_numa.nri.wire.versions import AGENT_EVENTS
+from nri_numa.runtime import LinkState, PushResult, RequestRefused, RuntimeInfo
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, Resources, allowed, poll
 from tests.machines.cpus import FIRST, LAST
@@ -39,53 +45,55 @@ class Handler:
         self.on_synchronize: dict[str, str] = {}
         self.states: list[LinkState] = []
 
+    reads_mentions = False
+
     def configured(self, info: RuntimeInfo) -> None:
         self.info = info
 
-    def synchronize(
-        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
-    ) -> Sequence[pb.ContainerUpdate]:
-        self.pods = [pod.id for pod in pods]
+    def synchronize(self, pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
+        self.pods = list(pods.uids)
         self.containers = [container.id for container in containers]
         return updates(self.on_synchronize)
 
     def create_container(
-        self, request: pb.CreateContainerRequest, data: bytes = b""
-    ) -> pb.CreateContainerResponse:
+        self, pod: PodSandbox, container: Container
+    ) -> tuple[ContainerAdjustment, Sequence[ContainerUpdate]]:
         self.calls.append("create")
-        annotations = request.pod.annotations
-        if "refuse" in annotations:
-            raise RequestRefused(f"no: {annotations['refuse']}")
-        response = pb.CreateContainerResponse(update=updates(self.on_create))
-        if "cpus" in annotations:
-            response.adjust.linux.resources.cpu.cpus = annotations["cpus"]
-            response.adjust.annotations["note"] = "n" * int(annotations.get("note", "0"))
-        return response
+        wanted = pod.annotations
+        if "refuse" in wanted:
+            raise RequestRefused(f"no: {wanted['refuse']}")
+        adjustment = NO_ADJUSTMENT
+        if "cpus" in wanted:
+            note = "n" * int(wanted.get("note", "0"))
+            adjustment = ContainerAdjustment(cpus=wanted["cpus"], annotations={"note": note})
+        return adjustment, updates(self.on_create)
 
-    def update_container(self, request: pb.UpdateContainerRequest) -> pb.UpdateContainerResponse:
+    def update_container(
+        self, pod: PodSandbox, container: Container, asked: WantedResources
+    ) -> Sequence[ContainerUpdate]:
         self.calls.append("update")
-        return pb.UpdateContainerResponse()
+        return ()
 
-    def stop_container(self, request: pb.StopContainerRequest) -> pb.StopContainerResponse:
+    def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
         self.calls.append("stop")
-        return pb.StopContainerResponse(update=updates(self.on_stop))
+        return updates(self.on_stop)
 
-    def remove_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
+    def remove_container(self, container_id: str) -> None:
         self.calls.append("remove")
 
-    def start_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
+    def start_container(self, pod: PodSandbox, container: Container) -> None:
         self.calls.append("start")
 
-    def post_start_container(self, pod: pb.PodSandbox, container: pb.Container) -> None:
+    def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         self.calls.append("started")
 
-    def run_pod(self, pod: pb.PodSandbox) -> None:
+    def run_pod(self, pod: PodSandbox) -> None:
         self.calls.append("run-pod")
 
-    def stop_pod(self, pod: pb.PodSandbox) -> None:
+    def stop_pod(self, pod: PodSandbox) -> None:
         self.calls.append("stop-pod")
 
-    def remove_pod(self, pod: pb.PodSandbox) -> None:
+    def remove_pod(self, pod: PodSandbox) -> None:
         self.calls.append("remove-pod")
 
     def replied(self, event_name: str, seconds: float) -> None:
@@ -94,17 +102,15 @@ class Handler:
     def link_changed(self, state: LinkState, detail: str) -> None:
         self.states.append(state)
 
-    def internal_error(self, event_name: str, error: Exception) -> Message | None:
+    def protocol_broken(self) -> None:
+        raise AssertionError("the runtime broke the protocol")
+
+    def internal_error(self, event_name: str, error: Exception) -> None:
         raise error
 
 
-def updates(wanted: dict[str, str]) -> list[pb.ContainerUpdate]:
-    found = []
-    for container_id, cpus in wanted.items():
-        update = pb.ContainerUpdate(container_id=container_id)
-        update.linux.resources.cpu.cpus = cpus
-        found.append(update)
-    return found
+def updates(wanted: dict[str, str]) -> list[ContainerUpdate]:
+    return [ContainerUpdate(container_id, cpus) for container_id, cpus in wanted.items()]
 
 
 class Plugin:
@@ -120,15 +126,16 @@ class Plugin:
         self._run: asyncio.Task[None] = self.call(self._start())
 
     async def _make(self) -> NRILink:
-        return NRILink(
-            self.handler,
+        settings = LinkSettings(
             name="link-test",
             index="50",
             socket_path=str(self._containerd.nri_socket),
+            events=AGENT_EVENTS,
             push_interval=0.05,
             # Pushes in the middle of everything: that they lock nothing is what is tried.
             quiet_seconds=0.0,
         )
+        return NRILink(self.handler, settings)
 
     async def _start(self) -> asyncio.Task[None]:
         return asyncio.create_task(self.link.run())

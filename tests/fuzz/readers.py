@@ -19,18 +19,16 @@ import h11
 from nri_numa import config as configuration
 from nri_numa.config import yaml_reader
 from nri_numa.engine.request.annotations import resolve
-from nri_numa.engine.request.slots import SLOTS, read_slots, with_slots
-from nri_numa.engine.values.kubelet import NO_GRANTS
-from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.request.demand import SLOTS, read_slots, with_slots
+from nri_numa.engine.values.workload import NO_GRANTS, Refusal
 from nri_numa.errors import LocalProtocolError
 from nri_numa.http import server as http_server
 from nri_numa.http.api import JSON
 from nri_numa.http.connection import Connection
 from nri_numa.http.places import ConnectionPlace
 from nri_numa.kubelet.configuration import command_line, facts, merged
-from nri_numa.kubelet.state_documents import UnknownState, cpu_state, grants, memory_state
-from nri_numa.nri.wire.mux import MAX_FRAME_PAYLOAD, Trunk
-from nri_numa.nri.wire.ttrpc import MAX_BODY, MessageReader
+from nri_numa.kubelet.state_files import UnknownState, cpu_state, grants, memory_state
+from nri_numa.nri.wire.ttrpc import MAX_BODY, MAX_FRAME_PAYLOAD, MessageReader, Trunk
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import LIMIT, Notices
 from nri_numa.simulate.manifests import ManifestError, read_text

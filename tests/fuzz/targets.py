@@ -24,23 +24,30 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from nri_numa import config as configuration
-from nri_numa.engine.adopt.assigned import signed
+from nri_numa.engine.adopt import signed
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.request.annotations import KEYS, resolve
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.answers import StateChange
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.workload import Container, QoSClass, Requested, Resources
+from nri_numa.engine.values.workload import (
+    Container,
+    QoSClass,
+    Refusal,
+    Requested,
+    Resources,
+    StateChange,
+)
 from nri_numa.errors import ConfigError
 from nri_numa.machine.cgroups import relative_path
 from nri_numa.machine.hotplug import concerns_cpus, parse_uevent
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.nri.adapter import Adapter
-from nri_numa.nri.handler import RequestRefused
+from nri_numa.node.handler import AgentHandler
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import Event
 from nri_numa.observe import logs
+from nri_numa.runtime import RequestRefused
 from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
+from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.fuzz import fuzz_protocol
 
@@ -357,12 +364,12 @@ class Requests(Target):
     def __init__(self) -> None:
         super().__init__()
         self.world = World(MACHINE)
-        self.adapter = Adapter(self.world.agent, self.world.metrics)
-        self.adapter.synchronize([], [])
+        self.link = NRIRequests(AgentHandler(self.world.agent, self.world.metrics))
+        self.link.synchronize([], [])
         self.requests: tuple[tuple[str, type[Message], Callable[[Any], object]], ...] = (
-            ("create", pb.CreateContainerRequest, self.adapter.create_container),
-            ("update", pb.UpdateContainerRequest, self.adapter.update_container),
-            ("stop", pb.StopContainerRequest, self.adapter.stop_container),
+            ("create", pb.CreateContainerRequest, self.link.create_container),
+            ("update", pb.UpdateContainerRequest, self.link.update_container),
+            ("stop", pb.StopContainerRequest, self.link.stop_container),
             ("synchronize", pb.SynchronizeRequest, self._synchronize),
             ("remove", pb.RemoveContainerRequest, self._remove),
             ("remove pod", pb.RemovePodSandboxRequest, self._remove_pod),
@@ -395,18 +402,18 @@ class Requests(Target):
         metrics = self.world.metrics.registry
         assert metrics.get_sample_value("nri_numa_invariant_violations_total") == 0
         if len(self.world.agent.state.allocations) > 40:
-            self.adapter.synchronize([], [])
+            self.link.synchronize([], [])
             assert not self.world.agent.state.owned
         return f"{name} {said.partition(':')[0]}"
 
     def _synchronize(self, message: pb.SynchronizeRequest) -> None:
-        self.adapter.synchronize(message.pods, message.containers)
+        self.link.synchronize(message.pods, message.containers)
 
     def _remove(self, message: pb.RemoveContainerRequest) -> None:
-        self.adapter.remove_container(message.pod, message.container)
+        self.link.container_event(Event.REMOVE_CONTAINER, message.pod, message.container)
 
     def _remove_pod(self, message: pb.RemovePodSandboxRequest) -> None:
-        self.adapter.remove_pod(message.pod)
+        self.link.pod_event(Event.REMOVE_POD_SANDBOX, message.pod)
 
     def fill(self, rng: random.Random, message: Message, depth: int) -> None:
         """Set about half of the fields."""

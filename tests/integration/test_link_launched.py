@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from nri_numa.errors import ConfigError
-from nri_numa.nri.link import LinkState, NRILink, preinstalled_from_environment
+from nri_numa.nri.link import LinkSettings, NRILink, preinstalled_from_environment
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.runtime import LinkState
 from tests.beds.embedded.runtime import CONTAINERD_1_7, CONTAINERD_2_1, EmbeddedRuntime
-from tests.beds.link_bed import eventually
-from tests.beds.recording_plugin import RecordingPlugin, adjustment
+from tests.beds.link_bed import eventually, link_to
+from tests.beds.recording_plugin import RecordingPlugin, adjusted
 
 pytestmark = pytest.mark.asyncio
 
@@ -32,10 +33,11 @@ async def test_a_launched_plugin_serves_its_descriptor_and_ends_with_it(tmp_path
     assert environ == {}
     assert not os.get_inheritable(launched.descriptor)
 
-    plugin = RecordingPlugin(
-        create_container=lambda _request: pb.CreateContainerResponse(adjust=adjustment("2"))
+    plugin = RecordingPlugin(create_container=lambda *_: adjusted("2"))
+    link = NRILink(
+        plugin,
+        LinkSettings(name=launched.name, index=launched.index, descriptor=launched.descriptor),
     )
-    link = NRILink(plugin, name=launched.name, index=launched.index, descriptor=launched.descriptor)
     path = str(tmp_path / "nri.sock")
     async with EmbeddedRuntime(path, profile=CONTAINERD_2_1) as runtime:
         serving = asyncio.create_task(link.run())
@@ -54,7 +56,7 @@ async def test_an_old_runtime_that_never_synchronises_what_it_launched(tmp_path:
     """Active at once, and no empty picture is made up: there may be containers already."""
     ours, theirs = socket.socketpair()
     plugin = RecordingPlugin()
-    link = NRILink(plugin, name="numapin", index="10", descriptor=theirs.detach())
+    link = link_to("", plugin, descriptor=theirs.detach())
     path = str(tmp_path / "nri.sock")
     async with EmbeddedRuntime(path, profile=CONTAINERD_1_7) as runtime:
         serving = asyncio.create_task(link.run())
@@ -71,7 +73,7 @@ async def test_it_can_look_by_a_second_registration(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     path = str(tmp_path / "nri.sock")
     plugin = RecordingPlugin()
-    link = NRILink(plugin, name="numapin", index="10", socket_path=path, descriptor=theirs.detach())
+    link = link_to(path, plugin, descriptor=theirs.detach())
     async with EmbeddedRuntime(path, profile=CONTAINERD_1_7) as runtime:
         pod = await runtime.run_pod(pb.PodSandbox(name="web"))
         await runtime.create_container(pod.id, pb.Container(name="a"))
@@ -88,7 +90,7 @@ async def test_it_can_look_by_a_second_registration(tmp_path: Path) -> None:
 async def test_a_descriptor_that_is_no_socket_is_named() -> None:
     reading, writing = os.pipe()
     try:
-        link = NRILink(RecordingPlugin(), name="numapin", index="10", descriptor=reading)
+        link = link_to("", RecordingPlugin(), descriptor=reading)
         with pytest.raises(ConfigError, match=f"descriptor {reading} is no socket"):
             await link.run()
     finally:

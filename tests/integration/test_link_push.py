@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from nri_numa.errors import LocalProtocolError
-from nri_numa.nri.link import LinkState, NRILink
+from nri_numa.nri.link import NRILink
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import EVENTS_OF_0_2, PushPath
+from nri_numa.runtime import LinkState, PushPath
+from tests.beds.embedded.plugin_link import EVENTS_OF_0_2
 from tests.beds.embedded.runtime import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
@@ -30,7 +31,7 @@ from tests.beds.link_bed import (
     raw_runtime,
     running,
 )
-from tests.beds.recording_plugin import RecordingPlugin, update
+from tests.beds.recording_plugin import Created, RecordingPlugin, adjusted, update
 
 pytestmark = pytest.mark.asyncio
 
@@ -99,14 +100,11 @@ async def test_a_push_from_inside_a_handler_is_refused_here(tmp_path: Path) -> N
     """The runtime would wait for the handler, and the handler for the runtime."""
     caught: list[BaseException] = []
 
-    def push(_request: object) -> pb.CreateContainerResponse:
-        try:
-            coroutine = link.push([])
-        except LocalProtocolError as error:
-            caught.append(error)
-        else:
-            coroutine.close()
-        return pb.CreateContainerResponse()
+    def push(*_: object) -> Created:
+        with pytest.raises(LocalProtocolError) as refused:
+            link.push([])
+        caught.append(refused.value)
+        return adjusted()
 
     plugin = RecordingPlugin(create_container=push)
     path = str(tmp_path / "nri.sock")
@@ -140,9 +138,7 @@ async def test_failures_the_runtime_reports_are_handed_on(tmp_path: Path) -> Non
             result = await link.push([update(bad.id, "99"), update(good.id, "1")])
             assert (good.cpus, bad.cpus) == ("1", "0-3")  # the others are still applied
             assert result.ok is as_list
-            if as_list:
-                assert [failed.container_id for failed in result.failed] == [bad.id]
-            else:
+            if not as_list:
                 assert result.detail == "NRI update of some containers failed (code 2)"
 
 
@@ -309,17 +305,18 @@ async def test_what_can_happen_to_a_second_registration(
 
 async def test_a_push_waits_until_nothing_else_is_under_way(tmp_path: Path) -> None:
     """A registration beside the removal of a sandbox hangs containerd 2.1."""
-    quiet = False
     plugin = RecordingPlugin()
     socket_path = str(tmp_path / "nri.sock")
-    link = link_to(socket_path, plugin, quiet=lambda: quiet)
+    link = link_to(socket_path, plugin, quiet_seconds=0.0)
     async with EmbeddedRuntime(socket_path, profile=CONTAINERD_2_1) as runtime, running(link):
         await runtime.wait_for_plugin()
         container = await started(runtime)
+        other = await runtime.run_pod(pb.PodSandbox(name="other"))
+        await runtime.stop_pod(other.id)
         push = asyncio.create_task(link.push([update(container.id, "1-2", "0")]))
         done, _ = await asyncio.wait({push}, timeout=0.05)
         assert not done
-        quiet = True
+        await runtime.remove_pod(other.id)
         assert (await push).ok
         assert container.cpus == "1-2"
 
@@ -327,10 +324,10 @@ async def test_a_push_waits_until_nothing_else_is_under_way(tmp_path: Path) -> N
 async def test_a_node_that_is_never_quiet_is_told_by_replies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nri_numa.nri.pusher.QUIET_WAIT", 0.0)
+    monkeypatch.setattr("nri_numa.nri.link.QUIET_WAIT", 0.0)
     plugin = RecordingPlugin()
     socket_path = str(tmp_path / "nri.sock")
-    link = link_to(socket_path, plugin, quiet=lambda: False)
+    link = link_to(socket_path, plugin, quiet_seconds=3600.0)
     async with EmbeddedRuntime(socket_path, profile=CONTAINERD_2_1) as runtime, running(link):
         await runtime.wait_for_plugin()
         container = await started(runtime)

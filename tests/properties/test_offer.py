@@ -7,9 +7,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nri_numa.engine.accounting import offer
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
-from nri_numa.engine.place.offer import offer
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox
 from tests.beds.world import PREFIX, World, container, pod, resources

@@ -16,13 +16,18 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Decision, Machine, Met
 from nri_numa.engine.explain.explanation import grounds, of_allocation, of_refusal
-from nri_numa.engine.invariants import violations
 from nri_numa.engine.resync import resync, take_in
-from nri_numa.engine.state import Kind, NodeState
-from nri_numa.engine.values.answers import ContainerUpdate, StateChange
-from nri_numa.engine.values.pods import Pods
+from nri_numa.engine.state import Kind, NodeState, violations
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    Container,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+    QoSClass,
+    Resources,
+    StateChange,
+)
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.store.journal import changed_documents, encode

@@ -7,7 +7,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.cluster.node_topology import contents
+from nri_numa.cluster.topology import contents
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.values.settings import Settings

@@ -8,9 +8,11 @@ import pytest
 
 from nri_numa.dra.claims import variable
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.nri.adapter import Adapter
-from nri_numa.nri.handler import RequestRefused
+from nri_numa.node.handler import AgentHandler
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import Event
+from nri_numa.runtime import RequestRefused
+from tests.beds.nri_requests import NRIRequests
 from tests.unit.dra.test_claims import UID, config, result
 from tests.unit.node.test_claims import Bed
 
@@ -33,13 +35,8 @@ def bed(tmp_path: Path) -> Bed:
     return made
 
 
-def adapter(bed: Bed) -> Adapter:
-    return Adapter(
-        bed.world.agent,
-        bed.world.metrics,
-        claims=bed.book,
-        slots_key=lambda: bed.world.agent.machine.slots_key,
-    )
+def link(bed: Bed) -> NRIRequests:
+    return NRIRequests(AgentHandler(bed.world.agent, bed.world.metrics, claims=bed.book))
 
 
 def cpus(bed: Bed, id: str = "c-web") -> CPUSet:
@@ -49,19 +46,18 @@ def cpus(bed: Bed, id: str = "c-web") -> CPUSet:
 
 
 def test_when_it_is_created_resized_and_met_again(bed: Bed) -> None:
-    link = adapter(bed)
+    requests = link(bed)
     request = pb.CreateContainerRequest(pod=POD, container=container())
-    answer = link.create_container(request)
-    assert isinstance(answer, pb.CreateContainerResponse)
+    answer = pb.CreateContainerResponse.FromString(requests.create_container(request))
     own = cpus(bed)
     assert answer.adjust.linux.resources.cpu.cpus == str(own)
     assert (len(own), own <= CPUSet.parse("9-15")) == (4, True)
 
     update = pb.UpdateContainerRequest(pod=POD, container=container())
     update.linux_resources.cpu.shares.value = 4096
-    link.update_container(update)
-    link.start_container(POD, container())
-    link.post_start_container(POD, container())
+    requests.update_container(update)
+    for event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
+        requests.container_event(event, POD, container())
     assert cpus(bed) == own
 
     # Agent and book are new processes, which know what is on disk.
@@ -70,18 +66,18 @@ def test_when_it_is_created_resized_and_met_again(bed: Bed) -> None:
     running = container()
     running.linux.resources.cpu.cpus = str(own)
     other = pb.Container(id="c-other", pod_sandbox_id="s-gone", name="app")
-    adapter(bed).synchronize([POD], [running, other])
+    link(bed).synchronize([POD], [running, other])
     assert cpus(bed) == own
 
 
 def test_a_container_that_started_while_nobody_was_there(bed: Bed) -> None:
     running = container()
     running.linux.resources.cpu.cpus = "0-15"
-    adapter(bed).synchronize([POD], [running])
+    link(bed).synchronize([POD], [running])
     assert len(cpus(bed)) == 4
 
 
 def test_what_does_not_count_is_refused(bed: Bed) -> None:
     made = container(claim=UID[:-1] + "f")
     with pytest.raises(RequestRefused, match="ClaimNotPrepared"):
-        adapter(bed).create_container(pb.CreateContainerRequest(pod=POD, container=made))
+        link(bed).create_container(pb.CreateContainerRequest(pod=POD, container=made))

@@ -21,11 +21,12 @@ from nri_numa.engine.values.workload import (
 )
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.nri.adapter import Adapter
+from nri_numa.node.handler import AgentHandler
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe.metrics import Metrics
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.device_watch import Watch
+from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -296,7 +297,7 @@ def test_containers_of_a_synchronize_are_beside_the_devices_that_their_messages_
     world = two_nodes()
     tree = DeviceTree(tmp_path)
     tree.number("char", "226:0", tree.pci(GPU, 1, GPU_CLASS))
-    adapter = Adapter(world.agent, Metrics("test"), devices=Watch(tmp_path, world.agent))
+    handler = AgentHandler(world.agent, Metrics("test"), devices=Watch(tmp_path, world.agent))
     sandbox = pb.PodSandbox(id="s", uid="u", namespace="shop", name="train")
     sandbox.annotations["numa.kubernetes.io/policy"] = "single-numa-node"
     running = [
@@ -308,7 +309,7 @@ def test_containers_of_a_synchronize_are_beside_the_devices_that_their_messages_
         one.linux.resources.memory.limit.value = 1 << 28
     running[0].linux.devices.add(path="/dev/dri/renderD128", type="c", major=226, minor=0)
     running[2].pod_sandbox_id = "gone"
-    adapter.synchronize([sandbox], running)
+    NRIRequests(handler).synchronize([sandbox], running)
     has = world.agent.state.allocations
     assert str(has["beside"].numa_nodes) == "1"
     assert str(has["without"].numa_nodes) == "0"

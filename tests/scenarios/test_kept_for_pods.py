@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Refused
-from nri_numa.engine.others.kubelets import shown_kind
+from nri_numa.engine.others import shown_kind
 from nri_numa.engine.values.settings import CPUOrder, Settings
 from nri_numa.engine.values.workload import PodSandbox, QoSClass
 from nri_numa.machine.cgroups import CgroupReader

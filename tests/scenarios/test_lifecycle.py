@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Refused
-from nri_numa.engine.invariants import step_violations, violations
 from nri_numa.engine.resync import difference
 from nri_numa.engine.state import (
     Allocation,
@@ -18,10 +17,11 @@ from nri_numa.engine.state import (
     build,
     effective_cpus,
     group_cpus,
+    step_violations,
+    violations,
 )
-from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.engine.values.workload import ContainerUpdate, QoSClass, Resources
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
@@ -564,7 +564,13 @@ def test_every_invariant_has_a_sentence() -> None:
         ]
     )
     text = " / ".join(violations(twice, topology, settings))
-    for words in ("owned twice", "has no CPUs", "no NUMA nodes", "memory nodes", "listed for"):
+    for words in (
+        "owned twice",
+        "must own CPUs",
+        "must have NUMA nodes",
+        "memory nodes",
+        "listed for",
+    ):
         assert words in text
     wrong = replace(
         good,
@@ -580,11 +586,11 @@ def test_every_invariant_has_a_sentence() -> None:
     for words in (
         "filed under another id",
         "missing from its pod",
-        "owned CPUs are booked",
-        "idle CPUs are booked",
-        "lists are booked",
-        "charges are booked",
-        "groups are booked",
+        "owned: counted as",
+        "idle: counted as",
+        "listed: counted as",
+        "charges: counted as",
+        "groups: counted as",
         "remembers containers that are gone",
         "both owned and kept idle",
         "the shared pool is empty",

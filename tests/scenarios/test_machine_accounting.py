@@ -10,8 +10,7 @@ from nri_numa.engine.accounting import take_within
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, Taken, TakeRequest
 from nri_numa.engine.decision import Machine, Refused
 from nri_numa.engine.state import Charge, NodeState
-from nri_numa.engine.values.limits import CPUAmount, Limits
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUAmount, Limits, Settings
 from nri_numa.engine.values.workload import SMT, QoSClass
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic

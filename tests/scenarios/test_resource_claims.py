@@ -7,12 +7,10 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.place.offer import offer
-from nri_numa.engine.request.claims import NOT_PREPARED, result_text
-from nri_numa.engine.request.slots import read_slots
-from nri_numa.engine.values.kubelet import KubeletOverride
+from nri_numa.engine.accounting import offer
+from nri_numa.engine.request.demand import NOT_PREPARED, read_slots, result_text
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.engine.values.workload import Container, KubeletOverride, PodSandbox, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import PREFIX, World, container, pod, resources

@@ -7,12 +7,20 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.engine.accounting import offer
 from nri_numa.engine.decision import Refused
-from nri_numa.engine.place.offer import offer
-from nri_numa.engine.request.slots import read_slots
+from nri_numa.engine.request.demand import read_slots
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.limits import CPUAmount, Limits, Otherwise, Permission, Quota
-from nri_numa.engine.values.settings import CPUOrder, Rule, Settings
+from nri_numa.engine.values.settings import (
+    CPUAmount,
+    CPUOrder,
+    Limits,
+    Otherwise,
+    Permission,
+    Quota,
+    Rule,
+    Settings,
+)
 from nri_numa.engine.values.workload import SMT, Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic

@@ -15,13 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nri_numa.engine.align.hint_reasons import Candidate, Problem, ResourceSummary
-from nri_numa.engine.align.policies import Alignment
+from nri_numa.engine.align.policies import Alignment, Candidate, Problem, ResourceSummary
 from nri_numa.engine.decision import Trace
-from nri_numa.engine.request.load import format_load
+from nri_numa.engine.request.annotations import format_load
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.workload import QoSClass, Requested, Scope
+from nri_numa.engine.values.workload import MemoryPolicy, QoSClass, Requested, Scope
 
 Document = dict[str, Any]
 
@@ -124,13 +122,7 @@ def grounds(trace: Trace) -> Grounds:
 
 
 def of_allocation(allocation: Allocation, known: Grounds | None, cpus: str) -> Document:
-    """Explain what a container has.
-
-    Args:
-        allocation: what it has.
-        known: how that came about; None when it is not known any more.
-        cpus: kernel list of the CPUs it runs on now; empty when they are left alone.
-    """
+    """Explain what a container has."""
     a = allocation
     outcome = PLACED
     if not a.preferred:
@@ -159,13 +151,7 @@ def of_allocation(allocation: Allocation, known: Grounds | None, cpus: str) -> D
 
 
 def of_refusal(known: Grounds, reason: str, message: str) -> Document:
-    """Explain why a container was refused.
-
-    Args:
-        known: how that came about.
-        reason: the CamelCase reason.
-        message: the one-line form.
-    """
+    """Explain why a container was refused."""
     return {
         "namespace": known.namespace,
         "pod": known.pod,
@@ -262,11 +248,7 @@ def _demand(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> Doc
 
 
 def shares_because(known: Grounds) -> str:
-    """Why a whole number of CPUs as a limit is no exclusive CPUs; empty where that is no question.
-
-    Args:
-        known: of a container that shares CPUs.
-    """
+    """Why a whole number of CPUs as a limit is no exclusive CPUs; else empty."""
     asked, needs = known.basis.asked or {}, known.basis.needs
     if needs is None or needs.cpu_from != "limit" or needs.cpu_milli % 1000 or "cpus" in asked:
         return ""
@@ -302,11 +284,7 @@ def _resource(summary: ResourceSummary) -> Document:
         "wish": summary.state.value,
         "idealNumaNodes": summary.preferred_width,
         "neededNumaNodes": summary.narrowest_width,
-        "sets": [
-            {"numaNodes": str(h.affinity), "preferred": h.preferred}
-            for h in summary.hints
-            if h.affinity is not None
-        ],
+        "sets": [{"numaNodes": str(h.affinity), "preferred": h.preferred} for h in summary.hints],
         "setCount": summary.hint_count,
         "narrowestCount": summary.narrowest_count,
         "everySet": summary.every_set,
@@ -338,7 +316,7 @@ def _candidates(alignment: Alignment) -> list[Document]:
 def _separated_by(alignment: Alignment, loser: Candidate) -> str:
     """What put the winner before a loser: ``preferred``, ``width``, ``distance``, ``rank``, ``id``.
 
-    The order in which the merge looks at them; see `nri_numa.engine.align.merge`.
+    The order in which the merge looks at them; see `nri_numa.engine.align.hints`.
     """
     problem: Problem = alignment.problem
     winner = problem.numa_ids if alignment.affinity is None else alignment.affinity

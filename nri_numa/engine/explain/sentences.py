@@ -10,10 +10,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nri_numa.engine.align.hint_reasons import amount_text, sets_text
+from nri_numa.engine.align.policies import amount_text, sets_text
 from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Document
-from nri_numa.engine.place.in_place import LESS
 from nri_numa.engine.request.demand import DEFAULT_PERIOD
+from nri_numa.engine.resize import LESS
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.model import counted, cpus_text, numa_text
 from nri_numa.text import harmless
@@ -431,3 +431,43 @@ def _sentence(clause: str) -> str:
     if "/" not in clause.partition(" ")[0]:  # the name of a resource stays as it is
         clause = clause[:1].upper() + clause[1:]
     return clause if clause.endswith((".", "!", "?")) else clause + "."
+
+
+def late_text(seconds: float) -> str:
+    """What over CRI is never sure: ``late by at most 12 ms: it started before …``.
+
+    Seconds from when its process was made until it had what was decided.
+    """
+    if seconds <= 0:
+        return "in time: it had its CPUs when it started"
+    return (
+        f"late by at most {seconds * 1000:.0f} ms: it started before its CPUs were decided and set"
+    )
+
+
+def displaced_text(cpus: str) -> str:
+    """``displaced, own CPU 2 offline: on the shared pool until one is back``."""
+    are = "CPU" if cpus.isdigit() else "CPUs"
+    return f"displaced, own {are} {cpus} offline: on the shared pool until one is back"
+
+
+_OWNERS = 3  # that are told by name
+
+
+def actual_text(text: str, since: str, owners: Sequence[str], *, given_up: bool) -> str:
+    """``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``.
+
+    ``since`` says how long, or from when on; with ``given_up`` it is left to what rewrites it.
+    """
+    parts = [f"{text} since {since}"]
+    if owners:
+        named = list(owners[:_OWNERS])
+        if len(owners) > _OWNERS:
+            named.append(f"{len(owners) - _OWNERS} more")
+        who = " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+        parts.append(f", on exclusive CPUs of {who}")
+    if given_up:
+        parts.append(
+            "; put right again and again, and now left as it is, because something else rewrites it"
+        )
+    return "".join(parts)

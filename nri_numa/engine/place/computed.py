@@ -6,70 +6,365 @@ KEP-1769), and the accounting
     cpu_allocatable(i) = total(i) × oversale × capacity_factor(i) − Σ requests bound to i
     mem_allocatable(i) = total(i) − Σ requests bound to i, at most what the kernel has free there
 
-Among equally good NUMA nodes a strategy decides (`nri_numa.engine.place.strategy`).
+Among equally good NUMA nodes a strategy decides (`nri_numa.engine.place.computed`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import share_out, take_within
-from nri_numa.engine.align.policies import Alignment, align
-from nri_numa.engine.case import Case
+from nri_numa.engine.accounting import grant_refused, share_out, take_within
+from nri_numa.engine.align.hints import Amounts, Steps, hints_of, together
+from nri_numa.engine.align.policies import Alignment, align, short
 from nri_numa.engine.cpus.allocator import (
     NotEnoughCPUs,
     SMTAlignmentRefused,
     Taken,
     TakeRequest,
+    partners,
 )
-from nri_numa.engine.decision import Machine
-from nri_numa.engine.memory.grants import MemoryGrant, MemoryRefused
-from nri_numa.engine.memory.memory_manager import charges_of, grant, needs_of, tied_text
-from nri_numa.engine.others.elsewhere import given_last, listed_softly
-from nri_numa.engine.others.holders import holders_text
-from nri_numa.engine.place.device_words import device_steps, devices_first
+from nri_numa.engine.decision import Case, Machine, Placed, tier_text
+from nri_numa.engine.others import given_last, holders_text, listed_softly
 from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
-from nri_numa.engine.place.listed_memory import STRICT, by_distance, near, near_cpus
-from nri_numa.engine.place.memory_nodes import choose_memory
+from nri_numa.engine.place.memory import (
+    STRICT,
+    MemoryGrant,
+    MemoryRefused,
+    by_distance,
+    charges_of,
+    grant,
+    near,
+    near_cpus,
+    needs_of,
+    spread_charges,
+    tied_text,
+    widen_for_memory,
+)
 from nri_numa.engine.place.needs import (
     ResourceTable,
-    demands,
-    loads_of,
-    pod_demand,
-    resource_table,
-)
-from nri_numa.engine.place.placement import (
-    Placed,
-    exclusive_text,
-    spread_charges,
-)
-from nri_numa.engine.place.quotas import grant_refused
-from nri_numa.engine.place.refusals import (
     affinity_message,
+    demands,
+    device_steps,
+    devices_first,
+    exclusive_text,
+    human_bytes,
     left_text,
+    loads_of,
+    memory_lacking,
     memory_short,
     misaligned,
     mode_text,
     needed_text,
+    not_let_in,
+    pod_demand,
+    resource_table,
     too_few,
 )
-from nri_numa.engine.place.strategy import rank
-from nri_numa.engine.place.strict import beside_its_pod, no_memory
-from nri_numa.engine.state import Charge, Kind, group_cpus
-from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.state import Charge, Kind, PodRecord, group_cpus, union
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
     SMT,
     Bind,
     Policy,
     QoSClass,
+    Refusal,
     Scope,
+    Strategy,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.model import agree, cpus_text, numa_text
+from nri_numa.machine.model import Topology, agree, cpus_text, human_milli, numa_text
+
+WHOLE = 1 << 40
+"""What a NUMA node has, when shares of it are compared; a larger number rounds less."""
+
+
+def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
+    """Rank NUMA nodes by strategy: 0 is tried first among equally good ones.
+
+    Order: NUMA nodes that would hold the container by themselves before others; those that the
+    scheduler held for it; for CPUs of its own those with enough that no container is pinned to;
+    those with enough isolated CPUs, or others, as set; for ``smt: pair`` those with enough beside
+    opposite loads; those with CPUs that the pod had before (the kubelet's rule: its hints
+    contain all CPUs of finished init containers); for containers without devices those without
+    free ones; then by strategy, then the lowest id.
+
+    * ``spread``: the least share in use, once the container is there, of whatever is scarcest
+      there (CPUs, memory, huge pages); then of the next scarcest.
+    * ``pack``: the reverse: the fullest that fits.
+    * ``most-left``: the most memory left; without memory, and among equals, the most CPU left.
+
+    None when ties are broken as the kubelet does.
+    """
+    machine, settings = case.machine, case.machine.settings
+    if settings.kubelet_ties:
+        return None
+    asked = _asked(case, table)
+    need, ids = case.demand.exclusive_cpus, machine.place_ids
+    quiet = _quiet(case, table) if need else None
+    kernels = (_suiting_isolation(case, table) or None) if need else None
+    beside = (_beside_opposite(case, table) or None) if need else None
+    placed = case.requested.placed.bits
+    former = table.former.bits
+    beside_devices: Collection[int] = ()
+    if case.reading is not None and not (case.container.devices or case.container.pod_devices):
+        beside_devices = [i for i, free in case.reading.devices.items() if free]
+    short = {i for amount, left, _ in asked for i in ids if left[i] < amount}
+    keys = [
+        (
+            i in short,
+            placed != 0 and not placed >> i & 1,
+            quiet is not None and quiet[i] < need,
+            kernels is not None and kernels[i] < need,
+            beside is not None and beside[i] < need,
+            former != 0 and not machine.node_cpus[i].bits & former,
+            i in beside_devices,
+            measure,
+            i,
+        )
+        for i, measure in zip(ids, measures(asked, ids, settings.strategy), strict=True)
+    ]
+    keys.sort()
+    return {key[-1]: place for place, key in enumerate(keys)}
+
+
+Asked = tuple[int, Amounts, Amounts]
+"""How much is needed, what is left and what there is, by NUMA node."""
+
+
+def _asked(case: Case, table: ResourceTable) -> list[Asked]:
+    """Everything that is asked for: CPUs, memory, huge pages."""
+    machine, demand = case.machine, case.demand
+    if demand.exclusive_cpus:
+        asked: list[Asked] = [(demand.exclusive_cpus, table.free_by_node, machine.cpu_counts)]
+    else:
+        asked = [(demand.cpu_milli, table.cpu_left, machine.shared_total)]
+    near = machine.tiers.near
+    if demand.memory_bytes and table.memory_left:
+        left, there = together(near, table.memory_left), together(near, machine.memory_capacity)
+        asked.append((demand.memory_bytes, left, there))
+    for size, left in sorted(table.hugepages_left.items()):
+        there = together(near, machine.hugepages_capacity(size))
+        asked.append((demand.hugepages[size], together(near, left), there))
+    return asked
+
+
+def measures(asked: list[Asked], ids: tuple[int, ...], strategy: Strategy) -> list[tuple[int, ...]]:
+    """By NUMA node, what its place among others is worked out from; the least is tried first."""
+    if strategy is Strategy.MOST_LEFT:
+        by = asked[1:2] + asked[:1]
+        return [tuple([-left[i] for _, left, _ in by]) for i in ids]
+    # The shares of each resource that would be in use, largest first.
+    columns = [
+        [(there[i] - left[i] + need) * WHOLE // there[i] if there[i] > 0 else WHOLE for i in ids]
+        for need, left, there in asked
+    ]
+    rows: list[tuple[int, ...]]
+    if len(columns) == 2:  # CPUs and memory: every second container
+        rows = [(a, b) if a >= b else (b, a) for a, b in zip(*columns, strict=True)]
+    else:
+        rows = [tuple(sorted(row, reverse=True)) for row in zip(*columns, strict=True)]
+    if strategy is Strategy.PACK:
+        return [tuple([-share for share in row]) for row in rows]
+    return rows
+
+
+def _quiet(case: Case, table: ResourceTable) -> Mapping[int, int] | None:
+    """By NUMA node, free CPUs that no container is pinned to, or may be; None where all are."""
+    machine, state = case.machine, case.state
+    last = given_last(state, machine.topology, machine.settings)
+    last = last | listed_softly(state, machine.topology)
+    if not last:
+        return None
+    bits = table.free.bits & ~last.bits
+    return {i: (cpus.bits & bits).bit_count() for i, cpus in machine.node_cpus.items()}
+
+
+def _suiting_isolation(case: Case, table: ResourceTable) -> Mapping[int, int]:
+    """By NUMA node, free CPUs that are isolated, or are not, as ``isolatedCPUs`` says."""
+    machine = case.machine
+    good = machine.index.suiting_isolation(machine.settings) & table.free.bits
+    if good == table.free.bits:
+        return {}
+    return {i: (cpus.bits & good).bit_count() for i, cpus in machine.node_cpus.items()}
+
+
+def _beside_opposite(case: Case, table: ResourceTable) -> Mapping[int, int]:
+    """By NUMA node, free CPUs of cores that run opposite loads only; for ``smt: pair``."""
+    if case.smt is not SMT.PAIR:
+        return {}
+    machine = case.machine
+    known = partners(case.requested.load, loads_of(case.state))
+    index = machine.index
+    cores = index.touched(known.opposite) & ~index.touched(known.same)
+    bits = index.members(cores) & table.free.bits
+    return (
+        {i: (cpus.bits & bits).bit_count() for i, cpus in machine.node_cpus.items()} if bits else {}
+    )
+
+
+def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refusal | None:
+    """Check that a further container may go where its pod was placed (scope ``pod``).
+
+    What the first container left may be gone by now, and the runtime may not have told the pod's
+    sum. Memory and CPUs of its own are checked where they are taken. Policies that are not strict
+    always let it.
+    """
+    machine, demand, policy = case.machine, case.demand, case.policy
+    affinity = record.affinity or NO_NUMA_NODES
+    here = numa_text(affinity)
+    near_list = None if table.listed is None else near(machine, table.listed)
+    wrong = few = ""
+    if policy is Policy.SINGLE_NUMA_NODE and len(affinity) > 1:
+        wrong = "which is not one NUMA node"
+    elif policy is Policy.RESTRICTED and not record.affinity_preferred:
+        wrong = "which is wider than an empty machine would need"
+    elif policy in STRICT and not _beside(near_list, affinity):
+        wrong = f"which is not where numamem {table.listed} is"
+    elif (
+        policy is Policy.RESTRICTED
+        and case.by_kubelet
+        and demand.exclusive_cpus
+        and not _ideal(case, table, affinity)
+    ):
+        # Its first container had a fraction, so nobody knew of these CPUs then.
+        wrong = "more NUMA nodes than its CPUs need on an empty machine"
+    elif policy is Policy.RESTRICTED and case.by_kubelet and demand.exclusive_cpus:
+        # They may come from all of its sockets, and would have had to fit there beforehand.
+        has = union(case.state.allocations[i].cpus for i in record.containers)
+        back = len(has & machine.topology.cpus_of(affinity)) - len(has)
+        have = back + sum(table.free_by_node.get(i, 0) for i in affinity)
+        if have < demand.exclusive_cpus:
+            need = exclusive_text(demand.exclusive_cpus)
+            few = short("cpu", need, f"{max(0, have)} free on {here}")
+    elif policy in STRICT and not demand.exclusive_cpus and not case.by_kubelet:
+        have = sum(table.cpu_left.get(i, 0) for i in affinity)
+        if have < demand.cpu_milli:
+            few = short("cpu", human_milli(demand.cpu_milli), f"{human_milli(have)} free on {here}")
+    if wrong or few:
+        first = few or f"policy {policy}: its pod was placed on {here}, {wrong}"
+        return Refusal(
+            reason="TopologyAffinityError",
+            message=f"{case.who}: {first}; it needs "
+            f"{needed_text(case)} where its pod was placed (policy {policy}, scope pod); "
+            f"free: {left_text(case, table)}",
+            rule=f"policy {policy} keeps every container of the pod where the pod was placed",
+            widenable=True,
+        )
+    return None
+
+
+def _beside(near_list: NUMASet | None, affinity: NUMASet) -> bool:
+    return near_list is None or affinity <= near_list or near_list <= affinity
+
+
+def _ideal(case: Case, table: ResourceTable, affinity: NUMASet) -> bool:
+    """Whether the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
+    whole = replace(case, demand=pod_demand(case.pod, case.demand))
+    cpus = demands(whole, table)[0]
+    return hints_of([cpus], case.machine.places, Steps())[0].prefers_width(affinity.bits)
+
+
+def no_memory(
+    case: Case, table: ResourceTable, mems: NUMASet, alignment: Alignment | None
+) -> Refusal:
+    """Say which memory is short on the memory nodes ``mems``."""
+    lacking = memory_lacking(case.demand, table, mems, f"on {numa_text(mems)}")
+    return Refusal(
+        reason="NotEnoughMemory",
+        message=f"{case.who}: {lacking} (policy {case.policy}); "
+        f"free: {left_text(case, table)}{not_let_in(case, table)}",
+        rule=f"policy {case.policy} lets no memory spill to other NUMA nodes",
+        widenable=True,
+        alignment=alignment,
+    )
+
+
+class MemoryNodes(msgspec.Struct, frozen=True):
+    """What was chosen.
+
+    Attributes:
+        mems: cpuset.mems; empty leaves the memory alone.
+        widened: other NUMA nodes than those of the CPUs and what serves them had to be taken.
+        steps: why, in sentences.
+    """
+
+    mems: NUMASet
+    widened: bool = False
+    steps: tuple[str, ...] = ()
+
+
+def choose_memory(case: Case, table: ResourceTable, numa_nodes: NUMASet) -> MemoryNodes | None:
+    """Choose memory nodes for CPUs on some NUMA nodes.
+
+    Their own memory, or the nearest where they have none; if that is too little, NUMA nodes without
+    CPUs that serve them; then, unless the policy is strict, any other that may be used. Where even
+    those do not hold it, a pin would bring the OOM killer sooner than none. None when a strict
+    policy finds too little.
+    """
+    machine, demand = case.machine, case.demand
+    topology, usable = machine.topology, machine.memory_nodes
+    serving = machine.tiers.serving(numa_nodes)
+    mems = numa_nodes & usable
+    if not mems:
+        mems = memory_nodes_for(topology, numa_nodes, serving or usable)
+    needs: list[tuple[int, Amounts]] = []
+    if demand.memory_bytes:
+        needs.append((demand.memory_bytes, table.memory_left))
+    needs += [(n, table.hugepages_left[size]) for size, n in demand.hugepages.items() if n]
+    near = widen_for_memory(mems, needs, topology.distance, serving)
+    if near is not None:
+        return MemoryNodes(near, steps=_served(machine, near, numa_nodes))
+    if case.policy in STRICT:
+        return None
+    wider = widen_for_memory(mems, needs, topology.distance, usable)
+    if wider is not None:
+        return MemoryNodes(
+            wider, True, (f"memory widened from {numa_text(mems)} to {wider} so that it fits",)
+        )
+    outside = machine.tiers.outside
+    lacking = memory_lacking(demand, table, usable, "on all NUMA nodes that may be used")
+    if not outside:
+        # Nothing holds it: a pin would only bring the OOM killer sooner.
+        return MemoryNodes(
+            usable,
+            True,
+            (f"{lacking}: its memory may come from all of them",),
+        )
+    return MemoryNodes(
+        NO_NUMA_NODES,
+        True,
+        (
+            f"its memory is not pinned: {lacking}, and "
+            f"{tier_text(topology, outside)} with "
+            f"{human_bytes(sum(topology.numa_nodes[i].memory_bytes for i in outside))} "
+            f"{agree(outside, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)",
+        ),
+    )
+
+
+def _served(machine: Machine, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:
+    """Say it when memory comes from NUMA nodes without CPUs."""
+    near = machine.tiers.near
+    alone = mems & NUMASet(near) if near else NO_NUMA_NODES
+    if not alone:
+        return ()
+    verb = "serves" if len(alone) == 1 else "serve"
+    return (f"{tier_text(machine.topology, alone)} {verb} {numa_text(numa_nodes)}",)
+
+
+def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
+    """Memory nodes for CPUs on ``numa_nodes``: their own, or the nearest when they have none."""
+    own = numa_nodes & usable
+    if own or not usable:
+        return own
+    # Distance, then id: of equally near NUMA nodes the lowest.
+    nearest = min(
+        usable, key=lambda m: (min((topology.distance(i, m) for i in numa_nodes), default=0), m)
+    )
+    return NUMASet([nearest])
 
 
 class _Aligned(msgspec.Struct, frozen=True):

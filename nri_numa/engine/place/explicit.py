@@ -14,20 +14,15 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from nri_numa.engine.case import Case
-from nri_numa.engine.decision import Machine
-from nri_numa.engine.memory.memory_manager import pages_name
-from nri_numa.engine.memory.tiers import tier_text
-from nri_numa.engine.others.kubelets import granted_names
-from nri_numa.engine.place.listed_memory import STRICT
-from nri_numa.engine.place.placement import Placed, human_bytes, per_node, spread_charges
-from nri_numa.engine.place.quotas import grant_refused, list_refused
-from nri_numa.engine.request.annotations import quoted
+from nri_numa.engine.accounting import grant_refused, list_refused
+from nri_numa.engine.decision import Case, Machine, Placed, tier_text
+from nri_numa.engine.others import granted_names
+from nri_numa.engine.place.memory import STRICT, pages_name, spread_charges
+from nri_numa.engine.place.needs import human_bytes, per_node
+from nri_numa.engine.request.annotations import asked_by_pod, quoted
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.request.permissions import asked_by_pod
 from nri_numa.engine.state import Allocation, Kind, NodeState
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.workload import CPUMode, Requested
+from nri_numa.engine.values.workload import CPUMode, Refusal, Requested
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.machine.model import cpus_text, numa_text
 

@@ -7,12 +7,14 @@ the same events; nobody above this line can tell them apart.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.ttrpc import CallStatus
-from nri_numa.nri.wire.versions import Event, RuntimeInfo
+from nri_numa.nri.wire.versions import Event
+from nri_numa.runtime import RuntimeInfo
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -39,9 +41,9 @@ class SynchronizeRequested(msgspec.Struct, frozen=True):
         stream: of the last slice.
         pods: every pod sandbox the runtime knows, in no order.
         containers: every created or running container; its pod may be missing.
-        slices: number of messages the picture came in.
-        size: its serialised size in bytes.
     """
+
+    method: ClassVar[str] = "Synchronize"
 
     stream: int
     pods: Sequence[pb.PodSandbox]
@@ -51,12 +53,16 @@ class SynchronizeRequested(msgspec.Struct, frozen=True):
 class CreateContainerRequested(msgspec.Struct, frozen=True):
     """A container is about to be created."""
 
+    method: ClassVar[str] = "CreateContainer"
+
     stream: int
     request: pb.CreateContainerRequest
 
 
 class UpdateContainerRequested(msgspec.Struct, frozen=True):
     """The resources of a container are about to be changed."""
+
+    method: ClassVar[str] = "UpdateContainer"
 
     stream: int
     request: pb.UpdateContainerRequest
@@ -65,22 +71,10 @@ class UpdateContainerRequested(msgspec.Struct, frozen=True):
 class StopContainerRequested(msgspec.Struct, frozen=True):
     """A container exited or is about to be stopped; its id may be unknown to us."""
 
+    method: ClassVar[str] = "StopContainer"
+
     stream: int
     request: pb.StopContainerRequest
-
-
-class UpdatePodSandboxRequested(msgspec.Struct, frozen=True):
-    """The resources of a pod are about to be changed."""
-
-    stream: int
-    request: pb.UpdatePodSandboxRequest
-
-
-class ValidateRequested(msgspec.Struct, frozen=True):
-    """The combined adjustment of all plugins is to be judged; an empty answer accepts it."""
-
-    stream: int
-    request: pb.ValidateContainerAdjustmentRequest
 
 
 class PodEvent(msgspec.Struct, frozen=True):
@@ -90,6 +84,11 @@ class PodEvent(msgspec.Struct, frozen=True):
     event: Event
     pod: pb.PodSandbox
 
+    @property
+    def method(self) -> str:
+        """Its name, as in logs."""
+        return self.event.method
+
 
 class ContainerEvent(msgspec.Struct, frozen=True):
     """Something happened to a container; the answer is empty."""
@@ -98,6 +97,11 @@ class ContainerEvent(msgspec.Struct, frozen=True):
     event: Event
     pod: pb.PodSandbox
     container: pb.Container
+
+    @property
+    def method(self) -> str:
+        """Its name, as in logs."""
+        return self.event.method
 
 
 class ShutdownRequested(msgspec.Struct, frozen=True):
@@ -128,8 +132,6 @@ PluginEvent = (
     | CreateContainerRequested
     | UpdateContainerRequested
     | StopContainerRequested
-    | UpdatePodSandboxRequested
-    | ValidateRequested
     | PodEvent
     | ContainerEvent
     | ShutdownRequested

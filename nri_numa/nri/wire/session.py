@@ -7,8 +7,19 @@ Use of either role::
         ...                                             # session.reply(event.stream, response)
         transport.write(session.data_to_send())
 
-Answer each event before asking for the next one: the answer moves the phase (`phases`), and a
-runtime may have put Synchronize into the same packet as Configure.
+Answer each event before asking for the next one: the answer moves the phase, and a runtime may have
+put Synchronize into the same packet as Configure.
+
+Phases. `TRANSITIONS` has every change of phase, for both sides, since both see the same steps.
+A connection begins `CONNECTED`. The plugin registers; the runtime configures it, synchronises it in
+one or more slices, and then sends events for ever. The *answer* to RegisterPlugin is not in the
+table: containerd sends it from another thread, and it was seen to arrive after Configure.
+
+Events are legal from `CONFIGURED` on, because NRI before 0.7 never synchronises the plugins it
+launches itself. A second Synchronize is legal too; it replaces the picture.
+
+Any error, local or remote, ends in `DEAD`, and the end of the socket in `CLOSED`; nothing leads out
+of either.
 
 Errors. What a caller may not do raises `LocalProtocolError`. What the peer may not do is raised
 inside as the same error, and turned into `RemoteProtocolError` in one place, `next_event`. After
@@ -23,9 +34,11 @@ one Synchronize (`SessionLimits`).
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
@@ -33,10 +46,10 @@ from google.protobuf.message import DecodeError, Message
 from nri_numa.errors import LocalProtocolError, RemoteProtocolError
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
-from nri_numa.nri.wire.mux import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.phases import TRANSITIONS, Phase, Step
-from nri_numa.nri.wire.versions import NRI_VERSION, Event, RuntimeInfo, identity_problem
+from nri_numa.nri.wire.ttrpc import PLUGIN_CONNECTION, RUNTIME_CONNECTION
+from nri_numa.nri.wire.versions import NRI_VERSION, Event, identity_problem
+from nri_numa.runtime import RuntimeInfo
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
@@ -77,29 +90,18 @@ POD_EVENTS: Final[Mapping[str, Event]] = {
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
     "StopPodSandbox": Event.STOP_POD_SANDBOX,
     "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
-    "PostUpdatePodSandbox": Event.POST_UPDATE_POD_SANDBOX,
 }
 """Methods of NRI 0.12 that say something of a pod; before, StateChange says it."""
 
 CONTAINER_EVENTS: Final[Mapping[str, Event]] = {
-    "PostCreateContainer": Event.POST_CREATE_CONTAINER,
     "StartContainer": Event.START_CONTAINER,
     "PostStartContainer": Event.POST_START_CONTAINER,
-    "PostUpdateContainer": Event.POST_UPDATE_CONTAINER,
     "RemoveContainer": Event.REMOVE_CONTAINER,
 }
 """Methods of NRI 0.12 that say something of a container; before, StateChange says it."""
 
-_STATE_CHANGE_OF_POD: Final = {event.value: event for event in POD_EVENTS.values()}
-_STATE_CHANGE_OF_CONTAINER: Final = {event.value: event for event in CONTAINER_EVENTS.values()}
-
-
-class Answer(Protocol):
-    """What a request is answered with: a message of protobuf, or one that is serialised already."""
-
-    def SerializeToString(self) -> bytes:
-        """The bytes that go out."""
-        ...
+_EVENTS: Final = {**POD_EVENTS, **CONTAINER_EVENTS}
+_STATE_CHANGES: Final = {event.value: event for event in _EVENTS.values()}
 
 
 class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,11 +119,82 @@ class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
     synchronize_bytes: int = 256 << 20
 
 
+class Phase(enum.Enum):
+    """Where a connection stands."""
+
+    CONNECTED = "connected"
+    REGISTERING = "registering"
+    CONFIGURING = "configuring"
+    CONFIGURED = "configured"
+    SYNCHRONIZING = "synchronizing"
+    ACTIVE = "active"
+    CLOSED = "closed"
+    DEAD = "dead"
+
+
+class Step(enum.Enum):
+    """What moves a connection on."""
+
+    REGISTER = "RegisterPlugin"
+    CONFIGURE = "Configure"
+    CONFIGURE_ANSWERED = "the answer to Configure"
+    SYNCHRONIZE = "Synchronize"
+    SYNCHRONIZE_ANSWERED = "the answer to Synchronize"
+    EVENT = "an event"
+    UPDATE_CONTAINERS = "UpdateContainers"
+    SHUTDOWN = "Shutdown"
+
+
+_TABLE: Final = {
+    Phase.CONNECTED: {
+        Step.REGISTER: Phase.REGISTERING,
+    },
+    Phase.REGISTERING: {
+        # Real runtimes accept a second registration and ignore it.
+        Step.REGISTER: Phase.REGISTERING,
+        Step.CONFIGURE: Phase.CONFIGURING,
+        Step.SHUTDOWN: Phase.REGISTERING,
+    },
+    Phase.CONFIGURING: {
+        Step.REGISTER: Phase.CONFIGURING,
+        Step.CONFIGURE_ANSWERED: Phase.CONFIGURED,
+        Step.SHUTDOWN: Phase.CONFIGURING,
+    },
+    Phase.CONFIGURED: {
+        Step.REGISTER: Phase.CONFIGURED,
+        Step.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        Step.EVENT: Phase.CONFIGURED,
+        Step.UPDATE_CONTAINERS: Phase.CONFIGURED,
+        Step.SHUTDOWN: Phase.CONFIGURED,
+    },
+    Phase.SYNCHRONIZING: {
+        Step.REGISTER: Phase.SYNCHRONIZING,
+        Step.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        Step.SYNCHRONIZE_ANSWERED: Phase.ACTIVE,
+        # The update and the first slice may cross on the wire.
+        Step.UPDATE_CONTAINERS: Phase.SYNCHRONIZING,
+        Step.SHUTDOWN: Phase.SYNCHRONIZING,
+    },
+    Phase.ACTIVE: {
+        Step.REGISTER: Phase.ACTIVE,
+        Step.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        Step.EVENT: Phase.ACTIVE,
+        Step.UPDATE_CONTAINERS: Phase.ACTIVE,
+        Step.SHUTDOWN: Phase.ACTIVE,
+    },
+    Phase.CLOSED: {},
+    Phase.DEAD: {},
+}
+
+TRANSITIONS: Final[Mapping[Phase, Mapping[Step, Phase]]] = MappingProxyType(_TABLE)
+"""Phase and step to the next phase; what is missing is illegal."""
+
+
 EventT = TypeVar("EventT")
 RequestT = TypeVar("RequestT", bound=Message)
 
 
-class _Session(ABC, Generic[EventT]):
+class Session(ABC, Generic[EventT]):
     """What both roles share: the trunk, the phase, and the one place where errors turn remote."""
 
     _serves: int
@@ -129,7 +202,7 @@ class _Session(ABC, Generic[EventT]):
     _max_request = ttrpc.MAX_BODY
 
     def __init__(self) -> None:
-        self._trunk = Trunk()
+        self._trunk = ttrpc.Trunk()
         self._server = ttrpc.TTRPCServer(self._trunk, self._serves, max_body=self._max_request)
         self._client = ttrpc.TTRPCClient(self._trunk, self._calls)
         self._phase = Phase.CONNECTED
@@ -246,7 +319,7 @@ class _Session(ABC, Generic[EventT]):
             raise LocalProtocolError(f"the session is {self._phase.value}")
 
 
-class PluginSession(_Session[ev.PluginEvent]):
+class PluginSession(Session[ev.PluginEvent]):
     """The plugin's side: registers, serves the Plugin service, may call UpdateContainers."""
 
     _serves = PLUGIN_CONNECTION
@@ -254,11 +327,7 @@ class PluginSession(_Session[ev.PluginEvent]):
     _max_request = ttrpc.MAX_REQUEST_TO_PLUGIN
 
     def __init__(self, *, limits: SessionLimits | None = None) -> None:
-        """Make a session that has not registered yet.
-
-        Args:
-            limits: of the collected Synchronize; None for the defaults.
-        """
+        """Make a session that has not registered yet; ``limits`` are those of Synchronize."""
         super().__init__()
         self._limits = limits or SessionLimits()
         self._registration: int | None = None
@@ -275,11 +344,8 @@ class PluginSession(_Session[ev.PluginEvent]):
     ) -> None:
         """Send RegisterPlugin; once for each connection.
 
-        Args:
-            name: without the index, e.g. ``nri-numa``.
-            index: two digits; plugins are asked in ascending order.
-            nri_version: what we claim to speak; runtimes only log it.
-            timeout: seconds, told to the runtime; 0 tells none.
+        The name has no index in it; runtimes call plugins in ascending order of their indices, and
+        only log ``nri_version``. A ``timeout`` of 0 seconds is none.
 
         Raises:
             LocalProtocolError: registered already, or the name or index cannot be accepted.
@@ -301,15 +367,12 @@ class PluginSession(_Session[ev.PluginEvent]):
         self._step(Step.REGISTER)
 
     def update_containers(
-        self, updates: Sequence[pb.ContainerUpdate], *, timeout: float = 0.0
+        self, request: pb.UpdateContainersRequest, *, timeout: float = 0.0
     ) -> int:
         """Send UpdateContainers; returns the stream its answer will carry.
 
-        Never while a request waits for our answer: the runtime holds the lock this call needs.
-
-        Args:
-            updates: applied in this order.
-            timeout: seconds, told to the runtime; 0 tells none.
+        Never while a request waits for our answer: the runtime holds the lock this call needs. A
+        ``timeout`` of 0 seconds is none.
 
         Raises:
             LocalProtocolError: not configured yet, or a request is unanswered.
@@ -321,7 +384,7 @@ class PluginSession(_Session[ev.PluginEvent]):
         stream = self._client.call(
             RUNTIME_SERVICE,
             "UpdateContainers",
-            pb.UpdateContainersRequest(update=updates).SerializeToString(),
+            request.SerializeToString(),
             timeout_nano=int(timeout * 1e9),
         )
         return stream
@@ -330,12 +393,8 @@ class PluginSession(_Session[ev.PluginEvent]):
         """Give up waiting for the answer to an update; a late one makes no event."""
         self._client.forget(stream)
 
-    def reply(self, stream: int, response: Answer | None = None) -> None:
-        """Answer a request.
-
-        Args:
-            stream: of the event.
-            response: the response message of that request; None for an empty one.
+    def reply(self, stream: int, response: Message | None = None) -> None:
+        """Answer a request; None is the empty response.
 
         Raises:
             LocalProtocolError: nothing waits on this stream, or the response is over 4 MiB.
@@ -378,13 +437,7 @@ class PluginSession(_Session[ev.PluginEvent]):
                 return ev.StopContainerRequested(stream, request)
             case pb.StateChangeEvent():
                 self._step(Step.EVENT)
-                return self._state_change(stream, request)
-            case pb.UpdatePodSandboxRequest():
-                self._step(Step.EVENT)
-                return ev.UpdatePodSandboxRequested(stream, request)
-            case pb.ValidateContainerAdjustmentRequest():
-                self._step(Step.EVENT)
-                return ev.ValidateRequested(stream, request)
+                return self._event(stream, _STATE_CHANGES.get(request.event), request)
             case pb.SynchronizeRequest():
                 self._step(Step.SYNCHRONIZE)
                 return self._slice(stream, request, len(call.payload))
@@ -395,22 +448,19 @@ class PluginSession(_Session[ev.PluginEvent]):
             case pb.Empty():
                 self._step(Step.SHUTDOWN)
                 return ev.ShutdownRequested(stream)
-            case _:  # what is left of the method table has a pod and, by its name, a container
+            case _:
                 self._step(Step.EVENT)
-                pod: pb.PodSandbox = request.pod  # type: ignore[attr-defined]
-                if (event := POD_EVENTS.get(call.method)) is not None:
-                    return ev.PodEvent(stream, event, pod)
-                container: pb.Container = request.container  # type: ignore[attr-defined]
-                return ev.ContainerEvent(stream, CONTAINER_EVENTS[call.method], pod, container)
+                return self._event(stream, _EVENTS.get(call.method), request)
 
-    def _state_change(self, stream: int, request: pb.StateChangeEvent) -> ev.PluginEvent | None:
-        if (event := _STATE_CHANGE_OF_POD.get(request.event)) is not None:
+    def _event(self, stream: int, event: Event | None, request: Any) -> ev.PluginEvent | None:
+        """Something happened to what ``request`` has: a pod, and for some events a container."""
+        if event is None:
+            # Never subscribed to, or of a later release: no reason to fail the runtime.
+            self._server.reply(stream, b"")
+            return None
+        if event in POD_EVENTS.values():
             return ev.PodEvent(stream, event, request.pod)
-        if (event := _STATE_CHANGE_OF_CONTAINER.get(request.event)) is not None:
-            return ev.ContainerEvent(stream, event, request.pod, request.container)
-        # An event of a release we do not know: nothing to do, and no reason to fail the runtime.
-        self._server.reply(stream, b"")
-        return None
+        return ev.ContainerEvent(stream, event, request.pod, request.container)
 
     def _slice(
         self, stream: int, request: pb.SynchronizeRequest, size: int
@@ -439,7 +489,7 @@ class PluginSession(_Session[ev.PluginEvent]):
         return event
 
 
-class RuntimeSession(_Session[ev.RuntimeEvent]):
+class RuntimeSession(Session[ev.RuntimeEvent]):
     """The runtime's side: serves the Runtime service, calls the Plugin service."""
 
     _serves = RUNTIME_CONNECTION
@@ -458,12 +508,6 @@ class RuntimeSession(_Session[ev.RuntimeEvent]):
         metadata: Mapping[str, str] | None = None,
     ) -> int:
         """Call a method of the Plugin service; returns the stream its answer will carry.
-
-        Args:
-            method: name without the service.
-            request: its request message.
-            timeout_nano: nanoseconds left, told to the plugin.
-            metadata: key-value pairs beside the request.
 
         Raises:
             LocalProtocolError: unknown method, or not legal in this phase.

@@ -1,9 +1,8 @@
 """What the version of the other side means for us.
 
 A runtime names itself, its version, and from NRI 0.12 on the NRI release inside it. From these
-three words follow the event bits it accepts (an unknown bit makes it close the connection, and a
-mask of zero means all events, the validator included), and the way in which updates may be pushed
-to it without risking that it hangs (containerd#13733).
+three words follows the way in which updates may be pushed to it without risking that it hangs
+(containerd#13733).
 
 Versions are read leniently: ``v2.1.9``, ``2.1.9+unknown``, ``1.7.24~ds1`` and ``2.2.0-rc.1`` are
 all in use.
@@ -15,7 +14,7 @@ import enum
 import re
 from typing import Final
 
-import msgspec
+from nri_numa.runtime import PushPath, RuntimeInfo
 
 NRI_VERSION: Final = "v0.12.2"
 """The release of NRI whose messages this package speaks."""
@@ -53,27 +52,9 @@ class Event(enum.IntEnum):
 _METHOD_NAMES: Final = {event: event.name.title().replace("_", "") for event in Event}
 
 
-EVENTS_OF_0_2: Final = 0x07FF
-"""What every runtime knows: the eleven events of NRI 0.2."""
-
-EVENTS_OF_0_10: Final = 0x3FFF
-"""With the pod updates and the validation of NRI 0.10."""
-
-PLUGIN_EVENTS: Final = (
+AGENT_EVENTS: Final = (
     Event.RUN_POD_SANDBOX.bit
     | Event.STOP_POD_SANDBOX.bit
-    | Event.REMOVE_POD_SANDBOX.bit
-    | Event.CREATE_CONTAINER.bit
-    | Event.UPDATE_CONTAINER.bit
-    | Event.POST_UPDATE_CONTAINER.bit
-    | Event.STOP_CONTAINER.bit
-    | Event.REMOVE_CONTAINER.bit
-    | Event.UPDATE_POD_SANDBOX.bit
-)
-"""The events that a plugin that pins CPUs and memory may want to see."""
-
-AGENT_EVENTS: Final = (
-    Event.STOP_POD_SANDBOX.bit
     | Event.REMOVE_POD_SANDBOX.bit
     | Event.CREATE_CONTAINER.bit
     | Event.START_CONTAINER.bit
@@ -82,46 +63,12 @@ AGENT_EVENTS: Final = (
     | Event.STOP_CONTAINER.bit
     | Event.REMOVE_CONTAINER.bit
 )
-"""The events that the agent has a use for.
+"""The events that the agent has a use for; every runtime knows them.
 
-Each is a round trip under the one lock of the runtime, so no other is asked for.
+Each is a round trip under the one lock of the runtime, so no other is subscribed to. A bit that a
+runtime does not know makes it close the connection, and a mask of zero means all events, the
+validator included.
 """
-
-SANDBOX_EVENTS: Final = Event.RUN_POD_SANDBOX.bit
-"""What it has a use for besides where devices place containers or pods are named to schedulers."""
-
-
-class RuntimeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runtime says of itself in Configure.
-
-    Attributes:
-        name: ``containerd``, ``cri-o`` or another.
-        version: the runtime's version as it wrote it.
-        nri_version: NRI release inside the runtime; empty before NRI 0.12.
-        registration_timeout: seconds; 0 when not told (before NRI 0.7).
-        request_timeout: seconds for the answer to any request; 0 when not told.
-        config: the drop-in file of a pre-installed plugin, as text; empty for others.
-    """
-
-    name: str
-    version: str
-    nri_version: str
-    registration_timeout: float
-    request_timeout: float
-    config: str
-
-
-class PushPath(enum.StrEnum):
-    """How an update may be sent that no event asked for."""
-
-    UPDATE_CONTAINERS = "update-containers"
-    """The plain call; safe from NRI 0.12.1 on."""
-
-    ONE_SHOT = "one-shot"
-    """A second registration that answers Synchronize with the updates; safe from NRI 0.6.1 on."""
-
-    NONE = "none"
-    """No way is known to be safe: registrations and events deadlock (containerd#10085)."""
 
 
 _VERSION: Final = re.compile(r"\s*v?([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?(.*)", re.DOTALL)
@@ -139,49 +86,15 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
     return int(match[1]), int(match[2]), int(match[3] or 0)
 
 
-def known_nri_version(info: RuntimeInfo) -> tuple[int, int, int] | None:
-    """Return the NRI release the runtime tells; None when it tells none or a placeholder.
-
-    Builds outside a release say ``0.0.0-unknown`` or ``(devel)``.
-    """
-    release = parse_version(info.nri_version)
-    return None if release == _NO_RELEASE else release
-
-
-def allowed_events(info: RuntimeInfo) -> int:
-    """Return the mask of all event bits this runtime accepts."""
-    if known_nri_version(info) is not None:
-        return EVENTS_OF_0_10  # only NRI 0.12 and later tell their version at all
-    release = parse_version(info.version) or _NO_RELEASE
-    since = {"containerd": (2, 2, 0), "cri-o": (1, 34, 0)}.get(info.name.lower())
-    if since is not None and release >= since:
-        return EVENTS_OF_0_10
-    return EVENTS_OF_0_2
-
-
-def event_mask(info: RuntimeInfo, wanted: int) -> int:
-    """Return the wanted events as far as this runtime knows them; never 0.
-
-    Zero would ask for everything, and on NRI 0.10 and later would make us a validator whose silence
-    fails every creation.
-
-    Raises:
-        ValueError: nothing of what is wanted exists on this runtime.
-    """
-    mask = wanted & allowed_events(info)
-    if mask == 0:
-        raise ValueError(f"none of the events {wanted:#06x} is known to {info.name} {info.version}")
-    return mask
-
-
 def push_path(info: RuntimeInfo) -> PushPath:
     """Return how updates may be pushed to this runtime.
 
     Sources of the limits: containerd#13733 and nri#301 (fixed in NRI 0.12.1) for the plain call,
     containerd#10085 and nri#79 (fixed in NRI 0.6.1) for a registration while events are served.
     """
-    nri = known_nri_version(info)
-    if nri is not None and _is_at_least(info.nri_version, nri, (0, 12, 1)):
+    # Builds outside a release say ``0.0.0-unknown`` or ``(devel)``.
+    nri = parse_version(info.nri_version) or _NO_RELEASE
+    if _is_at_least(info.nri_version, nri, (0, 12, 1)):
         return PushPath.UPDATE_CONTAINERS
     if info.registration_timeout or info.nri_version:
         return PushPath.ONE_SHOT  # timeouts are told from NRI 0.7 on

@@ -12,14 +12,20 @@ from google.protobuf.message import DecodeError, Message
 
 from nri_numa.nri.transport import SessionTransport
 from nri_numa.nri.wire import events as ev
-from nri_numa.nri.wire import mux, ttrpc
+from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import (
     PLUGIN_METHODS,
     POD_EVENTS,
     RuntimeSession,
 )
-from nri_numa.nri.wire.versions import EVENTS_OF_0_2, EVENTS_OF_0_10, Event
+from nri_numa.nri.wire.versions import Event
+
+EVENTS_OF_0_2: Final = 0x07FF
+"""What every runtime knows: the eleven events of NRI 0.2."""
+
+EVENTS_OF_0_10: Final = 0x3FFF
+"""With the pod updates and the validation of NRI 0.10."""
 
 CONTAINERD_NAMESPACE: Final = {"containerd-namespace-ttrpc": "k8s.io"}
 """The metadata containerd sends along."""
@@ -244,7 +250,7 @@ class PluginPeer:
     def _bogus(self, stream: int) -> None:
         if self._faults.bogus_replies:
             message = ttrpc.encode_message(stream, ttrpc.MessageType.RESPONSE, b"")
-            self.connection.write_raw(mux.encode_frames(mux.RUNTIME_CONNECTION, message))
+            self.connection.write_raw(ttrpc.encode_frames(ttrpc.RUNTIME_CONNECTION, message))
 
     async def call(self, method: str, request: Message, *, limit: float) -> bytes:
         """Send a request and return the serialised response.
@@ -323,11 +329,11 @@ class PluginPeer:
         if self._faults.even_stream:
             body = b""
             message = ttrpc.encode_message(next(self._even), ttrpc.MessageType.REQUEST, body)
-            self.connection.write_raw(mux.encode_frames(mux.PLUGIN_CONNECTION, message))
+            self.connection.write_raw(ttrpc.encode_frames(ttrpc.PLUGIN_CONNECTION, message))
         if self._faults.unknown_connection:
-            self.connection.write_raw(mux.encode_frames(0, b"nobody reads this"))
-            self.connection.write_raw(mux.encode_frames(7, b"nor this"))
-            self.connection.write_raw(mux.encode_frames(mux.PLUGIN_CONNECTION, b""))
+            self.connection.write_raw(ttrpc.encode_frames(0, b"nobody reads this"))
+            self.connection.write_raw(ttrpc.encode_frames(7, b"nor this"))
+            self.connection.write_raw(ttrpc.encode_frames(ttrpc.PLUGIN_CONNECTION, b""))
 
     async def notify(
         self,

@@ -8,12 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.cluster import numatopology
-from nri_numa.cluster.numatopology import contents, numbers, text_of
+from nri_numa.cluster.numatopology import contents
 from nri_numa.engine.values.settings import Settings
 from nri_numa.http.responses import Assignment
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.report import topology_document
+from nri_numa.machine.model import topology_document
 from nri_numa.node.view import zones_document
+from nri_numa.offline_capacity import MOST_CPUS, list_of, numa_nodes
 from tests.beds.http_view import assignment
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
@@ -38,7 +39,7 @@ def spec(world: World, **changes: Any) -> dict[str, Any]:
 
 
 def free(of: dict[str, Any]) -> set[int]:
-    return numbers(of["numares"]["cpu"]["allocatable"])
+    return set(numa_nodes(of["numares"]["cpu"]["allocatable"], MOST_CPUS))
 
 
 def test_an_empty_machine() -> None:
@@ -119,4 +120,4 @@ def test_an_agent_that_is_silent_has_nothing_free() -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "0,2-4,8"])
 def test_lists_of_cpus(text: str) -> None:
-    assert text_of(numbers(text)) == text
+    assert list_of(numa_nodes(text, MOST_CPUS)) == text

@@ -17,15 +17,16 @@ import pytest
 from nri_numa.cri.client import (
     ContainerEventType,
     CRIClient,
-    CRIContainer,
     CRIContainerState,
-    CRIPodSandbox,
-    CRIResources,
-    RuntimeVersion,
+    ListedContainer,
     UpdateFailed,
+    container_from,
+    pod_from,
 )
 from nri_numa.cri.pb import cri_pb2
+from nri_numa.engine.values.workload import Container, ContainerUpdate, QoSClass
 from nri_numa.errors import RuntimeUnavailable
+from nri_numa.runtime import RuntimeInfo
 from proto.generate_cri import stale
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
@@ -154,7 +155,7 @@ async def serving(directory: Path, runtime: Runtime) -> AsyncIterator[CRIClient]
 @pytest.mark.asyncio
 async def test_version_names_the_runtime(directory: Path) -> None:
     async with serving(directory, Runtime()) as client:
-        assert await client.version() == RuntimeVersion(name="containerd", version="2.1.9")
+        assert await client.version() == RuntimeInfo(name="containerd", version="2.1.9")
 
 
 @pytest.mark.asyncio
@@ -162,23 +163,15 @@ async def test_containers_come_by_creation_time_and_id(directory: Path) -> None:
     async with serving(directory, Runtime()) as client:
         containers = await client.list_containers()
     assert [each.id for each in containers] == ["a1", "b2"]
-    assert containers[1] == CRIContainer(
-        id="b2",
-        pod_sandbox_id="p1",
-        name="web",
-        state=CRIContainerState.RUNNING,
-        created_at_ns=7,
+    assert containers[1] == ListedContainer(
+        id="b2", pod_sandbox_id="p1", state=CRIContainerState.RUNNING
     )
 
 
 @pytest.mark.asyncio
 async def test_pods_are_listed(directory: Path) -> None:
     async with serving(directory, Runtime()) as client:
-        assert await client.list_pod_sandboxes() == (
-            CRIPodSandbox(
-                id="p1", name="db", namespace="prod", uid="u1", ready=True, annotations={"k": "v"}
-            ),
-        )
+        assert await client.pod_sandbox_ids() == ["p1"]
 
 
 @pytest.mark.asyncio
@@ -187,10 +180,11 @@ async def test_status_has_pid_and_resources(directory: Path) -> None:
         status = await client.container_status("b2")
         other = await client.container_status("a1")
     assert status is not None
-    assert status.pid == 4711
-    assert status.resources == CRIResources(cpus="0-3", hugepage_limits={"2MB": 4096})
+    assert status.container.pid == 4711
+    assert status.container.resources.cpus == "0-3"
+    assert status.container.resources.hugepages == {2 << 20: 4096}
     assert other is not None
-    assert other.pid == 0  # info of another form is no reason to fail
+    assert other.container.pid == 0  # info of another form is no reason to fail
 
 
 @pytest.mark.asyncio
@@ -210,20 +204,18 @@ async def test_an_answer_without_meaning_is_an_unavailable_runtime(directory: Pa
 async def test_an_update_sends_what_is_set(directory: Path) -> None:
     runtime = Runtime()
     async with serving(directory, runtime) as client:
-        resources = CRIResources(cpus="2-3", mems="0", hugepage_limits={"2MB": 1})
-        assert await client.update_resources("b2", resources) is None
+        assert await client.update(ContainerUpdate("b2", "2-3", "0", cpu_quota=-1)) is None
     (request,) = runtime.requests
     assert request.container_id == "b2"
     assert (request.linux.cpuset_cpus, request.linux.cpuset_mems) == ("2-3", "0")
-    assert request.linux.cpu_shares == 0
-    assert request.linux.hugepage_limits[0].page_size == "2MB"
+    assert (request.linux.cpu_shares, request.linux.cpu_quota) == (0, -1)
 
 
 @pytest.mark.asyncio
 async def test_a_refused_update_is_a_value(directory: Path) -> None:
     async with serving(directory, Runtime()) as client:
-        narrow = await client.update_resources("narrow", CRIResources(cpus="9"))
-        gone = await client.update_resources("gone", CRIResources(cpus="9"))
+        narrow = await client.update(ContainerUpdate("narrow", cpus="9"))
+        gone = await client.update(ContainerUpdate("gone", cpus="9"))
     assert narrow == UpdateFailed(container_id="narrow", gone=False, message="permission denied")
     assert gone == UpdateFailed(container_id="gone", gone=True, message="no such container")
 
@@ -241,7 +233,7 @@ async def test_an_absent_socket_is_named(directory: Path) -> None:
         with pytest.raises(RuntimeUnavailable, match=r"none\.sock"):
             await client.version()
         with pytest.raises(RuntimeUnavailable, match=r"none\.sock"):
-            await client.update_resources("x", CRIResources(cpus="1"))
+            await client.update(ContainerUpdate("x", cpus="1"))
 
 
 @pytest.mark.asyncio
@@ -258,6 +250,121 @@ async def test_a_runtime_that_comes_back_is_reached_again(directory: Path) -> No
                         break
                     except RuntimeUnavailable:
                         await asyncio.sleep(0.05)
+
+
+# --- what CRI reports, in the engine's types ------------------------------------------------------
+
+
+SPEC = {
+    "annotations": {"a": "oci", "n": 1},
+    "process": {"env": ["PCIDEVICE_X=0000:3b:00.0", 7], "oomScoreAdj": -997},
+    "linux": {
+        "cgroupsPath": "/kubepods/pod1/c1",
+        "devices": [{"path": "/dev/x", "type": "c", "major": 10, "minor": 3}],
+        "resources": {
+            "cpu": {"shares": 2048, "quota": 200_000, "period": 100_000, "cpus": "1", "mems": "0"},
+            "memory": {"limit": 4096},
+            "hugepageLimits": [{"pageSize": "2MB", "limit": 8192}],
+            "devices": [{"allow": False, "access": "rwm"}, {"allow": True, "major": 10}],
+        },
+    },
+}
+
+
+def converted(
+    spec: Any = None, resources: cri_pb2.LinuxContainerResources | None = None
+) -> Container:
+    status = cri_pb2.ContainerStatus(
+        id="c1",
+        metadata=cri_pb2.ContainerMetadata(name="main"),
+        state=cri_pb2.CONTAINER_CREATED,
+        annotations={"a": "cri", "b": "cri"},
+    )
+    if resources is not None:
+        status.resources.linux.CopyFrom(resources)
+    return container_from(status, {"pid": 12, "sandboxID": "p1", "runtimeSpec": spec or {}})
+
+
+def test_a_spec_has_everything_that_nri_reports() -> None:
+    container = converted(SPEC)
+    assert (container.id, container.pod_id, container.name) == ("c1", "p1", "main")
+    assert container.annotations == {"a": "oci", "b": "cri"}
+    assert (container.pid, container.starting) == (12, True)
+    assert (container.cgroups_path, container.oom_score_adj) == ("/kubepods/pod1/c1", -997)
+    resources = container.resources
+    assert (resources.cpu_shares, resources.cpu_quota, resources.cpu_period) == (
+        2048,
+        200_000,
+        100_000,
+    )
+    assert (resources.memory_limit, resources.hugepages) == (4096, {2 << 20: 8192})
+    assert (resources.cpus, resources.mems) == ("1", "0")
+    assert [(d.major, d.minor) for d in container.mentions.nodes] == [(10, 3)]
+    assert container.mentions.variables == {"PCIDEVICE_X": "0000:3b:00.0"}
+
+
+def test_a_privileged_container_has_no_devices_of_its_own() -> None:
+    linux = {**SPEC["linux"], "resources": {"devices": [{"allow": True, "access": "rwm"}]}}
+    assert converted({"linux": linux}).mentions.nodes == ()
+
+
+def test_without_a_spec_the_resources_of_cri_must_do() -> None:
+    container = converted(
+        resources=cri_pb2.LinuxContainerResources(
+            cpu_quota=100_000,
+            memory_limit_in_bytes=5,
+            oom_score_adj=2,
+            cpuset_cpus="3",
+            hugepage_limits=[cri_pb2.HugepageLimit(page_size="1GB", limit=1 << 30)],
+        )
+    )
+    assert container.resources.cpu_quota == 100_000
+    assert container.resources.hugepages == {1 << 30: 1 << 30}
+    assert (container.resources.cpus, container.oom_score_adj) == ("3", 2)
+    assert converted().resources.cpu_shares is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"linux": [], "process": "x", "annotations": 3},
+        {"linux": {"resources": {"cpu": {"shares": -1, "quota": 2**70, "cpus": 3}}}},
+        {"linux": {"devices": "x", "resources": {"hugepageLimits": [{"pageSize": 1}, 5]}}},
+        {"process": {"env": {}, "oomScoreAdj": True}},
+        {"linux": {"resources": {"devices": [{"major": "x"}], "cpu": {"period": -5}}}},
+        {"linux": {"resources": {"hugepageLimits": [{"pageSize": "2MB", "limit": -1}]}}},
+    ],
+)
+def test_nonsense_in_a_spec_is_left_out(spec: Any) -> None:
+    resources = converted(spec).resources
+    assert (resources.cpu_shares, resources.cpu_quota, resources.cpus) == (None, None, "")
+    assert resources.hugepages == {}
+
+
+def test_a_pod_has_its_size_its_class_and_its_network() -> None:
+    pod = pod_from(
+        cri_pb2.PodSandboxStatus(
+            id="p1",
+            metadata=cri_pb2.PodSandboxMetadata(name="db", namespace="shop", uid="u"),
+            annotations={"k": "v"},
+        ),
+        {
+            "config": {
+                "linux": {
+                    "cgroup_parent": "/kubepods/burstable/podu",
+                    "resources": {"cpu_shares": 512, "memory_limit_in_bytes": 7},
+                }
+            },
+            "runtimeSpec": {"linux": {"namespaces": [{"type": "network", "path": "/run/netns/x"}]}},
+        },
+    )
+    assert (pod.id, pod.uid, pod.full_name, pod.annotations) == ("p1", "u", "shop/db", {"k": "v"})
+    assert (pod.qos, pod.resources.cpu_shares, pod.resources.memory_limit) == (
+        QoSClass.BURSTABLE,
+        512,
+        7,
+    )
+    assert pod.network_namespace == "/run/netns/x"
 
 
 def test_generated_code_is_what_the_sources_say() -> None:

@@ -69,8 +69,8 @@ WEB = (
         cpus=CPUSet([4, 5]),
         memory=(GivenMemory(kind="memory", size=1 << 30, numa_nodes=NUMASet([0])),),
         devices=(
-            GivenDevices(resource="a/gpu", ids=("g1",), numa_nodes=NUMASet([0, 1])),
-            GivenDevices(resource="a/slot", ids=("slot-0", "slot-1")),
+            GivenDevices(resource="a/gpu", by_id={"g1": NUMASet([0, 1])}),
+            GivenDevices(resource="a/slot", by_id={"slot-0": NUMASet(), "slot-1": NUMASet()}),
         ),
         claims=("d/n/a", "d/n/b"),
     ),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from nri_numa.devices.found import MOST_NOTES, Found, hints
-from nri_numa.engine.values.mentions import MOST_DEVICES
+from nri_numa.devices.lookup import MOST_NOTES, hints
+from nri_numa.devices.sysfs import Found
+from nri_numa.engine.values.workload import MOST_DEVICES
 from nri_numa.machine.cpuset import NUMASet
 
 PLACES = NUMASet((0, 1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.devices.nvidia import GPUs, read_gpus
+from nri_numa.devices.lookup import GPUs, read_gpus
 from tests.beds.device_tree import DeviceTree
 
 FIRST, SECOND = "0000:3b:00.0", "0000:d8:00.0"

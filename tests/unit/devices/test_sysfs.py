@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.devices.found import Found
-from nri_numa.devices.sysfs import SysfsDevices
+from nri_numa.devices.sysfs import Found, SysfsDevices
 from tests.beds.device_tree import GPU_CLASS, NVME_CLASS, DeviceTree
 
 GPU_AT, NIC_AT, DISK_AT = "0000:3b:00.0", "0000:af:00.1", "0000:5e:00.0"

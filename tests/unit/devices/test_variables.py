@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.devices.variables import named_by
+from nri_numa.devices.lookup import named_by
 
 
 def test_what_is_no_address_is_said_and_gives_nothing() -> None:

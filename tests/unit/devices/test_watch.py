@@ -16,8 +16,14 @@ from msgspec.structs import replace
 from nri_numa.config.device_sources import Devices
 from nri_numa.cri.pb import podresources_pb2 as pb
 from nri_numa.devices.watch import DeviceWatch
-from nri_numa.engine.values.mentions import NO_MENTIONS, DeviceNode, Mentions
-from nri_numa.engine.values.workload import NO_DEVICES, Container, PodSandbox
+from nri_numa.engine.values.workload import (
+    NO_DEVICES,
+    NO_MENTIONS,
+    Container,
+    DeviceNode,
+    Mentions,
+    PodSandbox,
+)
 from nri_numa.machine.cpuset import NUMASet
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.fake_kubelet import pod_resources
@@ -88,6 +94,10 @@ def seen(watch: DeviceWatch, of: PodSandbox, made: Container, mentions: Mentions
     return watch.known(of.id, made.name, mentions).on(made)
 
 
+def in_network(of: PodSandbox, path: str) -> PodSandbox:
+    return replace(of, network_namespace=path)
+
+
 ON_GPU = {"GPU": {GPU_AT: {1}}}
 
 
@@ -139,7 +149,7 @@ def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_misse
     node = {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}
     device = {"name": "g0", "containerEdits": {"deviceNodes": [node]}}
     (bed.root / "cdi/a.json").write_text(json.dumps({"kind": "x.com/gpu", "devices": [device]}))
-    watch.began(POD, "")
+    watch.began(POD)
     watch.settle()
     assert has(seen(watch, POD, container(POD), wanted)) == ON_GPU
 
@@ -179,7 +189,7 @@ def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
         variables={"NVIDIA_VISIBLE_DEVICES": UUID, "PCIDEVICE_X": GPU_AT},
         cdi=("x.com/gpu=g0",),
     )
-    watch.began(POD, NETWORK)
+    watch.began(in_network(POD, NETWORK))
     assert watch.known(POD.id, "app", mentions) is NO_DEVICES
 
 
@@ -218,7 +228,7 @@ def answer(*devices: tuple[str, str, str, tuple[int, ...]]) -> pb.GetPodResource
 def asked(bed: Bed, message: pb.GetPodResourcesResponse, **kwargs: Any) -> DeviceWatch:
     with pod_resources(bed.root, lambda request, context: message, lambda request, context: None):
         watch = bed.watch(ASKED, **kwargs)
-        watch.began(POD, "")
+        watch.began(POD)
         watch.settle()
     return watch
 
@@ -255,7 +265,7 @@ def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
 
 def test_a_kubelet_that_is_not_there_is_said_and_nothing_else(bed: Bed) -> None:
     watch = bed.watch(ASKED)
-    watch.began(POD, "")
+    watch.began(POD)
     watch.settle()
     found = seen(watch, POD, container(POD), Mentions(variables={"PCIDEVICE_X": GPU_AT}))
     assert has(found) == ON_GPU
@@ -272,7 +282,7 @@ def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: Bed) -> Non
 
     with pod_resources(bed.root, hang, lambda request, context: None):
         watch = bed.watch(ASKED)
-        watch.began(POD, "")
+        watch.began(POD)
         found = seen(watch, POD, container(POD), NO_MENTIONS)
         assert found.devices == ()
         assert found.device_notes == ("the kubelet has not said yet what it gave: no hint of that",)
@@ -286,7 +296,7 @@ def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: Bed) -> Non
 
 def test_a_pod_whose_namespace_is_gone_is_said(bed: Bed) -> None:
     watch = bed.watch(Devices(pod_resources=False))
-    watch.began(POD, str(bed.root / "gone"))
+    watch.began(in_network(POD, str(bed.root / "gone")))
     watch.settle()
     (note,) = seen(watch, POD, container(POD), NO_MENTIONS).device_notes
     assert note.startswith("its network interfaces cannot be looked at: ")
@@ -295,7 +305,7 @@ def test_a_pod_whose_namespace_is_gone_is_said(bed: Bed) -> None:
 def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: Bed) -> None:
     watch = asked(bed, answer(("app", "x.com/fpga", "f1", (1,))))
     other = pod("other")
-    watch.kept([(POD, ""), (other, "")])
+    watch.kept([POD, other])
     watch.settle()
     assert has(seen(watch, POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
     assert "the kubelet" in seen(watch, other, container(other), NO_MENTIONS).device_notes[0]
@@ -309,7 +319,7 @@ def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: Be
 def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
     watch = bed.watch(ASKED)
     watch.close()
-    watch.began(POD, "")
+    watch.began(POD)
     found = seen(watch, POD, replace(container(POD), pid=7), NO_MENTIONS)
     assert found.devices == ()
     assert found.pid == 7
@@ -353,7 +363,7 @@ def test_replicas_with_a_device_file_are_told_apart_by_all_else(bed: Bed) -> Non
     assert not watch.known(POD.id, "app", another).devices
     assert watch.known(POD.id, "app", file) is first
     gone = pod("gone")
-    watch.began(gone, "/proc/none/ns/net")
+    watch.began(in_network(gone, "/proc/none/ns/net"))
     watch.settle()
     assert watch.known(gone.id, "app", file).notes
     assert watch.known(POD.id, "app", file) == first
@@ -367,7 +377,7 @@ def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: Bed) -> None:
     (bed.root / f"sys/bus/pci/devices/{GPU_AT}").unlink()
     bed.tree.pci("0000:d8:00.0", 0, GPU_CLASS)
     assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU
-    watch.began(POD, "")
+    watch.began(POD)
     watch.settle()
     assert has(seen(watch, POD, container(POD), mentions)) == {"GPU": {"0000:d8:00.0": {0}}}
 

@@ -14,9 +14,19 @@ from tests.beds.embedded.combine import (
     merge_resources,
     merge_update,
 )
-from tests.beds.recording_plugin import adjustment, pin, update
+from tests.beds.recording_plugin import pin
 
 Edit = Callable[[pb.ContainerAdjustment], object]
+
+
+def update(container_id: str, cpus: str = "", mems: str = "") -> pb.ContainerUpdate:
+    return pb.ContainerUpdate(
+        container_id=container_id, linux=pb.LinuxContainerUpdate(resources=pin(cpus, mems))
+    )
+
+
+def adjustment(cpus: str = "", mems: str = "") -> pb.ContainerAdjustment:
+    return pb.ContainerAdjustment(linux=pb.LinuxContainerAdjustment(resources=pin(cpus, mems)))
 
 
 def container() -> pb.Container:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nri_numa.engine.values.kubelet import NO_GRANTS, SHARED_SETS, KubeletGrants
-from nri_numa.kubelet.state_documents import UnknownState, cpu_state, grants, memory_state
+from nri_numa.engine.values.workload import NO_GRANTS, SHARED_SETS, KubeletGrants
+from nri_numa.kubelet.state_files import UnknownState, cpu_state, grants, memory_state
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 
 V2 = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine import cpuset_files
+from nri_numa.machine import cgroups
 from nri_numa.machine.cgroups import (
     NO_CGROUP,
     CgroupPlace,
@@ -234,8 +234,8 @@ def test_a_file_that_cannot_be_written_is_named(
     path.symlink_to("/dev/full")
     writer = CgroupWriter(CgroupReader(str(tree.root)))
     reads = {"v1": "0-7", "v2": "0-7"}
-    monkeypatch.setattr(cpuset_files.UnifiedCpuset, "get_property", lambda self, name: reads["v2"])
-    controller = cpuset_files.v1_controller()
+    monkeypatch.setattr(cgroups.UnifiedCpuset, "get_property", lambda self, name: reads["v2"])
+    controller = cgroups.v1_controller()
     monkeypatch.setattr(controller, "get_property", lambda self, name: reads["v1"])
     written = writer.write(CgroupPlace(POD), "1")
     assert written.problem == f"{path}: No space left on device"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nri_numa.machine.steal import MOST, frequencies
 from nri_numa.machine.tree import DirectoryTree
+from nri_numa.machine.waiting import MOST, frequencies
 from tests.machines import named as machines
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
-from nri_numa.machine.locality import (
+from nri_numa.machine.usage import (
     NUMA_MAPS,
     NUMA_STAT,
     MemoryPlaces,

@@ -9,9 +9,9 @@ import pytest
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.hotplug import differences, reread
 from nri_numa.machine.model import Partition, PartitionKind, Topology
-from nri_numa.machine.partitions import is_partition, sentence
 from nri_numa.machine.sysfs import discover
 from nri_numa.machine.tree import open_tree
+from nri_numa.machine.usable import is_partition, sentence
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
 
@@ -143,7 +143,7 @@ def test_files_that_make_no_sense_are_no_partition(root: Path) -> None:
 
 
 def test_a_tree_without_end_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nri_numa.machine.partitions.MOST", 3)
+    monkeypatch.setattr("nri_numa.machine.usable.MOST", 3)
     for n in range(9):
         _v2(root, f"a{n}.slice", f"{n}", "root")
     assert len(discover(root).partitions) == 3

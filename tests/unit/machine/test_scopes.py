@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cgroups import CgroupPlace
+from nri_numa.machine.cgroups import CgroupPlace, Scopes
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.scopes import Scopes
 from tests.beds.systemd_bus import SystemdBus, systemd
 
 __all__ = ["systemd"]  # a fixture

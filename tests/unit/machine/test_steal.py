@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.machine.steal import CPUTimes, Smoothed, cpu_times, stolen, waiting
+from nri_numa.machine.waiting import CPUTimes, Smoothed, cpu_times, stolen, waiting
 from tests.machines import named as machines
 
 STAT = """cpu  1 1 1 1 1 1 1 1 0 0

@@ -12,10 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
-from nri_numa.engine.drift import Correction
-from nri_numa.engine.values.kubelet import KubeletOverride
+from nri_numa.engine.resync import Correction
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.engine.values.workload import KubeletOverride, QoSClass, Resources
 from nri_numa.kubelet.configuration import Found, KubeletFacts
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cpuset import CPUSet

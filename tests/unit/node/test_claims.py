@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.dra.claims import BadClaim, variable
 from nri_numa.dra.handover import Asker
 from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Container, Mentions
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.claims import ClaimBook
@@ -29,6 +32,8 @@ class Bed:
             Settings(reserved_cpus=CPUSet.parse("8")),
         )
         self.objects: dict[str, Any] = {UID: self.claim()}
+        self.waits = 0
+        self.meanwhile: Callable[[], object] = lambda: None
         self.book = self.boot()
 
     @staticmethod
@@ -51,10 +56,15 @@ class Bed:
         self.book = ClaimBook(
             DRIVER, "n1",
             records=str(self.records), cdi=str(self.cdi),
-            asker=FromObjects(str(self.cdi)), agent=self.world.agent,
+            asker=FromObjects(str(self.cdi)), agent=self.world.agent, sleep=self.wait,
         )  # fmt: skip
         self.book.load()
         return self.book
+
+    def wait(self, seconds: float) -> None:
+        """What happens while a claim is being prepared."""
+        self.waits += 1
+        self.meanwhile()
 
     def prepare(self, uid: str = UID) -> Any:
         return self.book.prepare("default", "four", uid)
@@ -76,8 +86,8 @@ def bed(tmp_path: Path) -> Bed:
     return Bed(tmp_path)
 
 
-def environment(uid: str = UID, number: int = 0) -> list[str]:
-    return ["PATH=/bin", f"{variable(uid, number)}=cpus"]
+def environment(uid: str = UID, number: int = 0) -> Mentions:
+    return Mentions(claims=(variable(uid, number),))
 
 
 def test_what_the_kubelet_gets(bed: Bed) -> None:
@@ -86,6 +96,43 @@ def test_what_the_kubelet_gets(bed: Bed) -> None:
     assert one.cdi == f"{DRIVER}/claim=claim-{UID}-0"
     assert bed.files() == BOTH
     assert bed.prepare() == [one]  # once more is the same
+
+
+def dying(bed: Bed) -> Container:
+    """A container on all of NUMA node 1 but a CPU, whose pod the API server no longer knows."""
+    of = pod("dying", {"cpus": "exclusive", "policy": "single-numa-node"})
+    bed.world.place(pod("beside", {"numacpu": "0-7"}))
+    made = container(of, wants=resources(6, 1))
+    assert bed.world.place(of, made)[1] == "1"
+    return made
+
+
+def test_a_claim_waits_for_the_end_of_who_had_its_cpus(bed: Bed) -> None:
+    """A pod that was deleted without a grace period: its claim is free, and its container runs."""
+    ends = dying(bed)
+
+    def end() -> None:
+        bed.world.stop(ends.id)
+        bed.world.agent.stop_pod("uid-dying", "sandbox-dying")
+
+    bed.meanwhile = end
+    bed.prepare()
+    assert bed.waits == 1
+    of = pod("web")
+    _, made = bed.book.seen(
+        of, replace(container(of, wants=resources(4, 1)), mentions=environment())
+    )
+    cpus, _ = bed.world.place(of, made)
+    assert len(CPUSet.parse(cpus)) == 4
+
+
+def test_it_does_not_wait_for_ever_nor_again(bed: Bed) -> None:
+    """CPUs of a container that stays: the next one's refusal names it."""
+    dying(bed)
+    bed.prepare()
+    assert bed.waits == 100
+    bed.prepare()  # as after a restart of the kubelet, when its container may have them
+    assert bed.waits == 100
 
 
 @pytest.mark.parametrize("gone", ["", "record", "cdi", "both"])
@@ -224,7 +271,7 @@ def test_what_a_claim_asks_for_is_what_the_annotation_would(
     bed.prepare()
     of = pod("web")
     made = container(of, "app", wants=resources(4, 0.1))
-    cpus, found = bed.world.place(*bed.book.seen(of, made, environment()))
+    cpus, found = bed.world.place(*bed.book.seen(of, replace(made, mentions=environment())))
     assert CPUSet.parse(cpus) <= bed.world.topology.numa_nodes[1].cpus
     assert (len(CPUSet.parse(cpus)), found) == (4, mems)
 
@@ -233,7 +280,7 @@ def test_other_containers_are_untouched(bed: Bed) -> None:
     bed.prepare()
     of = pod("web")
     made = container(of)
-    seen = bed.book.seen(of, made, ["PATH=/bin"])
+    seen = bed.book.seen(of, made)
     assert seen[0] is of
     assert seen[1] is made
 
@@ -248,10 +295,11 @@ def test_other_containers_are_untouched(bed: Bed) -> None:
     ],
 )
 def test_a_variable_of_ones_own_gives_nothing(
-    bed: Bed, name: str, namespace: str, named: list[str], words: str
+    bed: Bed, name: str, namespace: str, named: Mentions, words: str
 ) -> None:
     bed.prepare()
     of = pod(name, namespace=namespace)
-    refused = bed.world.refuse(*bed.book.seen(of, container(of, wants=resources(4, 0.1)), named))
+    made = replace(container(of, wants=resources(4, 0.1)), mentions=named)
+    refused = bed.world.refuse(*bed.book.seen(of, made))
     assert refused.reason == "ClaimNotPrepared"
     assert words in refused.message

@@ -11,7 +11,7 @@ from nri_numa.config import load
 from nri_numa.engine.state import Kind
 from nri_numa.node.daemon import Daemon
 from nri_numa.node.loop import GapWatch
-from nri_numa.nri.wire.versions import RuntimeInfo
+from nri_numa.runtime import RuntimeInfo
 from tests.beds.world import container, pod, resources
 from tests.machines import named as machines
 
@@ -28,7 +28,7 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
     daemon = Daemon(config, lambda text: config, GapWatch())
     agent, looks = daemon.agent, itertools.count()
     daemon.clock.monotonic = lambda: next(looks) / 4  # type: ignore[method-assign]
-    daemon.adapter.configured(
+    daemon.handler.configured(
         RuntimeInfo(
             name="containerd",
             version="2.2.0",

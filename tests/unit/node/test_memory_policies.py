@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.engine.values.memory_policy import MemoryPolicies, MemoryPolicy
+from nri_numa.engine.values.workload import MemoryPolicies, MemoryPolicy
 from nri_numa.node.links import memory_policies
-from nri_numa.nri.wire.versions import RuntimeInfo
+from nri_numa.runtime import RuntimeInfo
 
 
 def runtime(version: str, nri: str, name: str = "containerd") -> RuntimeInfo:

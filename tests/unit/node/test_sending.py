@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
+from nri_numa.engine.values.workload import ContainerUpdate
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Scopes, Written
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.scopes import Scopes
 from nri_numa.node import reconcile
 from nri_numa.node.reconcile import Reconciler
 from tests.beds.cgroup_tree import CgroupTree

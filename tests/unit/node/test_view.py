@@ -12,10 +12,15 @@ from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.drift import Correction
-from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.resync import Correction
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    Container,
+    KubeletGrants,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
 from nri_numa.errors import CheckpointError
 from nri_numa.http.api import API, Request, Response, parse_target
 from nri_numa.http.responses import Assignment
@@ -158,6 +163,21 @@ def test_a_container_that_was_refused_and_then_placed_is_explained_once(bed: Bed
 def test_refusals_are_newest_first(bed: Bed) -> None:
     bed.create("later", numacpu="9998")
     assert [r.pod for r in bed.view.refusals()] == ["later", "greedy"]
+
+
+def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) -> None:
+    for _ in range(3):
+        bed.create("again", numacpu="9998")
+    bed.create("greedy", numacpu="9999")
+    found = [(r.pod, r.reason, r.count) for r in bed.view.refusals()]
+    assert found == [("greedy", "InvalidAnnotation", 2), ("again", "InvalidAnnotation", 3)]
+    refusal = bed.agent.refusals[0]
+    bed.agent.remove_pod("uid-again", refusal.pod_id)
+    assert [r.pod for r in bed.view.refusals()] == ["greedy"]
+    assert bed.view.explain("shop", "again", None) == []
+    # The runtime reports the pods that are left, after the agent was away.
+    bed.agent.synchronize((), ())
+    assert bed.view.refusals() == []
 
 
 def test_readiness_needs_the_link_and_the_runtimes_word(bed: Bed) -> None:

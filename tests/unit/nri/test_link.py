@@ -10,21 +10,22 @@ from pathlib import Path
 import pytest
 
 from nri_numa.errors import ConfigError
-from nri_numa.nri.link import NRILink, backoff_delays
+from nri_numa.nri.link import LinkSettings, NRILink
+from nri_numa.runtime import backoff_delays
 from tests.beds.link_bed import eventually, running
 from tests.beds.recording_plugin import RecordingPlugin
 
 
 def test_the_pauses_double_up_to_thirty_seconds() -> None:
-    delays = backoff_delays(random.Random(1), jitter=0.0)
+    delays = backoff_delays(random.random, jitter=0.0)
     assert list(itertools.islice(delays, 8)) == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
 def test_jitter_adds_up_to_its_share_and_repeats_with_its_seed() -> None:
     plain = [1, 2, 4, 8, 16, 30, 30]
-    first = list(itertools.islice(backoff_delays(random.Random(7)), 7))
-    again = list(itertools.islice(backoff_delays(random.Random(7)), 7))
-    other = list(itertools.islice(backoff_delays(random.Random(8)), 7))
+    first = list(itertools.islice(backoff_delays(random.Random(7).random), 7))
+    again = list(itertools.islice(backoff_delays(random.Random(7).random), 7))
+    other = list(itertools.islice(backoff_delays(random.Random(8).random), 7))
     assert first == again != other
     for got, base in zip(first, plain, strict=True):
         assert base <= got <= base * 1.1
@@ -35,7 +36,7 @@ def test_a_name_no_runtime_takes_is_refused_before_anything_is_dialled(
     name: str, index: str
 ) -> None:
     with pytest.raises(ConfigError, match="plugin identity"):
-        NRILink(RecordingPlugin(), name=name, index=index)
+        NRILink(RecordingPlugin(), LinkSettings(name=name, index=index))
 
 
 @pytest.mark.asyncio
@@ -43,7 +44,10 @@ async def test_without_any_settings_a_runtime_that_is_not_there_is_waited_for(
     tmp_path: Path,
 ) -> None:
     plugin = RecordingPlugin()
-    link = NRILink(plugin, name="numapin", index="10", socket_path=str(tmp_path / "nri.sock"))
+    link = NRILink(
+        plugin,
+        LinkSettings(name="numapin", index="10", socket_path=str(tmp_path / "nri.sock")),
+    )
     async with running(link) as task:
         await eventually(lambda: bool(plugin.states))
         for _ in range(3):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.values.mentions import MOST_DEVICES, NO_MENTIONS, DeviceNode
-from nri_numa.nri.mentions import MOST_CHARACTERS, mentions_of, network_namespace
+from nri_numa.engine.values.workload import MOST_CHARACTERS, MOST_DEVICES, NO_MENTIONS, DeviceNode
+from nri_numa.nri.conversion import mentions_of, pod_from
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 
 
@@ -75,8 +75,9 @@ def test_what_is_read_is_bounded() -> None:
 
 def test_the_network_namespace_is_the_pods_and_a_pod_of_the_hosts_has_none() -> None:
     pod = pb.PodSandbox(id="p")
-    assert network_namespace(pod) == ""
+    assert pod_from(pod, mentions=True).network_namespace == ""
     pod.linux.namespaces.add(type="ipc", path="/proc/1/ns/ipc")
-    assert network_namespace(pod) == ""
+    assert pod_from(pod, mentions=True).network_namespace == ""
     pod.linux.namespaces.add(type="network", path="/run/netns/cni-1")
-    assert network_namespace(pod) == "/run/netns/cni-1"
+    assert pod_from(pod, mentions=True).network_namespace == "/run/netns/cni-1"
+    assert pod_from(pod).network_namespace == ""

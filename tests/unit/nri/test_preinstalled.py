@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from nri_numa.errors import ConfigError
-from nri_numa.nri.preinstalled import Preinstalled, preinstalled_from_environment
+from nri_numa.nri.link import Preinstalled, preinstalled_from_environment
 
 
 def test_an_ordinary_process_was_not_launched() -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.memory.grants import (
+from nri_numa.engine.place.memory import (
     Amounts,
     MemoryGrant,
     MemoryRefused,
@@ -35,7 +35,7 @@ class TestWidening:
         also: tuple[tuple[int, Amounts], ...] = (),
     ) -> str | None:
         whole = set(left) if candidates is None else candidates
-        found = widen_for_memory(NUMASet(mask), need, left, near, NUMASet(whole), also)
+        found = widen_for_memory(NUMASet(mask), [(need, left), *also], near, NUMASet(whole))
         return None if found is None else str(found)
 
     @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.engine.accounting import largest, offer, together
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.place.offer import largest, offer, together
 from nri_numa.engine.state import Charge, Kind, NodeState
-from nri_numa.engine.values.limits import CPUAmount, Limits, Quota
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUAmount, Limits, Quota, Settings
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from tests.beds.allocations import allocation
 from tests.machines import named as machines

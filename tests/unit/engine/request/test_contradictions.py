@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.invariants import contradiction
-from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.state import Allocation, Kind, contradiction
 from nri_numa.engine.values.workload import Resources
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic

@@ -7,10 +7,10 @@ import struct
 import pytest
 
 from nri_numa.errors import LocalProtocolError
-from nri_numa.nri.wire import mux
+from nri_numa.nri.wire import ttrpc
 
 
-def chunks(trunk: mux.Trunk) -> list[tuple[int, bytes]]:
+def chunks(trunk: ttrpc.Trunk) -> list[tuple[int, bytes]]:
     found = []
     while (chunk := trunk.next_chunk()) is not None:
         found.append(chunk)
@@ -42,7 +42,7 @@ def test_a_message_is_one_frame_of_4096_bytes_and_the_rest_in_a_second(
     length: int, frames: list[int]
 ) -> None:
     """A first frame above 4096 bytes kills the Go reader, many frames overflow its queue."""
-    wire = mux.encode_frames(2, b"x" * length)
+    wire = ttrpc.encode_frames(2, b"x" * length)
     seen = []
     while wire:
         connection, size = struct.unpack_from(">II", wire)
@@ -54,19 +54,19 @@ def test_a_message_is_one_frame_of_4096_bytes_and_the_rest_in_a_second(
 
 def test_a_stream_is_the_same_however_the_socket_cuts_it() -> None:
     wire = (
-        mux.encode_frames(1, b"hello ")
-        + mux.encode_frames(2, b"other")
-        + mux.encode_frames(1, b"")
-        + mux.encode_frames(1, b"world")
+        ttrpc.encode_frames(1, b"hello ")
+        + ttrpc.encode_frames(2, b"other")
+        + ttrpc.encode_frames(1, b"")
+        + ttrpc.encode_frames(1, b"world")
     )
     expected = {1: b"hello world", 2: b"other"}
     for cut in range(len(wire) + 1):
-        trunk = mux.Trunk()
+        trunk = ttrpc.Trunk()
         trunk.receive_data(wire[:cut])
         seen = chunks(trunk)
         trunk.receive_data(wire[cut:])
         assert streams(seen + chunks(trunk)) == expected
-    trunk, seen = mux.Trunk(), []
+    trunk, seen = ttrpc.Trunk(), []
     for byte in wire:
         trunk.receive_data(bytes([byte]))
         seen += chunks(trunk)
@@ -74,36 +74,38 @@ def test_a_stream_is_the_same_however_the_socket_cuts_it() -> None:
 
 
 def test_the_trailing_half_of_a_frame_waits_for_its_other_half() -> None:
-    trunk = mux.Trunk()
-    trunk.receive_data(mux.encode_frames(1, b"abc") + b"\0\0\0")
+    trunk = ttrpc.Trunk()
+    trunk.receive_data(ttrpc.encode_frames(1, b"abc") + b"\0\0\0")
     assert chunks(trunk) == [(1, b"abc")]
     trunk.receive_data(b"\1\0\0\0\1Z")
     assert chunks(trunk) == [(1, b"Z")]
 
 
 def test_an_oversized_frame_is_refused_before_its_payload_arrives() -> None:
-    trunk = mux.Trunk()
-    trunk.receive_data(struct.pack(">II", 1, mux.MAX_FRAME_PAYLOAD))
+    trunk = ttrpc.Trunk()
+    trunk.receive_data(struct.pack(">II", 1, ttrpc.MAX_FRAME_PAYLOAD))
     assert chunks(trunk) == []
-    trunk = mux.Trunk()
-    trunk.receive_data(struct.pack(">II", 1, mux.MAX_FRAME_PAYLOAD + 1))
+    trunk = ttrpc.Trunk()
+    trunk.receive_data(struct.pack(">II", 1, ttrpc.MAX_FRAME_PAYLOAD + 1))
     with pytest.raises(LocalProtocolError, match="at most"):
         trunk.next_chunk()
 
 
 def test_feeding_without_draining_is_refused_and_not_buffered_for_ever() -> None:
-    trunk = mux.Trunk()
-    trunk.receive_data(b"\0" * (mux.MAX_UNREAD + 1))
+    trunk = ttrpc.Trunk()
+    trunk.receive_data(b"\0" * (ttrpc.MAX_UNREAD + 1))
     with pytest.raises(LocalProtocolError, match="drain"):
         trunk.receive_data(b"x")
 
 
 def test_what_is_queued_leaves_whole_and_in_order() -> None:
-    trunk = mux.Trunk()
+    trunk = ttrpc.Trunk()
     assert trunk.data_to_send() == b""
     trunk.write(1, b"one")
-    assert trunk.data_to_send() == mux.encode_frames(1, b"one")
+    assert trunk.data_to_send() == ttrpc.encode_frames(1, b"one")
     trunk.write(1, b"two")
     trunk.write(2, b"3" * 5000)
-    assert trunk.data_to_send() == mux.encode_frames(1, b"two") + mux.encode_frames(2, b"3" * 5000)
+    assert trunk.data_to_send() == ttrpc.encode_frames(1, b"two") + ttrpc.encode_frames(
+        2, b"3" * 5000
+    )
     assert trunk.data_to_send() == b""

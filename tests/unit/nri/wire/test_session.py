@@ -9,17 +9,19 @@ import pytest
 
 from nri_numa.errors import LocalProtocolError, RemoteProtocolError
 from nri_numa.nri.wire import events as ev
-from nri_numa.nri.wire import mux, ttrpc
+from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.pb import ttrpc_pb2
-from nri_numa.nri.wire.phases import Phase
 from nri_numa.nri.wire.session import (
     CONTAINER_EVENTS,
     PLUGIN_METHODS,
     POD_EVENTS,
+    TRANSITIONS,
+    Phase,
     PluginSession,
     RuntimeSession,
     SessionLimits,
+    Step,
 )
 from nri_numa.nri.wire.versions import Event
 from tests.beds.wire import SessionPair, drain, golden, request_frame
@@ -27,7 +29,7 @@ from tests.beds.wire import SessionPair, drain, golden, request_frame
 
 def answers_of(session: Any) -> dict[int, ttrpc_pb2.Response]:
     """Read what a session wants to send as responses, by stream."""
-    trunk, reader, found = mux.Trunk(), ttrpc.MessageReader(), {}
+    trunk, reader, found = ttrpc.Trunk(), ttrpc.MessageReader(), {}
     trunk.receive_data(session.data_to_send())
     while (chunk := trunk.next_chunk()) is not None:
         reader.receive_data(chunk[1])
@@ -126,7 +128,7 @@ def test_a_captured_unsolicited_update() -> None:
         ignore_failure=True,
     )
     update.linux.resources.cpu.cpus, update.linux.resources.cpu.mems = "1", "0"
-    assert session.update_containers([update]) == 3
+    assert session.update_containers(pb.UpdateContainersRequest(update=[update])) == 3
     assert session.data_to_send() == golden("update-containers")
 
 
@@ -192,7 +194,7 @@ def test_a_second_registration_is_accepted_and_ignored_by_a_runtime() -> None:
             99,
             "RegisterPlugin",
             service="nri.pkg.api.v1alpha1.Runtime",
-            connection=mux.RUNTIME_CONNECTION,
+            connection=ttrpc.RUNTIME_CONNECTION,
         )
     )
     assert drain(pair.runtime) == []
@@ -312,13 +314,11 @@ def test_container_events_are_the_same_in_both_styles(method: str, number: Event
 
 
 def test_together_the_two_styles_and_the_requests_cover_every_method() -> None:
-    others = {"Configure", "Synchronize", "Shutdown", "StateChange"}
+    others = {"Configure", "Synchronize", "Shutdown", "StateChange"} | UNUSED
     requests = {
         "CreateContainer",
         "UpdateContainer",
         "StopContainer",
-        "UpdatePodSandbox",
-        "ValidateContainerAdjustment",
     }
     assert set(PLUGIN_METHODS) == others | requests | set(POD_EVENTS) | set(CONTAINER_EVENTS)
     names = {method.name for method in pb.DESCRIPTOR.services_by_name["Plugin"].methods}
@@ -331,12 +331,6 @@ def test_together_the_two_styles_and_the_requests_cover_every_method() -> None:
         ("CreateContainer", pb.CreateContainerRequest(pod=POD), ev.CreateContainerRequested),
         ("UpdateContainer", pb.UpdateContainerRequest(pod=POD), ev.UpdateContainerRequested),
         ("StopContainer", pb.StopContainerRequest(pod=POD), ev.StopContainerRequested),
-        ("UpdatePodSandbox", pb.UpdatePodSandboxRequest(pod=POD), ev.UpdatePodSandboxRequested),
-        (
-            "ValidateContainerAdjustment",
-            pb.ValidateContainerAdjustmentRequest(pod=POD),
-            ev.ValidateRequested,
-        ),
     ],
 )
 def test_requests_reach_the_plugin_whole_and_its_answer_returns(
@@ -350,6 +344,24 @@ def test_requests_reach_the_plugin_whole_and_its_answer_returns(
         pair.plugin.reply(event.stream)  # type: ignore[attr-defined]
 
     answered = pair.ask(method, request_message, answer)
+    assert (answered.method, answered.payload, answered.status) == (method, b"", None)
+
+
+UNUSED = {
+    "UpdatePodSandbox",
+    "ValidateContainerAdjustment",
+    "PostUpdatePodSandbox",
+    "PostCreateContainer",
+    "PostUpdateContainer",
+}
+
+
+@pytest.mark.parametrize("method", sorted(UNUSED))
+def test_what_is_never_subscribed_to_is_answered_and_makes_no_event(method: str) -> None:
+    pair = SessionPair().active()
+    pair.runtime.request(method, PLUGIN_METHODS[method](pod=POD))
+    assert pair.to_plugin() == []
+    (answered,) = pair.to_runtime()
     assert (answered.method, answered.payload, answered.status) == (method, b"", None)
 
 
@@ -379,7 +391,7 @@ def test_fields_of_a_later_release_are_skipped() -> None:
 def test_frames_of_unknown_connections_are_dropped() -> None:
     pair = SessionPair().active()
     for connection in (0, 3, 7, 0xFFFFFFFF):
-        pair.plugin.receive_data(mux.encode_frames(connection, b"\xff" * 100))
+        pair.plugin.receive_data(ttrpc.encode_frames(connection, b"\xff" * 100))
     assert drain(pair.plugin) == []
     assert pair.plugin.phase is Phase.ACTIVE
 
@@ -433,7 +445,7 @@ def test_what_cannot_be_served_is_answered_and_harms_nothing(
 
 def test_a_go_servers_error_answer_is_understood() -> None:
     pair = SessionPair().active()
-    streams = [pair.plugin.update_containers([]) for _ in range(3)]
+    streams = [pair.plugin.update_containers(pb.UpdateContainersRequest()) for _ in range(3)]
     assert streams == [3, 5, 7]
     pair.plugin.receive_data(golden("unknown-method-reply"))
     assert drain(pair.plugin) == [
@@ -448,7 +460,7 @@ def test_a_runtime_answers_unknown_methods_too() -> None:
             7,
             "Nope",
             service="nri.pkg.api.v1alpha1.Runtime",
-            connection=mux.RUNTIME_CONNECTION,
+            connection=ttrpc.RUNTIME_CONNECTION,
         )
     )
     assert drain(pair.runtime) == []
@@ -461,7 +473,7 @@ def test_a_runtime_answers_unknown_methods_too() -> None:
 def test_an_unsolicited_update_and_its_answer() -> None:
     pair = SessionPair().active()
     update = pb.ContainerUpdate(container_id="c1")
-    stream = pair.plugin.update_containers([update], timeout=2.5)
+    stream = pair.plugin.update_containers(pb.UpdateContainersRequest(update=[update]), timeout=2.5)
     (event,) = pair.to_runtime()
     assert isinstance(event, ev.UpdateContainersRequested)
     assert list(event.request.update) == [update]
@@ -473,7 +485,7 @@ def test_an_unsolicited_update_and_its_answer() -> None:
 
 def test_a_forgotten_update_makes_no_event() -> None:
     pair = SessionPair().active()
-    pair.plugin.forget(pair.plugin.update_containers([]))
+    pair.plugin.forget(pair.plugin.update_containers(pb.UpdateContainersRequest()))
     (event,) = pair.to_runtime()
     assert isinstance(event, ev.UpdateContainersRequested)
     pair.runtime.reply(event.stream)
@@ -486,22 +498,22 @@ def test_an_update_before_the_answer_to_a_request_is_refused_here() -> None:
     pair.runtime.request("CreateContainer", pb.CreateContainerRequest())
     (event,) = pair.to_plugin()
     with pytest.raises(LocalProtocolError, match="before the open request"):
-        pair.plugin.update_containers([])
+        pair.plugin.update_containers(pb.UpdateContainersRequest())
     pair.plugin.reply(event.stream)  # type: ignore[union-attr]
-    pair.plugin.update_containers([])
+    pair.plugin.update_containers(pb.UpdateContainersRequest())
 
 
 def test_an_update_before_configure_is_refused_here() -> None:
     session = PluginSession()
     session.register("x", "10")
     with pytest.raises(LocalProtocolError, match="UpdateContainers is illegal while registering"):
-        session.update_containers([])
+        session.update_containers(pb.UpdateContainersRequest())
 
 
 def test_an_update_may_cross_a_synchronize_on_the_wire() -> None:
     pair = SessionPair().configured()
     pair.runtime.request("Synchronize", pb.SynchronizeRequest())
-    pair.plugin.update_containers([])
+    pair.plugin.update_containers(pb.UpdateContainersRequest())
     (update,) = pair.to_runtime()
     assert isinstance(update, ev.UpdateContainersRequested)
     (synchronize,) = pair.to_plugin()
@@ -510,10 +522,10 @@ def test_an_update_may_cross_a_synchronize_on_the_wire() -> None:
 
 def test_an_unreadable_answer_to_an_update_ends_the_session() -> None:
     pair = SessionPair().active()
-    stream = pair.plugin.update_containers([])
+    stream = pair.plugin.update_containers(pb.UpdateContainersRequest())
     body = ttrpc_pb2.Response(payload=b"\xff").SerializeToString()
     message = ttrpc.encode_message(stream, ttrpc.MessageType.RESPONSE, body)
-    pair.plugin.receive_data(mux.encode_frames(mux.RUNTIME_CONNECTION, message))
+    pair.plugin.receive_data(ttrpc.encode_frames(ttrpc.RUNTIME_CONNECTION, message))
     with pytest.raises(RemoteProtocolError, match="UpdateContainersResponse"):
         pair.plugin.next_event()
 
@@ -534,8 +546,8 @@ def test_nothing_is_legal_before_configure(method: str) -> None:
     "wire",
     [
         b"\0\0\0\1\x7f\xff\xff\xff",  # a frame of 2 GiB
-        mux.encode_frames(1, b"\x7f\xff\xff\xff\0\0\0\1\1\0"),  # a message of 2 GiB
-        mux.encode_frames(2, ttrpc.encode_message(1, 3, b"")),  # data instead of a response
+        ttrpc.encode_frames(1, b"\x7f\xff\xff\xff\0\0\0\1\1\0"),  # a message of 2 GiB
+        ttrpc.encode_frames(2, ttrpc.encode_message(1, 3, b"")),  # data instead of a response
         request_frame(1, "Configure") + request_frame(3, "Configure"),  # unanswered, and again
     ],
 )
@@ -553,7 +565,7 @@ def test_after_the_peers_mistake_the_session_is_dead_for_good(wire: bytes) -> No
         lambda: session.receive_data(b""),
         lambda: session.reply(1),
         lambda: session.refuse(1, "x"),
-        lambda: session.update_containers([]),
+        lambda: session.update_containers(pb.UpdateContainersRequest()),
         lambda: session.register("x", "10"),
     ):
         with pytest.raises(LocalProtocolError, match="dead"):
@@ -648,7 +660,7 @@ def test_a_request_of_an_unregistered_plugin_ends_the_runtimes_session() -> None
             1,
             "UpdateContainers",
             service="nri.pkg.api.v1alpha1.Runtime",
-            connection=mux.RUNTIME_CONNECTION,
+            connection=ttrpc.RUNTIME_CONNECTION,
         )
     )
     with pytest.raises(RemoteProtocolError, match="UpdateContainers is illegal while connected"):
@@ -683,7 +695,7 @@ def test_a_plugin_takes_the_oversized_picture_of_an_old_runtime_and_a_runtime_no
     assert len(body) > ttrpc.MAX_BODY
     message = struct.pack(">IIBB", len(body), 3, 1, 0) + body
     plugin = SessionPair().configured().plugin
-    wire = mux.encode_frames(mux.PLUGIN_CONNECTION, message)
+    wire = ttrpc.encode_frames(ttrpc.PLUGIN_CONNECTION, message)
     seen: list[Any] = []
     for start in range(0, len(wire), 1 << 18):
         plugin.receive_data(wire[start : start + (1 << 18)])
@@ -693,6 +705,29 @@ def test_a_plugin_takes_the_oversized_picture_of_an_old_runtime_and_a_runtime_no
     assert len(event.pods) == 60
 
     runtime = SessionPair().active().runtime
-    runtime.receive_data(mux.encode_frames(mux.RUNTIME_CONNECTION, message[:10]))
+    runtime.receive_data(ttrpc.encode_frames(ttrpc.RUNTIME_CONNECTION, message[:10]))
     with pytest.raises(RemoteProtocolError, match="at most 4194304 are allowed"):
         runtime.next_event()
+
+
+# --- the table of phases --------------------------------------------------------------------------
+
+
+def test_every_phase_has_a_row_and_nothing_leads_out_of_the_end() -> None:
+    assert set(TRANSITIONS) == set(Phase)
+    assert TRANSITIONS[Phase.CLOSED] == TRANSITIONS[Phase.DEAD] == {}
+
+
+def test_every_phase_but_the_ends_can_be_reached_and_leads_on_to_active() -> None:
+    reachable, todo = {Phase.CONNECTED}, [Phase.CONNECTED]
+    while todo:
+        for following in TRANSITIONS[todo.pop()].values():
+            if following not in reachable:
+                reachable.add(following)
+                todo.append(following)
+    assert reachable == set(Phase) - {Phase.CLOSED, Phase.DEAD}
+
+
+def test_no_event_is_legal_before_the_runtime_has_configured_us() -> None:
+    legal = {phase for phase, row in TRANSITIONS.items() if Step.EVENT in row}
+    assert legal == {Phase.CONFIGURED, Phase.ACTIVE}

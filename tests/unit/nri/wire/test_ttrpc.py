@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from nri_numa.errors import LocalProtocolError
-from nri_numa.nri.wire import mux, ttrpc
+from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import ttrpc_pb2
 
 REQUEST = ttrpc.MessageType.REQUEST
@@ -24,11 +24,11 @@ def request(method: str = "M", payload: bytes = b"", timeout_nano: int = 0) -> b
 
 def server() -> tuple[ttrpc.TTRPCServer, Callable[[], list[tuple[int, ttrpc_pb2.Response]]]]:
     """Return a server and a function that reads the answers it has sent."""
-    trunk = mux.Trunk()
+    trunk = ttrpc.Trunk()
     made = ttrpc.TTRPCServer(trunk, 1)
 
     def answers() -> list[tuple[int, ttrpc_pb2.Response]]:
-        other, reader = mux.Trunk(), ttrpc.MessageReader()
+        other, reader = ttrpc.Trunk(), ttrpc.MessageReader()
         other.receive_data(trunk.data_to_send())
         while (chunk := other.next_chunk()) is not None:
             reader.receive_data(chunk[1])
@@ -138,7 +138,7 @@ def test_each_call_is_answered_once_and_in_any_order() -> None:
 
 
 def test_an_empty_success_is_an_empty_body() -> None:
-    trunk = mux.Trunk()
+    trunk = ttrpc.Trunk()
     made = ttrpc.TTRPCServer(trunk, 2)
     made.receive_data(ttrpc.encode_message(1, REQUEST, request()))
     assert made.next_call() is not None
@@ -179,7 +179,7 @@ def test_a_flood_of_calls_without_waiting_for_answers_is_refused() -> None:
 
 
 def test_a_client_numbers_its_calls_with_odd_numbers_and_sorts_its_metadata() -> None:
-    trunk = mux.Trunk()
+    trunk = ttrpc.Trunk()
     client = ttrpc.TTRPCClient(trunk, 1)
     assert [client.call("S", "M", b"") for _ in range(3)] == [1, 3, 5]
     trunk.data_to_send()
@@ -191,7 +191,7 @@ def test_a_client_numbers_its_calls_with_odd_numbers_and_sorts_its_metadata() ->
 
 
 def test_a_client_matches_answers_in_any_order_and_ignores_strange_ones() -> None:
-    client = ttrpc.TTRPCClient(mux.Trunk(), 1)
+    client = ttrpc.TTRPCClient(ttrpc.Trunk(), 1)
     first, second, forgotten = (client.call("S", "M", b"") for _ in range(3))
     client.forget(forgotten)
     good = ttrpc_pb2.Response(payload=b"x").SerializeToString()
@@ -220,7 +220,7 @@ def test_a_client_matches_answers_in_any_order_and_ignores_strange_ones() -> Non
 def test_an_open_call_answered_by_no_response_is_an_error(
     message_type: int, body: bytes, text: str
 ) -> None:
-    client = ttrpc.TTRPCClient(mux.Trunk(), 1)
+    client = ttrpc.TTRPCClient(ttrpc.Trunk(), 1)
     stream = client.call("S", "M", b"")
     client.receive_data(ttrpc.encode_message(stream, message_type, body))
     with pytest.raises(LocalProtocolError, match=text):
@@ -228,12 +228,12 @@ def test_an_open_call_answered_by_no_response_is_an_error(
 
 
 def test_a_client_has_limits_of_its_own() -> None:
-    client = ttrpc.TTRPCClient(mux.Trunk(), 1)
+    client = ttrpc.TTRPCClient(ttrpc.Trunk(), 1)
     for _ in range(ttrpc.MAX_UNANSWERED):
         client.call("S", "M", b"")
     with pytest.raises(LocalProtocolError, match="open already"):
         client.call("S", "M", b"")
-    worn = ttrpc.TTRPCClient(mux.Trunk(), 1)
+    worn = ttrpc.TTRPCClient(ttrpc.Trunk(), 1)
     worn._next_stream = ttrpc.LAST_STREAM
     assert worn.call("S", "M", b"") == ttrpc.LAST_STREAM
     with pytest.raises(LocalProtocolError, match="no stream id left"):
@@ -247,8 +247,8 @@ def test_a_status_reads_well_in_a_log() -> None:
 def test_a_large_message_is_not_kept_once_it_was_read() -> None:
     """A Synchronize has megabytes, and the next request may be long in coming."""
     body = bytes(2 << 20)
-    framed = mux.encode_frames(mux.PLUGIN_CONNECTION, ttrpc.encode_message(1, 1, body))
-    trunk, reader = mux.Trunk(), ttrpc.MessageReader()
+    framed = ttrpc.encode_frames(ttrpc.PLUGIN_CONNECTION, ttrpc.encode_message(1, 1, body))
+    trunk, reader = ttrpc.Trunk(), ttrpc.MessageReader()
     lengths = []
     tracemalloc.start()
     try:

@@ -6,7 +6,8 @@ import pytest
 
 from nri_numa.nri.wire import versions
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import Event, PushPath, RuntimeInfo
+from nri_numa.nri.wire.versions import Event
+from nri_numa.runtime import PushPath, RuntimeInfo
 
 
 def info(
@@ -27,8 +28,8 @@ def test_events_have_the_protocols_numbers_and_names() -> None:
         assert pb.Event.Value(event.name) == event.value
         assert event.method in {m.name for m in pb.DESCRIPTOR.services_by_name["Plugin"].methods}
     assert Event.VALIDATE_CONTAINER_ADJUSTMENT.bit == 0x2000
-    assert versions.PLUGIN_EVENTS & versions.EVENTS_OF_0_2 == 0x068F | 0x0100
-    assert not versions.PLUGIN_EVENTS & Event.VALIDATE_CONTAINER_ADJUSTMENT.bit
+    # The eleven events of NRI 0.2, which every runtime knows; one bit more and older ones hang up.
+    assert 0 < versions.AGENT_EVENTS <= 0x07FF
 
 
 @pytest.mark.parametrize(
@@ -51,38 +52,6 @@ def test_events_have_the_protocols_numbers_and_names() -> None:
 )
 def test_versions_are_read_leniently(text: str, expected: tuple[int, int, int] | None) -> None:
     assert versions.parse_version(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("runtime", "mask"),
-    [
-        (info(version="1.7.24~ds1", timeouts=False), 0x07FF),
-        (info(version="2.1.9+unknown"), 0x07FF),
-        (info(version="v2.2.0"), 0x3FFF),
-        (info(version="2.2.0-rc.1"), 0x3FFF),
-        (info(version="v2.3.1", nri="v0.12.0"), 0x3FFF),
-        (info("cri-o", "1.33.9"), 0x07FF),
-        (info("cri-o", "1.34.0"), 0x3FFF),
-        (info("CRI-O", "1.36.0"), 0x3FFF),
-        (info("docker", "29.1.0"), 0x07FF),
-        (info("docker", "29.1.0", nri="v0.12.2"), 0x3FFF),
-        (info("containerd", "", nri="0.0.0-unknown"), 0x07FF),
-        (info("containerd", "v2.4.0", nri="(devel)"), 0x3FFF),
-        (info("", ""), 0x07FF),
-    ],
-)
-def test_the_event_mask_never_has_a_bit_the_runtime_does_not_know(
-    runtime: RuntimeInfo, mask: int
-) -> None:
-    """One unknown bit and the runtime hangs up, for ever again."""
-    assert versions.allowed_events(runtime) == mask
-    assert versions.event_mask(runtime, versions.PLUGIN_EVENTS) == versions.PLUGIN_EVENTS & mask
-
-
-def test_a_mask_of_zero_is_never_sent() -> None:
-    """It would mean every event, and make us a validator."""
-    with pytest.raises(ValueError, match="none of the events 0x2000"):
-        versions.event_mask(info(version="2.1.9"), 0x2000)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from nri_numa.demo.stage import container_message, pod_message
 from nri_numa.engine.request.demand import limit_milli, request_milli
 from nri_numa.engine.values.workload import QoSClass
-from nri_numa.nri.conversion import container_from, pod_from, qos_from_cgroup
+from nri_numa.nri.conversion import container_from, pod_from
 from nri_numa.simulate.manifests import Amounts, ContainerManifest, PodManifest, Role
 from nri_numa.simulate.manifests.workloads import (
     cgroup_parent,
@@ -182,7 +182,7 @@ def test_a_sidecar_is_not_killed_before_the_least_it_serves() -> None:
 
 @pytest.mark.parametrize("qos", list(QoSClass))
 def test_the_cgroup_tells_the_qos_class(qos: QoSClass) -> None:
-    assert qos_from_cgroup(cgroup_parent("a-b", qos)) is qos
+    assert QoSClass.of_cgroup(cgroup_parent("a-b", qos)) is qos
 
 
 def test_the_sandbox_carries_the_kubelets_labels_and_sums() -> None:

@@ -1,0 +1,826 @@
+"""The link to a container runtime over CRI: connect, list, watch, update, connect again.
+
+CRI has no request before a container starts. So each container is met when the runtime reports that
+it was created, or when a listing shows it, and gets what was decided by an update: before its start
+where that is quick enough, after it otherwise. A refusal cannot stop a start.
+
+Events only say where to look: they may be lost (containerd 1.7 gives each to one of its listeners),
+come twice, or not exist at all. What a container is now is read from the runtime each time, and
+listings find what no event reported. A look at one container waits for the runtime while others go
+on; decisions are made in one go between two waits, as for NRI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from nri_numa.cri.client import (
+    CallRefused,
+    ContainerEventType,
+    ContainerStatus,
+    CRIClient,
+    CRIContainerState,
+    UpdateFailed,
+)
+from nri_numa.engine.values.workload import (
+    Container,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
+from nri_numa.errors import RuntimeUnavailable
+from nri_numa.observe.logs import get_logger
+from nri_numa.runtime import (
+    NOTHING_GIVEN,
+    STABLE_SECONDS,
+    AnswerWatch,
+    LinkState,
+    Planner,
+    PushPath,
+    PushResult,
+    RequestRefused,
+    RuntimeHandler,
+    RuntimeInfo,
+    backoff_delays,
+    inferred_qos,
+)
+
+log = get_logger("cri")
+
+LIVE: Final = frozenset((CRIContainerState.CREATED, CRIContainerState.RUNNING))
+"""States of containers that have, or will have, CPUs."""
+NEIGHBOURS_AT_ONCE: Final = 4
+"""Updates of neighbours under way; each is a process of the runtime's, on a node that works."""
+SIZES_AT_ONCE: Final = 8
+"""Containers whose size is looked at again with each listing."""
+LOOKS_AT_ONCE: Final = 8
+"""Containers that are looked at at the same time."""
+LISTING_WITH_EVENTS: Final = 5.0
+"""Seconds between two listings while events come; each finds what no event reported."""
+LISTEN_AGAIN: Final = 5.0
+"""Seconds before the event stream is opened again after it ended."""
+
+PAUSES: Final = partial(backoff_delays, random.random)
+"""Makes the sequence of pauses between attempts."""
+
+_T = TypeVar("_T")
+
+
+# --- everything that runs; and updates made from it, once -----------------------------------------
+
+
+async def everything(client: CRIClient) -> tuple[dict[str, PodSandbox], list[Container]]:
+    """All pods by id, and all containers that were created or run.
+
+    Raises:
+        RuntimeUnavailable: the runtime does not answer.
+    """
+    listed = [c for c in await client.list_containers() if c.state in LIVE]
+    pods: dict[str, PodSandbox] = {}
+    for pod_id in await client.pod_sandbox_ids():
+        if (pod := await client.pod_sandbox(pod_id)) is not None:
+            pods[pod_id] = pod
+    containers: list[Container] = []
+    for found in listed:
+        status = await client.container_status(found.id)
+        if status is not None and status.state in LIVE:
+            containers.append(replace(status.container, pod_id=found.pod_sandbox_id))
+    return pods, containers
+
+
+def _pods(pods: dict[str, PodSandbox], containers: Iterable[Container]) -> Pods:
+    first: dict[str, Container] = {}
+    for container in containers:
+        first.setdefault(container.pod_id, container)
+    return Pods.of(_of_class(pod, first.get(pod.id)) for pod in pods.values())
+
+
+def _of_class(pod: PodSandbox, container: Container | None) -> PodSandbox:
+    """The pod; where its cgroup does not show its QoS class, this container may."""
+    if container is None or QoSClass.of_cgroup(pod.cgroup_parent) is not None:
+        return pod
+    return replace(pod, qos=inferred_qos(pod.resources, container))
+
+
+async def update_once(plan: Planner, *, socket_path: str) -> str:
+    """Send the updates that a function returns for everything that runs.
+
+    Returns why the runtime could not be reached; empty when it was, whatever became of single
+    updates.
+    """
+    try:
+        async with CRIClient(socket_path) as client:
+            pods, containers = await everything(client)
+            outbox = Outbox(client)
+            updates = plan(_pods(pods, containers), containers)
+            await asyncio.gather(*map(outbox.put, updates))
+            return ""
+    except RuntimeUnavailable as error:
+        return str(error)
+
+
+class Updates(Protocol):
+    """The call that is made; see `nri_numa.cri.client.CRIClient`."""
+
+    async def update(self, update: ContainerUpdate) -> UpdateFailed | None:
+        """Change resources of a container; None when it was applied."""
+        ...
+
+
+@dataclass(slots=True)
+class _Waiting:
+    update: ContainerUpdate
+    outcome: asyncio.Future[UpdateFailed | None]
+
+
+class Outbox:
+    """Updates on their way to the runtime over one connection, each a call of its own.
+
+    CRI has no call for several containers, and the runtime starts a process for each (runc, crun),
+    so that one takes tens of milliseconds. For each container at most one call is under way, so the
+    newest values arrive last; what comes meanwhile is put together and sent after it.
+    """
+
+    def __init__(self, runtime: Updates, at_once: int = NEIGHBOURS_AT_ONCE) -> None:
+        self._runtime = runtime
+        self._lane = asyncio.Semaphore(at_once)
+        self._waiting: dict[str, _Waiting] = {}
+        self._workers: dict[str, asyncio.Task[None]] = {}
+
+    def put(
+        self, update: ContainerUpdate, *, urgent: bool = False
+    ) -> asyncio.Future[UpdateFailed | None]:
+        """Send an update soon, together with what waits for this container already.
+
+        Urgent ones start right now, and do not wait behind updates of others. The outcome is None
+        when it was applied.
+        """
+        container_id = update.container_id
+        waiting = self._waiting.get(container_id)
+        if waiting is not None:
+            waiting.update = update.over(waiting.update)
+        else:
+            outcome = asyncio.get_running_loop().create_future()
+            waiting = self._waiting[container_id] = _Waiting(update, outcome)
+        if container_id not in self._workers:
+            work = self._send(container_id) if urgent else self._send_in_turn(container_id)
+            self._workers[container_id] = asyncio.create_task(work, name="update")
+        return waiting.outcome
+
+    async def close(self) -> None:
+        """Give up what was not sent; a call under way is not waited for."""
+        workers = list(self._workers.values())
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        for container_id, waiting in self._waiting.items():
+            _settle(waiting.outcome, _closed(container_id))
+        self._waiting.clear()
+
+    async def _send_in_turn(self, container_id: str) -> None:
+        async with self._lane:
+            await self._send(container_id)
+
+    async def _send(self, container_id: str) -> None:
+        try:
+            while (waiting := self._waiting.pop(container_id, None)) is not None:
+                failed: UpdateFailed | None = _closed(container_id)
+                try:
+                    failed = await self._runtime.update(waiting.update)
+                except RuntimeUnavailable as error:
+                    failed = UpdateFailed(container_id=container_id, gone=False, message=str(error))
+                finally:
+                    _settle(waiting.outcome, failed)
+        finally:
+            self._workers.pop(container_id, None)
+
+
+def _settle(outcome: asyncio.Future[UpdateFailed | None], failed: UpdateFailed | None) -> None:
+    if not outcome.done():  # what waited may have been cancelled
+        outcome.set_result(failed)
+
+
+def _closed(container_id: str) -> UpdateFailed:
+    return UpdateFailed(container_id=container_id, gone=False, message="the connection was closed")
+
+
+# --- how large containers are by the runtime's word -----------------------------------------------
+# CRI reports no change of a container's resources, as the kubelet makes for a resize in place. So
+# running containers are looked at again, a few at a time, and compared with what was seen of them
+# before; what we sent ourselves is not such a change.
+
+
+class Size(NamedTuple):
+    """CPU shares, quota and period, and bytes of memory; 0 where nothing is given."""
+
+    shares: int = 0
+    quota: int = 0
+    period: int = 0
+    limit: int = 0
+
+    @classmethod
+    def of(cls, resources: Resources) -> Size:
+        """The size in resources."""
+        return cls(
+            resources.cpu_shares or 0,
+            resources.cpu_quota or 0,
+            resources.cpu_period or 0,
+            resources.memory_limit or 0,
+        )
+
+
+class Change(NamedTuple):
+    """A change of a container: what was asked for, and its resources before that."""
+
+    asked: Resources
+    before: Resources
+
+
+class Sizes:
+    """What was seen of the containers that live."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Size] = {}
+        self._sent: dict[str, int] = {}
+        self._changes: dict[str, int] = {}
+        self._round: list[str] = []
+
+    def seen(self, container: Container) -> None:
+        """A container was decided about as it was."""
+        self._seen[container.id] = Size.of(container.resources)
+
+    def sent(self, update: ContainerUpdate) -> None:
+        """An update of ours was applied; of a size only the quota is ever ours."""
+        if update.cpu_quota:
+            self._sent[update.container_id] = update.cpu_quota
+
+    def forget(self, container_id: str) -> None:
+        """A container is removed."""
+        self._seen.pop(container_id, None)
+        self._sent.pop(container_id, None)
+        self._changes.pop(container_id, None)
+
+    def changes(self, container_id: str) -> int:
+        """How many changes of a container there were."""
+        return self._changes.get(container_id, 0)
+
+    def turn(self, running: Iterable[str]) -> list[str]:
+        """At most `SIZES_AT_ONCE` of these to look at again now, so that each has a turn."""
+        there = list(running)
+        if not self._round:
+            self._round = there
+        now, self._round = self._round[:SIZES_AT_ONCE], self._round[SIZES_AT_ONCE:]
+        known = set(there)
+        return [container_id for container_id in now if container_id in known]
+
+    def changed(self, container: Container) -> Change | None:
+        """What was asked for since the container was last seen; None for nothing."""
+        now = Size.of(container.resources)
+        before = self._seen.get(container.id)
+        self._seen[container.id] = now
+        if before is None or before == now:
+            return None
+        shares = now.shares if now.shares > 0 and now.shares != before.shares else None
+        limit = now.limit if now.limit > 0 and now.limit != before.limit else None
+        quota = period = None
+        # Only we lift a quota; one that is there again was asked for, were it the same.
+        if now.quota > 0 and now.quota != self._sent.get(container.id, before.quota):
+            self._sent.pop(container.id, None)
+            quota, period = now.quota, now.period
+        asked = Resources(cpu_shares=shares, cpu_quota=quota, cpu_period=period, memory_limit=limit)
+        if asked == NOTHING_GIVEN:
+            return None
+        self._changes[container.id] = self.changes(container.id) + 1
+        was = replace(
+            container.resources,
+            cpu_shares=before.shares,
+            cpu_quota=before.quota,
+            cpu_period=before.period,
+            memory_limit=before.limit,
+        )
+        return Change(asked, was)
+
+
+# --- one connection -------------------------------------------------------------------------------
+
+
+class _Phase(enum.Enum):
+    MET = "met"
+    RUNNING = "running"
+
+
+_PHASES: Final = {
+    CRIContainerState.CREATED: _Phase.MET,
+    CRIContainerState.RUNNING: _Phase.RUNNING,
+}
+
+
+class LifecycleCallbacks(Protocol):
+    """What happens to containers over CRI and not over NRI; called on the loop."""
+
+    def refused(self, namespace: str, pod: str, uid: str, container: str, message: str) -> None:
+        """A container was refused, with this message, and starts nevertheless."""
+        ...
+
+    def begun(self, container_id: str, started: float, told: float | None) -> None:
+        """A container is seen to run.
+
+        ``started`` is when it did, ``told`` when the runtime took its update (None when it has
+        not), both as Unix time.
+        """
+        ...
+
+    def started(self, container_id: str, started: float) -> None:
+        """The runtime has applied the update of a container that began so."""
+        ...
+
+    def resize_refused(self, container_id: str, quota: int) -> None:
+        """A resize was refused, and its CFS quota is in force nevertheless."""
+        ...
+
+    def gone(self, container_id: str) -> None:
+        """A container ended."""
+        ...
+
+
+class Connection:
+    """One connection: its containers, followed from creation to end, and what is under way."""
+
+    def __init__(
+        self,
+        client: CRIClient,
+        handler: RuntimeHandler,
+        callbacks: LifecycleCallbacks,
+        *,
+        listing: float = 1.0,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._handler = handler
+        self._callbacks = callbacks
+        self._listing = listing
+        self._now = now
+        self._open = False
+        self._outbox = Outbox(client)
+        self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._phases: dict[str, _Phase] = {}
+        self._ended: set[str] = set()
+        self._pods: dict[str, PodSandbox] = {}
+        self._pod_of: dict[str, str] = {}
+        self._taken_at: dict[str, float] = {}
+        # Updates of containers that are being started: one that comes while the runtime starts it
+        # is recorded and not applied, so it is sent again when the container runs.
+        self._own: dict[str, ContainerUpdate] = {}
+        # Containers to look at once more when the look under way is over.
+        self._again: set[str] = set()
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._sizes = Sizes()
+        self._careful: set[asyncio.Task[UpdateFailed | None]] = set()
+        self._listens = False
+        self._failure: RuntimeUnavailable | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._soon = asyncio.Event()
+
+    async def begin(self) -> tuple[int, int]:
+        """Listen, read everything that runs, and have it compared with what is known.
+
+        Returns how many pods and live containers there are.
+        """
+        # First: what happens from now on is reported, and what was before is listed.
+        self._listener = asyncio.create_task(self._listen(), name="cri events")
+        pods, containers = await everything(self._client)
+        for container in containers:
+            self._phases[container.id] = _Phase.MET if container.starting else _Phase.RUNNING
+            self._pod_of[container.id] = container.pod_id
+            self._sizes.seen(container)
+        self._pods = pods
+        updates = self._call(
+            "Synchronize", lambda: self._handler.synchronize(_pods(pods, containers), containers)
+        )
+        self._send_all(updates or ())
+        return len(pods), len(containers)
+
+    async def go_on(self) -> None:
+        """Watch until the runtime cannot be reached any more.
+
+        Raises:
+            RuntimeUnavailable: it cannot.
+        """
+        # What events reported while everything was read.
+        self._open = True
+        for container_id in tuple(self._again):
+            self._again.discard(container_id)
+            self.look_at(container_id)
+        while True:
+            pause = LISTING_WITH_EVENTS if self._listens else self._listing
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._soon.wait()
+            if self._failure is not None:
+                raise self._failure
+            self._soon.clear()
+            await self._list()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks: list[asyncio.Task[Any]] = [*self._looking.values(), *self._careful]
+        tasks += [self._listener] if self._listener else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._outbox.close()
+
+    def send(self, update: ContainerUpdate) -> asyncio.Future[UpdateFailed | None]:
+        """Send an update; what becomes of it."""
+        container_id = update.container_id
+        if not update.cpu_quota or self._phases.get(container_id) is not _Phase.RUNNING:
+            return self._put(update)
+        # What gave back a quota that was lifted may be a resize: what the container has now is
+        # looked at before it is written over.
+        task = asyncio.create_task(self._send_after_look(update), name="careful")
+        self._careful.add(task)
+        task.add_done_callback(self._careful.discard)
+        return task
+
+    async def _send_after_look(self, update: ContainerUpdate) -> UpdateFailed | None:
+        before = self._sizes.changes(update.container_id)
+        self.look_at(update.container_id)
+        if (looking := self._looking.get(update.container_id)) is not None:
+            await asyncio.wait([looking])
+        if self._sizes.changes(update.container_id) != before:
+            return None  # decided anew, and what was decided is sent
+        return await self._put(update)
+
+    def _put(
+        self, update: ContainerUpdate, *, urgent: bool = False
+    ) -> asyncio.Future[UpdateFailed | None]:
+        if self._phases.get(update.container_id) is _Phase.MET:
+            earlier = self._own.get(update.container_id)
+            self._own[update.container_id] = update.over(earlier) if earlier else update
+        outcome = self._outbox.put(update, urgent=urgent)
+        outcome.add_done_callback(partial(self._arrived, update))
+        return outcome
+
+    def _arrived(
+        self, update: ContainerUpdate, outcome: asyncio.Future[UpdateFailed | None]
+    ) -> None:
+        taken = not outcome.cancelled() and outcome.result() is None
+        if taken and update.container_id in self._phases:
+            self._sizes.sent(update)
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """Follow the event stream for ever; without one, listings do."""
+        said = ""
+        while True:
+            why = "the stream ended"
+            try:
+                self._listens = True
+                async for event in self._client.container_events():
+                    whose = event.pod_sandbox_id
+                    if event.container_id == whose or event.container_id in self._pods:
+                        # The pod's own container: nothing to place, but did the pod go away?
+                        if event.type is ContainerEventType.DELETED:
+                            self._soon.set()
+                        continue
+                    if whose:
+                        self._pod_of.setdefault(event.container_id, whose)
+                    self.look_at(event.container_id)
+            except RuntimeUnavailable as error:
+                why = str(error)
+            except Exception as error:
+                why = repr(error)
+                self._mistake("GetContainerEvents", error)
+            finally:
+                self._listens = False
+            if why != said:
+                log.info("no container events: containers are listed instead", because=why)
+                said = why
+            self._soon.set()
+            await asyncio.sleep(LISTEN_AGAIN)
+
+    async def _list(self) -> None:
+        """Find what no event reported."""
+        containers = {c.id: c for c in await self._client.list_containers()}
+        pods = set(await self._client.pod_sandbox_ids())
+        for container_id in self._phases.keys() - containers.keys():
+            self.look_at(container_id)
+        for container_id, found in containers.items():
+            self._pod_of.setdefault(container_id, found.pod_sandbox_id)
+            phase = self._phases.get(container_id)
+            if _PHASES.get(found.state) is not phase:
+                self.look_at(container_id)
+        running = (i for i, phase in self._phases.items() if phase is _Phase.RUNNING)
+        for container_id in self._sizes.turn(running):
+            self.look_at(container_id)
+        self._ended &= containers.keys()
+        for pod_id in self._pods.keys() - pods:
+            pod = self._pods.pop(pod_id)
+            self._call("RemovePodSandbox", partial(self._handler.remove_pod, pod))
+
+    def look_at(self, container_id: str) -> None:
+        """Find out what a container is now, soon."""
+        if not self._open or container_id in self._looking:
+            self._again.add(container_id)
+            return
+        self._looking[container_id] = asyncio.create_task(self._look(container_id), name="look")
+
+    async def _look(self, container_id: str) -> None:
+        try:
+            async with self._looks:
+                while True:
+                    self._again.discard(container_id)
+                    await self._look_once(container_id)
+                    if container_id not in self._again:
+                        break
+        except CallRefused as error:
+            # As for a container that is being made or removed just now: a listing comes back to it.
+            log.debug("container not looked at", id=container_id[:12], problem=str(error))
+        except RuntimeUnavailable as error:
+            self._failure = error
+            self._soon.set()
+        except Exception as error:
+            self._mistake("look", error)
+        finally:
+            self._looking.pop(container_id, None)
+
+    async def _look_once(self, container_id: str) -> None:
+        status = await self._client.container_status(container_id)
+        if status is None or status.state not in LIVE:
+            self._end(container_id, known=status is not None)
+            return
+        running = status.state is CRIContainerState.RUNNING
+        phase = self._phases.get(container_id)
+        if phase is _Phase.RUNNING:
+            self._size(status.container)
+            return
+        if phase is _Phase.MET and not running:
+            return
+        pod = await self._pod(status)
+        if pod is None:
+            return  # removed with all of its containers, or not there yet: a listing finds it
+        container = replace(status.container, pod_id=pod.id)
+        pod = _of_class(pod, container)
+        if phase is None:
+            self._phases[container_id] = _Phase.MET
+            await self._meet(pod, container)
+        if running and container_id in self._phases:
+            await self._begin(pod, container, status.started_at)
+
+    def _size(self, container: Container) -> None:
+        """Have a resize decided about that is not reported."""
+        pod = self._pods.get(self._pod_of.get(container.id, ""))
+        if pod is None:
+            return  # removed with all of its containers: a listing finds it
+        change = self._sizes.changed(container)
+        if change is None:
+            return
+        container = replace(container, pod_id=pod.id, resources=change.before)
+        pod = _of_class(pod, container)
+        try:
+            updates = self._call(
+                "UpdateContainer",
+                lambda: self._handler.update_container(pod, container, change.asked),
+                refusals=True,
+            )
+        except RequestRefused as refusal:
+            log.warning(
+                "refused resize is in force nevertheless",
+                pod=pod.full_name,
+                container=container.name,
+                problem=refusal.message,
+            )
+            if change.asked.cpu_quota:
+                self._callbacks.resize_refused(container.id, change.asked.cpu_quota)
+            return
+        for update in updates or ():
+            self._put(update).add_done_callback(lambda done: self._not_applied(done.result()))
+
+    async def _begin(self, pod: PodSandbox, container: Container, started: float) -> None:
+        """A container runs: have its cgroup put right, and its update sent once more."""
+        container_id = container.id
+        self._call("StartContainer", lambda: self._handler.start_container(pod, container))
+        self._callbacks.begun(container_id, started, self._taken_at.pop(container_id, None))
+        self._phases[container_id] = _Phase.RUNNING
+        own = self._own.pop(container_id, None)
+        if own is not None:
+            self._not_applied(await self._put(own, urgent=True))
+        if container_id in self._phases:
+            self._call(
+                "PostStartContainer", lambda: self._handler.post_start_container(pod, container)
+            )
+            self._callbacks.started(container_id, started)
+
+    async def _pod(self, status: ContainerStatus) -> PodSandbox | None:
+        pod_id = status.container.pod_id or self._pod_of.get(status.container.id, "")
+        if pod_id not in self._pods:
+            pod = await self._client.pod_sandbox(pod_id) if pod_id else None
+            if pod is None:
+                self._soon.set()
+                return None
+            if pod_id not in self._pods:  # another container of it may have been quicker
+                self._pods[pod_id] = pod
+                self._call("RunPodSandbox", lambda: self._handler.run_pod(pod))
+        return self._pods[pod_id]
+
+    async def _meet(self, pod: PodSandbox, container: Container) -> None:
+        """Have a container decided about, and send what was decided."""
+        self._sizes.seen(container)
+        try:
+            answer = self._call(
+                "CreateContainer",
+                lambda: self._handler.create_container(pod, container),
+                refusals=True,
+            )
+        except RequestRefused as refusal:
+            self._callbacks.refused(
+                pod.namespace, pod.name, pod.uid, container.name, refusal.message
+            )
+            # It starts nevertheless: adopted as one that runs, where it disturbs no other.
+            self._call("StartContainer", lambda: self._handler.start_container(pod, container))
+            return
+        if answer is None:
+            return
+        adjustment, updates = answer
+        update = ContainerUpdate(
+            container.id, adjustment.cpus, adjustment.mems, cpu_quota=adjustment.quota
+        )
+        own = None
+        if not update.empty:
+            if container.starting:
+                own = self._put(update, urgent=True)
+            else:
+                self._own[container.id] = update  # sent when its cgroup is right
+        self._send_all(updates)
+        if own is not None:
+            failed = await own
+            if failed is None:
+                self._taken_at[container.id] = self._now()
+            else:
+                self._not_applied(failed)
+
+    def _end(self, container_id: str, *, known: bool) -> None:
+        """A container ended, or is gone altogether."""
+        if self._phases.pop(container_id, None) is not None:
+            self._ended.add(container_id)
+            self._taken_at.pop(container_id, None)
+            self._own.pop(container_id, None)
+            self._sizes.forget(container_id)
+            updates = self._call(
+                "StopContainer", lambda: self._handler.stop_container(container_id)
+            )
+            self._callbacks.gone(container_id)
+            self._send_all(updates or ())
+        if not known and (container_id in self._ended or container_id in self._pod_of):
+            self._ended.discard(container_id)
+            self._pod_of.pop(container_id, None)
+            self._call("RemoveContainer", lambda: self._handler.remove_container(container_id))
+
+    # --- the handler, and what it answers ---------------------------------------------------------
+
+    def _call(self, name: str, handle: Callable[[], _T], *, refusals: bool = False) -> _T | None:
+        """Call the handler, whatever happens in it."""
+        began = time.perf_counter()
+        try:
+            return handle()
+        except RequestRefused:
+            if refusals:
+                raise
+            return None
+        except Exception as error:
+            self._mistake(name, error)
+            return None
+        finally:
+            self._handler.replied(name, time.perf_counter() - began)
+
+    def _mistake(self, name: str, error: Exception) -> None:
+        """One of ours; nothing can be refused because of it here."""
+        with contextlib.suppress(RequestRefused):
+            self._handler.internal_error(name, error)
+
+    def _send_all(self, updates: Sequence[ContainerUpdate]) -> None:
+        for update in updates:
+            self.send(update).add_done_callback(lambda done: self._not_applied(done.result()))
+
+    def _not_applied(self, failed: UpdateFailed | None) -> None:
+        """Say that an update failed; what the container really has is looked at anyway."""
+        if failed is not None and not failed.gone:
+            log.info(
+                "update not applied", id=failed.container_id[:12], problem=failed.message[:300]
+            )
+
+
+# --- the link -------------------------------------------------------------------------------------
+
+
+class CRILink:
+    """Follows one runtime; see `nri_numa.runtime.RuntimeLink`.
+
+    ``listing`` is the time in seconds between two listings where no events come.
+    """
+
+    def __init__(
+        self,
+        handler: RuntimeHandler,
+        callbacks: LifecycleCallbacks,
+        *,
+        socket_path: str,
+        listing: float = 1.0,
+        delays: Callable[[], Iterator[float]] = PAUSES,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._handler = handler
+        self._socket_path = socket_path.removeprefix("unix://")
+        self._listing = listing
+        self._callbacks = callbacks
+        self._delays = delays
+        self._now = now
+        self.runtime: RuntimeInfo | None = None
+        self.watch = AnswerWatch(time.monotonic)  # nothing waits: each call has its own limit
+        self._state = LinkState.DISCONNECTED
+        self._reported: tuple[LinkState, str] | None = None
+        self._connection: Connection | None = None
+
+    @property
+    def state(self) -> LinkState:
+        """Where the link stands."""
+        return self._state
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+        loop = asyncio.get_running_loop()
+        delays = self._delays()
+        try:
+            while True:
+                began = loop.time()
+                detail = await self._serve()
+                if loop.time() - began >= STABLE_SECONDS:
+                    delays = self._delays()
+                self._change(LinkState.DISCONNECTED, detail)
+                await asyncio.sleep(next(delays))
+        finally:
+            self._change(LinkState.STOPPED, "")
+
+    async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+        """Send updates that answer no request."""
+        connection = self._connection
+        if connection is None or self._state is not LinkState.ACTIVE:
+            detail = f"the link is {self._state.value}"
+            return PushResult(ok=not updates, path=PushPath.NONE, detail=detail)
+        began = time.monotonic()
+        failed = await asyncio.gather(*map(connection.send, updates))
+        broken = [one.message for one in failed if one is not None and not one.gone]
+        return PushResult(
+            ok=not broken,
+            path=PushPath.UPDATE_CONTAINERS,
+            detail="; ".join(broken[:3]),
+            seconds=time.monotonic() - began,
+        )
+
+    async def look(self) -> str:
+        """Nothing to do: listings show what runs."""
+        return ""
+
+    async def _serve(self) -> str:
+        """Serve one connection until it ends; why it did."""
+        try:
+            async with CRIClient(self._socket_path) as client:
+                self.runtime = await client.version()
+                self._change(LinkState.REGISTERING, self._socket_path)
+                self._handler.configured(self.runtime)
+                connection = Connection(
+                    client, self._handler, self._callbacks, listing=self._listing, now=self._now
+                )
+                try:
+                    pods, containers = await connection.begin()
+                    self._connection = connection
+                    self._change(
+                        LinkState.ACTIVE, f"{pods} pods, {containers} containers, over CRI"
+                    )
+                    await connection.go_on()
+                finally:
+                    self._connection = None
+                    await connection.close()
+        except RuntimeUnavailable as error:
+            return str(error)
+        return "the connection ended"
+
+    def _change(self, state: LinkState, detail: str) -> None:
+        if (state, detail) == self._reported:
+            return  # the same failure again: said once
+        self._reported = (state, detail)
+        self._state = state
+        self._handler.link_changed(state, detail)

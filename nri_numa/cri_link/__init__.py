@@ -1,1 +1,0 @@
-"""The CRI link, for runtimes without NRI: containers are watched, and given their CPUs late."""

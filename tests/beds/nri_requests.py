@@ -1,0 +1,42 @@
+"""A handler behind the conversion from protobuf, without a session and a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nri_numa.nri import conversion
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import Event
+from nri_numa.runtime import RuntimeHandler
+
+
+class NRIRequests:
+    """Requests as messages; what is answered is read back."""
+
+    def __init__(self, handler: RuntimeHandler) -> None:
+        self.handler = handler
+
+    def answer(self, event: conversion.Request) -> bytes:
+        answer = conversion.answer(self.handler, event)
+        return b"" if answer is None else answer.SerializeToString()
+
+    def synchronize(
+        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
+    ) -> bytes:
+        return self.answer(ev.SynchronizeRequested(0, pods, containers))
+
+    def create_container(self, request: pb.CreateContainerRequest) -> bytes:
+        return self.answer(ev.CreateContainerRequested(0, request))
+
+    def update_container(self, request: pb.UpdateContainerRequest) -> bytes:
+        return self.answer(ev.UpdateContainerRequested(0, request))
+
+    def stop_container(self, request: pb.StopContainerRequest) -> bytes:
+        return self.answer(ev.StopContainerRequested(0, request))
+
+    def container_event(self, event: Event, pod: pb.PodSandbox, container: pb.Container) -> bytes:
+        return self.answer(ev.ContainerEvent(0, event, pod, container))
+
+    def pod_event(self, event: Event, pod: pb.PodSandbox) -> bytes:
+        return self.answer(ev.PodEvent(0, event, pod))

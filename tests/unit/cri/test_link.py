@@ -1,0 +1,523 @@
+"""The CRI link: a runtime in memory on a real socket, and the real handler and agent behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from nri_numa.cri.client import UpdateFailed
+from nri_numa.cri.link import Change, CRILink, Outbox, Size, Sizes
+from nri_numa.engine.resync import plan_corrections
+from nri_numa.engine.state import Kind
+from nri_numa.engine.values.workload import Container, ContainerUpdate, Resources
+from nri_numa.errors import RuntimeUnavailable
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import Observed
+from nri_numa.node.handler import AgentHandler
+from nri_numa.runtime import LinkState, RuntimeInfo
+from tests.beds.small_cri import SmallCRI
+from tests.beds.world import World
+from tests.machines import named as machines
+
+PATIENCE_S = 180.0
+ALL = "0-3"
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    # Socket paths end at 107 bytes, which pytest's own directories may pass.
+    with tempfile.TemporaryDirectory(prefix="cri-") as name:
+        yield Path(name)
+
+
+async def until(true: Callable[[], object], what: str) -> None:
+    """Wait until something is so; the limit only bounds a failure."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():
+            await asyncio.sleep(0.005)
+    assert true(), what
+
+
+@dataclass
+class Bed:
+    """A runtime, an agent, and the link between them."""
+
+    runtime: SmallCRI
+    world: World = field(default_factory=lambda: World(machines.single_no_smt()))
+    refusals: list[tuple[str, ...]] = field(default_factory=list)
+    beginnings: list[tuple[str, float, float | None]] = field(default_factory=list)
+    starts: list[str] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    states: list[LinkState] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.handler = AgentHandler(self.world.agent, self.world.metrics, self)
+        self.link = CRILink(
+            self.handler,
+            self,
+            socket_path=f"unix://{self.runtime.socket}",
+            listing=0.02,
+            delays=lambda: iter([0.01] * 10_000),
+        )
+
+    def configured(self, info: RuntimeInfo) -> None:
+        """Nothing depends on it."""
+
+    def link_changed(self, state: LinkState, detail: str) -> None:
+        self.states.append(state)
+
+    def refused(self, *words: str) -> None:
+        self.refusals.append(words)
+
+    def begun(self, container_id: str, started: float, told: float | None) -> None:
+        self.beginnings.append((container_id, started, told))
+
+    def started(self, container_id: str, started: float) -> None:
+        self.starts.append(container_id)
+
+    def resize_refused(self, container_id: str, quota: int) -> None:
+        self.world.agent.limited(container_id, quota)
+
+    def gone(self, container_id: str) -> None:
+        self.ends.append(container_id)
+
+    def kind(self, container_id: str) -> Kind | None:
+        allocation = self.world.agent.state.allocations.get(container_id)
+        return None if allocation is None else allocation.kind
+
+
+@asynccontextmanager
+async def linked(bed: Bed) -> AsyncIterator[Bed]:
+    async with bed.runtime:
+        task = asyncio.create_task(bed.link.run())
+        try:
+            await until(lambda: bed.link.state is LinkState.ACTIVE, "the link is active")
+            if bed.runtime.events:
+                await until(lambda: bed.runtime.listeners, "it listens")
+            yield bed
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture(params=[True, False], ids=["events", "listings"])
+def bed(request: pytest.FixtureRequest, directory: Path) -> Bed:
+    """With and without an event stream, everything below is the same."""
+    return Bed(SmallCRI(directory / "c.sock", events=request.param))
+
+
+@pytest.mark.asyncio
+async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed) -> None:
+    runtime = bed.runtime
+    async with linked(bed):
+        runtime.pod("shared")
+        runtime.create("neighbour", "shared")
+        runtime.run("neighbour")
+        await until(lambda: "neighbour" in bed.starts, "the neighbour is known")
+        runtime.pod("own", cpus="exclusive")
+        runtime.create("owner", "own", milli=1000)
+        await until(lambda: bed.kind("owner") is Kind.EXCLUSIVE, "decided when it was created")
+        runtime.run("owner", at=7.0)
+        await until(lambda: runtime.cpus("owner") == "0", "the owner's CPUs")
+        await until(lambda: runtime.cpus("neighbour") == "1-3", "the neighbour's CPUs")
+        await until(lambda: "owner" in bed.starts, "told that it runs")
+        assert [b[:2] for b in bed.beginnings if b[0] == "owner"] == [("owner", 7.0)]
+        # Once as it was created, once more as it runs: the runtime may have been starting it.
+        assert [cpus for who, cpus in runtime.updates if who == "owner"] == ["0", "0"]
+        runtime.end("owner")
+        await until(lambda: runtime.cpus("neighbour") == ALL, "they come back")
+        assert bed.ends == ["owner"]
+        runtime.remove("owner")
+        del runtime.pods["own"]
+        await until(lambda: "own" not in bed.world.agent.state.pods, "the pod is forgotten")
+
+
+@pytest.mark.asyncio
+async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
+    runtime = bed.runtime
+    runtime.pod("old", numacpu="2")
+    runtime.create("before", "old")
+    runtime.run("before")
+    runtime.create("ended", "old", name="init")
+    runtime.end("ended")
+    async with linked(bed):
+        assert bed.kind("before") is Kind.EXPLICIT
+        assert bed.kind("ended") is None
+        await until(lambda: runtime.cpus("before") == "2", "its CPUs")
+        assert bed.beginnings == []  # it was not late: nobody was there
+
+
+@pytest.mark.asyncio
+async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: Bed) -> None:
+    runtime = bed.runtime
+    async with linked(bed):
+        runtime.pod("wrong", numacpu="77")
+        runtime.create("refused", "wrong")
+        runtime.run("refused")
+        await until(lambda: "refused" in bed.starts, "it runs")
+        assert bed.kind("refused") is Kind.UNBOUND
+        ((namespace, pod, uid, container, message),) = bed.refusals
+        assert (namespace, pod, uid, container) == ("ns", "wrong", "wrong", "main")
+        assert "77" in message
+        assert len(bed.world.agent.refusals) == 1
+        # It leaves CPUs that are somebody's, as every unbound one does.
+        runtime.pod("own", cpus="exclusive")
+        runtime.create("owner", "own", milli=1000)
+        await until(lambda: runtime.cpus("refused") == "1-3", "it makes room")
+
+
+async def owner_and_neighbour(bed: Bed) -> None:
+    """``owner`` has CPU 0 for itself, ``neighbour`` the rest."""
+    runtime = bed.runtime
+    runtime.pod("shared")
+    runtime.create("neighbour", "shared")
+    runtime.run("neighbour")
+    runtime.pod("own", cpus="exclusive")
+    runtime.create("owner", "own", milli=1000)
+    runtime.run("owner")
+    await until(lambda: {"owner", "neighbour"} <= set(bed.starts), "both run")
+    await until(lambda: runtime.cpus("owner") == "0", "the owner's CPUs")
+    await until(lambda: runtime.cpus("neighbour") == "1-3", "the neighbour's CPUs")
+    await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "its quota is lifted")
+
+
+@pytest.mark.asyncio
+async def test_a_resize_that_nobody_tells_of_is_seen_and_decided(bed: Bed) -> None:
+    runtime = bed.runtime
+    async with linked(bed):
+        await owner_and_neighbour(bed)
+        for milli, cpus, rest in ((2000, "0-1", "2-3"), (1000, "0", "1-3")):
+            runtime.resize("owner", milli=milli)
+            await until(lambda cpus=cpus: runtime.cpus("owner") == cpus, "the owner's CPUs")
+            await until(lambda rest=rest: runtime.cpus("neighbour") == rest, "the neighbour's")
+            await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
+        allocation = bed.world.agent.state.allocations["owner"]
+        assert allocation.cpu_milli == 1000
+
+
+@pytest.mark.asyncio
+async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(directory: Path) -> None:
+    runtime = SmallCRI(directory / "c.sock", events=False)  # so that listings come quickly
+    bed = Bed(runtime)
+    async with linked(bed):
+        await owner_and_neighbour(bed)
+        runtime.resize("owner", milli=9000)
+        await until(lambda: bed.world.agent.refusals, "the refusal")
+        listings = runtime.listings
+        await until(lambda: runtime.listings > listings + 5, "it is looked at again")
+        (refused,) = bed.world.agent.refusals
+        assert "resize refused" in refused.message
+        assert (runtime.cpus("owner"), runtime.cpus("neighbour")) == ("0", "1-3")
+        assert runtime.containers["owner"].cpu["quota"] == 900_000, "in force, as docs/cri.md says"
+        observed = Observed(
+            cpus=CPUSet.parse("0"),
+            mems=NUMASet.parse("0"),
+            effective_cpus=CPUSet.parse("0"),
+            effective_mems=NUMASet.parse("0"),
+            quota=900_000,
+        )
+        agent = bed.world.agent
+        assert plan_corrections(agent.machine, agent.state, {"owner": observed}) == ()
+        runtime.resize("owner", milli=1000)
+        await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
+
+
+@pytest.mark.asyncio
+async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(directory: Path) -> None:
+    """The kubelet sends the whole size, and that CPU limit is what the container has CPUs for."""
+    runtime = SmallCRI(directory / "c.sock", events=False)
+    bed = Bed(runtime)
+    async with linked(bed):
+        await owner_and_neighbour(bed)
+        runtime.resize("owner", milli=1000, memory=1 << 50)
+        await until(lambda: bed.world.agent.refusals, "the refusal")
+        assert bed.world.agent.state.allocations["owner"].quota == 100_000
+
+
+@pytest.mark.asyncio
+async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: Bed) -> None:
+    """A search for drift finds the resize's quota, and would lift it as one given back."""
+    runtime = bed.runtime
+    async with linked(bed):
+        await owner_and_neighbour(bed)
+        runtime.resize("owner", milli=2000)
+        lift = [ContainerUpdate("owner", cpus="0", cpu_quota=-1)]
+        assert (await bed.link.push(lift)).ok
+        await until(lambda: runtime.cpus("owner") == "0-1", "the owner's CPUs")
+        await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
+
+
+@pytest.mark.asyncio
+async def test_a_runtime_that_restarts_is_found_again_and_nothing_moves(bed: Bed) -> None:
+    runtime = bed.runtime
+    async with linked(bed):
+        runtime.pod("old", numacpu="2")
+        runtime.create("stays", "old")
+        runtime.run("stays")
+        await until(lambda: "stays" in bed.starts, "it runs")
+        await runtime.stop()
+        await until(lambda: bed.link.state is LinkState.DISCONNECTED, "the loss is seen")
+        lost = [ContainerUpdate("stays", cpus="3")]
+        assert not (await bed.link.push(lost)).ok
+        updates = list(runtime.updates)
+        runtime.pod("new", numacpu="3")
+        runtime.create("meanwhile", "new")
+        runtime.run("meanwhile")
+        await runtime.start()
+        await until(lambda: runtime.cpus("meanwhile") == "3", "what came meanwhile")
+        assert runtime.cpus("stays") == "2"
+        assert [one for one in runtime.updates[len(updates) :] if one[0] == "stays"] == []
+
+
+@pytest.mark.asyncio
+async def test_pushed_updates_arrive_and_failures_are_told(bed: Bed) -> None:
+    runtime = bed.runtime
+    async with linked(bed):
+        runtime.pod("p")
+        for name in ("good", "bad"):
+            runtime.create(name, "p", name=name)
+            runtime.run(name)
+        await until(lambda: {"good", "bad"} <= set(bed.starts), "both run")
+        runtime.refuse_updates.add("bad")
+        pushed = await bed.link.push(
+            [
+                ContainerUpdate("good", cpus="1"),
+                ContainerUpdate("bad", cpus="1"),
+                ContainerUpdate("gone", cpus="1"),
+            ]
+        )
+        assert runtime.cpus("good") == "1"
+        # One that is gone needs nothing.
+        assert (pushed.ok, pushed.detail) == (False, "permission denied")
+
+
+@pytest.mark.asyncio
+async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(directory: Path) -> None:
+    bed = Bed(SmallCRI(directory / "c.sock", events=False))
+    async with linked(bed):
+        bed.runtime.refuse_status.add("late")
+        bed.runtime.pod("p", numacpu="1")
+        bed.runtime.create("late", "p")
+        await until(lambda: bed.runtime.cpus("late") == "1", "its CPUs")
+        assert LinkState.DISCONNECTED not in bed.states
+
+
+@pytest.mark.asyncio
+async def test_a_runtime_without_specs_is_read_by_what_cri_itself_says(directory: Path) -> None:
+    bed = Bed(SmallCRI(directory / "c.sock", verbose=False))
+    async with linked(bed):
+        bed.runtime.pod("own", cpus="exclusive")
+        bed.runtime.create("owner", "own", milli=2000)
+        await until(lambda: bed.runtime.cpus("owner") == "0-1", "its size is known")
+
+
+@pytest.mark.asyncio
+async def test_events_that_got_lost_are_made_good_by_listings(directory: Path) -> None:
+    bed = Bed(SmallCRI(directory / "c.sock", events=False))
+    async with linked(bed):
+        bed.runtime.pod("p", numacpu="1")
+        bed.runtime.create("short", "p")
+        await until(lambda: bed.kind("short") is Kind.EXPLICIT, "seen")
+        del bed.runtime.containers["short"]  # nobody tells
+        await until(lambda: bed.kind("short") is None, "seen to be gone")
+
+
+@pytest.mark.asyncio
+async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> None:
+    runtime = bed.runtime
+    real, calls = bed.world.agent.kubelet.refresh_kubelet_grants, [0]
+
+    def broken() -> object:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise ValueError("a mistake")
+        return real()
+
+    async with linked(bed):
+        bed.world.agent.kubelet.refresh_kubelet_grants = broken
+        runtime.pod("one", numacpu="1")
+        runtime.create("first", "one")
+        await until(lambda: calls[0] == 1, "it was asked about")
+        runtime.pod("two", numacpu="2")
+        runtime.create("second", "two")
+        await until(lambda: runtime.cpus("second") == "2", "the next one is placed")
+        assert bed.link.state is LinkState.ACTIVE
+
+
+@pytest.mark.asyncio
+async def test_no_socket_is_tried_again_until_there_is_one(directory: Path) -> None:
+    bed = Bed(SmallCRI(directory / "c.sock"))
+    task = asyncio.create_task(bed.link.run())
+    try:
+        await until(lambda: bed.states == [LinkState.DISCONNECTED], "said once")
+        async with bed.runtime:
+            await until(lambda: bed.link.state is LinkState.ACTIVE, "found")
+            assert await bed.link.look() == ""
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert bed.states[-1] is LinkState.STOPPED
+
+
+# --- updates on their way: one call for each container at a time, the newest values last ----------
+
+
+class Slow:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, str]] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        self.down = False
+
+    async def update(self, update: ContainerUpdate) -> UpdateFailed | None:
+        self.calls.append(update[:3])
+        await self.gates.setdefault(update.container_id, asyncio.Event()).wait()
+        if self.down:
+            raise RuntimeUnavailable("no answer")
+        return None
+
+    def open(self, *ids: str) -> None:
+        for container_id in ids:
+            self.gates.setdefault(container_id, asyncio.Event()).set()
+
+
+async def turns() -> None:
+    """Let everything that can go on go on."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_what_comes_during_a_call_is_put_together_and_sent_after_it() -> None:
+    runtime = Slow()
+    outbox = Outbox(runtime)
+    first = outbox.put(ContainerUpdate("a", cpus="0"))
+    await turns()
+    second = outbox.put(ContainerUpdate("a", cpus="1"))
+    third = outbox.put(ContainerUpdate("a", mems="1"))
+    assert second is third
+    await turns()
+    assert runtime.calls == [("a", "0", "")]
+    runtime.open("a")
+    assert (await first, await second) == (None, None)
+    assert runtime.calls == [("a", "0", ""), ("a", "1", "1")]
+
+
+@pytest.mark.asyncio
+async def test_an_urgent_one_does_not_wait_behind_neighbours() -> None:
+    runtime = Slow()
+    outbox = Outbox(runtime, at_once=2)
+    for name in "abcd":
+        outbox.put(ContainerUpdate(name, cpus="0"))
+    await turns()
+    assert [call[0] for call in runtime.calls] == ["a", "b"]
+    runtime.open("own")
+    assert await outbox.put(ContainerUpdate("own", cpus="1"), urgent=True) is None
+    runtime.open(*"abcd")
+    await turns()
+    assert [call[0] for call in runtime.calls] == ["a", "b", "own", "c", "d"]
+
+
+@pytest.mark.asyncio
+async def test_a_lost_runtime_and_a_closed_connection_are_failures_not_exceptions() -> None:
+    runtime = Slow()
+    runtime.down = True
+    outbox = Outbox(runtime, at_once=1)
+    lost = outbox.put(ContainerUpdate("a", cpus="0"))
+    runtime.open("a")
+    failed = await lost
+    assert failed is not None
+    assert (failed.gone, failed.message) == (False, "no answer")
+    under_way = outbox.put(ContainerUpdate("b", cpus="0"))
+    await turns()
+    waiting = [outbox.put(ContainerUpdate(name, cpus="0")) for name in "bc"]
+    await outbox.close()
+    for one in (under_way, *waiting):
+        failed = await one
+        assert failed is not None
+        assert failed.message == "the connection was closed"
+
+
+# --- what of a container's size somebody else changed ---------------------------------------------
+
+
+def sized(shares: int = 0, quota: int = 0, limit: int = 0) -> Container:
+    resources = Resources(
+        cpu_shares=shares, cpu_quota=quota, cpu_period=100_000, memory_limit=limit, cpus="0-3"
+    )
+    return Container(id="a", pod_id="p", name="main", resources=resources)
+
+
+def change(of: Change | None) -> tuple[Size, Size]:
+    assert of is not None
+    return Size.of(of.asked), Size.of(of.before)
+
+
+def test_what_differs_was_asked_for_and_what_was_before_is_told() -> None:
+    sizes = Sizes()
+    sizes.seen(sized(1024, 100_000, 5))
+    assert sizes.changed(sized(1024, 100_000, 5)) is None
+    found = sizes.changed(sized(2048, 200_000, 5))
+    assert change(found) == (Size(2048, 200_000, 100_000), Size(1024, 100_000, 100_000, 5))
+    assert found is not None
+    assert found.before.cpus == "0-3"
+    assert change(sizes.changed(sized(2048, 200_000, 7)))[0] == Size(limit=7)
+    assert sizes.changed(sized(2048, 200_000, 7)) is None
+    assert sizes.changes("a") == 2
+
+
+def test_a_quota_of_ours_is_no_change_and_what_is_asked_over_it_is() -> None:
+    sizes = Sizes()
+    sizes.seen(sized(1024, 100_000))
+    sizes.sent(ContainerUpdate("a", cpus="0"))
+    sizes.sent(ContainerUpdate("a", cpu_quota=-1))
+    assert sizes.changed(sized(1024, -1)) is None
+    assert change(sizes.changed(sized(2048, 200_000)))[0].quota == 200_000
+    # Given back to what it was: ours as well, when a container loses CPUs of its own.
+    sizes.sent(ContainerUpdate("a", cpu_quota=100_000))
+    assert sizes.changed(sized(2048, 100_000)) is None
+
+
+def test_a_lifted_quota_that_is_there_again_was_asked_for_even_if_nobody_saw_it_lifted() -> None:
+    """So that it is lifted again at once, and not by the next search for drift."""
+    sizes = Sizes()
+    sizes.seen(sized(1024, 100_000, 5))
+    sizes.sent(ContainerUpdate("a", cpu_quota=-1))
+    asked, before = change(sizes.changed(sized(1024, 100_000, 7)))
+    assert asked == Size(0, 100_000, 100_000, 7)
+    assert before == Size(1024, 100_000, 100_000, 5)
+    # Where it stays, it is not asked for again.
+    assert change(sizes.changed(sized(1024, 100_000, 9)))[0] == Size(limit=9)
+
+
+def test_nobody_can_take_a_size_away() -> None:
+    sizes = Sizes()
+    sizes.seen(sized(1024, 100_000, 5))
+    assert sizes.changed(sized(0, -1, -1)) is None
+    assert sizes.changes("a") == 0
+
+
+def test_a_container_that_was_not_seen_is_only_taken_down() -> None:
+    sizes = Sizes()
+    assert sizes.changed(sized(1024)) is None
+    assert sizes.changed(sized(2048)) is not None
+    sizes.forget("a")
+    assert sizes.changed(sized(4096)) is None
+    assert sizes.changes("a") == 0
+
+
+def test_everybody_has_a_turn_and_who_is_gone_has_none() -> None:
+    sizes = Sizes()
+    assert sizes.turn([]) == []
+    assert sizes.turn("abcdefghij") == list("abcdefgh")
+    assert sizes.turn("abcdefghijk") == list("ij")
+    assert sizes.turn("abcdefghijk") == list("abcdefgh")
+    assert sizes.turn("ab") == []
+    assert sizes.turn("ab") == ["a", "b"]

@@ -70,12 +70,7 @@ def _fail(subject: str, message: str, remedy: str) -> Finding:
 
 
 def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Look at everything a running agent depends on.
-
-    Args:
-        config: the effective configuration.
-        root: where /etc, /proc and the like are found; another one than / in tests.
-    """
+    """Look at everything a running agent depends on; ``root`` is another one than / in tests."""
     topology = None
     try:
         topology = _discover(config)
@@ -643,12 +638,7 @@ _STATUS: Final = re.compile(r"^(Uid|CapEff):\s*(\w+)", re.MULTILINE)
 
 
 def service(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether the installed service can see its program; nothing where none is installed.
-
-    Args:
-        config: the effective configuration.
-        root: where /etc and the like are found; another one than / in tests.
-    """
+    """Whether the installed service can see its program; nothing where none is installed."""
     lines = _lines(root)
     unit = dict(lines)
     if config.devices.enabled and config.devices.network:

@@ -28,7 +28,6 @@ from nri_numa.engine.decision import Admitted, Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.agent import Agent
 from nri_numa.node.handler import AgentHandler
 from nri_numa.node.unmatched import UnmatchedAnnotations
 from nri_numa.nri import conversion
@@ -40,6 +39,7 @@ from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.device_watch import Watch
 from tests.beds.nri_requests import NRIRequests
+from tests.beds.world import StillClock, agent_of
 
 PREFIX = "numa.kubernetes.io"
 
@@ -68,12 +68,10 @@ class Node:
     ) -> None:
         topology = synthetic(sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=256)
         self.store = Store()
-        self.agent = Agent(
+        self.agent = agent_of(
             Machine(topology=topology, settings=Settings(), key=b"signs annotations"),
-            metrics=Metrics("test"),
             store=self.store,
-            now=lambda: 1.0,
-            later=later,
+            clock=StillClock(lambda: 1.0, later=later),
         )
         for n in range(residents):
             made = self.create(f"r{n}", policy, kind=kind)
@@ -240,7 +238,7 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
 ) -> None:
     """Counting, logging, packing the trace: the seven requests of a pod that shares CPUs."""
     node = Node(100, policy="best-effort", later=loop.call_soon)
-    watch = UnmatchedAnnotations(lambda: PREFIX, lambda: 0.0, loop.call_soon)
+    watch = UnmatchedAnnotations(node.agent, StillClock(later=loop.call_soon))
     handler = AgentHandler(node.agent, Metrics("test"), annotations=watch)
     requests = NRIRequests(handler)
 

@@ -11,8 +11,6 @@ from msgspec.structs import replace
 
 from nri_numa.dra.claims import BadClaim, variable
 from nri_numa.dra.handover import HandoverClient
-from nri_numa.engine.accounting import largest
-from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, Mentions
 from nri_numa.machine.cpuset import CPUSet
@@ -55,12 +53,10 @@ class Bed:
                     raise BadClaim("not found")
                 return bed.objects[uid]
 
-        machine: Callable[[], Machine] = lambda: self.world.agent.machine  # noqa: E731
         self.book = ClaimBook(
             DRIVER, "n1",
             records=str(self.records), cdi=str(self.cdi),
-            asker=FromObjects(str(self.cdi)), machine=machine,
-            free=lambda: largest(machine(), self.world.agent.state), sleep=self.wait,
+            asker=FromObjects(str(self.cdi)), agent=self.world.agent, sleep=self.wait,
         )  # fmt: skip
         self.book.load()
         return self.book

@@ -21,9 +21,8 @@ from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.agent import Agent
 from nri_numa.observe import logs
-from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.traces import TraceKeeper, unpack
-from tests.beds.world import GIB, MemoryStore, container, pod, resources
+from tests.beds.world import GIB, MemoryStore, StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
 MACHINE = Machine(topology=machines.snc_smt(), settings=Settings(defaults={"smt": "spread"}))
@@ -75,11 +74,11 @@ def test_shapes_do_not_pile_up() -> None:
 
 def agent(
     machine: Machine = MACHINE,
-    later: Callable[[Callable[[], object]], object] | None = None,
+    later: Callable[[Callable[[], object]], object] = lambda function: function(),
     store: MemoryStore | None = None,
 ) -> Agent:
     store = MemoryStore() if store is None else store
-    made = Agent(machine, metrics=Metrics("0"), store=store, now=lambda: 7.0, later=later)
+    made = agent_of(machine, clock=StillClock(lambda: 7.0, later=later), store=store)
     made.synchronize((), ())
     return made
 

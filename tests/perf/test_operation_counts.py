@@ -197,7 +197,7 @@ def test_a_request_stays_within_its_number_of_calls() -> None:
 
 
 CREATE_CALLS = 511
-STOP_CALLS = 75
+STOP_CALLS = 85
 
 
 class Loop:

@@ -231,7 +231,7 @@ def _in_cluster(
     """Judge the pods in a cluster; whether all fit."""
     from nri_numa import config as configuration
     from nri_numa.cli.simulate_cluster import simulate_cluster
-    from nri_numa.config.extended_resource import slots_resource
+    from nri_numa.config.derived import slots_resource
     from nri_numa.simulate.manifests import ManifestError, read_files
 
     if cluster == "-" and "-" in pods:
@@ -301,8 +301,8 @@ def _config_path(given: str | None, *, live: bool) -> str | None:
 
 def _pairs(option: str, texts: Iterable[str]) -> dict[str, object]:
     """Configuration keys and values, read as the file would be."""
-    from nri_numa.config import yaml_reader
-    from nri_numa.config.layers import leaves
+    from nri_numa import safe_yaml
+    from nri_numa.config.sections import leaves
 
     found: dict[str, object] = {}
     for text in texts:
@@ -317,8 +317,8 @@ def _pairs(option: str, texts: Iterable[str]) -> dict[str, object]:
         if key in found:
             raise click.UsageError(f"{option} {text}: {key} is given twice; expected it once")
         try:
-            found[key] = value if isinstance(leaf.default, str) else yaml_reader.parse(value)
-        except yaml_reader.YAMLProblem as problem:
+            found[key] = value if isinstance(leaf.default, str) else safe_yaml.parse(value)
+        except safe_yaml.YAMLProblem as problem:
             raise click.UsageError(f"{option} {text}: {problem}") from problem
     return found
 
@@ -328,7 +328,7 @@ def _configured(
 ) -> tuple[Machine, str, bool]:
     """The machine and how to use it, what counts exclusive CPUs, and whether devices are on."""
     from nri_numa import config as configuration
-    from nri_numa.config.extended_resource import slots_resource
+    from nri_numa.config.derived import slots_resource
     from nri_numa.engine.decision import Machine
 
     with friendly():

@@ -28,8 +28,7 @@ from nri_numa.cluster.outputs import EventOutput, NodeOutput, Output, PodOutput
 from nri_numa.cluster.requests import WHOLE, Outcome, Request, Resource, Result
 from nri_numa.cluster.source import AgentGone, AgentSource, Changed
 from nri_numa.cluster.topology_output import TopologyOutput
-from nri_numa.config import AgentConfig, parse_duration, split_address
-from nri_numa.config.node_name import node_name
+from nri_numa.config import AgentConfig, node_name, parse_duration, split_address
 from nri_numa.dra.handover import Teller
 from nri_numa.errors import ConfigError
 from nri_numa.http.guarded import Site
@@ -38,6 +37,8 @@ from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
 
+BURST = 10
+"""Requests to the API server at once after a quiet time."""
 SETTLE = 1.0
 """Seconds in which several changes of the agent are read as one: a pod's containers, say."""
 SOONER = 0.7
@@ -130,7 +131,7 @@ class Publisher:
             outputs.append(self._handover)
         self._handover_file = HandoverFile(config.offline_capacity.file)
         self._handover_problem = ""
-        self.desk = Desk(outputs, rate=publish.rate, burst=publish.burst, now=clock())
+        self.desk = Desk(outputs, rate=publish.rate, burst=BURST, now=clock())
         self._wake, self._zones_turn = asyncio.Event(), asyncio.Lock()
         self._instance, self._number, self._serial = "", 0, -1
         self._machine_read = self._number_known = self._counted = False

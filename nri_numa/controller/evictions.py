@@ -145,7 +145,7 @@ class Ledger:
         per: seconds in which they count.
     """
 
-    def __init__(self, most: int, per: float) -> None:
+    def __init__(self, most: int, per: float = 3600.0) -> None:
         self._most, self._per = most, per
         self._moves: dict[str, deque[float]] = {}
 

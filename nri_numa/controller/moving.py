@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from nri_numa import __version__
 from nri_numa import config as configuration
 from nri_numa.cluster.outputs import Output
-from nri_numa.config import AgentConfig, parse_duration
-from nri_numa.config.controlling import Steal, Stuck
-from nri_numa.config.extended_resource import slots_resource
+from nri_numa.config import AgentConfig, parse_duration, slots_resource
+from nri_numa.config.sections import Steal, Stuck
 from nri_numa.controller.drain import DrainOutput, DrainRules
 from nri_numa.controller.evictions import Ledger, Mover
 from nri_numa.controller.following import Hears
@@ -103,7 +102,7 @@ class Moving:
                 per_minute=rules.per_minute,
                 dry_run=rules.dry_run,
             ),
-            Ledger(rules.per_workload, parse_duration(rules.per)),
+            Ledger(rules.per_workload),
             self._fleet,
             Panel(self._fleet, settings.strategy),
             Reader(settings, slots_resource(config), claims=config.dra.enabled).wish,
@@ -116,13 +115,12 @@ class Moving:
             self._prefix,
             StealRules(
                 below=rules.below,
-                well=rules.well,
                 after=parse_duration(rules.after),
                 at_most=rules.at_most,
                 per_minute=rules.per_minute,
                 dry_run=rules.dry_run,
             ),
-            Ledger(rules.per_workload, parse_duration(rules.per)),
+            Ledger(rules.per_workload),
             self._clock(),
         )
 

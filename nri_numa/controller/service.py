@@ -40,6 +40,14 @@ if TYPE_CHECKING:
 
 log = get_logger("controller")
 
+BURST: Final = 20
+"""Requests to the API server at once after a quiet time."""
+HYSTERESIS: Final = 0.05
+"""A factor is written again when it differs by so much from what is written."""
+LEASE: Final = "nri-numa-controller"
+"""Name of the Lease, which the Role of the manifests names too."""
+LEASE_DURATION: Final = 15.0
+"""Seconds after which a silent leader is replaced."""
 TICK: Final = 1.0
 """Seconds between two looks at what should be written."""
 LEAST: Final = 0.05
@@ -82,21 +90,21 @@ class Service:
             validity=parse_duration(controller.validity),
             keep_last=controller.silent == "last",
             smoothing=parse_duration(controller.smoothing),
-            hysteresis=controller.hysteresis,
+            hysteresis=HYSTERESIS,
             least_time=parse_duration(controller.least_time),
         )
         self.nodes = NodeOutput(config.annotation_prefix, self._rules)
         self.lease = Lease(
-            controller.lease.name,
-            controller.lease.namespace or namespace(controller.credentials),
+            LEASE,
+            namespace(controller.credentials),
             identity or f"{socket.gethostname()[:60]}_{uuid.uuid4()}",
-            parse_duration(controller.lease.duration),
+            LEASE_DURATION,
         )
         now = clock()
         self._election = Election(
             self.lease,
             self._api.ask,
-            duration=parse_duration(controller.lease.duration),
+            duration=LEASE_DURATION,
             clock=clock,
             wall=wall,
             jitter=jitter,
@@ -106,7 +114,7 @@ class Service:
         self.moving = Moving(config, clock=clock, jitter=jitter)
         outputs: list[Output] = [self.nodes, *self.moving.outputs]
         page = self._page = _page(config)
-        self._desk = Desk(outputs, rate=controller.rate, burst=controller.burst, now=now)
+        self._desk = Desk(outputs, rate=controller.rate, burst=BURST, now=now)
         self._wake = asyncio.Event()
         self._following = Following(
             self._api,

@@ -11,8 +11,8 @@ from typing import Final
 
 import httpx2
 
-from nri_numa.config import parse_duration, yaml_reader
-from nri_numa.config.controlling import Prometheus
+from nri_numa import safe_yaml
+from nri_numa.config.sections import Prometheus
 from nri_numa.controller.offers import Offer, from_file, from_query, shortened
 from nri_numa.observe.logs import get_logger
 from nri_numa.offline_capacity import BadCapacity
@@ -24,6 +24,8 @@ LOOK: Final = 2.0
 LARGEST: Final = 16 << 20
 """Bytes of a file or an answer; 5,000 nodes with four NUMA nodes each take two million."""
 TIMEOUT: Final = 10.0
+INTERVAL: Final = 30.0
+"""Seconds between two queries."""
 
 Take = Callable[[str, Sequence[Offer]], list[str]]
 """Takes what a source says of all nodes, and returns problems."""
@@ -104,8 +106,8 @@ class FileSource:
         if len(data) > LARGEST:
             raise BadCapacity(f"is larger than {LARGEST} bytes")
         try:
-            document = yaml_reader.parse(data.decode())
-        except (yaml_reader.YAMLProblem, UnicodeDecodeError) as error:
+            document = safe_yaml.parse(data.decode())
+        except (safe_yaml.YAMLProblem, UnicodeDecodeError) as error:
             raise BadCapacity(str(error)[:300]) from None
         self._offers, self._problems = from_file(document)
         self._seen = seen
@@ -129,10 +131,9 @@ class PrometheusSource:
 
     async def run(self) -> None:
         """Ask until cancelled."""
-        interval = parse_duration(self._config.interval)
         while True:
             await self.ask()
-            await asyncio.sleep(interval)
+            await asyncio.sleep(INTERVAL)
 
     async def ask(self) -> None:
         """Ask once."""

@@ -22,6 +22,8 @@ from nri_numa.controller.evictions import Ledger, Mover
 from nri_numa.offline_capacity import BadCapacity, list_of, zone
 
 REASON: Final = "NUMANodeStolen"
+WELL: Final = 0.9
+"""Evictions end at this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +40,11 @@ class StealRules:
     """
 
     below: float
-    well: float
     after: float
     at_most: float
     per_minute: float
     dry_run: bool = False
+    well: float = WELL
 
 
 @dataclass(slots=True)

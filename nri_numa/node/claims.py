@@ -20,8 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from nri_numa.config import AgentConfig
-from nri_numa.config.dra import sockets
+from nri_numa.config import AgentConfig, sockets
 from nri_numa.dra import handover
 from nri_numa.dra.claims import (
     LONGEST,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nri_numa.config import AgentConfig, LinkKind, parse_duration
+from nri_numa.config import AgentConfig, LinkKind
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.node.agent import Agent
 from nri_numa.nri.adapter import Adapter
@@ -51,7 +51,6 @@ def cri_link(config: AgentConfig, adapter: Adapter, late: LateStarts) -> CRILink
     return CRILink(
         adapter,
         socket_path=config.runtime.cri_socket,
-        listing=parse_duration(config.runtime.cri_listing),
         ears=Ears(
             refused=late.refused,
             begun=late.begun,

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from nri_numa.config.locality import MemoryLocality
+from nri_numa.config.sections import MemoryLocality
 from nri_numa.config.values import parse_duration
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.http.responses import ContainerMemory
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.locality import MemoryPlaces, local_bytes, memory_places
 from nri_numa.node.agent import Agent
-from nri_numa.node.rounds import Rounds
+from nri_numa.node.rounds import MAX_SERIES, Rounds
 from nri_numa.observe.metrics import LocalMemory
 
 Memories: TypeAlias = Mapping[str, ContainerMemory]
@@ -84,7 +84,6 @@ class MemoryWatch(Rounds[ContainerMemory]):
             cgroup_root,
             what="where memory is",
             interval=parse_duration(config.interval),
-            budget=config.budget,
             proc=proc,
             cost=cost,
         )
@@ -120,7 +119,7 @@ class MemoryWatch(Rounds[ContainerMemory]):
             if one.local_percent is not None:
                 ratios.append((one.local_percent / 100, (a.namespace, a.pod, a.container)))
         ratios.sort()
-        shown = ratios[: self._config.max_series]
+        shown = ratios[:MAX_SERIES]
         worst = {names: ratio for ratio, names in reversed(shown)}
         return LocalMemory(
             # While a container is replaced there are two of its name for a moment: one series.

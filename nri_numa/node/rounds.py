@@ -21,6 +21,10 @@ from nri_numa.observe.logs import get_logger
 
 log = get_logger("http")
 
+BUDGET: Final = 0.5
+"""Per cent of one CPU; a round is stretched over as much time as that needs."""
+MAX_SERIES: Final = 100
+"""Series of a metric about containers at most; those that need attention most have them."""
 TURN: Final = 0.002
 """Seconds of CPU time after which a turn of reading ends, with the container that is being read."""
 
@@ -50,7 +54,7 @@ class Rounds(ABC, Generic[Found]):
         *,
         what: str,
         interval: float,
-        budget: float,
+        budget: float = BUDGET,
         proc: str = "/proc",
         cost: Callable[[], float] = time.thread_time,
     ) -> None:

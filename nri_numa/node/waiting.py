@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from nri_numa.config.cpu_waiting import CPUWaiting
+from nri_numa.config.sections import CPUWaiting
 from nri_numa.config.values import parse_duration
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.http.responses import ContainerWaiting
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.waiting import Waits, tasks_waiting, waits
 from nri_numa.node.agent import Agent
-from nri_numa.node.rounds import Rounds
+from nri_numa.node.rounds import MAX_SERIES, Rounds
 from nri_numa.observe.metrics import Named, Waiting
 
 Waitings: TypeAlias = Mapping[str, ContainerWaiting]
@@ -59,7 +59,6 @@ class WaitingWatch(Rounds[ContainerWaiting]):
             cgroup_root,
             what="how much containers wait",
             interval=parse_duration(config.interval),
-            budget=config.budget,
             proc=proc,
             cost=cost,
         )
@@ -119,7 +118,7 @@ class WaitingWatch(Rounds[ContainerWaiting]):
                 item[0],
             ),
         )
-        shown = ordered[: self._config.max_series]
+        shown = ordered[:MAX_SERIES]
         pressure: list[Named] = [
             (*names, one.pressure_percent / 100)
             for names, one in shown

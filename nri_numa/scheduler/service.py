@@ -17,9 +17,8 @@ from nri_numa.cluster.election import Election
 from nri_numa.cluster.kube import APIServer
 from nri_numa.cluster.lease import Lease
 from nri_numa.cluster.requests import Outcome, Request, Result
-from nri_numa.config import AgentConfig, parse_duration, split_address
-from nri_numa.config.extended_resource import slots_resource
-from nri_numa.config.scheduling import UnknownNodes
+from nri_numa.config import AgentConfig, parse_duration, slots_resource, split_address
+from nri_numa.config.sections import UnknownNodes
 from nri_numa.http.security import Certificate
 from nri_numa.kube_client import namespace
 from nri_numa.observe.logs import get_logger
@@ -42,6 +41,10 @@ log = get_logger("scheduler")
 LEASE = 15.0
 """Seconds that the Lease is worth without being renewed; the usual value of client-go."""
 _ELECTION = frozenset({Result.DONE, Result.MISSING, Result.EXISTS, Result.CONFLICT})
+HOLD_LIMIT = 600.0
+"""Seconds after which NUMA nodes are given back of a pod that never started."""
+WAKE_INTERVAL = 2.0
+"""Seconds between two touches of a Node's annotation at least, which wake refused pods."""
 TICK = 0.5
 """Seconds between two looks at what has run out."""
 CATCH_UP = 1.0
@@ -76,7 +79,6 @@ class Extender:
             else None
         )
         settings = configuration.settings(config)
-        limit = parse_duration(section.hold_limit)
         self.metrics = SchedulerMetrics(__version__)
         self.fleet = Fleet()
         self.reader = Reader(settings, slots_resource(config), claims=config.dra.enabled)
@@ -102,7 +104,7 @@ class Extender:
         self.waker = Waker(
             connection,
             prefix=prefix,
-            interval=parse_duration(section.wake_interval),
+            interval=WAKE_INTERVAL,
             clock=clock,
             wall=wall,
             woken=self.metrics.wakes.inc,
@@ -112,7 +114,7 @@ class Extender:
             self.reader,
             prefix=prefix,
             settle=parse_duration(section.settle),
-            limit=limit,
+            limit=HOLD_LIMIT,
             clock=clock,
             grown=self.waker.grown,
             settled=self.waker.settled,
@@ -132,7 +134,7 @@ class Extender:
             reader=self.reader,
             prefix=prefix,
             timeout=parse_duration(section.bind_timeout),
-            limit=limit,
+            limit=HOLD_LIMIT,
             clock=clock,
             look=self.unseen.look,
         )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nri_numa.config.tenants import parse_amount
+from nri_numa.config.values import parse_amount
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.limits import (

@@ -398,10 +398,9 @@ def test_the_schema_and_the_agent_agree_who_may_reach_it(http: dict[str, Any]) -
     default = yaml.safe_load((CHART / "values.yaml").read_text())
     values = default | {"config": {"http": http}}
     mistakes = list(jsonschema.Draft7Validator(schema).iter_errors(values))
-    config = configuration.merge_text(configuration.AgentConfig(), "")
     expected = pytest.raises(ConfigError) if mistakes else contextlib.nullcontext()
     with expected:
-        configuration.merge_text(config, json.dumps({"http": http}))
+        configuration.load(text=json.dumps({"http": http}))
 
 
 def test_what_the_chart_has_from_elsewhere_is_current() -> None:

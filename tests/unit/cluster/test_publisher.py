@@ -82,7 +82,7 @@ class World:
         self.socket = directory / "agent.sock"
         self.view = FakeView(noted=[NOTICE])
         self.cluster = Cluster()
-        self._publish = {"address": "off", "rate": 100.0, "burst": 1000, **publish}
+        self._publish = {"address": "off", "rate": 100.0, **publish}
         self.agent: HTTPServer | None = None
         self._task: asyncio.Task[None] | None = None
         self.publisher: Publisher

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.config.device_sources import Devices
+from nri_numa.config.sections import Devices
 from nri_numa.cri.pb import podresources_pb2 as pb
 from nri_numa.devices.watch import DeviceWatch
 from nri_numa.engine.values.mentions import NO_MENTIONS, DeviceNode, Mentions

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.scheduling import Scheduling
+from nri_numa.config.sections import Scheduling
 from nri_numa.scheduler.follow import Follower
 from nri_numa.scheduler.kinds import Topology
 from nri_numa.scheduler.lean import LeanConnection

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import yaml
 
 from nri_numa import safe_yaml
-from nri_numa.cli.common import Mistake, Unreachable, emit, progress, terminal_width
+from nri_numa.cli.common import Mistake, Unreachable, progress
+from nri_numa.cli.output import answer, terminal_width, wrapped
 from nri_numa.controller.evictions import movable
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy
@@ -53,18 +53,10 @@ def simulate_cluster(
     counted_by: str = "",
     claims: bool = False,
 ) -> bool:
-    """Answer for pods, one after another, each in what the others leave.
+    """Judge pods one after another, each in what the others leave; whether all fit.
 
-    Args:
-        file: the capture; ``-`` for standard input.
-        pods: of the manifests.
-        settings: of the nodes.
-        output: table, json or yaml.
-        counted_by: the extended resource that counts exclusive CPUs, as the nodes have it.
-        claims: our DRA driver is on.
-
-    Returns:
-        Whether all fit.
+    The file is a capture, ``-`` for standard input. Settings, the extended resource that counts
+    exclusive CPUs, and whether our DRA driver is on (``claims``) are those of the nodes.
 
     Raises:
         Mistake: the file is no capture.
@@ -77,11 +69,8 @@ def simulate_cluster(
         except CaptureError as error:
             raise Mistake(harmless(f"--cluster {file}: {error}")) from error
     with progress(f"judging {len(pods)} pods on {len(cluster.nodes)} nodes"):
-        document = answer(cluster, pods, settings, claims=claims)
-    if output == "table":
-        sys.stdout.write("\n".join(story(document)) + "\n")
-    else:
-        emit(document, output)
+        document = judged(cluster, pods, settings, claims=claims)
+    answer(document, output, story(document))
     return all(one["fits"] for one in document["pods"])
 
 
@@ -128,7 +117,7 @@ def _documents(file: str) -> Iterator[object]:
 # --- the answer -----------------------------------------------------------------------------------
 
 
-def answer(
+def judged(
     cluster: Captured, pods: Sequence[PodManifest], settings: Settings, *, claims: bool = False
 ) -> dict[str, Any]:
     """The document: for each pod where it fits, why not elsewhere, and what would have to move."""
@@ -251,10 +240,12 @@ def story(document: Mapping[str, Any]) -> list[str]:
         lines.append(f"Cordoned, not asked: {_named(cluster['cordoned'])}.")
     for one in document["pods"]:
         lines += ["", *_about(one)]
+    width = max(30, terminal_width())
     return [
         part
         for line in [*lines, "", *document["notes"]]
-        for part in (_wrapped(line) if line else [""])
+        for part in wrapped(line, "", " " * (len(line) - len(line.lstrip()) + 2), width=width)
+        or [""]
     ]
 
 
@@ -301,15 +292,3 @@ def _zones(numa_nodes: Mapping[str, str]) -> str:
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"{', '.join(names[:NAMED])}{more}"
-
-
-def _wrapped(line: str) -> list[str]:
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.wrap(
-        harmless(line),
-        max(30, terminal_width()),
-        subsequent_indent=indent,
-        drop_whitespace=True,
-        break_on_hyphens=False,
-        break_long_words=False,
-    ) or [""]

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import sys
-import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import click
 
 from nri_numa.cli import common
-from nri_numa.cli import differing as actual
-from nri_numa.cli.agent_client import AgentClient, api_options, client, segment
-from nri_numa.cli.common import (
-    Failure,
+from nri_numa.cli.agent_client import AgentClient, client, segment
+from nri_numa.cli.common import Failure, api_options, output_option, progress
+from nri_numa.cli.output import (
+    Column,
+    Kind,
     emit,
+    fit,
+    human_age,
     human_duration,
     human_size,
-    one_line,
-    output_option,
-    progress,
     table_width,
-    terminal_width,
+    wrapped,
 )
-from nri_numa.cli.fitting import Column, Kind, fit
-from nri_numa.machine.model import counted, cpus_text
+from nri_numa.engine.explain.actual import actual_text, displaced_text
+from nri_numa.machine.model import counted, cpus_text, human_cpus
 from nri_numa.text import harmless
 
-_TOLD = 10
-"""Refusals that are shown on a terminal; a pipe gets them all."""
+_REFUSALS_SHOWN: Final = 10
+"""On a terminal; a pipe gets them all."""
+_DIFFERING_SHOWN: Final = 20
+MARK: Final = "!"
+"""Stands behind CPUs or memory nodes that are meant and not there."""
 
 _CONTAINERS = (
     Column("NAMESPACE", Kind.NAME),
@@ -176,8 +179,8 @@ def _late(container: dict[str, Any]) -> str:
 
 def _only(namespace: str | None, pod: str | None) -> str:
     """What the answer was narrowed to, behind a noun; empty for everything."""
-    told = f" of pod {pod}" if pod is not None else ""
-    return harmless(told + (f" in namespace {namespace}" if namespace is not None else ""))
+    text = f" of pod {pod}" if pod is not None else ""
+    return harmless(text + (f" in namespace {namespace}" if namespace is not None else ""))
 
 
 def _watch(
@@ -190,7 +193,7 @@ def _watch(
             try:
                 document = fetch(asked, namespace, pod)
                 if output == "json":
-                    text = one_line(document)
+                    text = json.dumps(document)  # in ASCII: nothing in it ends a line
                 else:
                     wide, only = output == "wide", _only(namespace, pod)
                     text = "\n".join(lines(document, time.time(), wide=wide, only=only))
@@ -210,14 +213,7 @@ def _watch(
 def lines(
     document: dict[str, Any], now: float, *, wide: bool = False, only: str = ""
 ) -> Iterator[str]:
-    """The tables.
-
-    Args:
-        document: as `fetch` made it.
-        now: Unix time.
-        wide: every column, as wide as it gets.
-        only: what the document was narrowed to.
-    """
+    """The tables of a document of `fetch`, which was narrowed to ``only``."""
     yield from _head(document["status"], now)
     yield ""
     yield from nodes_table(document["numaNodes"], wide=wide)
@@ -251,24 +247,24 @@ def lines(
             ],
             wide=wide,
         )
-        yield from actual.legend(containers, now, terminal_width(), whole=not sys.stdout.isatty())
+        yield from _legend(containers, now)
     else:
         yield f"No containers{only}."
     refusals = document["refusals"]
     if refusals:
-        told = refusals[:_TOLD] if sys.stdout.isatty() and not wide else refusals
+        shown = refusals[:_REFUSALS_SHOWN] if sys.stdout.isatty() and not wide else refusals
         yield ""
         yield f"Refused lately{only} ({len(refusals)}); see `nri-numa explain NAMESPACE/POD`:"
         yield from _table(
             _REFUSALS,
             [
-                (r["namespace"], r["pod"], r["container"], r["reason"], _age(r["at"], now))
-                for r in told
+                (r["namespace"], r["pod"], r["container"], r["reason"], human_age(r["at"], now))
+                for r in shown
             ],
             wide=wide,
         )
-        if len(told) < len(refusals):
-            yield f"  and {len(refusals) - len(told)} more; -o wide shows all"
+        if len(shown) < len(refusals):
+            yield f"  and {len(refusals) - len(shown)} more; -o wide shows all"
 
 
 def _table(
@@ -291,25 +287,18 @@ def _head(status: dict[str, Any], now: float) -> Iterator[str]:
     node = f" on {status['nodeName']}" if status.get("nodeName") else ""
     yield harmless(
         f"nri-numa {status['version']}{node}: {state}{mode}, link{runtime}{over} {link['state']}, "
-        f"up {_age(status['startedAt'], now)}"
+        f"up {human_age(status['startedAt'], now)}"
     )
     if not status["ready"] and link["detail"]:
         yield f"  {harmless(link['detail'])}"
     if link.get("unanswered"):
-        yield from textwrap.wrap(
-            harmless(link["unanswered"]),
-            terminal_width(),
-            initial_indent="  ",
-            subsequent_indent="  ",
-        )
+        yield from wrapped(link["unanswered"], "  ")
     problem = status["checkpoint"]["problem"]
     if problem:
         yield f"  the state cannot be saved: {harmless(problem)}"
     counts = [f"{count} {kind}" for kind, count in status["containers"].items() if count]
     total = sum(status["containers"].values())
-    yield f"{total} container{'s' if total != 1 else ''}" + (
-        f": {', '.join(counts)}" if counts else ""
-    )
+    yield counted(total, "container") + (f": {', '.join(counts)}" if counts else "")
     if theirs := status.get("kubeletCPUs"):
         yield f"exclusive by the kubelet's static policy: {cpus_text(theirs)}"
     if contested := status.get("contested"):
@@ -339,7 +328,7 @@ def nodes_table(nodes: list[dict[str, Any]], *, wide: bool = False) -> Iterator[
                 n["shared"] or "-",
                 n["reserved"] or "-",
                 # A NUMA node without CPUs or without memory is not one that is used up.
-                f"{_cpus(n['cpuAvailableMilli'])} of {_cpus(n['cpuCapacityMilli'])}"
+                f"{human_cpus(n['cpuAvailableMilli'])} of {human_cpus(n['cpuCapacityMilli'])}"
                 if n["cpuCapacityMilli"]
                 else "-",
                 *((f"{n.get('capacityFactor', 1):g}",) if lowered else ()),
@@ -359,10 +348,10 @@ def _container(one: dict[str, Any], now: float) -> tuple[str, ...]:
         one["pod"],
         one["container"],
         one["kind"] + ("" if one["preferred"] else "*"),
-        (one["cpus"] or one.get("pinned") or "any") + actual.mark(one, "CPUs"),
-        (one["mems"] or "any") + actual.mark(one, "Mems"),
+        (one["cpus"] or one.get("pinned") or "any") + _mark(one, "CPUs"),
+        (one["mems"] or "any") + _mark(one, "Mems"),
         one["policy"],
-        _age(one["since"], now),
+        human_age(one["since"], now),
     )
 
 
@@ -373,7 +362,7 @@ def _more(one: dict[str, Any]) -> tuple[str, ...]:
         one["qos"] or "-",
         one["smt"] or "-",
         one["idle"] or "-",
-        _cpus(one["cpuMilli"]) if one["cpuMilli"] else "-",
+        human_cpus(one["cpuMilli"]) if one["cpuMilli"] else "-",
         human_size(one["memoryBytes"]) if one["memoryBytes"] else "-",
         one["reason"] or "-",
         one["id"],
@@ -396,9 +385,43 @@ def _waits(one: dict[str, Any]) -> tuple[str, str]:
     )
 
 
-def _cpus(milli: int) -> str:
-    return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+# --- Containers that have something else than meant ----------------------------------------------
 
 
-def _age(moment: float, now: float) -> str:
-    return human_duration(now - moment) if moment else "-"
+def actual_since(actual: Mapping[str, Any], now: float) -> str:
+    """``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``."""
+    seconds = max(0.0, now - actual["since"])
+    since = f"{int(seconds)} s" if seconds < 60 else human_duration(seconds)
+    return harmless(
+        actual_text(actual["text"], since, actual["owners"], given_up=actual["givenUp"])
+    )
+
+
+def _mark(one: Mapping[str, Any], key: str) -> str:
+    """Behind ``CPUs`` or ``Mems``: a mark where the container has others, or is not on its own."""
+    if key == "CPUs" and one.get("displaced"):
+        return MARK
+    actual = one.get("actual") or {f"meant{key}": "", "intruder": False}
+    return MARK if actual[f"meant{key}"] or (key == "CPUs" and actual["intruder"]) else ""
+
+
+def _legend(containers: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
+    """Below the table: one paragraph for each container that differs, the worst first."""
+    differing = [one for one in containers if one.get("actual") or one.get("displaced")]
+    if not differing:
+        return
+    differing.sort(key=lambda one: not (one.get("actual") or {}).get("intruder"))
+    count = len(differing)
+    have = "has" if count == 1 else "have"
+    yield ""
+    yield from wrapped(
+        f"{MARK} {counted(count, 'container')} {have} something else than meant:", "", "    "
+    )
+    shown = _DIFFERING_SHOWN if sys.stdout.isatty() else count
+    for one in differing[:shown]:
+        parts = [displaced_text(one["displaced"])] if one.get("displaced") else []
+        parts += [actual_since(one["actual"], now)] if one.get("actual") else []
+        name = f"{one['namespace']}/{one['pod']}/{one['container']}"
+        yield from wrapped(f"{name}: {'; '.join(parts)}", "  ", "    ")
+    if count > shown:
+        yield f"  and {count - shown} more"

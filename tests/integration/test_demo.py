@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.cli.made_up import made_up
+from nri_numa.cli.machine import made_up
 from nri_numa.demo import stage as demo_stage
 from nri_numa.demo.runtime import CRIError
 from nri_numa.demo.stage import NotAsExpected, Stage, assigned, container_message, example, examples

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from nri_numa.cli.capture import capture
+from nri_numa.cli.machine import pack as capture
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import sysfs_files
 from nri_numa.machine.sysfs import discover

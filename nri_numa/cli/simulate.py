@@ -27,7 +27,7 @@ from nri_numa.machine.model import counted
 if TYPE_CHECKING:
     from nri_numa.engine.decision import Machine, Reading
     from nri_numa.machine.model import Topology
-    from nri_numa.simulate.inventory import Inventory
+    from nri_numa.simulate.devices import Inventory
     from nri_numa.simulate.simulator import Simulation
 
 SYNTHETIC = "synthetic:"
@@ -137,7 +137,8 @@ def simulate(
             ctx.exit(1)
         return
     from nri_numa.cli import simulate_output as view
-    from nri_numa.simulate.manifests import ManifestError, read_files, unmatched
+    from nri_numa.simulate.manifests import ManifestError, read_files
+    from nri_numa.simulate.pods import unmatched
     from nri_numa.simulate.simulator import plan
     from nri_numa.simulate.simulator import simulate as run
 
@@ -276,7 +277,7 @@ def _inventory(path: str, topology: Topology, machine: str, counted_by: str) -> 
     """The devices that an inventory says the machine has."""
     from nri_numa.machine.pci import pci_devices
     from nri_numa.machine.tree import open_tree
-    from nri_numa.simulate.inventory import read_inventory
+    from nri_numa.simulate.devices import read_inventory
     from nri_numa.simulate.manifests import ManifestError
 
     with friendly():

@@ -25,8 +25,8 @@ from nri_numa.scheduler.published import Table
 from nri_numa.scheduler.scoring import score
 from nri_numa.scheduler.verdict import Fits
 from nri_numa.scheduler.wish import Wish
-from nri_numa.simulate.manifests.pods import PodManifest, unmatched
-from nri_numa.simulate.manifests.yaml_documents import parse_all
+from nri_numa.simulate.manifests import parse_all
+from nri_numa.simulate.pods import PodManifest, unmatched
 from nri_numa.text import harmless
 
 LARGEST_FILE: Final = 256 << 20

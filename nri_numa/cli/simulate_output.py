@@ -11,7 +11,7 @@ from nri_numa.engine.state import Kind as Placement
 from nri_numa.engine.values.workload import Device
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.model import Topology, counted, human_cpus, numa_text
-from nri_numa.simulate.manifests import Role
+from nri_numa.simulate.pods import Role
 from nri_numa.simulate.simulator import Action, Outcome, Room, SimulatedEvent, Simulation, Verdict
 
 MOVED: Final = 3
@@ -315,13 +315,13 @@ def _run(result: Simulation) -> dict[str, Any]:
         "events": [_event(event) for event in result.events],
         "standing": [
             {
-                "namespace": s.namespace,
-                "pod": s.pod,
-                "container": s.container,
-                "cpus": s.cpus,
-                "mems": s.mems,
+                "namespace": a.namespace,
+                "pod": a.pod,
+                "container": a.container,
+                "cpus": cpus,
+                "mems": str(a.mems),
             }
-            for s in result.standing
+            for a, cpus in result.standing
         ],
         "numaNodes": [
             {"id": a.numa_node, "before": _room(b), "after": _room(a)}

@@ -21,8 +21,8 @@ from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.simulate.manifests import PodManifest, Role, read_text
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+from nri_numa.simulate.manifests import read_text
+from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
 
 PREFIX = "numa.kubernetes.io/"
 

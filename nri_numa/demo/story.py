@@ -27,7 +27,7 @@ from nri_numa.demo.stage import (
 )
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import cpus_text, human_milli, numa_text
-from nri_numa.simulate.manifests import Amounts, PodManifest, Role
+from nri_numa.simulate.pods import Amounts, PodManifest, Role
 
 __all__ = ["NotAsExpected", "tell"]
 

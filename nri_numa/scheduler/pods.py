@@ -12,10 +12,8 @@ from nri_numa.engine.request.placed import PLACED
 from nri_numa.engine.request.slots import SLOTS
 from nri_numa.engine.values.settings import Settings
 from nri_numa.scheduler.wish import Member, Wish, wish_of
-from nri_numa.simulate.manifests.pods import PodManifest, Role
-from nri_numa.simulate.manifests.reader import read_pod
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
-from nri_numa.simulate.manifests.yaml_documents import ManifestError
+from nri_numa.simulate.manifests import ManifestError, read_pod
+from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
 
 _REMEMBERED: Final = 10_000
 _TEMPLATES: Final = 512

@@ -20,12 +20,18 @@ from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resize
 from nri_numa.engine.place.in_place import LESS
 from nri_numa.engine.resize import resize
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
-from nri_numa.simulate.devices import REASON, DeviceBooks, Given, TooFew, too_few_trace
-from nri_numa.simulate.inventory import Inventory
-from nri_numa.simulate.manifests import ManifestError, PodManifest, Role, Workload
-from nri_numa.simulate.manifests.pods import Amounts, ContainerManifest
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+from nri_numa.engine.values.workload import Container, Resources
+from nri_numa.simulate.devices import REASON, Given, Inventory, KubeletDevices
+from nri_numa.simulate.manifests import ManifestError
+from nri_numa.simulate.pods import (
+    Amounts,
+    ContainerManifest,
+    PodManifest,
+    Role,
+    Workload,
+    container_of,
+    pod_sandbox,
+)
 
 
 class Action(StrEnum):
@@ -127,21 +133,11 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A container as it stands at the end."""
-
-    namespace: str
-    pod: str
-    container: str
-    cpus: str
-    mems: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
     """Everything that happened.
 
     Attributes:
+        standing: containers as they stand at the end with their CPUs, in the order of creation.
         untried: pods that were left after the first refusal.
     """
 
@@ -149,7 +145,7 @@ class Simulation:
     before: tuple[Room, ...]
     after: tuple[Room, ...]
     events: tuple[SimulatedEvent, ...]
-    standing: tuple[Standing, ...]
+    standing: tuple[tuple[Allocation, str], ...]
     untried: int = 0
 
     @property
@@ -275,16 +271,12 @@ def simulate(
     keep_going: bool = False,
     inventory: Inventory | None = None,
 ) -> Simulation:
-    """Run a plan on an empty machine.
+    """Run a plan on an empty machine, and go on after a refusal only with ``keep_going``.
 
-    Args:
-        machine: topology and settings.
-        planned: from `plan`.
-        reading: what the kernel has left; None counts all memory as free.
-        keep_going: go on after a refusal.
-        inventory: the devices that the kubelet can give; those of the plan's manifests.
+    Without a reading of what the kernel has left all memory counts as free. The inventory is that
+    of the plan's manifests.
     """
-    simulator = Simulator(machine, reading, inventory)
+    simulator = _Simulator(machine, reading, inventory)
     before = simulator.rooms()
     events: list[SimulatedEvent] = []
     for number, step in enumerate(planned, 1):
@@ -301,12 +293,8 @@ def simulate(
     )
 
 
-class Simulator:
-    """A node in memory.
-
-    Attributes:
-        state: the node state, as the agent would have it.
-    """
+class _Simulator:
+    """A node in memory, with the node state as the agent would have it."""
 
     def __init__(
         self,
@@ -318,8 +306,7 @@ class Simulator:
         self._machine = machine
         self._reading = reading
         self._live: dict[str, Container] = {}
-        self._pods: dict[str, PodSandbox] = {}
-        self._devices = DeviceBooks(inventory or {}, machine.places)
+        self._devices = KubeletDevices(inventory or {}, machine.places)
 
     def step(self, number: int, planned: Planned) -> SimulatedEvent:
         """Do one thing to one pod."""
@@ -333,11 +320,11 @@ class Simulator:
             case Action.REMOVE:
                 self._remove(planned.pod)
         after = self._cpus_now()
-        told = {outcome.container: outcome.cpus for outcome in outcomes}
+        shown = {outcome.container: outcome.cpus for outcome in outcomes}
         for container in planned.pod.containers:
             # A sidecar makes room for the containers of its own pod that start later.
-            if container.name in told:
-                before[container_of(planned.pod, container, 1).id] = told[container.name]
+            if container.name in shown:
+                before[container_of(planned.pod, container, 1).id] = shown[container.name]
         moved = {
             self.state.allocations[i].full_name: cpus or "any"
             for i, cpus in after.items()
@@ -368,26 +355,15 @@ class Simulator:
             for i, node in sorted(machine.topology.numa_nodes.items())
         )
 
-    def standing(self) -> tuple[Standing, ...]:
+    def standing(self) -> tuple[tuple[Allocation, str], ...]:
         """What every container has now, in the order of creation."""
         cpus = self._cpus_now()
-        return tuple(
-            Standing(
-                namespace=a.namespace,
-                pod=a.pod,
-                container=a.container,
-                cpus=cpus[i],
-                mems=str(a.mems),
-            )
-            for i in self._live
-            for a in (self.state.allocations[i],)
-        )
+        return tuple((self.state.allocations[i], cpus[i]) for i in self._live)
 
     # --- one pod ----------------------------------------------------------------------------------
 
     def _create(self, pod: PodManifest) -> tuple[Outcome, ...]:
         sandbox = pod_sandbox(pod)
-        self._pods[sandbox.id] = sandbox
         outcomes: list[Outcome] = []
         too_few = self._devices.give(pod)
         reading, free = self._reading, self._devices.free_by_node()
@@ -399,21 +375,24 @@ class Simulator:
             if too_few is not None:
                 if manifest.name != too_few.container:
                     continue  # none of them is made
-                outcomes.append(_not_given(manifest, too_few, too_few_trace(sandbox, made)))
+                trace = Trace(
+                    pod=sandbox, container=made, rule="the kubelet gives devices before it asks"
+                )
+                outcomes.append(_refused(manifest, REASON, too_few.message, trace))
                 self._remove(pod)
                 break
+            given = self._devices.of(pod, manifest.name)
             own, together, notes = self._devices.hints(pod, manifest.name)
             made = replace(made, devices=own, pod_devices=together, device_notes=notes)
             decision = admit.admit(self._machine, self.state, sandbox, made, reading)
             if isinstance(decision, Refused):
-                given = self._devices.of(pod, manifest.name)
                 outcomes.append(replace(_refusal(manifest, decision), devices=given))
                 self._remove(pod)
                 break
             self.state = decision.state
             self._live[made.id] = _adjusted(made, decision)
-            given = self._devices.of(pod, manifest.name)
-            outcomes.append(replace(self._admission(manifest, decision), devices=given))
+            outcome = self._outcome(manifest, made.id, decision.trace)
+            outcomes.append(replace(outcome, devices=given, warnings=decision.warnings))
             if manifest.role is Role.INIT:
                 self._release(made.id)
         return tuple(outcomes)
@@ -442,25 +421,17 @@ class Simulator:
             self.state = outcome.state
             self._live[container_id] = _resized(live, asked, outcome)
             outcomes.append(self._outcome(manifest, container_id, outcome.trace, before=before))
-        self._pods[sandbox.id] = sandbox
         return tuple(outcomes)
 
     def _remove(self, pod: PodManifest) -> None:
         for manifest in reversed(pod.containers):
             self._release(container_of(pod, manifest, 1).id)
         self.state = admit.forget_pod(self._machine, self.state, pod.uid).state
-        self._pods.pop(pod_sandbox(pod).id, None)
         self._devices.take_back(pod)
 
     def _release(self, container_id: str) -> None:
         self._live.pop(container_id, None)
         self.state = admit.release(self._machine, self.state, container_id).state
-
-    # --- telling ----------------------------------------------------------------------------------
-
-    def _admission(self, manifest: ContainerManifest, decision: Admitted) -> Outcome:
-        outcome = self._outcome(manifest, decision.allocation.container_id, decision.trace)
-        return replace(outcome, warnings=decision.warnings)
 
     def _outcome(
         self, manifest: ContainerManifest, container_id: str, trace: Trace, *, before: str = ""
@@ -504,23 +475,16 @@ class Simulator:
 
 
 def _refusal(manifest: ContainerManifest, decision: Refused) -> Outcome:
+    return _refused(manifest, decision.reason, decision.message, decision.trace)
+
+
+def _refused(manifest: ContainerManifest, reason: str, message: str, trace: Trace) -> Outcome:
     return Outcome(
         container=manifest.name,
         role=manifest.role,
         verdict=Verdict.REFUSED,
-        reason=decision.reason,
-        message=decision.message,
-        trace=decision.trace,
-    )
-
-
-def _not_given(manifest: ContainerManifest, too_few: TooFew, trace: Trace) -> Outcome:
-    return Outcome(
-        container=manifest.name,
-        role=manifest.role,
-        verdict=Verdict.REFUSED,
-        reason=REASON,
-        message=too_few.message,
+        reason=reason,
+        message=message,
         trace=trace,
     )
 

@@ -17,7 +17,7 @@ from nri_numa.demo import stage as demo_stage
 from nri_numa.demo.runtime import CRIError
 from nri_numa.demo.stage import NotAsExpected, Stage, assigned, container_message, example, examples
 from nri_numa.machine.sysfs import discover
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+from nri_numa.simulate.pods import container_of, pod_sandbox
 
 pytestmark = pytest.mark.slow
 

@@ -31,8 +31,8 @@ from nri_numa.scheduler.pods import Reader
 from nri_numa.scheduler.published import Table, read
 from nri_numa.scheduler.verdict import Fits
 from nri_numa.scheduler.world import World, name_of, uid_of
-from nri_numa.simulate.manifests.reader import read_pod
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+from nri_numa.simulate.manifests import read_pod
+from nri_numa.simulate.pods import container_of, pod_sandbox
 from tests.unit.scheduler.objects import PREFIX, container, pod
 
 FAR = 1e9

@@ -1,8 +1,12 @@
-"""Manifests become workloads: every document is checked, every mistake is told.
+"""Manifests become workloads: every document is checked, and every mistake is reported at once.
 
 Read are Pod, Deployment, ReplicaSet, ReplicationController, StatefulSet, DaemonSet (one pod: this
 is about one machine), Job, CronJob (one run) and List. Kinds that make no pods are passed over with
 a note, as a folder of manifests is full of them; a kind that looks like a slip is a mistake.
+
+Files are read the way Kubernetes reads them: it reads YAML 1.1 and makes JSON of it, so that
+``yes`` and ``on`` are booleans, a date stays text, and a key that stands twice is refused. They are
+untrusted input: their size, depth and number of documents are bounded.
 """
 
 from __future__ import annotations
@@ -12,31 +16,174 @@ import hashlib
 import re
 import sys
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
 from nri_numa import safe_yaml
-from nri_numa.simulate.manifests.pods import (
+from nri_numa.errors import AgentError
+from nri_numa.simulate.pods import (
     NO_AMOUNTS,
     Amounts,
     ContainerManifest,
     PodManifest,
     Role,
     Workload,
-)
-from nri_numa.simulate.manifests.workloads import qos_of
-from nri_numa.simulate.manifests.yaml_documents import (
-    MAX_BYTES,
-    ManifestError,
-    Spot,
-    parse_all,
-    shown,
+    qos_of,
 )
 from nri_numa.text import HUGEPAGES, BadQuantity, milli_cpus, page_size, quantity, whole_bytes
+
+MAX_BYTES: Final = 8 << 20
+MAX_DOCUMENTS: Final = 10_000
+
+
+class ManifestError(AgentError):
+    """Manifests with mistakes: each problem names file, document, path, value and expectation."""
+
+    reason = "ManifestError"
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        self.problems = problems
+        super().__init__("; ".join(problems))
+
+
+class _Loader(safe_yaml.Loader):
+    """With the scalars that Kubernetes knows."""
+
+
+def _scalar(make: Callable[[str], Any]) -> Callable[[Any, Any], Any]:
+    def construct(loader: Any, node: Any) -> Any:
+        text = loader.construct_scalar(node)
+        try:
+            return make(text)
+        except ValueError as error:
+            raise safe_yaml.BadValue(problem=str(error), problem_mark=node.start_mark) from error
+
+    return construct
+
+
+def _bool(text: str) -> bool:
+    return text.lower() in ("yes", "true", "on")
+
+
+for _tag, _pattern, _first, _construct in (
+    ("bool", r"(?i:yes|no|true|false|on|off)", "yYnNtTfFoO", _scalar(_bool)),
+    ("int", r"[-+]?(0|[1-9][0-9]{0,17})", "-+0123456789", _scalar(int)),
+    ("float", r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", "-+.0123456789", _scalar(float)),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
+    )
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
+
+
+def parse_all(text: str) -> Iterator[object]:
+    """The documents of a text, one after another; empty ones are left out.
+
+    Raises:
+        yaml.YAMLError: from here on the text is no YAML.
+    """
+    safe_yaml.limit_depth(text)
+    for number, document in enumerate(yaml.load_all(text, Loader=_Loader)):
+        if number >= MAX_DOCUMENTS:
+            raise yaml.YAMLError(f"has more than {MAX_DOCUMENTS} documents")
+        yield document
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: short, and on one line."""
+    if value is None:
+        return "not set"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value) if isinstance(value, int | float) else repr(str(value))
+    return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a document.
+
+    Attributes:
+        where: file and document.
+        path: from the document's top, such as ``spec.containers[0].name``.
+        value: what stands there; None when nothing does.
+        problems: where complaints are gathered, in the order of the documents.
+    """
+
+    where: str
+    path: str
+    value: object
+    problems: list[str] = field(repr=False)
+
+    def complain(self, what: str) -> None:
+        """Note a mistake at this place."""
+        self.problems.append(f"{self.where}: {f'{self.path} ' if self.path else ''}{what}")
+
+    def expected(self, expectation: str) -> None:
+        """Note that the value is not what was expected."""
+        self.complain(f"is {shown(self.value)}, expected {expectation}")
+
+    def __getitem__(self, key: str) -> Place:
+        """The place below; without a value when this is no mapping or has no such key."""
+        below = self.value.get(key) if isinstance(self.value, Mapping) else None
+        path = f"{self.path}.{key}" if "." not in key and "/" not in key else f"{self.path}[{key}]"
+        return Place(self.where, path.removeprefix("."), below, self.problems)
+
+    def mapping(self, *, required: bool = False) -> dict[str, Place]:
+        """The places below by key; empty, after a complaint, when this is no mapping."""
+        if self.value is None and not required:
+            return {}
+        if not isinstance(self.value, Mapping):
+            self.expected("a mapping")
+            return {}
+        strange = [key for key in self.value if not isinstance(key, str)]
+        for key in strange:
+            self.complain(f"has the key {shown(key)}, expected text: quote it")
+        return {key: self[key] for key in self.value if isinstance(key, str)}
+
+    def items(self, what: str, *, required: bool = False) -> list[Place]:
+        """The places below in a list of ``what``; empty, after a complaint, when it is none."""
+        if self.value is None and not required:
+            return []
+        if not isinstance(self.value, list) or (required and not self.value):
+            self.expected(f"a list of at least {what}" if required else "a list")
+            return []
+        return [
+            Place(self.where, f"{self.path}[{number}]", item, self.problems)
+            for number, item in enumerate(self.value)
+        ]
+
+    def text(self, default: str = "") -> str:
+        """The text that stands here; the default, after a complaint, when it is none."""
+        if self.value is None:
+            return default
+        if not isinstance(self.value, str):
+            self.expected(f"text: put {shown(self.value)} in quotes")
+            return default
+        return self.value
+
+    def number(self, default: int, most: int) -> int:
+        """The whole number that stands here, between 0 and ``most``."""
+        if self.value is None:
+            return default
+        if isinstance(self.value, bool) or not isinstance(self.value, int):
+            self.expected("a whole number")
+            return default
+        if not 0 <= self.value <= most:
+            self.expected(f"0 to {most}")
+            return default
+        return self.value
+
+
+# --- Workloads ----------------------------------------------------------------------------------
 
 MAX_PODS: Final = 10_000
 """Pods of one workload; no node runs a tenth of it."""
@@ -68,12 +215,7 @@ _CRITICAL: Final = "system-node-critical"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifests:
-    """What was read.
-
-    Attributes:
-        workloads: in the order of files and documents.
-        notes: what was passed over, one sentence each.
-    """
+    """What was read, in the order of files and documents; notes say what was passed over."""
 
     workloads: tuple[Workload, ...] = ()
     notes: tuple[str, ...] = ()
@@ -82,13 +224,11 @@ class Manifests:
 def read_files(
     paths: Iterable[str | Path], counted: str = "", devices: Collection[str] | None = None
 ) -> Manifests:
-    """Read manifests.
+    """Read files, folders (their YAML and JSON files in order of name), or ``-``.
 
-    Args:
-        paths: files, folders (their YAML and JSON files in order of name), or ``-``.
-        counted: name of the extended resource that counts exclusive CPUs, if there is one.
-        devices: the resources of an inventory, which all others are held against; None where
-            there is none, and pods are placed without what they ask for of such resources.
+    ``counted`` is the extended resource that counts exclusive CPUs, if there is one. Resources that
+    are not in an inventory of ``devices`` are mistakes; without an inventory pods are placed
+    without what they ask for of such resources.
 
     Raises:
         ManifestError: with every mistake in all of them.
@@ -115,34 +255,15 @@ def read_text(
     counted: str = "",
     devices: Collection[str] | None = None,
 ) -> Manifests:
-    """Read manifests from a text.
-
-    Args:
-        text: YAML documents.
-        source: what messages call it.
-        counted: as for `read_files`.
-        devices: as for `read_files`.
-
-    Raises:
-        ManifestError: with every mistake.
-    """
+    """Read manifests from a text, which messages call ``source``; else as `read_files`."""
     reading = _Reading(counted, devices)
     reading.add(source, text)
     return reading.done()
 
 
 def read_pod(document: object, source: str = "pod", counted: str = "") -> PodManifest:
-    """Read one Pod as the API server gives it, with its own uid.
-
-    Args:
-        document: the JSON document.
-        source: what messages call it.
-        counted: as for `read_files`.
-
-    Raises:
-        ManifestError: with every mistake.
-    """
-    spot = Spot(source, "", document, [])
+    """Read one Pod as the API server gives it, with its own uid; else as `read_files`."""
+    spot = Place(source, "", document, [])
     meta = spot["metadata"]
     meta.mapping(required=True)
     name = meta["name"].text() or meta["generateName"].text()
@@ -194,7 +315,7 @@ class _Reading:
                 if document is None:
                     continue
                 count += 1
-                self._document(Spot(f"{source}, document {number}", "", document, self.problems))
+                self._document(Place(f"{source}, document {number}", "", document, self.problems))
         except yaml.YAMLError as error:
             self.problems.append(f"{source}: {safe_yaml.problem_of(error)}")
         else:
@@ -207,7 +328,7 @@ class _Reading:
             raise ManifestError(tuple(self.problems))
         return Manifests(workloads=tuple(self.workloads), notes=tuple(self.notes))
 
-    def _document(self, spot: Spot) -> None:
+    def _document(self, spot: Place) -> None:
         if not isinstance(spot.value, Mapping):
             spot.complain(f"is {shown(spot.value)}, expected a mapping with kind: Pod or the like")
             return
@@ -230,7 +351,7 @@ class _Reading:
         if kind.endswith("List"):
             for item in spot["items"].items("one manifest"):
                 # An item is a document of its own, named by its place in the list.
-                self._document(Spot(f"{spot.where}, {item.path}", "", item.value, self.problems))
+                self._document(Place(f"{spot.where}, {item.path}", "", item.value, self.problems))
             return
         before = len(self.problems)
         workload = _workload(spot, kind, self.notes, self._counted, self._devices)
@@ -239,7 +360,7 @@ class _Reading:
 
 
 def _workload(
-    spot: Spot, kind: str, notes: list[str], counted: str, devices: Collection[str] | None
+    spot: Place, kind: str, notes: list[str], counted: str, devices: Collection[str] | None
 ) -> Workload:
     meta = spot["metadata"]
     meta.mapping(required=True)
@@ -250,7 +371,7 @@ def _workload(
     if not generated and name_at.value is None:
         name_at.expected("a name")
     where = f"{spot.where} ({kind} {name})" if name else spot.where
-    spot = Spot(where, "", spot.value, spot.problems)
+    spot = Place(where, "", spot.value, spot.problems)
     template = spot
     if kind == "CronJob":
         spec = spot["spec"]["jobTemplate"]["spec"]
@@ -268,14 +389,14 @@ def _workload(
     return Workload(source=where, kind=kind, namespace=namespace, name=name, pods=pods)
 
 
-def _named(spot: Spot, default: str, pattern: re.Pattern[str]) -> str:
+def _named(spot: Place, default: str, pattern: re.Pattern[str]) -> str:
     text = spot.text(default)
     if spot.value is not None and text and (len(text) > 253 or not pattern.fullmatch(text)):
         spot.expected("lower case letters, digits and dashes")
     return text
 
 
-def _pod_names(spot: Spot, spec: Spot, kind: str, name: str, *, generated: bool) -> Iterator[str]:
+def _pod_names(spot: Place, spec: Place, kind: str, name: str, *, generated: bool) -> Iterator[str]:
     """Names of the pods, such as their controller would give them.
 
     Random endings are worked out from the names, so that every reading gives the same ones.
@@ -321,7 +442,7 @@ class _Template:
 
     def __init__(
         self,
-        spot: Spot,
+        spot: Place,
         namespace: str,
         where: str,
         notes: list[str],
@@ -363,13 +484,13 @@ class _Template:
             runtime_handler=self._handler,
         )
 
-    def _pod_level(self, spot: Spot) -> tuple[Amounts | None, Amounts | None]:
+    def _pod_level(self, spot: Place) -> tuple[Amounts | None, Amounts | None]:
         if spot.value is None:
             return None, None
         requests, limits = self._resources(spot, _POD)
         return requests, limits
 
-    def _all_containers(self, spec: Spot) -> tuple[ContainerManifest, ...]:
+    def _all_containers(self, spec: Place) -> tuple[ContainerManifest, ...]:
         found: list[ContainerManifest] = []
         names: set[str] = set()
         for item in spec["initContainers"].items("one container"):
@@ -384,7 +505,7 @@ class _Template:
         ]
         return tuple(found)
 
-    def _container(self, spot: Spot, role: Role, names: set[str]) -> ContainerManifest:
+    def _container(self, spot: Place, role: Role, names: set[str]) -> ContainerManifest:
         spot.mapping(required=True)
         at = spot["name"]
         name = at.text()
@@ -409,7 +530,7 @@ class _Template:
             claims=claims,
         )
 
-    def _claims(self, spot: Spot, container: str) -> tuple[str, ...]:
+    def _claims(self, spot: Place, container: str) -> tuple[str, ...]:
         """The pod's claims that a container uses; what they allocate stands in other objects."""
         names = []
         for item in spot.items("one claim"):
@@ -419,21 +540,21 @@ class _Template:
             elif name not in names:  # each request of a claim is named by itself
                 names.append(name)
         if names:
-            told = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
+            kind = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
             self._notes.append(
-                f"{self._where}: what container {container} gets of {told} {', '.join(names)} is "
+                f"{self._where}: what container {container} gets of {kind} {', '.join(names)} is "
                 "allocated by the scheduler: it is placed as if it had none"
             )
         return tuple(names)
 
-    def _countable(self, spot: Spot) -> Iterator[tuple[str, str]]:
+    def _countable(self, spot: Place) -> Iterator[tuple[str, str]]:
         """Extended resources that count for a place, and what they count."""
         if self._counted:
             yield self._counted, "CPUs"
         asked = {**spot["requests"].mapping(), **spot["limits"].mapping()}
         yield from ((name, "devices") for name in sorted(asked) if name in (self._devices or ()))
 
-    def _count(self, spot: Spot, resource: str, unit: str) -> int:
+    def _count(self, spot: Place, resource: str, unit: str) -> int:
         """How many of an extended resource, which is asked for as a limit."""
         at, asked = spot["limits"][resource], spot["requests"][resource]
         try:
@@ -448,7 +569,7 @@ class _Template:
             at.expected(f"a whole number of {unit}")
         return int(found[0])
 
-    def _resources(self, spot: Spot, whose: str) -> tuple[Amounts, Amounts]:
+    def _resources(self, spot: Place, whose: str) -> tuple[Amounts, Amounts]:
         spot.mapping()
         limits = self._amounts(spot["limits"], whose)
         given = self._amounts(spot["requests"], whose)
@@ -474,7 +595,7 @@ class _Template:
         )
         return requests, limits
 
-    def _amounts(self, spot: Spot, whose: str) -> Amounts:
+    def _amounts(self, spot: Place, whose: str) -> Amounts:
         cpu: int | None = None
         memory: int | None = None
         hugepages: dict[int, int] = {}
@@ -500,7 +621,7 @@ class _Template:
             return NO_AMOUNTS
         return Amounts(cpu_milli=cpu, memory=memory, hugepages=hugepages)
 
-    def _other(self, name: str, spot: Spot, whose: str) -> None:
+    def _other(self, name: str, spot: Place, whose: str) -> None:
         if name in _KNOWN or (name == self._counted and name):
             return
         if "/" not in name:
@@ -521,6 +642,6 @@ class _Template:
             self._notes.append(note)
 
 
-def _texts(spot: Spot) -> dict[str, str]:
+def _texts(spot: Place) -> dict[str, str]:
     """Labels or annotations; a number in them is the commonest slip."""
     return {key: at.text() for key, at in spot.mapping().items()}

@@ -188,7 +188,7 @@ def _timed(once: Callable[[], object], each: float) -> Callable[[float], float]:
 def main(argument: str) -> int:
     """Make ready, and run whenever a line comes."""
     given = json.loads(argument)
-    numa_node, size = given["numaNode"], given["size"]
+    numa_node, size = given["numa_node"], given["size"]
     gc.disable()  # millions of objects that all stay
     try:
         os.sched_setaffinity(0, {given["cpu"]})

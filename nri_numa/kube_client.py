@@ -29,7 +29,7 @@ def namespace(credentials: str) -> str:
 
 
 class _Transport(httpx2.AsyncHTTPTransport):
-    """Says who we are, and reads the clock of whoever answers."""
+    """Says who we are, and reads the clock of the answering server."""
 
     def __init__(
         self, context: ssl.SSLContext, user_agent: str, date: Callable[[str], object]
@@ -51,7 +51,7 @@ class Connection:
         credentials: directory with ``token`` and ``ca.crt``, as a pod has it.
         user_agent: names us in its audit log.
         field_manager: names us in the objects that we write.
-        date: told the value of the header Date of each answer.
+        date: is called with the header Date of each answer.
     """
 
     def __init__(

@@ -256,28 +256,28 @@ def progress(doing: str, *, after: float = MOMENT) -> Iterator[Callable[[str], N
         return
     started, done = time.monotonic(), threading.Event()
 
-    def tell() -> None:
-        told = False
+    def show() -> None:
+        shown = False
         while not done.wait(after):
-            told = True
+            shown = True
             seconds = time.monotonic() - started
             text = clip(harmless(f"{now[0]} … {seconds:.0f} s"), max(1, terminal_width() - 1))
             sys.stderr.write(f"{_ERASE}{text}")
             sys.stderr.flush()
-        if told:
+        if shown:
             sys.stderr.write(_ERASE)
             sys.stderr.flush()
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    showing = threading.Thread(target=show, daemon=True)
+    showing.start()
     try:
         yield at
     finally:
         done.set()
-        teller.join()
+        showing.join()
 
 
-# --- Completion of pods, namespaces and containers with what the live agent tells -----------------
+# --- Completion of pods, namespaces and containers with what the live agent knows -----------------
 # A shell waits for it with the cursor standing still: whatever is wrong, the answer is there after
 # `LIMIT` seconds, and it is empty.
 
@@ -305,10 +305,10 @@ def known(ctx: click.Context) -> list[Known]:
 
     # A thread that is left behind: a name that is resolved, or an answer that comes byte by byte,
     # keeps to no time limit of a socket.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(LIMIT)
-    return [] if asking.is_alive() else found
+    request = threading.Thread(target=ask, daemon=True)
+    request.start()
+    request.join(LIMIT)
+    return [] if request.is_alive() else found
 
 
 def _ask(ctx: click.Context) -> Iterator[Known]:
@@ -316,10 +316,10 @@ def _ask(ctx: click.Context) -> Iterator[Known]:
 
     given = [ctx.params.get(name) for name in ("api", "token_file", "ca_file")]
     try:
-        asked = client(*given, timeout=LIMIT)
+        agent = client(*given, timeout=LIMIT)
         listed: list[dict[str, Any]] = [
-            *asked.get("/v1/assignments")["containers"],
-            *asked.get("/v1/refusals")["refusals"],
+            *agent.get("/v1/assignments")["containers"],
+            *agent.get("/v1/refusals")["refusals"],
         ]
         names = {(one["namespace"], one["pod"], one["container"]) for one in listed}
     except Exception:  # whatever it is, a shell shows nothing of it

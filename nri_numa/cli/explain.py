@@ -81,18 +81,18 @@ def explain(
         raise click.UsageError(
             f"-A and namespace {harmless(namespace)} contradict each other; expected one of them"
         )
-    asked = client(api, token_file, ca_file)
-    with progress(f"asking {asked.address}"):
-        spaces = _namespaces_of(asked, pod) if namespace is None else [namespace]
+    agent = client(api, token_file, ca_file)
+    with progress(f"asking {agent.address}"):
+        spaces = _namespaces_of(agent, pod) if namespace is None else [namespace]
         if len(spaces) > 1 and not all_namespaces:
             raise click.UsageError(
                 f"pods called {harmless(pod)} are in {len(spaces)} namespaces: "
                 f"{harmless(', '.join(spaces))}; expected NAMESPACE/POD, or -A for all of them"
             )
-        document = _asked(asked, spaces, pod, container)
+        document = _explanations(agent, spaces, pod, container)
     beside: list[str] = []
     if kubelet is None:
-        kubelet = asked.on_this_node and os.path.isdir(kubelet_root)
+        kubelet = agent.on_this_node and os.path.isdir(kubelet_root)
     if kubelet and len(spaces) == 1:
         # After the agent's answer: grpc is imported for it, and the kubelet may hang.
         with progress("asking the kubelet"):
@@ -117,7 +117,7 @@ def _named(namespace: str | None, pod: str, container: str | None) -> tuple[str 
     if namespace == "" or not pod:
         raise click.UsageError("expected POD, or NAMESPACE/POD")
     if "/" in pod:
-        # No name of Kubernetes has a slash: somebody wrote the container behind it.
+        # No name of Kubernetes has a slash: the container was written behind it.
         name, _, rest = pod.partition("/")
         raise click.UsageError(
             f"{harmless(f'{namespace}/{pod}')} has too many parts, expected [NAMESPACE/]POD and "
@@ -132,15 +132,15 @@ def _named(namespace: str | None, pod: str, container: str | None) -> tuple[str 
     return namespace, pod
 
 
-def _asked(
-    asked: AgentClient, spaces: list[str], pod: str, container: str | None
+def _explanations(
+    agent: AgentClient, spaces: list[str], pod: str, container: str | None
 ) -> dict[str, Any]:
     """The explanations of the pods of this name in these namespaces."""
     if not spaces:
         what = harmless(pod)
         raise NotKnown(
             f"nothing is known about a pod called {what} in any namespace; it does not run on "
-            f"this node, or it is gone and its refusal is too old{_near(asked, '', pod)}"
+            f"this node, or it is gone and its refusal is too old{_near(agent, '', pod)}"
         )
     found: list[Any] = []
     for namespace in spaces:
@@ -148,10 +148,10 @@ def _asked(
         if container is not None:
             path += f"/{segment(container)}"
         try:
-            found += asked.get(path)["explanations"]
+            found += agent.get(path)["explanations"]
         except NotKnown as error:
             if len(spaces) == 1:
-                raise NotKnown(error.message + _near(asked, namespace, pod)) from error
+                raise NotKnown(error.message + _near(agent, namespace, pod)) from error
     if not found:
         raise NotKnown(
             f"no pod called {harmless(pod)} has a container {harmless(str(container))}; looked in "
@@ -160,19 +160,19 @@ def _asked(
     return {"explanations": found}
 
 
-def _namespaces_of(asked: AgentClient, pod: str) -> list[str]:
+def _namespaces_of(agent: AgentClient, pod: str) -> list[str]:
     """Namespaces with a pod of this name that runs here or was refused lately, sorted."""
     listed = [
-        *asked.get(f"/v1/assignments?pod={segment(pod)}")["containers"],
-        *asked.get("/v1/refusals")["refusals"],
+        *agent.get(f"/v1/assignments?pod={segment(pod)}")["containers"],
+        *agent.get("/v1/refusals")["refusals"],
     ]
     return sorted({one["namespace"] for one in listed if one["pod"] == pod})
 
 
-def _near(asked: AgentClient, namespace: str, pod: str) -> str:
+def _near(agent: AgentClient, namespace: str, pod: str) -> str:
     """Names that were perhaps meant."""
-    known = {f"{c['namespace']}/{c['pod']}" for c in asked.get("/v1/assignments")["containers"]} | {
-        f"{r['namespace']}/{r['pod']}" for r in asked.get("/v1/refusals")["refusals"]
+    known = {f"{c['namespace']}/{c['pod']}" for c in agent.get("/v1/assignments")["containers"]} | {
+        f"{r['namespace']}/{r['pod']}" for r in agent.get("/v1/refusals")["refusals"]
     }
     if namespace:
         same = sorted(name for name in known if name.partition("/")[2] == pod)

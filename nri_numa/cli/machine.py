@@ -257,7 +257,7 @@ def capture(target: str, sysfs_root: str | None) -> None:
         click.echo(f"  could not be read: {harmless(name)}", err=True)
     count = sum(report.left_out.values())
     if count:
-        # The archive goes to somebody else: its sender can see that nothing but topology is in it.
+        # The archive is sent away: its sender can see that nothing but topology is in it.
         files = counted(count, "file")
         click.echo(f"  left out, because they say nothing of the topology: {files}")
 

@@ -91,7 +91,7 @@ def cell_width(text: str) -> int:
 
 
 def clip(text: str, width: int) -> str:
-    """``text`` in at most ``width`` columns; the middle goes, since both ends tell names apart."""
+    """``text`` in at most ``width`` columns; the middle goes, since names differ at either end."""
     shown, kept = text, width
     while cell_width(shown) > width and kept:
         kept -= 1
@@ -196,7 +196,7 @@ def fit(
             narrow(Kind.LIST, Kind.LIST.value[1])
         narrow(Kind.NAME, Kind.NAME.value[1])
         least = [1 if columns[i].kind is Kind.NAME else each for i, each in enumerate(widths)]
-        if total(least) <= width:  # else breaking them to pieces helps nobody
+        if total(least) <= width:  # else breaking them to pieces is of no use
             narrow(Kind.NAME, 1)
     lines: list[str] = []
     for row in ([c.title for c in columns], *cells):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nri_numa.config import AgentConfig
 
 NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
-"""Where runtimes look for the configuration of the plugins they launch, unless told otherwise."""
+"""Where runtimes look for the configuration of the plugins they launch, by default."""
 
 
 @click.command()
@@ -153,7 +153,7 @@ def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONF
                     "drop-in configuration not used", source=unusable.source, problem=problem
                 )
     except ConfigError as error:
-        if "NRI_PLUGIN_SOCKET" in env:  # nobody sees standard error: the journal must do
+        if "NRI_PLUGIN_SOCKET" in env:  # standard error is not seen: the journal must do
             logs.setup()
             logs.get_logger("daemon").error(describe(error))
         with friendly():
@@ -287,13 +287,13 @@ def device_plugin(
 
         from nri_numa.cli.agent_client import client
 
-        asyncio.run(_offer_slots(config, client(api, token_file, ca_file, config_path)))
+        asyncio.run(_serve_slots(config, client(api, token_file, ca_file, config_path)))
         return 0
 
     serve(config_path, start)
 
 
-async def _offer_slots(config: AgentConfig, asked: AgentClient) -> None:
+async def _serve_slots(config: AgentConfig, agent: AgentClient) -> None:
     import asyncio
     import contextlib
     import signal
@@ -307,11 +307,11 @@ async def _offer_slots(config: AgentConfig, asked: AgentClient) -> None:
 
     def ask() -> Any:
         try:
-            return asked.get("/v1/slots")
+            return agent.get("/v1/slots")
         except click.ClickException as error:
             raise RuntimeUnavailable(error.message) from error
 
-    def taken() -> set[str]:
+    def in_use() -> set[str]:
         return device_ids(config.kubelet_root, section.resource_name)
 
     os.umask(0o077)  # the kubelet is root as well
@@ -320,7 +320,7 @@ async def _offer_slots(config: AgentConfig, asked: AgentClient) -> None:
         section.resource_name,
         ask,
         SlotList(topology=section.topology, pack=config.strategy is Strategy.PACK),
-        taken=taken,
+        taken=in_use,
     )
     task = asyncio.ensure_future(plugin.run())
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -138,7 +138,7 @@ def simulate(
         return
     from nri_numa.cli import simulate_output as view
     from nri_numa.simulate.manifests import ManifestError, read_files
-    from nri_numa.simulate.pods import unmatched
+    from nri_numa.simulate.pods import misaddressed
     from nri_numa.simulate.simulator import plan
     from nri_numa.simulate.simulator import simulate as run
 
@@ -157,7 +157,7 @@ def simulate(
     devices = None
     if inventory is not None:
         devices = _inventory(inventory, topology, machine or sysfs_root or "/", counted_by)
-    # Nothing is shown while somebody may be typing manifests.
+    # Nothing is shown while manifests may be typed in.
     reading_them = nullcontext() if "-" in pods else progress("reading manifests")
     try:
         with reading_them:
@@ -172,7 +172,7 @@ def simulate(
         if second is not None:
             other = run(second, planned, reading=reading, keep_going=keep_going, inventory=devices)
     every = [pod for workload in manifests.workloads for pod in workload.pods]
-    notes = [*manifests.notes, *unmatched(every, first.settings.prefix), *topology.warnings]
+    notes = [*manifests.notes, *misaddressed(every, first.settings.prefix), *topology.warnings]
     notes += [*_warnings(result), *_memory_policies(result)]
     if devices is not None and not hinted:
         notes.append(

@@ -26,7 +26,7 @@ from nri_numa.scheduler.scoring import score
 from nri_numa.scheduler.verdict import Fits
 from nri_numa.scheduler.wish import Wish
 from nri_numa.simulate.manifests import parse_all
-from nri_numa.simulate.pods import PodManifest, unmatched
+from nri_numa.simulate.pods import PodManifest, misaddressed
 from nri_numa.text import harmless
 
 LARGEST_FILE: Final = 256 << 20
@@ -35,7 +35,7 @@ LARGEST_YAML: Final = 16 << 20
 """YAML is read a hundred times slower than JSON."""
 NAMED: Final = 5
 """Nodes that a line names."""
-NOT_LOOKED_AT: Final = (
+NOT_JUDGED: Final = (
     "Only NUMA nodes are judged: not the sum of requests, node selectors, affinity, taints, "
     "volumes, quotas of the nodes, or priorities."
 )
@@ -148,27 +148,27 @@ def judged(
             for pod in pods
         ],
         "notes": [
-            *unmatched(pods, settings.prefix),
+            *misaddressed(pods, settings.prefix),
             *cluster.notes,
             *([CLAIMS] if claimed else []),
-            NOT_LOOKED_AT,
+            NOT_JUDGED,
         ],
     }
 
 
 def _judged(
     pod: PodManifest,
-    wish: Wish,
+    requested: Wish,
     cluster: Captured,
     panel: Panel,
     names: Sequence[str],
     strategy: Strategy,
 ) -> dict[str, Any]:
-    filtered = panel.filter(wish, names)
+    filtered = panel.filter(requested, names)
     fits: list[tuple[int, str, Fits]] = []
-    if not wish.nothing:
+    if not requested.nothing:
         for name in filtered.fits:
-            verdict = panel.verdict(wish, name)
+            verdict = panel.verdict(requested, name)
             assert isinstance(verdict, Fits)  # noqa: S101  # the filter said so
             fits.append((score(verdict, strategy), name, verdict))
     # The best first, as the scheduler takes them; then by name.
@@ -180,7 +180,7 @@ def _judged(
         "namespace": pod.namespace,
         "pod": pod.name,
         "fits": bool(filtered.fits),
-        "asks": not wish.nothing,
+        "asks": not requested.nothing,
         "node": fits[0][1] if fits else "",
         "numaNodes": _places(fits[0][2]) if fits else {},
         "nodes": [{"name": n, "score": s, "numaNodes": _places(v)} for s, n, v in fits],
@@ -193,7 +193,7 @@ def _judged(
     if fits:
         _, node, verdict = fits[0]
         hold = Hold(
-            wish=wish,
+            wish=requested,
             node=node,
             places=dict(verdict.places),
             charge=verdict.charge,
@@ -201,13 +201,13 @@ def _judged(
             until=float("inf"),
         )
         cluster.fleet.hold(hold)
-    elif not filtered.fits and not wish.wrong:
+    elif not filtered.fits and not requested.wrong:
         rooms = {
             name: room
             for name in names
             if isinstance(room := cluster.fleet.room(name), Table) and not room.silent
         }
-        document["wouldHaveToMove"] = _moving(search(wish, rooms, cluster.running, strategy))
+        document["wouldHaveToMove"] = _moving(search(requested, rooms, cluster.running, strategy))
     return document
 
 

@@ -1,4 +1,4 @@
-"""How ``nri-numa simulate`` tells what happened: to eyes as a story, to programs as a document."""
+"""How ``nri-numa simulate`` shows what happened: to eyes as a story, to programs as a document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nri_numa.machine.model import Topology, counted, human_cpus, numa_text
 from nri_numa.simulate.pods import Role
 from nri_numa.simulate.simulator import Action, Outcome, Room, SimulatedEvent, Simulation, Verdict
 
-MOVED: Final = 3
+NAMED: Final = 3
 """Containers that moved along with another are named up to this many, then counted."""
 _CPUS: Final = Column("CPUS", Kind.LIST)
 _FILL: Final = (
@@ -44,10 +44,10 @@ def story(
         yield "Devices that the kubelet gave"
         yield from given
         yield ""
-    moved = [line for event in result.events for line in _moved(event)]
-    if moved:
+    changed = [line for event in result.events for line in _changed_cpus(event)]
+    if changed:
         yield "Other containers whose CPUs changed"
-        yield from moved
+        yield from changed
         yield ""
     yield "How full"
     yield from table(
@@ -193,14 +193,14 @@ def _where(device: Device) -> str:
     return numa_text(NUMASet(sorted(device.numa_nodes)))
 
 
-def _moved(event: SimulatedEvent) -> Iterator[str]:
+def _changed_cpus(event: SimulatedEvent) -> Iterator[str]:
     if not event.moved:
         return
     names = sorted(event.moved.items())
-    for name, cpus in names[:MOVED]:
+    for name, cpus in names[:NAMED]:
         yield from wrapped(f"{event.number}: {name} -> {cpus}", "  ", "     ")
-    if len(names) > MOVED:
-        yield f"  {event.number}: and {len(names) - MOVED} more"
+    if len(names) > NAMED:
+        yield f"  {event.number}: and {len(names) - NAMED} more"
 
 
 def _fill(result: Simulation) -> Iterator[list[str]]:
@@ -256,7 +256,7 @@ def _verdict(result: Simulation, *, trace: bool = True) -> Iterator[str]:
 
 
 def explained(outcome: Outcome) -> dict[str, Any]:
-    """How a decision came about, as the running agent would tell it."""
+    """How a decision came about, as the running agent would explain it."""
     known = explanation.grounds(outcome.trace)
     if outcome.allocation is None:
         return explanation.of_refusal(known, outcome.reason, outcome.message)

@@ -169,7 +169,7 @@ def _add_environment(gathered: Gathered, env: Mapping[str, str]) -> None:
             continue
         path = names.get(name)
         if path is None:
-            # Names far from every key belong to somebody else and are none of our business.
+            # Names far from every key belong to other programs.
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
             if near and not _SERVICE_LINK.fullmatch(name):
                 gathered.problems.append(f"environment {name}: unknown, did you mean {near[0]}?")

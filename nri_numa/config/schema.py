@@ -110,8 +110,8 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
     elif rule == "type":
         yield path, f"{shown}, expected {_TYPES.get(error.validator_value, error.validator_value)}"
     elif rule == "anyOf":
-        kinds = [_TYPES.get(one.get("type", ""), "a value") for one in error.validator_value]
-        yield path, f"{shown}, expected {' or '.join(kinds)}"
+        types = [_TYPES.get(one.get("type", ""), "a value") for one in error.validator_value]
+        yield path, f"{shown}, expected {' or '.join(types)}"
     elif rule == "exclusiveMinimum":
         yield path, f"{shown}, expected more than {error.validator_value}"
     elif rule == "minimum":

@@ -121,7 +121,7 @@ class Quotas(Section, frozen=True):
     exclusive_cpus: Amount = "100%"
     """Exclusive CPUs of containers, siblings kept idle for them included."""
     idle_cpus: Amount = "25%"
-    """Siblings that smt: isolate may keep idle, which nobody pays for."""
+    """Siblings that smt: isolate may keep idle, which no request pays for."""
     listed_cpus: Amount = "50%"
     """CPUs in shared lists (numacpu) that cannot become exclusive, since a permission has
     unpaidCPUs. A part of the machine is at least one core, and two CPUs. Paid lists are counted and
@@ -187,7 +187,7 @@ class Kubelet(Section, frozen=True):
     of the kubelet that runs, or off. What it reserves becomes ours where reservedCPUs,
     strictReserved and reservedMemory are not set."""
     config_dir: str = ""
-    """Directory of drop-ins for it (--config-dir); with config: auto the command line tells."""
+    """Directory of drop-ins for it (--config-dir); with config: auto the command line says."""
 
 
 class HTTP(Section, frozen=True):
@@ -268,7 +268,7 @@ class Devices(Section, frozen=True):
     count: bool = False
     """Ask the kubelet how many devices of each extended resource it can give on each NUMA node,
     whatever enabled says, for /v1/zones and so for publish.nodeResourceTopology; twice in four
-    seconds at most, by its PodResources socket, and only while somebody reads."""
+    seconds at most, by its PodResources socket, and only while it is read."""
 
 
 class DRA(Section, frozen=True):
@@ -284,7 +284,7 @@ class DRA(Section, frozen=True):
     have the feature gate DRAListTypeAttributes: others refuse the ResourceSlice."""
     handover: Annotated[str, checked(absolute())] = "/run/nri-numa-claims"
     """Directory in which the agent asks nri-numa publish for claims, and gets them; both write
-    there, and nobody else."""
+    there, and no other program."""
     cdi_directory: Annotated[str, checked(absolute())] = "/var/run/cdi"
     """Where the runtime looks for CDI files; the agent writes there."""
 
@@ -312,7 +312,7 @@ class Publish(Section, frozen=True):
     node_resource_topology_force: bool = False
     """Take that object's zones from another publisher."""
     node_resource_topology_validity: Duration = 0
-    """Time after which readers may not believe that object any more where nobody renews it, at
+    """Time after which readers may not believe that object any more where it is not renewed, at
     every resync; three times resync or more. 0: they may for ever."""
     numatopology: bool = False
     """A Numatopology of the Node, for Volcano's plugin numaaware. Needs Volcano's definition in the
@@ -320,7 +320,7 @@ class Publish(Section, frozen=True):
     rate: Annotated[float, Meta(gt=0, le=100)] = 5.0
     """Requests to the API server per second at most."""
     resync: Interval = "5m"
-    """Time between two looks at what is really there, to put back what somebody removed; 1s or
+    """Time between two comparisons with what is really there, to put back what was removed; 1s or
     more."""
     credentials: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
     """Directory with token and ca.crt; both are read again when they change."""
@@ -403,7 +403,7 @@ class Steal(Section, frozen=True):
     after: Interval = "10m"
     """Time that a factor is low before the first eviction."""
     at_most: Annotated[float, Meta(ge=0, le=1)] = 0.25
-    """Part of the cluster's NUMA nodes that may be low at the same time; if more are, nobody is
+    """Part of the cluster's NUMA nodes that may be low at the same time; if more are, no pod is
     evicted."""
     per_minute: Annotated[float, Meta(gt=0, le=600)] = 1.0
     """Evictions a minute in the whole cluster."""
@@ -541,7 +541,7 @@ class Log(Section, frozen=True):
 
 
 class InternalErrorAnswer(StrEnum):
-    """What the runtime is told when we fail by a mistake of our own."""
+    """What the runtime gets as an answer when we fail by a mistake of our own."""
 
     UNPINNED = "unpinned"
     REJECT = "reject"

@@ -82,7 +82,7 @@ def _short_directory() -> str | None:
 
 
 def _log(directory: Path) -> str:
-    """The end of the plugin's log, for somebody who must find out why."""
+    """The end of the plugin's log, to find out why."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (directory / "plugin.log").read_text(errors="replace").splitlines()[-15:]
@@ -127,8 +127,8 @@ def _shown(folder: Path) -> str:
     return os.path.relpath(best) if best.is_relative_to(Path.cwd()) else str(best)
 
 
-_LOOKS = 600
-"""Looks, ten a second, within which the neighbours of a pod that ended get its CPUs."""
+_ROUNDS = 600
+"""Rounds, ten a second, within which the neighbours of a pod that ended get its CPUs."""
 
 
 class _Story:
@@ -180,9 +180,9 @@ class _Story:
         expect(len(own) == 4, "the database must have four CPUs")
         expect(len(cores) == 4, "the database must not have two threads of one core")
         self._no_other_on(own, engine)
-        moved = self._moved(before)
-        expect(bool(moved), "somebody must have made room for the database")
-        self._show_moves(moved)
+        changed = self._changed(before)
+        expect(bool(changed), "somebody must have made room for the database")
+        self._show_moves(changed)
 
     async def _why(self) -> None:
         say("  Why there? nri-numa explain asks the plugin, which says:")
@@ -226,7 +226,7 @@ class _Story:
         expect(pod.full_name in text, f"the refusal must name the pod: {text}")
         expect(self._stage.assignments() == assignments, "a refused pod must change nothing")
         entry(f"{pod.name}/{pod.containers[0].name}", "07-too-big.yaml")
-        detail("asks", _asked(pod, pod.containers[0].name))
+        detail("asks", _requested(pod, pod.containers[0].name))
         detail("refused", text.partition(" desc = ")[2] or text, paint=red)
 
     async def _release(self) -> None:
@@ -236,12 +236,12 @@ class _Story:
         await self._stage.remove(pod)
         say(f"  {pod.name} is removed.")
         # They were kept for the pod until its sandbox stopped, and no reply carries what follows.
-        moved, looks = self._moved(before), _LOOKS
-        while not moved and looks:
+        changed, rounds = self._changed(before), _ROUNDS
+        while not changed and rounds:
             await asyncio.sleep(0.1)
-            moved, looks = self._moved(before), looks - 1
-        expect(bool(moved), "somebody must have got the database's CPUs back")
-        self._show_moves(moved)
+            changed, rounds = self._changed(before), rounds - 1
+        expect(bool(changed), "somebody must have got the database's CPUs back")
+        self._show_moves(changed)
 
     async def _restart(self) -> None:
         heading("6  The plugin is killed and started again: nothing moves")
@@ -258,8 +258,8 @@ class _Story:
         say(f"  The plugin is back as process {pid}, and compares notes with the runtime:")
         after = stage.assignments()
         (name,) = after.keys() - before.keys()
-        moved = [n for n in before if before[n] != after.get(n)]
-        expect(not moved, f"a restart must move nothing, and moved {', '.join(moved)}")
+        changed = [n for n in before if before[n] != after.get(n)]
+        expect(not changed, f"a restart must move nothing, and moved {', '.join(changed)}")
         self._on_one_numa_node([server])
         detail("moved", f"none of {len(before)} containers", paint=green)
         detail("found", f"{name}: now {cpus_text(server.cpus)}, memory of {numa_text(server.mems)}")
@@ -287,7 +287,7 @@ class _Story:
                     label = f"{name or pod.name}/{container.name}"
                     role = "" if manifest.role is Role.APP else f", {manifest.role} container"
                     entry(label, f"{file}{role}")
-                    detail("asks", _asked(pod, container.name))
+                    detail("asks", _requested(pod, container.name))
                 self._got(container, f"#{number + 1} " if name else "")
         return shown
 
@@ -301,7 +301,7 @@ class _Story:
         if head in ("", "#1 "):
             detail("why", str(decision["reason"]))
 
-    def _moved(self, before: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    def _changed(self, before: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
         now = self._stage.assignments()
         return {
             name: (cpus, now[name][0])
@@ -309,9 +309,9 @@ class _Story:
             if name in now and now[name][0] != cpus
         }
 
-    def _show_moves(self, moved: dict[str, tuple[str, str]]) -> None:
+    def _show_moves(self, changed: dict[str, tuple[str, str]]) -> None:
         say("    container                     CPUs before    CPUs after")
-        for name, (old, new) in moved.items():
+        for name, (old, new) in changed.items():
             say(f"    {name:<29} {old:<14} {new}")
 
     # --- checks -----------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def expect(holds: bool, what: str) -> None:
         raise NotAsExpected(what)
 
 
-def _asked(pod: PodManifest, container: str) -> str:
+def _requested(pod: PodManifest, container: str) -> str:
     annotations = [
         f"{key.removeprefix(PREFIX)}: {value}"
         for key, value in pod.annotations.items()

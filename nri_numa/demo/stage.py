@@ -123,7 +123,7 @@ class Stage:
             if not self.runtime.connected.is_set():
                 return
             await asyncio.sleep(0.01)
-        raise NotAsExpected("the runtime did not notice that the plugin is gone")
+        raise NotAsExpected("the runtime did not notice that the plugin ended")
 
     async def ask(self, path: str) -> dict[str, Any]:
         """What the plugin's API answers."""

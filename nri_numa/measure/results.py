@@ -138,7 +138,7 @@ class Bar(NamedTuple):
     colour: str
 
 
-class Panel(NamedTuple):
+class Chart(NamedTuple):
     """Bars that are compared with each other, and a remark to the right of the last one."""
 
     title: str
@@ -147,26 +147,26 @@ class Panel(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Lines below the panels, the last with some room after it."""
+    """Lines below the charts, the last with some room after it."""
 
     lines: Sequence[str]
     warning: bool = False
 
 
 def drawing(
-    panels: Sequence[Panel], notes: Sequence[Note], *, title: str, about: str, foot: str
+    charts: Sequence[Chart], notes: Sequence[Note], *, title: str, about: str, foot: str
 ) -> str:
-    """Draw panels one below the other; bars of one panel have one scale.
+    """Draw charts one below the other; bars of one chart have one scale.
 
     Title and ``about`` are for those who cannot see it; ``foot`` says who made it, and when.
     """
     pieces: list[str] = []
     y = 34
-    for panel in panels:
-        longest = max((bar.most for bar in panel.bars), default=0) or 1
-        pieces.append(_text(_LEFT, y, panel.title, 14, _INK, bold=True))
+    for chart in charts:
+        longest = max((bar.most for bar in chart.bars), default=0) or 1
+        pieces.append(_text(_LEFT, y, chart.title, 14, _INK, bold=True))
         y += 12
-        for bar in panel.bars:
+        for bar in chart.bars:
             length, low, high = (_SCALE * x / longest for x in (bar.value, bar.least, bar.most))
             middle = y + _BAR / 2
             pieces.append(
@@ -177,8 +177,8 @@ def drawing(
             )
             pieces.append(_text(_LEFT, y + _BAR + 13, bar.label, 12, _QUIET))
             y += _BAR + 20
-        if panel.remark:
-            pieces.append(_text(_LEFT + _SCALE + 20, y - 40, panel.remark, 13, _INK, bold=True))
+        if chart.remark:
+            pieces.append(_text(_LEFT + _SCALE + 20, y - 40, chart.remark, 13, _INK, bold=True))
         y += 28
     for note in notes:
         for line in note.lines:
@@ -200,7 +200,7 @@ def drawing(
 
 def svg(document: Mapping[str, Any]) -> str:
     """Draw what `nri_numa.measure.results.document` made; two bars with spread for each."""
-    panels = []
+    charts = []
     for one in document["comparisons"]:
         bars = [
             Bar(
@@ -217,14 +217,14 @@ def svg(document: Mapping[str, Any]) -> str:
             if one["clear"]
             else "no clear difference: the rounds overlap"
         )
-        panels.append(Panel(one["title"], bars, gain))
+        charts.append(Chart(one["title"], bars, gain))
     notes = [
         Note((f"Not shown: {one['title']}", f"because {one['because']}"))
         for one in document["notShown"]
     ]
     notes += [Note((f"Noise: {sentence}",), warning=True) for sentence in document["noise"]]
     return drawing(
-        panels,
+        charts,
         notes,
         title="What placement gains on this machine",
         about="For each comparison a bar for the better and one for the worse placement.",

@@ -129,7 +129,7 @@ def _turn(processes: list[WorkerProcess], seconds: float) -> float:
 
 
 def l3_bytes(root: str = "/") -> int:
-    """Size of the largest last-level cache; 0 when the kernel does not tell."""
+    """Size of the largest last-level cache; 0 when the kernel does not say."""
     found = 0
     for index in Path(root).glob("sys/devices/system/cpu/cpu[0-9]*/cache/index[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -143,7 +143,7 @@ def l3_bytes(root: str = "/") -> int:
 def busy_before(
     cpus: CPUSet, seconds: float = 0.5, pause: Callable[[float], None] = time.sleep
 ) -> float | None:
-    """The part of these CPUs' time that is used now; None when the kernel does not tell."""
+    """The part of these CPUs' time that is used now; None when the kernel does not say."""
     try:
         first = cpu_times(Path("/proc/stat").read_text())
         pause(seconds)

@@ -1,4 +1,4 @@
-"""Which devices a made-up kubelet can give (an inventory), and which it gave to whom.
+"""Which devices a made-up kubelet can give (an inventory), and which pods have them.
 
 An inventory is one YAML document of resources, each with its devices::
 
@@ -10,7 +10,7 @@ An inventory is one YAML document of resources, each with its devices::
       - {id: card-a, numaNodes: 0-1}    # anything else, and the NUMA nodes it belongs to
       - {id: card-b, numaNodes: none}
 
-It says what somebody believes of a machine, so whatever it could not mean is a mistake: a guess
+It says what its author believes of a machine, so whatever it could not mean is a mistake: a guess
 would place pods beside devices that are elsewhere.
 """
 
@@ -318,7 +318,7 @@ class KubeletDevices:
         return tuple(requests), tuple(notes)
 
     def free_by_node(self) -> dict[int, int]:
-        """By NUMA node, how many devices of all kinds nobody has."""
+        """By NUMA node, how many devices of all kinds are free."""
         found: dict[int, int] = {}
         for devices in self._free().values():
             for one in devices:

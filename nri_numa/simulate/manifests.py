@@ -263,15 +263,15 @@ def read_text(
 
 def read_pod(document: object, source: str = "pod", counted: str = "") -> PodManifest:
     """Read one Pod as the API server gives it, with its own uid; else as `read_files`."""
-    spot = Place(source, "", document, [])
-    meta = spot["metadata"]
+    place = Place(source, "", document, [])
+    meta = place["metadata"]
     meta.mapping(required=True)
     name = meta["name"].text() or meta["generateName"].text()
     namespace = meta["namespace"].text("default")
-    pod = _Template(spot, namespace, source, [], counted).pod(f"Pod/{namespace}/{name}", name)
+    pod = _Template(place, namespace, source, [], counted).pod(f"Pod/{namespace}/{name}", name)
     uid = meta["uid"].text()
-    if spot.problems:
-        raise ManifestError(tuple(spot.problems))
+    if place.problems:
+        raise ManifestError(tuple(place.problems))
     return replace(pod, uid=uid) if uid else pod
 
 
@@ -328,41 +328,41 @@ class _Reading:
             raise ManifestError(tuple(self.problems))
         return Manifests(workloads=tuple(self.workloads), notes=tuple(self.notes))
 
-    def _document(self, spot: Place) -> None:
-        if not isinstance(spot.value, Mapping):
-            spot.complain(f"is {shown(spot.value)}, expected a mapping with kind: Pod or the like")
+    def _document(self, place: Place) -> None:
+        if not isinstance(place.value, Mapping):
+            place.expected("a mapping with kind: Pod or the like")
             return
-        kind = spot["kind"].text()
+        kind = place["kind"].text()
         if not kind:
-            if spot["kind"].value is None:
-                spot["kind"].expected("Pod, Deployment or the like")
+            if place["kind"].value is None:
+                place["kind"].expected("Pod, Deployment or the like")
             return
         wanted = _API_VERSIONS.get(kind)
         if wanted is None:
             near = difflib.get_close_matches(kind, _API_VERSIONS, n=1, cutoff=0.8)
             if near:
-                spot["kind"].expected(f"{near[0]}, or another kind that makes pods")
+                place["kind"].expected(f"{near[0]}, or another kind that makes pods")
             else:
-                self.notes.append(f"{spot.where}: {shown(kind)} makes no pods: passed over")
+                self.notes.append(f"{place.where}: {shown(kind)} makes no pods: passed over")
             return
-        version = spot["apiVersion"]
+        version = place["apiVersion"]
         if version.value != wanted:
             version.expected(f"{wanted} for kind {kind}")
         if kind.endswith("List"):
-            for item in spot["items"].items("one manifest"):
+            for item in place["items"].items("one manifest"):
                 # An item is a document of its own, named by its place in the list.
-                self._document(Place(f"{spot.where}, {item.path}", "", item.value, self.problems))
+                self._document(Place(f"{place.where}, {item.path}", "", item.value, self.problems))
             return
         before = len(self.problems)
-        workload = _workload(spot, kind, self.notes, self._counted, self._devices)
+        workload = _workload(place, kind, self.notes, self._counted, self._devices)
         if len(self.problems) == before:
             self.workloads.append(workload)
 
 
 def _workload(
-    spot: Place, kind: str, notes: list[str], counted: str, devices: Collection[str] | None
+    place: Place, kind: str, notes: list[str], counted: str, devices: Collection[str] | None
 ) -> Workload:
-    meta = spot["metadata"]
+    meta = place["metadata"]
     meta.mapping(required=True)
     namespace = _named(meta["namespace"], "default", _LABEL)
     generated = meta["name"].value is None and meta["generateName"].value is not None
@@ -370,40 +370,42 @@ def _workload(
     name = name_at.text().rstrip("-") if generated else _named(name_at, "", _SUBDOMAIN)
     if not generated and name_at.value is None:
         name_at.expected("a name")
-    where = f"{spot.where} ({kind} {name})" if name else spot.where
-    spot = Place(where, "", spot.value, spot.problems)
-    template = spot
+    where = f"{place.where} ({kind} {name})" if name else place.where
+    place = Place(where, "", place.value, place.problems)
+    template = place
     if kind == "CronJob":
-        spec = spot["spec"]["jobTemplate"]["spec"]
+        spec = place["spec"]["jobTemplate"]["spec"]
         template = spec["template"]
     elif kind != "Pod":
-        spec = spot["spec"]
+        spec = place["spec"]
         template = spec["template"]
     else:
-        spec = spot["spec"]
+        spec = place["spec"]
     if kind != "Pod":
         template.mapping(required=True)
     make = _Template(template, namespace, where, notes, counted, devices)
-    names = list(_pod_names(spot, spec, kind, name, generated=generated))
+    names = list(_pod_names(place, spec, kind, name, generated=generated))
     pods = tuple(make.pod(f"{kind}/{namespace}/{name}", each) for each in names)
     return Workload(source=where, kind=kind, namespace=namespace, name=name, pods=pods)
 
 
-def _named(spot: Place, default: str, pattern: re.Pattern[str]) -> str:
-    text = spot.text(default)
-    if spot.value is not None and text and (len(text) > 253 or not pattern.fullmatch(text)):
-        spot.expected("lower case letters, digits and dashes")
+def _named(place: Place, default: str, pattern: re.Pattern[str]) -> str:
+    text = place.text(default)
+    if place.value is not None and text and (len(text) > 253 or not pattern.fullmatch(text)):
+        place.expected("lower case letters, digits and dashes")
     return text
 
 
-def _pod_names(spot: Place, spec: Place, kind: str, name: str, *, generated: bool) -> Iterator[str]:
+def _pod_names(
+    place: Place, spec: Place, kind: str, name: str, *, generated: bool
+) -> Iterator[str]:
     """Names of the pods, such as their controller would give them.
 
     Random endings are worked out from the names, so that every reading gives the same ones.
     """
     match kind:
         case "Pod":
-            yield f"{name}-{_ending(spot.where, 5)}" if generated else name
+            yield f"{name}-{_ending(place.where, 5)}" if generated else name
         case "StatefulSet":
             start = spec["ordinals"]["start"].number(0, 1 << 31)
             for number in range(spec["replicas"].number(1, MAX_PODS)):
@@ -442,7 +444,7 @@ class _Template:
 
     def __init__(
         self,
-        spot: Place,
+        place: Place,
         namespace: str,
         where: str,
         notes: list[str],
@@ -452,7 +454,7 @@ class _Template:
         self._namespace, self._counted, self._devices = namespace, counted, devices
         self._where = where
         self._notes = notes
-        meta, spec = spot["metadata"], spot["spec"]
+        meta, spec = place["metadata"], place["spec"]
         spec.mapping(required=True)
         self._labels = _texts(meta["labels"])
         self._annotations = _texts(meta["annotations"])
@@ -484,10 +486,10 @@ class _Template:
             runtime_handler=self._handler,
         )
 
-    def _pod_level(self, spot: Place) -> tuple[Amounts | None, Amounts | None]:
-        if spot.value is None:
+    def _pod_level(self, place: Place) -> tuple[Amounts | None, Amounts | None]:
+        if place.value is None:
             return None, None
-        requests, limits = self._resources(spot, _POD)
+        requests, limits = self._resources(place, _POD)
         return requests, limits
 
     def _all_containers(self, spec: Place) -> tuple[ContainerManifest, ...]:
@@ -505,21 +507,21 @@ class _Template:
         ]
         return tuple(found)
 
-    def _container(self, spot: Place, role: Role, names: set[str]) -> ContainerManifest:
-        spot.mapping(required=True)
-        at = spot["name"]
+    def _container(self, place: Place, role: Role, names: set[str]) -> ContainerManifest:
+        place.mapping(required=True)
+        at = place["name"]
         name = at.text()
         if not name or not _LABEL.fullmatch(name):
             at.expected("lower case letters, digits and dashes, at most 63")
         elif name in names:
             at.expected("a name that no other container of the pod has")
         names.add(name)
-        requests, limits = self._resources(spot["resources"], f"container {name}")
+        requests, limits = self._resources(place["resources"], f"container {name}")
         counts = {
-            resource: self._count(spot["resources"], resource, unit)
-            for resource, unit in self._countable(spot["resources"])
+            resource: self._count(place["resources"], resource, unit)
+            for resource, unit in self._countable(place["resources"])
         }
-        claims = self._claims(spot["resources"]["claims"], name)
+        claims = self._claims(place["resources"]["claims"], name)
         return ContainerManifest(
             name=name,
             role=role,
@@ -530,10 +532,10 @@ class _Template:
             claims=claims,
         )
 
-    def _claims(self, spot: Place, container: str) -> tuple[str, ...]:
+    def _claims(self, place: Place, container: str) -> tuple[str, ...]:
         """The pod's claims that a container uses; what they allocate stands in other objects."""
         names = []
-        for item in spot.items("one claim"):
+        for item in place.items("one claim"):
             name = item["name"].text()
             if name not in self._pod_claims or not _LABEL.fullmatch(name):
                 item["name"].expected("one of the pod's resourceClaims")
@@ -547,47 +549,47 @@ class _Template:
             )
         return tuple(names)
 
-    def _countable(self, spot: Place) -> Iterator[tuple[str, str]]:
+    def _countable(self, place: Place) -> Iterator[tuple[str, str]]:
         """Extended resources that count for a place, and what they count."""
         if self._counted:
             yield self._counted, "CPUs"
-        asked = {**spot["requests"].mapping(), **spot["limits"].mapping()}
-        yield from ((name, "devices") for name in sorted(asked) if name in (self._devices or ()))
+        named = {**place["requests"].mapping(), **place["limits"].mapping()}
+        yield from ((name, "devices") for name in sorted(named) if name in (self._devices or ()))
 
-    def _count(self, spot: Place, resource: str, unit: str) -> int:
+    def _count(self, place: Place, resource: str, unit: str) -> int:
         """How many of an extended resource, which is asked for as a limit."""
-        at, asked = spot["limits"][resource], spot["requests"][resource]
+        at, request = place["limits"][resource], place["requests"][resource]
         try:
-            found = [quantity(one.value) for one in (at, asked) if one.value is not None]
+            found = [quantity(one.value) for one in (at, request) if one.value is not None]
         except BadQuantity:
             return 0  # it is said already
         if not found:
             return 0
         if at.value is None or len(set(found)) > 1:
-            asked.expected("the same as a limit: an extended resource cannot be overcommitted")
+            request.expected("the same as a limit: an extended resource cannot be overcommitted")
         elif found[0] < 0 or found[0] != int(found[0]):
             at.expected(f"a whole number of {unit}")
         return int(found[0])
 
-    def _resources(self, spot: Place, whose: str) -> tuple[Amounts, Amounts]:
-        spot.mapping()
-        limits = self._amounts(spot["limits"], whose)
-        given = self._amounts(spot["requests"], whose)
+    def _resources(self, place: Place, whose: str) -> tuple[Amounts, Amounts]:
+        place.mapping()
+        limits = self._amounts(place["limits"], whose)
+        given = self._amounts(place["requests"], whose)
         for label, request, limit in (
             ("cpu", given.cpu_milli, limits.cpu_milli),
             ("memory", given.memory, limits.memory),
         ):
             if request is not None and limit is not None and request > limit:
-                at = spot["requests"][label]
-                at.expected(f"at most the limit, {shown(spot['limits'][label].value)}")
+                at = place["requests"][label]
+                at.expected(f"at most the limit, {shown(place['limits'][label].value)}")
         for size in sorted(given.hugepages.keys() | limits.hugepages.keys()):
-            asked = given.hugepages.get(size, limits.hugepages.get(size))
-            if asked != limits.hugepages.get(size):
-                spot["requests"].complain("has huge pages that differ from the limits")
+            request = given.hugepages.get(size, limits.hugepages.get(size))
+            if request != limits.hugepages.get(size):
+                place["requests"].complain("has huge pages that differ from the limits")
         if (given.hugepages or limits.hugepages) and not any(
             a.cpu_milli or a.memory for a in (given, limits)
         ):
-            spot.complain("has huge pages alone, expected cpu or memory beside them")
+            place.complain("has huge pages alone, expected cpu or memory beside them")
         requests = Amounts(
             cpu_milli=limits.cpu_milli if given.cpu_milli is None else given.cpu_milli,
             memory=limits.memory if given.memory is None else given.memory,
@@ -595,11 +597,11 @@ class _Template:
         )
         return requests, limits
 
-    def _amounts(self, spot: Place, whose: str) -> Amounts:
+    def _amounts(self, place: Place, whose: str) -> Amounts:
         cpu: int | None = None
         memory: int | None = None
         hugepages: dict[int, int] = {}
-        for name, at in spot.mapping().items():
+        for name, at in place.mapping().items():
             if at.value is None:
                 continue
             try:
@@ -621,27 +623,27 @@ class _Template:
             return NO_AMOUNTS
         return Amounts(cpu_milli=cpu, memory=memory, hugepages=hugepages)
 
-    def _other(self, name: str, spot: Place, whose: str) -> None:
+    def _other(self, name: str, place: Place, whose: str) -> None:
         if name in _KNOWN or (name == self._counted and name):
             return
         if "/" not in name:
             near = difflib.get_close_matches(name, [*_KNOWN, "hugepages-2Mi", "hugepages-1Gi"], n=1)
             hint = f", did you mean {near[0]}?" if near else ""
-            spot.complain(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
+            place.complain(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
             return
         if self._devices is not None:
             if name not in self._devices:
                 near = difflib.get_close_matches(name, self._devices, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
-                spot.complain(f"is not in the inventory of devices, expected it there{hint}")
+                place.complain(f"is not in the inventory of devices, expected it there{hint}")
             elif whose == _POD:
-                spot.complain("is asked for by the pod as a whole, expected in a container")
+                place.complain("is asked for by the pod as a whole, expected in a container")
             return
         note = f"{self._where}: {whose} is placed without {name}, whose NUMA nodes nobody tells"
         if note not in self._notes:
             self._notes.append(note)
 
 
-def _texts(spot: Place) -> dict[str, str]:
+def _texts(place: Place) -> dict[str, str]:
     """Labels or annotations; a number in them is the commonest slip."""
-    return {key: at.text() for key, at in spot.mapping().items()}
+    return {key: at.text() for key, at in place.mapping().items()}

@@ -102,7 +102,7 @@ class PodManifest:
         return f"{self.namespace}/{self.name}"
 
 
-def unmatched(pods: Iterable[PodManifest], prefix: str) -> list[str]:
+def misaddressed(pods: Iterable[PodManifest], prefix: str) -> list[str]:
     """A sentence for each annotation that names a container which its pod does not have."""
     found: dict[str, None] = {}
     for pod in pods:

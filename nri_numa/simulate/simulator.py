@@ -58,9 +58,9 @@ class Verdict(StrEnum):
     LESS = "less"
     """It could not grow in place and keeps less than its new size."""
     UNPINNED = "unpinned"
-    """It starts untouched, because what it asked for cannot be had."""
+    """It starts untouched, because what it needs cannot be had."""
     UNTOUCHED = "untouched"
-    """Nothing was asked for it."""
+    """Nothing was requested for it."""
     REFUSED = "refused"
 
 
@@ -407,19 +407,19 @@ class _Simulator:
             if live is None:
                 continue  # an init container, or one of a pod that was refused
             wanted = made.resources
-            asked = Resources(
+            requested = Resources(
                 cpu_shares=wanted.cpu_shares,
                 cpu_quota=wanted.cpu_quota,
                 cpu_period=wanted.cpu_period,
                 memory_limit=wanted.memory_limit,
             )
             before = self._cpus_now(container_id)[container_id]
-            outcome = resize(self._machine, self.state, sandbox, live, asked, self._reading)
+            outcome = resize(self._machine, self.state, sandbox, live, requested, self._reading)
             if isinstance(outcome, Refused):
                 outcomes.append(replace(_refusal(manifest, outcome), before=before))
                 break
             self.state = outcome.state
-            self._live[container_id] = _resized(live, asked, outcome)
+            self._live[container_id] = _resized(live, requested, outcome)
             outcomes.append(self._outcome(manifest, container_id, outcome.trace, before=before))
         return tuple(outcomes)
 
@@ -505,18 +505,18 @@ def _adjusted(made: Container, decision: Admitted) -> Container:
     )
 
 
-def _resized(live: Container, asked: Resources, outcome: Resized) -> Container:
+def _resized(live: Container, requested: Resources, outcome: Resized) -> Container:
     """The container as the runtime keeps it after a resize, our override on top."""
     now, own = live.resources, outcome.own
-    quota = own.cpu_quota if own is not None and own.cpu_quota is not None else asked.cpu_quota
+    quota = own.cpu_quota if own is not None and own.cpu_quota is not None else requested.cpu_quota
     return replace(
         live,
         resources=replace(
             now,
-            cpu_shares=asked.cpu_shares or now.cpu_shares,
+            cpu_shares=requested.cpu_shares or now.cpu_shares,
             cpu_quota=quota or now.cpu_quota,
-            cpu_period=asked.cpu_period or now.cpu_period,
-            memory_limit=asked.memory_limit or now.memory_limit,
+            cpu_period=requested.cpu_period or now.cpu_period,
+            memory_limit=requested.memory_limit or now.memory_limit,
             cpus=(own.cpus if own is not None else "") or now.cpus,
             mems=(own.mems if own is not None else "") or now.mems,
         ),

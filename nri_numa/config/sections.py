@@ -552,6 +552,9 @@ class Reconcile(Section, frozen=True):
 
     interval: Duration = "30s"
     """Time between two rounds: seconds, or a text such as 30s or 5m. 0 is off."""
+    max_repairs: Annotated[int, Meta(ge=1)] = 3
+    """Repairs of one container within ten minutes after which the fight is reported instead of
+    fought."""
     without_runtime: bool = False
     """While the runtime cannot be reached, write the cgroups that are not as decided; else they
     wait until it is back. CPU limits wait in any case."""
@@ -759,7 +762,6 @@ CONSTANTS: Final = {
     "controller.lease.duration": "15s",
     "scheduler.holdLimit": "10m",
     "scheduler.wakeInterval": "2s",
-    "reconcile.maxRepairs": "3",
     "reconcile.repairWindow": "10m",
     "history.refusals": "256",
     "memoryLocality.budget": "0.5",

@@ -8,7 +8,7 @@ the kernel says so. What the kernel would refuse, because of a cgroup above or b
 that cgroup is named, and the repair follows when it is out of the way.
 
 Somebody who rewrites the same container again and again is not fought for ever. After
-`MAX_REPAIRS` within `REPAIR_WINDOW` that is reported, and the container left to them until the
+``maxRepairs`` within `REPAIR_WINDOW` that is reported, and the container left to them until the
 window has passed.
 """
 
@@ -39,9 +39,8 @@ from nri_numa.observe.notices import What
 
 log = get_logger("reconcile")
 
-MAX_REPAIRS: Final = 3
-"""Repairs of one container within `REPAIR_WINDOW` after which the fight is reported instead."""
 REPAIR_WINDOW: Final = 600.0
+"""Seconds in which repairs of one container are counted."""
 BATCH: Final = 25
 """Containers read without a pause: about a millisecond."""
 PAUSE: Final = 0.002
@@ -170,6 +169,7 @@ class Reconciler:
             settings = config().reconcile
             try:
                 await self.round(
+                    max_repairs=settings.max_repairs,
                     settle=min(SETTLE, interval),
                     young=min(YOUNG, interval),
                     without_runtime=settings.without_runtime,
@@ -182,7 +182,7 @@ class Reconciler:
     async def round(
         self,
         *,
-        max_repairs: int = MAX_REPAIRS,
+        max_repairs: int = 3,
         window: float = REPAIR_WINDOW,
         settle: float = SETTLE,
         young: float = 0.0,

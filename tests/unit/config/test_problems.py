@@ -15,6 +15,7 @@ from nri_numa.errors import ConfigError
     [
         # publish, and the socket
         ("publish: {rate: 0}", "publish.rate: 0, expected more than 0"),
+        ("reconcile: {maxRepairs: 0}", "reconcile.maxRepairs: 0, expected at least 1"),
         ("publish: {rate: 101}", "publish.rate: 101, expected at most 100"),
         ("publish: {resync: 100ms}", "publish.resync: 100ms, expected 1s to 86400s"),
         ("publish: {resync: soon}", "publish.resync: 'soon' is no duration"),

@@ -120,15 +120,8 @@ def simulate(
     does.
     """
     if cluster is not None:
-        given = (
-            machine,
-            sysfs_root,
-            inventory,
-            compare or None,
-            live_memory or None,
-            verbose or None,
-        )
-        if any(one is not None for one in given):
+        others = (machine, sysfs_root, inventory, compare, live_memory, verbose)
+        if any(others):
             raise click.UsageError(
                 "--cluster goes with --config, --set and --output, and with none of --machine, "
                 "--sysfs-root, --devices, --compare, --live-memory and --verbose"

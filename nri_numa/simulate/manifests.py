@@ -268,11 +268,11 @@ def read_pod(document: object, source: str = "pod", counted: str = "") -> PodMan
     meta.mapping(required=True)
     name = meta["name"].text() or meta["generateName"].text()
     namespace = meta["namespace"].text("default")
-    pod = _Template(place, namespace, source, [], counted).pod(f"Pod/{namespace}/{name}", name)
-    uid = meta["uid"].text()
+    template = _Template(_Reading(counted), source).pod(place, namespace)
+    uid = meta["uid"].text() or _uid(f"Pod/{namespace}/{name}/{name}")
     if place.problems:
         raise ManifestError(tuple(place.problems))
-    return replace(pod, uid=uid) if uid else pod
+    return replace(template, name=name, uid=uid)
 
 
 def _files(path: Path, problems: list[str]) -> list[Path]:
@@ -292,7 +292,7 @@ class _Reading:
     """Gathers workloads, notes and mistakes over all files."""
 
     def __init__(self, counted: str, devices: Collection[str] | None = None) -> None:
-        self._counted, self._devices = counted, devices
+        self.counted, self.devices = counted, devices
         self.workloads: list[Workload] = []
         self.notes: list[str] = []
         self.problems: list[str] = []
@@ -354,14 +354,12 @@ class _Reading:
                 self._document(Place(f"{place.where}, {item.path}", "", item.value, self.problems))
             return
         before = len(self.problems)
-        workload = _workload(place, kind, self.notes, self._counted, self._devices)
+        workload = _workload(place, kind, self)
         if len(self.problems) == before:
             self.workloads.append(workload)
 
 
-def _workload(
-    place: Place, kind: str, notes: list[str], counted: str, devices: Collection[str] | None
-) -> Workload:
+def _workload(place: Place, kind: str, reading: _Reading) -> Workload:
     meta = place["metadata"]
     meta.mapping(required=True)
     namespace = _named(meta["namespace"], "default", _LABEL)
@@ -372,20 +370,16 @@ def _workload(
         name_at.expected("a name")
     where = f"{place.where} ({kind} {name})" if name else place.where
     place = Place(where, "", place.value, place.problems)
+    spec = place["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else place["spec"]
     template = place
-    if kind == "CronJob":
-        spec = place["spec"]["jobTemplate"]["spec"]
-        template = spec["template"]
-    elif kind != "Pod":
-        spec = place["spec"]
-        template = spec["template"]
-    else:
-        spec = place["spec"]
     if kind != "Pod":
+        template = spec["template"]
         template.mapping(required=True)
-    make = _Template(template, namespace, where, notes, counted, devices)
+    made = _Template(reading, where).pod(template, namespace)
     names = list(_pod_names(place, spec, kind, name, generated=generated))
-    pods = tuple(make.pod(f"{kind}/{namespace}/{name}", each) for each in names)
+    pods = tuple(
+        replace(made, name=each, uid=_uid(f"{kind}/{namespace}/{name}/{each}")) for each in names
+    )
     return Workload(source=where, kind=kind, namespace=namespace, name=name, pods=pods)
 
 
@@ -439,51 +433,45 @@ def _ending(text: str, length: int) -> str:
     return "".join(letters)
 
 
+def _uid(path: str) -> str:
+    return str(uuid.uuid5(_NAMESPACE, path))
+
+
 class _Template:
     """The part that all pods of a workload share, checked once."""
 
-    def __init__(
-        self,
-        place: Place,
-        namespace: str,
-        where: str,
-        notes: list[str],
-        counted: str,
-        devices: Collection[str] | None = None,
-    ) -> None:
-        self._namespace, self._counted, self._devices = namespace, counted, devices
-        self._where = where
-        self._notes = notes
+    def __init__(self, reading: _Reading, where: str) -> None:
+        self._counted, self._devices = reading.counted, reading.devices
+        self._where, self._notes = where, reading.notes
+        self._pod_claims: set[str] = set()
+
+    def pod(self, place: Place, namespace: str) -> PodManifest:
+        """A pod that still wants a name and a uid."""
         meta, spec = place["metadata"], place["spec"]
         spec.mapping(required=True)
-        self._labels = _texts(meta["labels"])
-        self._annotations = _texts(meta["annotations"])
-        self._pod_requests, self._pod_limits = self._pod_level(spec["resources"])
+        labels, annotations = _texts(meta["labels"]), _texts(meta["annotations"])
+        requests, limits = self._pod_level(spec["resources"])
         self._pod_claims = {
             item["name"].text() for item in spec["resourceClaims"].items("one claim")
         }
-        self._containers = self._all_containers(spec)
-        self._handler = spec["runtimeClassName"].text()
-        self._critical = spec["priorityClassName"].text() == _CRITICAL
+        containers = self._all_containers(spec)
+        handler = spec["runtimeClassName"].text()
+        critical = spec["priorityClassName"].text() == _CRITICAL
         if spec["overhead"].value is not None:
-            notes.append(f"{where}: the pod's overhead is not placed: passed over")
-
-    def pod(self, owner: str, name: str) -> PodManifest:
-        """One pod."""
-        uid = str(uuid.uuid5(_NAMESPACE, f"{owner}/{name}"))
+            self._notes.append(f"{self._where}: the pod's overhead is not placed: passed over")
         return PodManifest(
             source=self._where,
-            namespace=self._namespace,
-            name=name,
-            uid=uid,
-            qos=qos_of(self._containers, self._pod_requests, self._pod_limits),
-            labels=self._labels,
-            annotations=self._annotations,
-            containers=self._containers,
-            pod_requests=self._pod_requests,
-            pod_limits=self._pod_limits,
-            critical=self._critical,
-            runtime_handler=self._handler,
+            namespace=namespace,
+            name="",
+            uid="",
+            qos=qos_of(containers, requests, limits),
+            labels=labels,
+            annotations=annotations,
+            containers=containers,
+            pod_requests=requests,
+            pod_limits=limits,
+            critical=critical,
+            runtime_handler=handler,
         )
 
     def _pod_level(self, place: Place) -> tuple[Amounts | None, Amounts | None]:

@@ -7,7 +7,6 @@ of a matrix. In a pipe lists stay in one piece and nothing is left out.
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,14 @@ from typing import Any, Final
 
 import click
 
-from nri_numa.cli.common import Failure, friendly, output_option, progress, sysfs_option
+from nri_numa.cli.common import (
+    Failure,
+    friendly,
+    output_option,
+    progress,
+    replace_file,
+    sysfs_option,
+)
 from nri_numa.cli.output import (
     WIDTH,
     Column,
@@ -327,11 +333,9 @@ def pack(root: Path, target: Path) -> CaptureReport:
 
 
 def _write(target: Path, members: Mapping[str, str | None]) -> int:
-    import contextlib
     import gzip
     import io
     import tarfile
-    import tempfile
 
     data = io.BytesIO()
     # mtime and owner of files in /sys are those of the boot and of root: noise, or a clue.
@@ -351,18 +355,8 @@ def _write(target: Path, members: Mapping[str, str | None]) -> int:
                 content = f"{text}\n".encode()
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
-    content = data.getvalue()
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would keep the user from attaching root's file
-        os.replace(temporary, target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    return len(content)
+    replace_file(target, data.getvalue())
+    return len(data.getvalue())
 
 
 # --- ``synthetic:KEY=VALUE,…``: a machine in one argument ----------------------------------------

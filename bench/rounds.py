@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.stats import table, us
-from nri_numa.config.cpu_waiting import CPUWaiting
-from nri_numa.config.locality import MemoryLocality
+from nri_numa.config.sections import CPUWaiting, MemoryLocality
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
@@ -26,8 +25,6 @@ from nri_numa.node.usage import MemoryWatch, Rounds, WaitingWatch
 from nri_numa.observe.metrics import Metrics
 from tests.beds.world import MemoryStore
 
-BUDGET = 0.5
-"""Per cent of one CPU, as it is by default."""
 EVERY_S = 30.0
 """From one round to the next, as it is by default."""
 _STAT = "".join(
@@ -97,12 +94,12 @@ def _watch(name: str, root: Path, agent: Agent, cost: Callable[[], float]) -> Ro
     made: Rounds[object]
     if name == "waiting":
         made = WaitingWatch(  # type: ignore[assignment]
-            agent, CPUWaiting(enabled=True, budget=BUDGET), str(root), now=time.time,
+            agent, CPUWaiting(enabled=True), str(root), now=time.time,
             proc=str(root / "proc"), cost=cost,
         )  # fmt: skip
     else:
         made = MemoryWatch(  # type: ignore[assignment]
-            agent, MemoryLocality(enabled=True, budget=BUDGET), str(root), now=time.time,
+            agent, MemoryLocality(enabled=True), str(root), now=time.time,
             proc=str(root / "proc"), cost=cost,
         )  # fmt: skip
     return made

@@ -14,7 +14,7 @@
     │   ├── CheckpointTooNew       written by a newer version
     │   └── StateDirectoryBusy     another agent uses the state directory
     ├── RuntimeUnavailable         the NRI or CRI endpoint is absent or went away
-    ├── RuntimeBusy                somebody else works on the runtime that we want alone
+    ├── RuntimeBusy                another agent works on the runtime
     ├── DevicePluginBusy           another device plugin of ours serves this node
     └── UnknownSlots               the kubelet gives away ids that were never offered
 
@@ -122,7 +122,7 @@ class StateDirectoryBusy(CheckpointError):
     """Another agent uses the state directory.
 
     Attributes:
-        pid: of the other agent, None when it cannot be told.
+        pid: of the other agent, None when it is not known.
     """
 
     reason = "StateDirectoryBusy"
@@ -145,7 +145,7 @@ class RuntimeBusy(AgentError):
     """Somebody else works on the runtime that we want alone.
 
     Attributes:
-        pid: of them, None when it cannot be told.
+        pid: of them, None when it is not known.
     """
 
     reason = "RuntimeBusy"

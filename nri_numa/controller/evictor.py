@@ -34,6 +34,8 @@ from nri_numa.offline_capacity import (
 
 LOOK: Final = 20.0
 """Seconds between two looks at the pods of a node that is emptied."""
+WELL: Final = 0.9
+"""A measured factor of this or more is well again."""
 AT_ONCE: Final = 4
 """Pods that are considered in one turn."""
 REMEMBERED: Final = 65536
@@ -55,7 +57,7 @@ class Rules:
     per_minute: float
     dry_run: bool = False
     per_workload: int = 0
-    per: float = 0.0
+    per: float = 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -446,8 +448,8 @@ class Limits:
     """
 
     below: float
-    well: float
     at_most: float
+    well: float = WELL
 
 
 class Stolen(_Emptying):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from nri_numa.config.names import camel_case
+from nri_numa.config.sections import camel_case
 
 IdList = Annotated[str, Meta(description="Ids in the kernel's list format, such as 0-3,8.")]
 Seconds = Annotated[float, Meta(description="Seconds since the epoch.")]

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from nri_numa import __version__
 from nri_numa import config as configuration
-from nri_numa.config import AgentConfig, InternalErrorAnswer
-from nri_numa.config.measured_capacity import MeasuredMode
-from nri_numa.config.node_name import node_name
+from nri_numa.config import AgentConfig, InternalErrorAnswer, node_name, two_digits
+from nri_numa.config.sections import MeasuredMode
 from nri_numa.engine.accounting import largest
 from nri_numa.engine.decision import Machine
 from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
@@ -165,7 +164,6 @@ class Daemon:
             now=time.time,
             reading=lambda: self._rereading.memory,
             observe=config.observe,
-            history=config.history.refusals,
             later=lambda function: asyncio.get_running_loop().call_soon(function),
             write=writer.write,
             mark_of=reader.mark,
@@ -311,7 +309,7 @@ class Daemon:
             self.handler,
             LinkSettings(
                 name=launched.name if launched else config.runtime.plugin_name,
-                index=launched.index if launched else configuration.plugin_index(config),
+                index=launched.index if launched else two_digits(config.runtime.plugin_index),
                 socket_path=config.runtime.nri_socket,
                 descriptor=launched.descriptor if launched else None,
                 events=AGENT_EVENTS,

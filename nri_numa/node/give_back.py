@@ -379,7 +379,7 @@ async def _exchange(
                     answer,
                     socket_path=config.runtime.nri_socket,
                     name=f"{config.runtime.plugin_name}-release",
-                    index=configuration.plugin_index(config),
+                    index=configuration.two_digits(config.runtime.plugin_index),
                 )
     except TimeoutError:
         detail = (

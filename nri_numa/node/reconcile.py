@@ -10,7 +10,7 @@ cgroup above or below, is not sent: that cgroup is named, and the repair follows
 the way.
 
 Somebody who rewrites the same container again and again is not fought for ever. After
-``maxRepairs`` within ``repairWindow`` that is reported, and the container left to them until the
+``maxRepairs`` within `REPAIR_WINDOW` that is reported, and the container left to them until the
 window has passed.
 """
 
@@ -43,6 +43,8 @@ from nri_numa.observe.notices import What
 
 log = get_logger("reconcile")
 
+REPAIR_WINDOW: Final = 600.0
+"""Seconds in which repairs of one container are counted."""
 BATCH: Final = 25
 """Containers read without a pause: about a millisecond."""
 PAUSE: Final = 0.002
@@ -184,7 +186,6 @@ class Reconciler:
                 try:
                     await self.round(
                         max_repairs=settings.max_repairs,
-                        window=parse_duration(settings.repair_window),
                         settle=min(SETTLE, interval),
                         without_runtime=settings.without_runtime,
                         only=None if whole else ready,
@@ -198,7 +199,7 @@ class Reconciler:
         self,
         *,
         max_repairs: int = 3,
-        window: float = 600.0,
+        window: float = REPAIR_WINDOW,
         settle: float = SETTLE,
         without_runtime: bool = False,
         only: Collection[str] | None = None,

@@ -29,8 +29,7 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from nri_numa.config.cpu_waiting import CPUWaiting
-    from nri_numa.config.locality import MemoryLocality
+    from nri_numa.config.sections import CPUWaiting, MemoryLocality
     from nri_numa.devices.counts import Counted
     from nri_numa.http.responses import Kubelet
     from nri_numa.http.server import HTTPServer

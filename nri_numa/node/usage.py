@@ -19,8 +19,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from nri_numa.config.cpu_waiting import CPUWaiting
-from nri_numa.config.locality import MemoryLocality
+from nri_numa.config.sections import CPUWaiting, MemoryLocality
 from nri_numa.config.values import parse_duration
 from nri_numa.engine.state import Allocation, NodeState, effective_cpus
 from nri_numa.errors import TopologyError
@@ -51,6 +50,10 @@ from nri_numa.observe.metrics import LocalMemory, Named, Waiting
 
 log = get_logger("http")
 
+BUDGET: Final = 0.5
+"""Per cent of one CPU; a round is stretched over as much time as that needs."""
+MAX_SERIES: Final = 100
+"""Series of a metric about containers at most; those that need attention most have them."""
 TURN: Final = 0.002
 """Seconds of CPU time after which a turn of reading ends, with the container that is being read."""
 
@@ -80,7 +83,7 @@ class Rounds(ABC, Generic[Found]):
         *,
         what: str,
         interval: float,
-        budget: float,
+        budget: float = BUDGET,
         proc: str = "/proc",
         cost: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -206,7 +209,6 @@ class MemoryWatch(Rounds[ContainerMemory]):
             cgroup_root,
             what="where memory is",
             interval=parse_duration(config.interval),
-            budget=config.budget,
             proc=proc,
             cost=cost,
         )
@@ -242,7 +244,7 @@ class MemoryWatch(Rounds[ContainerMemory]):
             if one.local_percent is not None:
                 ratios.append((one.local_percent / 100, (a.namespace, a.pod, a.container)))
         ratios.sort()
-        shown = ratios[: self._config.max_series]
+        shown = ratios[:MAX_SERIES]
         worst = {names: ratio for ratio, names in reversed(shown)}
         return LocalMemory(
             # While a container is replaced there are two of its name for a moment: one series.
@@ -296,7 +298,6 @@ class WaitingWatch(Rounds[ContainerWaiting]):
             cgroup_root,
             what="how much containers wait",
             interval=parse_duration(config.interval),
-            budget=config.budget,
             proc=proc,
             cost=cost,
         )
@@ -356,7 +357,7 @@ class WaitingWatch(Rounds[ContainerWaiting]):
                 item[0],
             ),
         )
-        shown = ordered[: self._config.max_series]
+        shown = ordered[:MAX_SERIES]
         pressure: list[Named] = [
             (*names, one.pressure_percent / 100)
             for names, one in shown

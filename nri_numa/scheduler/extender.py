@@ -10,8 +10,8 @@ from typing import Final
 from nri_numa import __version__, service
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, split_address
-from nri_numa.config.extended_resource import slots_resource
-from nri_numa.config.scheduling import UnknownNodes
+from nri_numa.config.derived import slots_resource
+from nri_numa.config.sections import UnknownNodes
 from nri_numa.http.api import APIError, Response
 from nri_numa.http.api import Request as HTTPRequest
 from nri_numa.http.guarded import Handler, Route, Site

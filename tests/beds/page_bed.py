@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from nri_numa.cli.topology_output import topology_document
 from nri_numa.config import HTTP
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.http.server import HTTPServer
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
+from nri_numa.machine.model import Topology, topology_document
 from nri_numa.machine.pci import PCIDevice
 from nri_numa.node.agent import Agent
 from nri_numa.node.view import LinkFacts, LiveView

@@ -17,7 +17,7 @@ from pathlib import Path
 import h11
 
 from nri_numa import config as configuration
-from nri_numa.config import yaml_reader
+from nri_numa import safe_yaml
 from nri_numa.engine.request.annotations import resolve
 from nri_numa.engine.request.demand import SLOTS, read_slots, with_slots
 from nri_numa.engine.values.workload import NO_GRANTS, Refusal
@@ -144,7 +144,7 @@ class KubeletConfig(Fed):
         unread = 0
         for name, text in zip(("file", "drop-in"), parts, strict=False):
             try:
-                documents.append((name, yaml_reader.parse(text)))
+                documents.append((name, safe_yaml.parse(text)))
             except ValueError:
                 unread += 1
         whole, left_out = merged(documents)

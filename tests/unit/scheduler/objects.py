@@ -7,7 +7,7 @@ from typing import Any
 
 from nri_numa.charged import CHARGED, marks
 from nri_numa.config import AgentConfig
-from nri_numa.config.scheduling import Scheduling
+from nri_numa.config.sections import Scheduling
 from nri_numa.engine.values.settings import Settings
 from nri_numa.kube.api import KubeAPI
 from nri_numa.scheduler.node_room import NodeRoom

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.scheduling import Scheduling
+from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of
 from nri_numa.scheduler.extender import Extender, SchedulerMetrics
 from nri_numa.scheduler.protocol import Binding

@@ -12,7 +12,8 @@ from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.simulate.manifests import ManifestError, Role, read_text
+from nri_numa.simulate.manifests import ManifestError, read_text
+from nri_numa.simulate.pods import Role
 from nri_numa.simulate.simulator import Action, Simulation, Verdict, plan
 from tests.machines.named import snc_smt
 from tests.machines.pods import container, document, outcomes, pod, replicated, run, the
@@ -50,8 +51,8 @@ def test_a_guaranteed_pod_gets_cpus_of_its_own_and_memory_beside_them() -> None:
 def test_those_who_share_make_room_and_are_named() -> None:
     result = run(snc_smt(), pod("a"), pod("db", 4, "2Gi", SINGLE))
     assert result.events[1].moved == {"default/a/app": "4-31"}
-    (first, _) = result.standing
-    assert (first.pod, first.cpus) == ("a", "4-31")
+    ((first, cpus), _) = result.standing
+    assert (first.pod, cpus) == ("a", "4-31")
 
 
 def test_the_first_refusal_ends_it_and_counts_what_was_not_tried() -> None:
@@ -144,10 +145,10 @@ def test_init_containers_end_and_their_cpus_go_to_the_app() -> None:
     assert (prepare.role, proxy.role, app.role) == (Role.INIT, Role.SIDECAR, Role.APP)
     assert prepare.cpus == app.cpus
     assert {prepare.mems, proxy.mems, app.mems} == {app.mems}
-    assert [s.container for s in result.standing] == ["proxy", "app"]
+    assert [a.container for a, _ in result.standing] == ["proxy", "app"]
     # The sidecar made room for the app that started after it.
     assert set(result.events[0].moved) == {"default/p/proxy"}
-    assert not CPUSet.parse(result.standing[0].cpus) & CPUSet.parse(app.cpus)
+    assert not CPUSet.parse(result.standing[0][1]) & CPUSet.parse(app.cpus)
 
 
 # --- changes --------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     )
     assert the(result).verdict is Verdict.REFUSED
     assert "resize refused" in the(result).message
-    assert [s.cpus for s in result.standing] == ["0-1"]
+    assert [cpus for _, cpus in result.standing] == ["0-1"]
 
 
 def test_a_second_resize_starts_from_what_the_container_has() -> None:

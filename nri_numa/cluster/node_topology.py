@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from nri_numa.charged import CHARGED, marks
 from nri_numa.cluster import fingerprint
-from nri_numa.http.zones import Zone, Zones
+from nri_numa.http.responses import Zone, Zones
 from nri_numa.text import HUGEPAGES
 
 Object = dict[str, Any]

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nri_numa.http.responses import Assignment, TopologyDocument
-from nri_numa.http.zones import Zones
+from nri_numa.http.responses import Assignment, TopologyDocument, Zones
 
 Object = dict[str, Any]
 

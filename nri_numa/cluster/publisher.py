@@ -32,8 +32,8 @@ from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.config.node_name import node_name
 from nri_numa.dra.handover import Teller
 from nri_numa.errors import ConfigError
-from nri_numa.http.guarded import Site
-from nri_numa.http.zones import Zones
+from nri_numa.http.responses import Zones
+from nri_numa.http.server import Site
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")

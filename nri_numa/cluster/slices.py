@@ -17,8 +17,7 @@ from nri_numa.cluster.outbox import Shelf
 from nri_numa.cluster.outputs import FORBIDDEN_PAUSE
 from nri_numa.cluster.requests import Form, Outcome, Request, Resource, Result, Verb
 from nri_numa.dra.claims import CPU, MEMORY, PAGES, device_name
-from nri_numa.http.responses import Slots
-from nri_numa.http.zones import Zone, Zones
+from nri_numa.http.responses import Slots, Zone, Zones
 
 API_VERSION: Final = "resource.k8s.io/v1"
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"

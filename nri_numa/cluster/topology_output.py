@@ -16,7 +16,7 @@ from nri_numa.cluster.outbox import Shelf
 from nri_numa.cluster.outputs import FORBIDDEN_PAUSE
 from nri_numa.cluster.requests import Form, Outcome, Request, Resource, Result, Verb
 from nri_numa.cluster.wanted import micro_time
-from nri_numa.http.zones import Zones
+from nri_numa.http.responses import Zones
 from nri_numa.text import harmless
 
 MANAGER: Final = "nri-numa-publish"

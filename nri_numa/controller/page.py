@@ -14,8 +14,14 @@ import msgspec
 from nri_numa import __version__
 from nri_numa.config import AgentConfig
 from nri_numa.controller.overview import BadQuery, Overview, query_of
-from nri_numa.http.api import CONTENT_SECURITY_POLICY, APIError, Request, Response
-from nri_numa.http.guarded import TEXT, Route
+from nri_numa.http.protocol import (
+    CONTENT_SECURITY_POLICY,
+    TEXT,
+    APIError,
+    Request,
+    Response,
+    Route,
+)
 from nri_numa.http.security import TokenFile
 from nri_numa.scheduler.follow import Follower
 from nri_numa.scheduler.kinds import Topology

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from nri_numa.controller.nodes import UnknownNode
-from nri_numa.http.api import APIError, Request, Response
-from nri_numa.http.guarded import Route, Site
+from nri_numa.http.protocol import APIError, Request, Response, Route
 from nri_numa.http.security import Certificate, TokenFile
+from nri_numa.http.server import Site
 from nri_numa.offline_capacity import BadCapacity
 
 LARGEST: Final = 65536

@@ -1,4 +1,4 @@
-"""Who may ask: bearer token, certificate, and the Host header."""
+"""Who may make requests: bearer token, certificate, and the Host header."""
 
 from __future__ import annotations
 
@@ -18,20 +18,15 @@ if TYPE_CHECKING:
 class TokenFile:
     """The bearer token, read again when its file changes.
 
-    Args:
-        path: of the file.
-        setting: section of the configuration, for errors.
-
-    Raises:
-        ConfigError: when the file cannot be read or is empty at the start.
+    ``setting`` is the section of the configuration, for the `ConfigError` of a file that cannot be
+    read or is empty at the start.
     """
 
     def __init__(self, path: str, *, setting: str = "http") -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
         self._token = b""
-        problem = self._read()
-        if problem:
+        if problem := self._read():
             raise ConfigError("configuration", [f"{setting}.tokenFile: {problem}"])
 
     def admits(self, authorization: bytes) -> bool:
@@ -62,13 +57,9 @@ class TokenFile:
 class Certificate:
     """The server's certificate, loaded again when its files change.
 
-    Args:
-        cert, key: PEM files.
-        client_ca: file with the authority of clients; empty when none is asked for.
-        setting: section of the configuration, for errors.
-
-    Raises:
-        ConfigError: when the files are no certificate and key.
+    Clients with a certificate are certified by ``client_ca``; it is empty where none is expected.
+    ``setting`` is the section of the configuration, for the `ConfigError` of files that are no
+    certificate and key.
     """
 
     context: ssl.SSLContext
@@ -93,7 +84,7 @@ class Certificate:
         return ""
 
     def expired(self) -> str:
-        """Say so when clients will refuse the certificate; it is served all the same."""
+        """Says so when clients will refuse the certificate; it is served all the same."""
         left = seconds_left(self._files[0], time.time())
         if left is None or left >= 0:
             return ""
@@ -110,7 +101,7 @@ class Certificate:
         context.load_cert_chain(*self._files[:2])
         for authority in self._files[2:]:
             context.load_verify_locations(authority)
-            # Probes and scrapers have no certificate; who asks is looked at again.
+            # Probes and scrapers have none; routes that need one say so.
             context.verify_mode = ssl.CERT_OPTIONAL
         self.context, self._seen = context, seen
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from nri_numa.config.cpu_waiting import CPUWaiting
     from nri_numa.config.locality import MemoryLocality
     from nri_numa.devices.counts import Counted
+    from nri_numa.http.api import AgentServer
     from nri_numa.http.responses import Kubelet
-    from nri_numa.http.server import HTTPServer
     from nri_numa.machine.pci import PCIDevice
     from nri_numa.node.usage import UsageWatch
     from nri_numa.node.view import LinkFacts, LiveView
@@ -54,7 +54,7 @@ what a request of the runtime may have to wait when it comes in while HTTP is at
 value is ten times that."""
 
 _Parts = tuple[
-    type["HTTPServer"],
+    type["AgentServer"],
     type["LiveView"],
     type["UsageWatch"],
     Callable[..., dict[str, Any]],
@@ -237,7 +237,7 @@ class Serving:
             self._metrics,
             version=__version__,
             busy_for=self._watch.busy_for,
-            line=self._hurry,
+            crowded=self._hurry,
         )
         self._metrics.snapshot = view.snapshot
         try:
@@ -246,15 +246,15 @@ class Serving:
             for watch in watches:
                 watch.cancel()
 
-    def _hurry(self, there: bool) -> None:
-        self._share.hurry = there
+    def _hurry(self, crowded: bool) -> None:
+        self._share.hurry = crowded
 
 
 def _import() -> _Parts:
-    from nri_numa.http.server import HTTPServer
+    from nri_numa.http.api import AgentServer
     from nri_numa.machine.report import topology_document
     from nri_numa.node.kubelet_view import kubelet_document
     from nri_numa.node.usage import UsageWatch
     from nri_numa.node.view import LiveView
 
-    return HTTPServer, LiveView, UsageWatch, topology_document, kubelet_document
+    return AgentServer, LiveView, UsageWatch, topology_document, kubelet_document

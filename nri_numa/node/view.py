@@ -24,6 +24,7 @@ from nri_numa.engine.explain.sentences import sentences
 from nri_numa.engine.others.kubelets import shown_kind
 from nri_numa.engine.state import Allocation, NodeState, displaced, effective_cpus
 from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.http.api import Listing
 from nri_numa.http.responses import (
     Assignment,
     Checkpoint,
@@ -42,9 +43,8 @@ from nri_numa.http.responses import (
     Status,
     TopologyDocument,
     Use,
+    Zones,
 )
-from nri_numa.http.source import Listing
-from nri_numa.http.zones import Zones
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.node import numa_nodes, slots, zones
 from nri_numa.node import waiting as cpu_waiting
@@ -89,7 +89,7 @@ class LinkFacts:
 
 
 class LiveView:
-    """`nri_numa.http.source.AgentView` over a running agent.
+    """`nri_numa.http.api.AgentView` over a running agent.
 
     Args:
         agent: whose state is shown.
@@ -209,10 +209,6 @@ class LiveView:
         """The machine."""
         return self._describe(self._agent.machine)
 
-    def topology_key(self) -> object:
-        """Another object when the machine is another one."""
-        return self._agent.machine
-
     def numa_info(self) -> NUMAInfo:
         """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
         nodes = [n for _, n in sorted(self._agent.machine.topology.numa_nodes.items())]
@@ -230,8 +226,7 @@ class LiveView:
         """Every container and what it has, in the order of their names."""
         machine, state = self._agent.machine, self._agent.state
         pool = state.pool(machine.topology, machine.settings)
-        known = self._agent.differences.known
-        real = Reality(state, known)
+        real = Reality(state, self._agent.differences.known)
         memory, waiting = self._looked()
         late = self._late()
         return Listing(
@@ -246,7 +241,6 @@ class LiveView:
                 )
                 for name in tuple(self._ordered(state))
             ),
-            key=(machine, known, memory, waiting, late),
         )
 
     def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:

@@ -9,7 +9,7 @@ from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.place.offer import largest, together
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.workload import CPUMode, Policy, QoSClass, Scope
-from nri_numa.http.zones import (
+from nri_numa.http.responses import (
     Distance,
     Zone,
     ZoneContainer,

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from nri_numa import __version__
-from nri_numa.http.api import APIError, Request, Response
-from nri_numa.http.guarded import Handler, Route, Site
+from nri_numa.http.protocol import APIError, Handler, Request, Response, Route
 from nri_numa.http.security import Certificate
+from nri_numa.http.server import Site
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.metrics import SchedulerMetrics
 

@@ -12,11 +12,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from nri_numa.http.api import Listing
 from nri_numa.http.responses import (
     Actual,
     Assignment,
     Checkpoint,
     ContainerUse,
+    Distance,
     Explanation,
     HugePages,
     Kubelet,
@@ -35,9 +37,11 @@ from nri_numa.http.responses import (
     Slots,
     Status,
     Use,
+    Zone,
+    ZoneHugePages,
+    ZonePod,
+    Zones,
 )
-from nri_numa.http.source import Listing
-from nri_numa.http.zones import Distance, Zone, ZoneHugePages, ZonePod, Zones
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\n‮"
 
@@ -142,9 +146,6 @@ class FakeView:
             "partitions": [],
             "warnings": [],
         }
-
-    def topology_key(self) -> object:
-        return "x"
 
     def numa_info(self) -> NUMAInfo:
         if self.broken:

@@ -10,17 +10,18 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from nri_numa import http
 from nri_numa.config import HTTP
-from nri_numa.http import openapi
-from nri_numa.http.server import HTTPServer
+from nri_numa.http.api import AgentServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.http_view import FakeView, Reply, exchange, get
+from tools import openapi
 
-FILE = Path(openapi.__file__).with_suffix(".yaml")
+FILE = Path(http.__file__).with_name("openapi.yaml")
 
 
 def test_the_file_is_what_the_documents_make() -> None:
-    """Run ``python -m nri_numa.http.openapi nri_numa/http/openapi.yaml`` when this fails."""
+    """Run ``python -m tools.openapi nri_numa/http/openapi.yaml`` when this fails."""
     assert FILE.read_text() == openapi.text()
 
 
@@ -90,7 +91,7 @@ def test_every_answer_is_as_described(tmp_path: Path, ready: bool, token: bool) 
             file = tmp_path / "token"
             file.write_text("0123456789abcdef")
             section = HTTP(address="127.0.0.1:0", token_file=str(file))
-        server = HTTPServer(section, FakeView(ready=ready), Metrics("0"), version="0")
+        server = AgentServer(section, FakeView(ready=ready), Metrics("0"), version="0")
         assert await server.start()
         assert server.address is not None
         try:
@@ -111,7 +112,7 @@ def test_every_described_path_is_served_and_tried() -> None:
 
 def test_writing_is_refused_on_every_path() -> None:
     async def test() -> None:
-        server = HTTPServer(HTTP(address="127.0.0.1:0"), FakeView(), Metrics("0"), version="0")
+        server = AgentServer(HTTP(address="127.0.0.1:0"), FakeView(), Metrics("0"), version="0")
         assert await server.start()
         assert server.address is not None
         try:

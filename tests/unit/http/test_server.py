@@ -18,12 +18,10 @@ import pytest
 
 from nri_numa.config import HTTP
 from nri_numa.errors import ConfigError
-from nri_numa.http import connection, guarded, places, sockets, streams
+from nri_numa.http import api, protocol
 from nri_numa.http import server as server_module
+from nri_numa.http.api import AgentServer, Listing, SharedScrape
 from nri_numa.http.responses import Assignment, Readiness
-from nri_numa.http.scrape import SharedScrape
-from nri_numa.http.server import HTTPServer
-from nri_numa.http.source import Listing
 from nri_numa.observe.metrics import Metrics
 from tests.beds.http_view import (
     HOSTILE,
@@ -39,9 +37,9 @@ from tests.beds.http_view import (
 @asynccontextmanager
 async def serving(
     view: FakeView | None = None, **section: object
-) -> AsyncIterator[tuple[HTTPServer, tuple[str, int]]]:
+) -> AsyncIterator[tuple[AgentServer, tuple[str, int]]]:
     config = HTTP(**{"address": "127.0.0.1:0", **section})  # type: ignore[arg-type]
-    server = HTTPServer(config, view or FakeView(), Metrics("0.1.0"), version="0.1.0")
+    server = AgentServer(config, view or FakeView(), Metrics("0.1.0"), version="0.1.0")
     assert await server.start()
     assert server.address is not None
     try:
@@ -60,7 +58,7 @@ class Counting(FakeView):
         return super().readiness()
 
 
-async def has_places(server: HTTPServer, count: int) -> None:
+async def has_places(server: AgentServer, count: int) -> None:
     """Wait until so many connections have a place."""
     while len(server._places) < count:
         await asyncio.sleep(0.001)
@@ -144,13 +142,13 @@ def test_hostile_names_travel_as_json_text() -> None:
         (b"GET /v1/status HTTP/1.1\r\n\r\n", 400, "BadRequest"),
         (b"\x16\x03\x01\x02\x00garbage\r\n\r\n", 400, "BadRequest"),
         (
-            b"POST /v1/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"
+            b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"
             + b"x" * 9999,
             413,
             "BodyTooLarge",
         ),
         (
-            b"POST /v1/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+            b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
             b"Expect: 100-continue\r\n\r\n",
             413,
             "BodyTooLarge",
@@ -284,7 +282,7 @@ def test_an_unusable_token_file_is_a_configuration_error(
     if content is not None:
         token.write_text(content)
     with pytest.raises(ConfigError, match=r"http\.tokenFile"):
-        HTTPServer(
+        AgentServer(
             HTTP(address="127.0.0.1:0", token_file=str(token)),
             FakeView(),
             Metrics("0"),
@@ -296,7 +294,7 @@ def test_an_unusable_certificate_is_a_configuration_error(tmp_path: Path) -> Non
     cert = tmp_path / "cert.pem"
     cert.write_text("nonsense")
     with pytest.raises(ConfigError, match=r"http\.tlsCert"):
-        HTTPServer(
+        AgentServer(
             HTTP(address="127.0.0.1:0", tls_cert=str(cert), tls_key=str(cert)),
             FakeView(),
             Metrics("0"),
@@ -308,13 +306,13 @@ def test_a_taken_port_is_said_and_taken_over_when_free(monkeypatch: pytest.Monke
     """Containers are placed without HTTP meanwhile, so this must not be an exception."""
 
     async def test() -> None:
-        monkeypatch.setattr(server_module, "RETRY", 0.01)
+        monkeypatch.setattr(api, "RETRY", 0.01)
         blocker = socket.socket()
         blocker.bind(("127.0.0.1", 0))
         blocker.listen()
         port = blocker.getsockname()[1]
         metrics = Metrics("0")
-        server = HTTPServer(HTTP(address=f"127.0.0.1:{port}"), FakeView(), metrics, version="0")
+        server = AgentServer(HTTP(address=f"127.0.0.1:{port}"), FakeView(), metrics, version="0")
         task = asyncio.create_task(server.run())
         while not server.problem:
             await asyncio.sleep(0)
@@ -371,8 +369,8 @@ def test_idle_streams_get_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them a proxy would cut the line and the page would call the link lost."""
 
     async def test() -> None:
-        monkeypatch.setattr(streams, "HEARTBEAT", 0.01)
-        monkeypatch.setattr(streams, "SETTLE", 0.0)
+        monkeypatch.setattr(api, "HEARTBEAT", 0.01)
+        monkeypatch.setattr(api, "SETTLE", 0.0)
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b": still here")
@@ -383,7 +381,7 @@ def test_idle_streams_get_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_many_streams_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        monkeypatch.setattr(server_module, "MAX_STREAMS", 1)
+        monkeypatch.setattr(api, "MAX_STREAMS", 1)
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b"event: state")
@@ -399,7 +397,7 @@ def test_when_all_places_are_taken_probes_are_answered_and_nothing_else(
     """A plugin that is attacked must not be restarted by the kubelet for it."""
 
     async def test() -> None:
-        monkeypatch.setattr(places, "MAX_CONNECTIONS", 1)
+        monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
         async with serving() as (server, address), connected(address) as (reader, writer):
             writer.write(b"GET /healthz HTTP/1.1\r\n")  # and no end of it
             await has_places(server, 1)
@@ -416,7 +414,7 @@ def test_when_all_places_are_taken_probes_are_answered_and_nothing_else(
 
 def test_who_waits_between_two_requests_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        monkeypatch.setattr(places, "MAX_CONNECTIONS", 1)
+        monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await read_reply(reader)
@@ -430,8 +428,8 @@ def test_the_reserve_is_for_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sits there and says nothing is gone when the next one comes."""
 
     async def test() -> None:
-        monkeypatch.setattr(places, "MAX_CONNECTIONS", 1)
-        monkeypatch.setattr(places, "MAX_RESERVE", 1)
+        monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+        monkeypatch.setattr(server_module, "MAX_RESERVE", 1)
         async with serving() as (server, address), connected(address) as (_, first):
             first.write(b"GET /hea")
             async with connected(address) as (silent, _):
@@ -447,7 +445,7 @@ def test_one_connection_gets_so_many_answers_and_no_more(monkeypatch: pytest.Mon
     """Whoever wants more connects again, and stands in line with the others."""
 
     async def test() -> None:
-        monkeypatch.setattr(guarded, "MAX_REQUESTS", 3)
+        monkeypatch.setattr(server_module, "MAX_REQUESTS", 3)
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
             replies = [await read_reply(reader) for _ in range(3)]
@@ -472,20 +470,21 @@ def test_pipelined_requests_take_turns_with_those_of_others() -> None:
     run(test)
 
 
-def test_a_server_that_stops_leaves_no_line_behind() -> None:
-    """Its successor begins without hurry."""
-    told: list[bool] = []
+def test_it_is_crowded_while_newcomers_have_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not after the end of a server: its successor begins without hurry."""
+    crowded: list[bool] = []
 
     async def test() -> None:
+        monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
         config = HTTP(address="127.0.0.1:0")
-        server = HTTPServer(config, FakeView(), Metrics("0"), version="0", line=told.append)
+        server = AgentServer(config, FakeView(), Metrics("0"), version="0", crowded=crowded.append)
         assert await server.start()
         assert server.address is not None
-        many = [socket.create_connection(server.address) for _ in range(2 * places.LINE)]
-        while told[-1:] != [True]:
-            await asyncio.sleep(0)
+        many = [socket.create_connection(server.address) for _ in range(3)]
+        await has_places(server, 3)
+        assert crowded == [False, False, True]
         await server.stop()
-        assert told[-1] is False
+        assert crowded[-1] is False
         for one in many:
             one.close()
 
@@ -496,7 +495,7 @@ def test_a_request_that_trickles_in_has_one_deadline(monkeypatch: pytest.MonkeyP
     """A byte now and then does not buy more time; nor does a second request buy less."""
 
     async def test() -> None:
-        monkeypatch.setattr(connection, "REQUEST_TIMEOUT", 0.3)
+        monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.3)
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /healthz HTTP/1.1")
             assert (await read_reply(reader)).status == 200
@@ -516,7 +515,7 @@ def test_a_later_request_has_the_deadline_of_a_request_and_not_of_a_pause(
     """Also where only its body trickles in, of which nothing is kept back to be seen."""
 
     async def test() -> None:
-        monkeypatch.setattr(connection, "REQUEST_TIMEOUT", 0.3)
+        monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.3)
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await read_reply(reader)).status == 200
@@ -539,7 +538,7 @@ def test_what_came_along_with_the_request_before_has_begun(
     """And has its deadline even if nothing follows."""
 
     async def test() -> None:
-        monkeypatch.setattr(connection, "REQUEST_TIMEOUT", 0.3)
+        monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.3)
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /healthz HTTP/1.1")
             assert (await read_reply(reader)).status == 200
@@ -552,18 +551,17 @@ def test_running_out_of_files_is_said_once_and_is_not_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
-        monkeypatch.setattr(guarded, "EXHAUSTED_RETRY", 0.001)
+        monkeypatch.setattr(server_module, "EXHAUSTED_RETRY", 0.001)
         async with serving() as (_, address):
             failures = iter(range(20))
+            accept = socket.socket.accept
 
-            async def exhausted(
-                listener: socket.socket, nobody: Callable[[], object]
-            ) -> tuple[socket.socket, str]:
+            def exhausted(listener: socket.socket) -> object:
                 for _ in failures:
                     raise OSError(errno.EMFILE, "Too many open files")
-                return await sockets.accept(listener, nobody)
+                return accept(listener)
 
-            monkeypatch.setattr(guarded, "accept", exhausted)
+            monkeypatch.setattr(socket.socket, "accept", exhausted)
             assert (await get(address, "/healthz")).status == 200
             assert (await get(address, "/healthz")).status == 200
         said = [r for r in caplog.records if "no more connections" in r.getMessage()]
@@ -578,7 +576,7 @@ def test_a_loop_that_is_stuck_is_not_healthy() -> None:
     async def test() -> None:
         busy = 0.0
         config = HTTP(address="127.0.0.1:0")
-        server = HTTPServer(config, FakeView(), Metrics("0"), version="0", busy_for=lambda: busy)
+        server = AgentServer(config, FakeView(), Metrics("0"), version="0", busy_for=lambda: busy)
         assert await server.start()
         assert server.address is not None
         assert (await get(server.address, "/healthz")).status == 200
@@ -634,7 +632,7 @@ def test_the_runtime_goes_first_between_two_answers_and_two_pieces() -> None:
                 order.append("ready")
                 return super().readiness()
 
-        server = HTTPServer(
+        server = AgentServer(
             HTTP(address="127.0.0.1:0"),
             Watched([assignment(n) for n in range(30)]),
             Metrics("0"),

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from nri_numa.config import HTTP
-from nri_numa.http import server as server_module
-from nri_numa.http.server import HTTPServer
-from nri_numa.http.sockets import listen_at
+from nri_numa.http import api
+from nri_numa.http.api import AgentServer
+from nri_numa.http.server import unix_listener
 from nri_numa.observe.metrics import Metrics
 from tests.beds.http_view import FakeView, Reply, get, read_reply
 
@@ -40,7 +40,7 @@ def test_the_file_is_the_permission_and_the_address_asks_for_the_token(tmp_path:
         (tmp_path / "token").write_text("a token of sixteen")
         path = tmp_path / "agent.sock"
         config = HTTP(address="127.0.0.1:0", socket=str(path), token_file=str(tmp_path / "token"))
-        server = HTTPServer(config, FakeView(), Metrics("1"), version="1")
+        server = AgentServer(config, FakeView(), Metrics("1"), version="1")
         assert await server.start()
         try:
             await there(path)
@@ -58,7 +58,7 @@ def test_the_address_may_be_off(tmp_path: Path) -> None:
     async def run() -> None:
         path = tmp_path / "agent.sock"
         config = HTTP(address="off", socket=str(path))
-        server = HTTPServer(config, FakeView(), Metrics("1"), version="1")
+        server = AgentServer(config, FakeView(), Metrics("1"), version="1")
         assert await server.start()
         try:
             await there(path)
@@ -72,16 +72,16 @@ def test_the_address_may_be_off(tmp_path: Path) -> None:
 
 def test_what_an_earlier_process_left_is_taken_away(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
-    listen_at(str(path)).close()
+    unix_listener(str(path)).close()
     assert path.exists()
-    listen_at(str(path)).close()
+    unix_listener(str(path)).close()
 
 
 def test_it_is_for_its_user_and_the_group_of_its_directory(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         os.chown(tmp_path, -1, 65534)
     path = tmp_path / "agent.sock"
-    listen_at(str(path)).close()
+    unix_listener(str(path)).close()
     status = path.stat()
     assert stat.S_IMODE(status.st_mode) == 0o660
     assert status.st_gid == tmp_path.stat().st_gid
@@ -90,13 +90,13 @@ def test_it_is_for_its_user_and_the_group_of_its_directory(tmp_path: Path) -> No
 def test_a_file_in_its_place_stays_and_is_named_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server_module, "RETRY", 0.01)
+    monkeypatch.setattr(api, "RETRY", 0.01)
     path = tmp_path / "agent.sock"
     path.write_text("precious")
 
     async def run() -> None:
         config = HTTP(address="127.0.0.1:0", socket=str(path))
-        server = HTTPServer(config, FakeView(), Metrics("1"), version="1")
+        server = AgentServer(config, FakeView(), Metrics("1"), version="1")
         assert await server.start()
         try:
             assert server.address is not None
@@ -117,7 +117,7 @@ def test_a_file_in_its_place_stays_and_is_named_and_tried_again(
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        listen_at(str(tmp_path / "missing/agent.sock"))
+        unix_listener(str(tmp_path / "missing/agent.sock"))
 
 
 def test_many_clients_of_the_socket_do_not_keep_others_out(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_many_clients_of_the_socket_do_not_keep_others_out(tmp_path: Path) -> No
     async def run() -> None:
         path = tmp_path / "agent.sock"
         config = HTTP(address="127.0.0.1:0", socket=str(path))
-        server = HTTPServer(config, FakeView(), Metrics("1"), version="1")
+        server = AgentServer(config, FakeView(), Metrics("1"), version="1")
         assert await server.start()
         silent: list[socket.socket] = []
         try:

@@ -25,6 +25,7 @@ from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import h11
@@ -85,6 +86,8 @@ class Place:
         idle_since: when it began to wait for its next request; None while it has one, or has not
             made its first.
         answered: requests so far.
+        said: what was read before there is a stream.
+        timer: ends the connection until there is one.
     """
 
     peer: str
@@ -93,6 +96,8 @@ class Place:
     reserve: bool = False
     idle_since: float | None = None
     answered: int = 0
+    said: bytes = b""
+    timer: asyncio.TimerHandle | None = None
 
 
 class Places:
@@ -139,6 +144,8 @@ class Places:
     def leave(self, place: Place) -> None:
         """A connection ended; once more does no harm."""
         place.close = lambda: None  # it knows the connection, which knows its place
+        if place.timer is not None:
+            place.timer.cancel()
         self._reserve.pop(place, None)
         if place in self._taken:
             del self._taken[place]
@@ -275,6 +282,7 @@ class Server:
 
     def _accept(self, listener: socket.socket) -> None:
         """Take one connection; those that are there have their turn before the next one."""
+        loop = asyncio.get_running_loop()
         try:
             sock, peer = listener.accept()
         except OSError as error:
@@ -284,13 +292,13 @@ class Server:
             return  # or the client left the queue
         sock.setblocking(False)
         place = self._places.take(str(peer[0]) if peer else LOCAL)
-        task = asyncio.create_task(self._serve(sock, place))
-        place.close = task.cancel
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._ended(task, sock, place))
+        place.close = partial(self._hang_up, sock, place)
+        place.timer = loop.call_later(_seconds(place), place.close)
+        loop.add_reader(sock, self._first_bytes, sock, place)
+        self._first_bytes(sock, place)  # a client that is in earnest has made its request by now
         self.connected(len(self._places), crowded=self._places.crowded)
-        if seconds := self._places.pause():
-            self._pause(listener, seconds)
+        if pause := self._places.pause():
+            self._pause(listener, pause)
 
     def _pause(self, listener: socket.socket, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -309,6 +317,39 @@ class Server:
 
     # --- connections --------------------------------------------------------------------------
 
+    def _first_bytes(self, sock: socket.socket, place: Place) -> None:
+        """Nothing is made for a connection before its client has said something.
+
+        In the reserve it must be a whole request, as far as that can be read: thousands may come
+        there one after the other.
+        """
+        whole = place.reserve and not self._tls(place)
+        try:
+            said = sock.recv(LONGEST_PROBE) if whole else sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            said = b""
+        if whole:
+            place.said += said
+        if not said or len(place.said) >= LONGEST_PROBE:
+            self._hang_up(sock, place)
+        elif not whole or b"\r\n\r\n" in place.said:
+            asyncio.get_running_loop().remove_reader(sock)
+            if place.timer is not None:
+                place.timer.cancel()
+            task = asyncio.create_task(self._serve(sock, place))
+            place.close = task.cancel
+            self._tasks.add(task)
+            task.add_done_callback(lambda task: self._ended(task, sock, place))
+
+    def _hang_up(self, sock: socket.socket, place: Place) -> None:
+        """End a connection that has said too little."""
+        asyncio.get_running_loop().remove_reader(sock)
+        sock.close()
+        self.dropped()
+        self._left(place)
+
     def _ended(self, task: asyncio.Task[None], sock: socket.socket, place: Place) -> None:
         self._tasks.discard(task)
         sock.close()
@@ -316,19 +357,22 @@ class Server:
             self.dropped()
         elif (error := task.exception()) is not None:
             log.error("http connection failed", error=repr(error))
+        self._left(place)
+
+    def _left(self, place: Place) -> None:
         self._places.leave(place)
         self.connected(len(self._places), crowded=self._places.crowded)
 
+    def _tls(self, place: Place) -> bool:
+        return self._certificate is not None and place.peer != LOCAL
+
     async def _serve(self, sock: socket.socket, place: Place) -> None:
         """One connection from its first byte to its end."""
-        tls = self._certificate is not None and place.peer != LOCAL
         writer: asyncio.StreamWriter | None = None
         try:
-            seconds = PROBE_TIMEOUT if place.reserve else protocol.REQUEST_TIMEOUT
-            async with asyncio.timeout(seconds) as limit:
-                said = await _first_bytes(sock, whole=place.reserve and not tls)
-                reader, writer = await self._streams(sock, tls=tls)
-                connection = Connection(reader, writer, limit, said)
+            async with asyncio.timeout(_seconds(place)) as limit:
+                reader, writer = await self._streams(sock, tls=self._tls(place))
+                connection = Connection(reader, writer, limit, place.said)
                 while await self._exchange(connection, place):  # noqa: ASYNC110  # no polling
                     # Requests that are there already would be answered without a pause otherwise:
                     # here the loop looks whether the runtime needs it, and other clients.
@@ -493,39 +537,9 @@ def unix_listener(path: str) -> socket.socket:
     return sock
 
 
-async def _first_bytes(sock: socket.socket, *, whole: bool) -> bytes:
-    """Return when a client has said something, and what of it was read.
-
-    Nothing is made for it before: behind TLS a stream is 300 kB. In the reserve it must have said a
-    ``whole`` request, since thousands may come there one after the other.
-
-    Raises:
-        EOFError: it says nothing more.
-    """
-    said = b""
-    while True:
-        try:
-            part = sock.recv(LONGEST_PROBE) if whole else sock.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            await _readable(sock)
-            continue
-        said += part
-        if not part or len(said) >= LONGEST_PROBE:
-            raise EOFError
-        if not whole:
-            return b""
-        if b"\r\n\r\n" in said:
-            return said
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(sock)
+def _seconds(place: Place) -> float:
+    """For the first byte of a connection, and from there for its first request."""
+    return PROBE_TIMEOUT if place.reserve else protocol.REQUEST_TIMEOUT
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

@@ -54,7 +54,7 @@ from nri_numa.node.reconcile import Reconciler
 from nri_numa.node.reload import Prepared, prepare, prepare_aside, with_tables
 from nri_numa.node.reread import Rereading
 from nri_numa.node.sending import PendingPush, Sender
-from nri_numa.node.serving import Serving
+from nri_numa.node.serving import LinkFacts, Serving, Sources
 from nri_numa.node.timed_store import TimedStore
 from nri_numa.node.unanswered import Unanswered
 from nri_numa.node.unmatched import UnmatchedAnnotations
@@ -87,7 +87,6 @@ if TYPE_CHECKING:
     from nri_numa.engine.values.settings import Settings
     from nri_numa.machine.model import Topology
     from nri_numa.node.late import LateStarts
-    from nri_numa.node.view import LinkFacts
 
 log = logs.get_logger("daemon")
 
@@ -273,29 +272,22 @@ class Daemon:
         )
         self.serving: Serving | None = None
         if configuration.split_address(config.http.address) or config.http.socket:
-            self.serving = Serving(
-                config.http,
-                self.agent,
-                self.metrics,
+            sources = Sources(
                 node_name=name,
-                roots=(config.sysfs_root, config.cgroup_root),
                 started=self.started,
-                now=time.time,
                 link=self.link_facts,
                 reading=lambda: self._rereading.memory,
                 unheard=self.unheard.sentences,
-                memory=config.memory_locality,
-                waiting=config.cpu_waiting,
                 beside=self._beside,
                 kubelet=self._kubelet,
-                watch=watch,
                 devices=shown_devices(config),
-                roots_of_pcie=known_roots(config),
-                measured=self._steal.acting,
                 counted=self._counted,
+                roots_of_pcie=known_roots(config) or {},
+                measured=self._steal.acting,
                 late=lambda: None if self._late is None else self._late.known,
                 coming=self._coming.names if self._coming else tuple,
             )
+            self.serving = Serving(config, self.agent, self.metrics, sources, watch)
         log.info(
             "starting",
             version=__version__,
@@ -420,8 +412,6 @@ class Daemon:
 
     def link_facts(self) -> LinkFacts:
         """The link at this moment, for the view."""
-        from nri_numa.node.view import LinkFacts
-
         state, detail = self.link_state
         return LinkFacts(
             state=state.value,

@@ -9,15 +9,14 @@ interpreter does not interrupt (the refusals).
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from heapq import merge
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.decision import Machine
 from nri_numa.engine.explain.actual import displaced_text, late_text
 from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
 from nri_numa.engine.explain.sentences import sentences
@@ -46,17 +45,17 @@ from nri_numa.http.responses import (
     Zones,
 )
 from nri_numa.machine.cpuset import CPUSet
+from nri_numa.machine.report import topology_document
 from nri_numa.node import numa_nodes, slots, zones
 from nri_numa.node import waiting as cpu_waiting
 from nri_numa.node.agent import Agent, RefusedContainer
 from nri_numa.node.counts import Counts, container_samples
+from nri_numa.node.kubelet_view import kubelet_document
 from nri_numa.node.locality import NOBODY_LOOKS, NOT_READ, Memories, MemoryWatch
 from nri_numa.node.reality import Reality, sentence
+from nri_numa.node.serving import Sources
 from nri_numa.node.usage import UsageWatch
 from nri_numa.observe.metrics import Snapshot
-
-if TYPE_CHECKING:
-    from nri_numa.devices.counts import Counted
 
 _AFRESH: Final = 64
 """Differences up to which an old order is mended; a larger change is sorted afresh."""
@@ -69,92 +68,23 @@ Name = tuple[str, str, str, str]
 """Namespace, pod, container, id: the order an operator reads in, and total."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFacts:
-    """What the daemon knows about its link; see `nri_numa.nri.handler.LinkState`.
-
-    Attributes:
-        active: registered and synchronized.
-        unanswered: what the runtime has not answered for too long, as a sentence.
-        over_cri: it is reached over CRI, because it has no NRI.
-    """
-
-    state: str
-    detail: str
-    active: bool
-    runtime: str = ""
-    runtime_version: str = ""
-    unanswered: str = ""
-    over_cri: bool = False
-
-
 class LiveView:
     """`nri_numa.http.api.AgentView` over a running agent.
 
-    Args:
-        agent: whose state is shown.
-        version: of nri-numa.
-        node_name: of the node, as Kubernetes has it.
-        started: Unix time of the start.
-        now: Unix time in seconds.
-        link: the link at this moment.
-        reading: what the kernel had left when it was last asked.
-        describe: makes the document of a topology.
-        unheard: sentences about annotations of a pod, by its UID, that no container hears.
-        kubelet: the kubelet beside us, at this moment.
-        contested: how many containers' cpusets the kubelet writes too.
-        usage: what is really used; None where nobody looks.
-        memory: where containers' memory is; None where nobody looks.
-        measured: by NUMA node, capacity factors that were measured and are acted upon.
-        devices: how many the kubelet can give, or why that is not known; None where nobody asks.
-        roots_of_pcie: by NUMA node; empty where nobody asks for them.
-        late: seconds by which containers were late, by id, replaced as a whole when that changes;
-            None where they cannot be late.
-        waiting: how much containers wait; None where nobody looks.
-        coming: namespace and name of Guaranteed pods that have no container yet.
+    The watches are None where what they measure is not to be shown.
     """
 
     def __init__(
         self,
         agent: Agent,
+        sources: Sources,
         *,
-        version: str,
-        node_name: str = "",
-        started: float,
-        now: Callable[[], float],
-        link: Callable[[], LinkFacts],
-        reading: Callable[[], Reading | None],
-        describe: Callable[[Machine], TopologyDocument],
-        unheard: Callable[[str], list[str]] = lambda uid: [],
-        kubelet: Callable[[], Kubelet] = Kubelet,
-        contested: Callable[[], int] = lambda: 0,
         usage: UsageWatch | None = None,
         memory: MemoryWatch | None = None,
-        measured: Callable[[], Mapping[int, float]] = dict,
-        devices: Callable[[], Counted | None] = lambda: None,
-        roots_of_pcie: Mapping[int, tuple[str, ...]] = zones.NO_ROOTS,
-        late: Callable[[], Mapping[str, float] | None] = lambda: None,
         waiting: cpu_waiting.WaitingWatch | None = None,
-        coming: Callable[[], Iterable[tuple[str, str]]] = tuple,
     ) -> None:
-        self._coming = coming
-        self._measured, self._devices = measured, devices
-        self._roots_of_pcie = roots_of_pcie
-        self._late = late
-        self._kubelet = kubelet
-        self._contested = contested
-        self._agent = agent
-        self._version = version
-        self._node_name = node_name
-        self._started = started
-        self._now = now
-        self._link = link
-        self._reading = reading
-        self._describe = describe
-        self._unheard = unheard
-        self._usage = usage
-        self._memory = memory
-        self._waiting = waiting
+        self._agent, self._sources = agent, sources
+        self._usage, self._memory, self._waiting = usage, memory, waiting
         self._names: list[Name] = []
         self._named = NodeState()
         self._counted: tuple[NodeState, Counts] | None = None
@@ -162,13 +92,13 @@ class LiveView:
 
     def status(self) -> Status:
         """The agent itself."""
-        agent, link = self._agent, self._link()
+        agent, link = self._agent, self._sources.link()
         known = agent.differences.known
         counts = self._counts(agent.state)
         return Status(
-            version=self._version,
-            node_name=self._node_name,
-            started_at=self._started,
+            version=self._sources.version,
+            node_name=self._sources.node_name,
+            started_at=self._sources.started,
             observe=agent.observe,
             ready=self.readiness().ready,
             serial=agent.state.serial,
@@ -177,7 +107,7 @@ class LiveView:
             differing=len(known),
             intruders=sum(one.intruder for one in known.values()),
             kubelet_cpus=str(agent.state.kubelet.taken),
-            contested=self._contested(),
+            contested=0 if self._sources.beside is None else len(self._sources.beside.contests),
             link=Link(
                 state=link.state,
                 detail=link.detail,
@@ -193,7 +123,7 @@ class LiveView:
 
     def readiness(self) -> Readiness:
         """Whether containers are being placed, and remembered."""
-        link = self._link()
+        link = self._sources.link()
         if link.unanswered:
             return Readiness(ready=False, reason=link.unanswered)
         if not (link.active and self._agent.synchronized):
@@ -207,7 +137,12 @@ class LiveView:
 
     def topology(self) -> TopologyDocument:
         """The machine."""
-        return self._describe(self._agent.machine)
+        machine = self._agent.machine
+        return topology_document(
+            machine.topology,
+            reserved=machine.settings.reserved_cpus,
+            devices=self._sources.devices,
+        )
 
     def numa_info(self) -> NUMAInfo:
         """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
@@ -228,12 +163,12 @@ class LiveView:
         pool = state.pool(machine.topology, machine.settings)
         real = Reality(state, self._agent.differences.known)
         memory, waiting = self._looked()
-        late = self._late()
+        late = self._sources.late()
         return Listing(
             head=NodeUse(
                 serial=state.serial,
                 shared_pool=str(pool),
-                numa_nodes=numa_nodes.uses(machine, state, pool, self._reading()),
+                numa_nodes=numa_nodes.uses(machine, state, pool, self._sources.reading()),
             ),
             containers=(
                 _assignment(
@@ -288,11 +223,11 @@ class LiveView:
         since = [f"since then refused: {later.message}"] if later is not None else []
         if gave_way := real.gave_way(allocation, effective):
             since.append(f"listed {allocation.cpus}, {gave_way}")
-        since += self._unheard(allocation.pod_uid)
+        since += self._sources.unheard(allocation.pod_uid)
         if since:
             document = {**document, "later": since}
         assignment = _assignment(
-            allocation, machine, state, pool, real, *self._looked(), self._late()
+            allocation, machine, state, pool, real, *self._looked(), self._sources.late()
         )
         if isinstance(assignment.late, float):
             said = late_text(assignment.late)
@@ -348,15 +283,15 @@ class LiveView:
         """Every NUMA node as who schedules counts it."""
         agent = self._agent
         # Before the state: who is decided about in between is in it.
-        coming = self._coming()
+        coming = self._sources.coming()
         return zones.document(
             agent.machine,
             agent.state,
-            self._reading(),
+            self._sources.reading(),
             reason=self._not_pinning(),
-            measured=self._measured(),
-            devices=self._devices(),
-            roots_of_pcie=self._roots_of_pcie,
+            measured=self._sources.measured(),
+            devices=self._sources.counted(),
+            roots_of_pcie=self._sources.roots_of_pcie,
             coming=coming,
         )
 
@@ -369,7 +304,10 @@ class LiveView:
 
     def kubelet(self) -> Kubelet:
         """The kubelet beside us."""
-        return self._kubelet()
+        beside, kubelet = self._sources.beside, self._sources.kubelet
+        if beside is None or kubelet is None:
+            return Kubelet()
+        return kubelet_document(self._agent, beside, kubelet)
 
     def notices(self, after: int) -> Notices:
         """What happened to containers after a number of the sequence."""
@@ -411,14 +349,14 @@ class LiveView:
         pool = state.pool(machine.topology, machine.settings)
         written = self._agent.durable.written_at
         return Snapshot(
-            numa_nodes=numa_nodes.samples(machine, state, pool, self._reading()),
-            node_name=self._node_name,
+            numa_nodes=numa_nodes.samples(machine, state, pool, self._sources.reading()),
+            node_name=self._sources.node_name,
             container_kinds=self._counts(state).by_kind,
             containers=container_samples(state),
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_written=written,
-            checkpoint_age=None if written is None else max(0.0, self._now() - written),
+            checkpoint_age=None if written is None else max(0.0, self._sources.now() - written),
             checkpoint_failing=bool(self._agent.durable.problem),
             ready=self.readiness().ready,
             observe=self._agent.observe,

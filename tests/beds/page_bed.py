@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from nri_numa.cli.topology_output import topology_document
 from nri_numa.config import HTTP
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
@@ -18,7 +17,8 @@ from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.pci import PCIDevice
 from nri_numa.node.agent import Agent
-from nri_numa.node.view import LinkFacts, LiveView
+from nri_numa.node.serving import LinkFacts, Sources
+from nri_numa.node.view import LiveView
 from nri_numa.observe.metrics import Metrics
 
 
@@ -64,14 +64,12 @@ class PageBed:
         """Listen; on the same port as before after a stop."""
         view = LiveView(
             self.agent,
-            version=self.version,
-            node_name="worker-7.example.org",
-            started=time.time(),
-            now=time.time,
-            link=lambda: self.link,
-            reading=lambda: None,
-            describe=lambda m: topology_document(
-                m.topology, reserved=m.settings.reserved_cpus, devices=self.devices
+            Sources(
+                version=self.version,
+                node_name="worker-7.example.org",
+                started=time.time(),
+                link=lambda: self.link,
+                devices=self.devices,
             ),
         )
         section = HTTP(address=f"127.0.0.1:{self.address[1]}", token_file=self._section.token_file)

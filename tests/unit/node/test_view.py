@@ -21,7 +21,8 @@ from nri_numa.http.protocol import Request, Response, Routes
 from nri_numa.http.responses import Assignment
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.node.agent import Agent
-from nri_numa.node.view import LinkFacts, LiveView
+from nri_numa.node.serving import LinkFacts, Sources
+from nri_numa.node.view import LiveView
 from nri_numa.observe.metrics import Metrics
 from tests.machines import named as machines
 
@@ -39,14 +40,15 @@ class Bed:
         self.link = LinkFacts(state="active", detail="", active=True, runtime="containerd")
         self.view = LiveView(
             self.agent,
-            version="0.1.0",
-            started=NOW - 100,
-            now=lambda: NOW,
-            link=lambda: self.link,
-            reading=lambda: Reading(memory={0: 1 << 20}),
-            describe=lambda machine: {"id": machine.topology.id},
-            unheard=lambda uid: self.unheard.get(uid, []),
-            late=lambda: self.late,
+            Sources(
+                version="0.1.0",
+                started=NOW - 100,
+                now=lambda: NOW,
+                link=lambda: self.link,
+                reading=lambda: Reading(memory={0: 1 << 20}),
+                unheard=lambda uid: self.unheard.get(uid, []),
+                late=lambda: self.late,
+            ),
         )
         self.late: dict[str, float] | None = None
         self.unheard: dict[str, list[str]] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import yaml
@@ -243,6 +243,8 @@ def describe() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(
         _RECORDS, ref_template="#/components/schemas/{name}"
     )
+    for name, schema in schemas.items():
+        _describe_fields(getattr(documents, name), schema["properties"])
     schemas["Topology"] = _TOPOLOGY
     return {
         "openapi": "3.1.0",
@@ -267,6 +269,14 @@ def describe() -> dict[str, Any]:
             },
         },
     }
+
+
+def _describe_fields(record: Any, properties: dict[str, Any]) -> None:
+    hints = get_type_hints(record, include_extras=True)
+    for field in msgspec.structs.fields(record):
+        for text in getattr(hints[field.name], "__metadata__", ()):
+            name = field.encode_name
+            properties[name] = {"description": text, **properties[name]}
 
 
 def _operation(

@@ -15,6 +15,7 @@ import hashlib
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from typing import Final, Protocol
 
@@ -155,9 +156,7 @@ class API:
                 lambda request: Response(200, described.read_bytes(), "application/yaml"),
             ),
         )
-        self.page = tuple(
-            get(path, asset.answer) for asset in page_files("nri_numa.http") for path in asset.paths
-        )
+        self.page = tuple(page_routes("nri_numa.http"))
 
     def _health(self, request: Request) -> Response:
         if (busy := self._busy_for()) > STUCK:
@@ -216,8 +215,6 @@ class API:
         return _json(ContainerUses(containers=tuple(found)))
 
     def _events(self, request: Request) -> Response:
-        if request.method == "HEAD":
-            return Response(200, b"", EVENTS)
         return Response(200, self._changes.stream(), EVENTS, [("X-Accel-Buffering", "no")])
 
 
@@ -234,26 +231,24 @@ class SharedScrape:
 
     def __init__(self, chunks: Callable[[], Iterator[bytes]]) -> None:
         self._chunks = chunks
-        self._running: asyncio.Task[bytes] | None = None
-        self._next: asyncio.Task[bytes] | None = None
+        self._turn = asyncio.Lock()
+        self._begun = self._made = 0
+        self._text = b""
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The text; no part of it is older than this call."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._make(self._running))
-        text = await asyncio.shield(self._next)
-        for start in range(0, len(text), BLOCK):
-            yield text[start : start + BLOCK]
-
-    async def _make(self, before: asyncio.Task[bytes] | None) -> bytes:
-        if before is not None:
-            await asyncio.wait({before})
-        self._running, self._next = self._next, None
-        text = bytearray()
-        for chunk in self._chunks():
-            text += chunk
-            await asyncio.sleep(0)  # others have their turn
-        return bytes(text)
+        begun = self._begun
+        async with self._turn:
+            if self._made <= begun:  # what was made, if anything, was begun before
+                self._begun += 1
+                number, text = self._begun, bytearray()
+                for chunk in self._chunks():
+                    text += chunk
+                    await asyncio.sleep(0)  # others have their turn
+                self._text, self._made = bytes(text), number
+            whole = self._text
+        for start in range(0, len(whole), BLOCK):
+            yield whole[start : start + BLOCK]
 
 
 class Changes:
@@ -335,40 +330,25 @@ _TYPES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
-    """A file of a page."""
-
-    name: str
-    data: bytes
-    tag: str
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Where it is served."""
-        return ("/", "/index.html") if self.name == "index.html" else (f"/{self.name}",)
-
-    def answer(self, request: Request) -> Response:
-        """The file, unless the client has this one."""
-        headers = [
-            ("ETag", self.tag),
-            ("Cache-Control", "no-cache"),
-            ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
-        ]
-        kind = _TYPES[self.name.rpartition(".")[2]]
-        if request.header(b"if-none-match") == self.tag.encode():
-            return Response(304, b"", kind, headers)
-        return Response(200, self.data, kind, headers)
-
-
-def page_files(room: str) -> list[PageFile]:
+def page_routes(room: str) -> Iterator[Route]:
     """The files of a room's page; read once, so that no request names a file of the disk."""
-    files = {one.name: one for one in resources.files(room).joinpath("web").iterdir()}
-    return [
-        PageFile(name, data := file.read_bytes(), f'"{hashlib.sha256(data).hexdigest()[:20]}"')
-        for name, file in files.items()
-        if name.rpartition(".")[2] in _TYPES
+    for file in resources.files(room).joinpath("web").iterdir():
+        if (kind := _TYPES.get(file.name.rpartition(".")[2])) is not None:
+            data = file.read_bytes()
+            tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
+            for path in ("/", "/index.html") if file.name == "index.html" else (f"/{file.name}",):
+                yield Route("GET", path, partial(_page_file, data, kind, tag), query=())
+
+
+def _page_file(data: bytes, kind: str, tag: str, request: Request) -> Response:
+    headers = [
+        ("ETag", tag),
+        ("Cache-Control", "no-cache"),
+        ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
     ]
+    if request.header(b"if-none-match") == tag.encode():
+        return Response(304, b"", kind, headers)
+    return Response(200, data, kind, headers)
 
 
 # --- the server ---------------------------------------------------------------------------------
@@ -379,9 +359,6 @@ class AgentServer(Server):
 
     ``crowded`` is called with whether newcomers find no place, each time that this may be
     otherwise. A token or certificate that cannot be read is a `ConfigError`.
-
-    Attributes:
-        problem: why it does not listen; empty when it does.
     """
 
     def __init__(
@@ -406,71 +383,55 @@ class AgentServer(Server):
         super().__init__(host, (*api.routes, *api.page), version=version, certificate=certificate)
         self._metrics, self._crowded = metrics, crowded
         self._later: asyncio.Task[None] | None = None
-        self.problem = ""
 
     async def run(self) -> None:
-        """Serve until cancelled; while the address is in use, say so and try again."""
+        """Serve until cancelled."""
         try:
-            while not await self.start():  # noqa: ASYNC110  # nothing says when an address is free
-                await asyncio.sleep(RETRY)
+            await self.start()
             await asyncio.get_running_loop().create_future()
         finally:
             await self.stop()
 
-    async def start(self) -> bool:
-        """Begin to listen; False when that is not possible now."""
-        try:
-            if self._port >= 0:
-                self.listen(self._port)
-        except OSError as error:
-            self._cannot_listen(error)
-            return False
-        if self._socket:
-            self._later = asyncio.create_task(self._listen_at_socket())
-        self.problem = ""
-        self._metrics.http_up.set(1)
+    async def start(self) -> None:
+        """Return when it listens at the address; what is served there does not need the socket."""
         if self._certificate is not None and (problem := self._certificate.expired()):
             log.error("certificate expired", problem=problem, remedy="renew http.tlsCert")
+        if self._socket:
+            listen = partial(self.listen_at, self._socket)
+            self._later = asyncio.create_task(self._until(listen, self._socket, "http.socket"))
+        if self._port >= 0:
+            where = f"{self._host}:{self._port}"
+            await self._until(partial(self.listen, self._port), where, "http.address")
+        self._metrics.http_up.set(1)
         log.info(
             "http listening",
             address=f"{self.address[0]}:{self.address[1]}" if self.address else "off",
             tls=self._certificate is not None,
             token=self._token is not None,
         )
-        return True
 
-    async def _listen_at_socket(self) -> None:
-        """Serve on the unix socket too; what is served elsewhere does not depend on it."""
+    async def _until(self, listen: Callable[[], None], where: str, key: str) -> None:
+        """Listen; while the address is in use, say so and try again."""
         said = ""
         while True:
             try:
-                self.listen_at(self._socket)
+                listen()
             except OSError as error:
-                problem = f"{self._socket}: {error.strerror or error}"
-                if problem != said:
-                    log.error("no unix socket", problem=problem, remedy="see http.socket")
-                said = problem
+                reason = error.strerror or str(error)
+                if error.errno == errno.EADDRINUSE:
+                    reason = "another program has it"
+                elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+                    reason = "this machine has no such address"
+                if reason != said:  # said once, not every ten seconds
+                    log.error(
+                        "no http: containers are placed as usual",
+                        problem=f"cannot listen on {where}: {reason}",
+                        remedy=f"see {key}; tried again every {RETRY:.0f} s",
+                    )
+                said = reason
                 await asyncio.sleep(RETRY)
             else:
-                log.info("http listening at the unix socket", path=self._socket)
                 return
-
-    def _cannot_listen(self, error: OSError) -> None:
-        self._metrics.http_up.set(0)
-        reason = error.strerror or str(error)
-        remedy = "set http.address to another one"
-        if error.errno == errno.EADDRINUSE:
-            reason, remedy = "another program has it", "stop it, or set http.address to a free one"
-        elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-            reason = "this machine has no such address"
-        problem = f"cannot listen on {self._host}:{self._port}: {reason}"
-        if problem != self.problem:  # said once, not every ten seconds
-            log.error(
-                "no http: containers are placed as usual",
-                problem=problem,
-                remedy=f"{remedy}; tried again every {RETRY:.0f} s",
-            )
-        self.problem = problem
 
     async def stop(self) -> None:
         """Close the listeners and every connection."""

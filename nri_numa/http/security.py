@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 
 from nri_numa.config.values import is_loopback
 from nri_numa.errors import ConfigError
+from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
     import ssl
+
+log = get_logger("http")
 
 
 class TokenFile:
@@ -67,6 +70,7 @@ class Certificate:
     def __init__(self, cert: str, key: str, client_ca: str = "", *, setting: str = "http") -> None:
         self._files = (cert, key, *((client_ca,) if client_ca else ()))
         self._seen: tuple[int, ...] = ()
+        self._problem = ""
         try:
             self._load()
         except OSError as error:
@@ -75,13 +79,17 @@ class Certificate:
                 [f"{setting}.tlsCert: {' and '.join(self._files)} cannot be used: {error}"],
             ) from error
 
-    def refresh(self) -> str:
-        """Load changed files for the next connections; says what went wrong, if anything did."""
+    def current(self) -> ssl.SSLContext:
+        """What the next connection is made with: that of changed files, if they can be used."""
+        problem = ""
         try:
             self._load()
         except OSError as error:  # a rotation half done, say: the old pair stays in force
-            return f"{self._files[0]}: {error}"
-        return ""
+            problem = f"{self._files[0]}: {error}"
+        if problem and problem != self._problem:
+            log.warning("certificate not renewed", problem=problem)
+        self._problem = problem
+        return self.context
 
     def expired(self) -> str:
         """Says so when clients will refuse the certificate; it is served all the same."""

@@ -202,7 +202,6 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._exhausted_at = -EXHAUSTED_SAID_EVERY
         self._bodies = 0
-        self._not_renewed = ""
         self.address: tuple[str, int] | None = None
 
     @property
@@ -396,13 +395,7 @@ class Server:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The streams of an accepted connection, behind the TLS handshake where there is one."""
         loop = asyncio.get_running_loop()
-        context = None
-        if tls and self._certificate is not None:
-            problem = self._certificate.refresh()
-            if problem and problem != self._not_renewed:
-                log.warning("certificate not renewed", problem=problem)
-            self._not_renewed = problem
-            context = self._certificate.context
+        context = self._certificate.current() if tls and self._certificate is not None else None
         reader = asyncio.StreamReader(limit=protocol.MAX_HEADER_BYTES)
         streams = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(lambda: streams, sock, ssl=context)

@@ -74,8 +74,7 @@ class PageBed:
         )
         section = HTTP(address=f"127.0.0.1:{self.address[1]}", token_file=self._section.token_file)
         self._server = AgentServer(section, view, Metrics("0"), version=self.version)
-        started = asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(20)
-        assert started
+        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(20)
         assert self._server.address is not None
         self.address = self._server.address
 

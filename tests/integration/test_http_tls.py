@@ -43,7 +43,7 @@ def served(tmp_path: Path) -> Iterator[tuple[int, Path]]:
     stop = asyncio.Event()
 
     async def serve() -> None:
-        assert await server.start()
+        await server.start()
         started.set()
         await stop.wait()
         await server.stop()
@@ -136,7 +136,7 @@ def test_an_expired_certificate_is_said_and_served(
 
     async def serve() -> int:
         server = AgentServer(section, FakeView(), Metrics("0"), version="0.1.0")
-        assert await server.start()
+        await server.start()
         assert server.address is not None
         try:
             return await asyncio.to_thread(unverified, server.address[1])
@@ -175,7 +175,7 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
 
     async def serve() -> None:
         server = AgentServer(section, FakeView(), Metrics("0"), version="0.1.0")
-        assert await server.start()
+        await server.start()
         assert server.address is not None
         for _ in range(4):
             await asyncio.gather(*(one(server.address) for _ in range(8)))
@@ -207,7 +207,7 @@ def test_silent_clients_do_not_get_as_far_as_tls(
 
     async def serve() -> None:
         server = AgentServer(section, FakeView(), Metrics("0"), version="0.1.0")
-        assert await server.start()
+        await server.start()
         assert server.address is not None
         silent = [await asyncio.open_connection(*server.address) for _ in range(40)]
         while len(server._places) < 12:

@@ -90,7 +90,7 @@ class World:
     async def start_agent(self) -> None:
         config = HTTP(address="off", socket=str(self.socket))
         self.agent = AgentServer(config, self.view, Metrics("1"), version="1")
-        assert await self.agent.start()
+        await self.agent.start()
         await until(self.socket.exists)
 
     async def stop_agent(self) -> None:

@@ -92,7 +92,7 @@ def test_every_answer_is_as_described(tmp_path: Path, ready: bool, token: bool) 
             file.write_text("0123456789abcdef")
             section = HTTP(address="127.0.0.1:0", token_file=str(file))
         server = AgentServer(section, FakeView(ready=ready), Metrics("0"), version="0")
-        assert await server.start()
+        await server.start()
         assert server.address is not None
         try:
             served = yaml.safe_load(FILE.read_text())
@@ -113,7 +113,7 @@ def test_every_described_path_is_served_and_tried() -> None:
 def test_writing_is_refused_on_every_path() -> None:
     async def test() -> None:
         server = AgentServer(HTTP(address="127.0.0.1:0"), FakeView(), Metrics("0"), version="0")
-        assert await server.start()
+        await server.start()
         assert server.address is not None
         try:
             for _, target in TARGETS:

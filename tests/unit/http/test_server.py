@@ -40,7 +40,7 @@ async def serving(
 ) -> AsyncIterator[tuple[AgentServer, tuple[str, int]]]:
     config = HTTP(**{"address": "127.0.0.1:0", **section})  # type: ignore[arg-type]
     server = AgentServer(config, view or FakeView(), Metrics("0.1.0"), version="0.1.0")
-    assert await server.start()
+    await server.start()
     assert server.address is not None
     try:
         yield server, server.address
@@ -302,7 +302,9 @@ def test_an_unusable_certificate_is_a_configuration_error(tmp_path: Path) -> Non
         )
 
 
-def test_a_taken_port_is_said_and_taken_over_when_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_is_said_and_taken_over_when_free(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Containers are placed without HTTP meanwhile, so this must not be an exception."""
 
     async def test() -> None:
@@ -314,14 +316,12 @@ def test_a_taken_port_is_said_and_taken_over_when_free(monkeypatch: pytest.Monke
         metrics = Metrics("0")
         server = AgentServer(HTTP(address=f"127.0.0.1:{port}"), FakeView(), metrics, version="0")
         task = asyncio.create_task(server.run())
-        while not server.problem:
+        while "no http" not in caplog.text:
             await asyncio.sleep(0)
-        assert "another program has it" in server.problem
         assert "nri_numa_http_up 0.0" in metrics.text()
         blocker.close()
         while server.address is None:
             await asyncio.sleep(0.01)
-        assert server.problem == ""
         assert (await get(server.address, "/healthz")).status == 200
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -478,7 +478,7 @@ def test_it_is_crowded_while_newcomers_have_no_place(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
         config = HTTP(address="127.0.0.1:0")
         server = AgentServer(config, FakeView(), Metrics("0"), version="0", crowded=crowded.append)
-        assert await server.start()
+        await server.start()
         assert server.address is not None
         many = [socket.create_connection(server.address) for _ in range(3)]
         await has_places(server, 3)
@@ -577,7 +577,7 @@ def test_a_loop_that_is_stuck_is_not_healthy() -> None:
         busy = 0.0
         config = HTTP(address="127.0.0.1:0")
         server = AgentServer(config, FakeView(), Metrics("0"), version="0", busy_for=lambda: busy)
-        assert await server.start()
+        await server.start()
         assert server.address is not None
         assert (await get(server.address, "/healthz")).status == 200
         busy = 12.0
@@ -638,7 +638,7 @@ def test_the_runtime_goes_first_between_two_answers_and_two_pieces() -> None:
             Metrics("0"),
             version="0",
         )
-        assert await server.start()
+        await server.start()
         assert server.address is not None
         assert (await get(server.address, "/v1/assignments")).status == 200
         async with connected(server.address) as (reader, writer):
@@ -695,14 +695,14 @@ def test_scrapes_at_the_same_time_are_made_once() -> None:
         async def whole() -> bytes:
             return b"".join([piece async for piece in scrape.pieces()])
 
-        first = [asyncio.ensure_future(whole()) for _ in range(5)]
+        first = asyncio.ensure_future(whole())
         while not made:
             await asyncio.sleep(0)
         later = [asyncio.ensure_future(whole()) for _ in range(20)]
         gone = asyncio.ensure_future(whole())
         await asyncio.sleep(0)
         gone.cancel()  # a client that leaves takes nothing from the others
-        assert {await one for one in first} == {b"0 " * 50_000}
+        assert await first == b"0 " * 50_000
         assert {await one for one in later} == {b"1 " * 50_000}
         assert await whole() == b"2 " * 50_000
         assert made == [5, 5, 5]

@@ -41,7 +41,7 @@ def test_the_file_is_the_permission_and_the_address_asks_for_the_token(tmp_path:
         path = tmp_path / "agent.sock"
         config = HTTP(address="127.0.0.1:0", socket=str(path), token_file=str(tmp_path / "token"))
         server = AgentServer(config, FakeView(), Metrics("1"), version="1")
-        assert await server.start()
+        await server.start()
         try:
             await there(path)
             assert server.address is not None
@@ -59,7 +59,7 @@ def test_the_address_may_be_off(tmp_path: Path) -> None:
         path = tmp_path / "agent.sock"
         config = HTTP(address="off", socket=str(path))
         server = AgentServer(config, FakeView(), Metrics("1"), version="1")
-        assert await server.start()
+        await server.start()
         try:
             await there(path)
             assert server.address is None
@@ -97,12 +97,12 @@ def test_a_file_in_its_place_stays_and_is_named_and_tried_again(
     async def run() -> None:
         config = HTTP(address="127.0.0.1:0", socket=str(path))
         server = AgentServer(config, FakeView(), Metrics("1"), version="1")
-        assert await server.start()
+        await server.start()
         try:
             assert server.address is not None
             assert (await get(server.address, "/healthz")).status == 200
             async with asyncio.timeout(180):
-                while not caplog.records or "no unix socket" not in caplog.text:
+                while "no http" not in caplog.text:
                     await asyncio.sleep(0.01)
             assert path.read_text() == "precious"
             path.unlink()
@@ -112,7 +112,7 @@ def test_a_file_in_its_place_stays_and_is_named_and_tried_again(
             await server.stop()
 
     asyncio.run(run())
-    assert caplog.text.count("no unix socket") == 1
+    assert caplog.text.count("no http") == 1
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_many_clients_of_the_socket_do_not_keep_others_out(tmp_path: Path) -> No
         path = tmp_path / "agent.sock"
         config = HTTP(address="127.0.0.1:0", socket=str(path))
         server = AgentServer(config, FakeView(), Metrics("1"), version="1")
-        assert await server.start()
+        await server.start()
         silent: list[socket.socket] = []
         try:
             await there(path)

@@ -61,8 +61,8 @@ def text() -> str:
     StealGauges(metrics).set({0: 1.0}, {0: 0.0}, {0: 0.0}, {0: 2e9})
     LateCounts(metrics)
     labels = {
-        str(one._name): tuple(one._labelnames)  # type: ignore[attr-defined]
-        for one in metrics._own
+        str(one._name): tuple(one._labelnames)
+        for one in metrics.all
         if hasattr(one, "_labelnames")
     }
     exposed = metrics.text()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.observe.service_metrics import ServiceMetrics
+from nri_numa.observe.metrics import ServiceMetrics
 
 
 class ControllerMetrics(ServiceMetrics):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nri_numa.observe.service_metrics import ServiceMetrics
+from nri_numa.observe.metrics import ServiceMetrics
 
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 

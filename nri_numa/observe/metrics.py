@@ -21,7 +21,6 @@ from typing import Final, TypeAlias
 from nri_numa.observe import logs
 from nri_numa.text import harmless
 
-
 UNUSED: Final = (
     *("gzip", "http.server", "socketserver", "urllib.error", "urllib.request"),
     "wsgiref.simple_server",

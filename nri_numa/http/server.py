@@ -292,7 +292,7 @@ class Server:
         sock.setblocking(False)
         place = self._places.take(str(peer[0]) if peer else LOCAL)
         place.close = partial(self._hang_up, sock, place)
-        place.timer = loop.call_later(_seconds(place), place.close)
+        place.timer = loop.call_at(_deadline(place), place.close)
         loop.add_reader(sock, self._first_bytes, sock, place)
         self._first_bytes(sock, place)  # a client that is in earnest has made its request by now
         self.connected(len(self._places), crowded=self._places.crowded)
@@ -369,7 +369,7 @@ class Server:
         """One connection from its first byte to its end."""
         writer: asyncio.StreamWriter | None = None
         try:
-            async with asyncio.timeout(_seconds(place)) as limit:
+            async with asyncio.timeout_at(_deadline(place)) as limit:
                 reader, writer = await self._streams(sock, tls=self._tls(place))
                 connection = Connection(reader, writer, limit, place.said)
                 while await self._exchange(connection, place):  # noqa: ASYNC110  # no polling
@@ -530,9 +530,9 @@ def unix_listener(path: str) -> socket.socket:
     return sock
 
 
-def _seconds(place: Place) -> float:
-    """For the first byte of a connection, and from there for its first request."""
-    return PROBE_TIMEOUT if place.reserve else protocol.REQUEST_TIMEOUT
+def _deadline(place: Place) -> float:
+    """Of the first request of a connection, TLS handshake included, in the loop's time."""
+    return place.since + (PROBE_TIMEOUT if place.reserve else protocol.REQUEST_TIMEOUT)
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

@@ -339,19 +339,19 @@ class _Handler(logging.Handler):
             self.write(event["level"], self.render(event))
         except (OSError, ValueError):
             self.lost += 1
-        if self.loop is not None and self.outlet is not None and self.outlet.blocked:
-            self._try_later(self.loop)
+        self._try_later()
 
-    def _try_later(self, loop: _Scheduler) -> None:
-        if not self._trying:
+    def _try_later(self) -> None:
+        """Try again while the reader stands still."""
+        blocked = self.outlet is not None and self.outlet.blocked
+        if self.loop is not None and blocked and not self._trying:
             self._trying = True
-            loop.call_later(_AGAIN, self._try)
+            self.loop.call_later(_AGAIN, self._try)
 
     def _try(self) -> None:
         self._trying = False
         self.drain()
-        if self.loop is not None and self.outlet is not None and self.outlet.blocked:
-            self._try_later(self.loop)
+        self._try_later()
 
 
 def _event(record: logging.LogRecord) -> Event:

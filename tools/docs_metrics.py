@@ -29,9 +29,9 @@ _SAMPLE = Snapshot(
             capacity_cpus=1,
             allocated_cpus=1,
             available_cpus=1,
-            memory=1,
-            memory_allocated=1,
-            memory_available=1,
+            memory_bytes=1,
+            memory_allocated_bytes=1,
+            memory_available_bytes=1,
             hugepages={1: (1, 1)},
         ),
     ),
@@ -61,9 +61,7 @@ def text() -> str:
     StealGauges(metrics).set({0: 1.0}, {0: 0.0}, {0: 0.0}, {0: 2e9})
     LateCounts(metrics)
     labels = {
-        str(one._name): tuple(one._labelnames)
-        for one in metrics.all
-        if hasattr(one, "_labelnames")
+        str(one._name): tuple(one._labelnames) for one in metrics.all if hasattr(one, "_labelnames")
     }
     exposed = metrics.text()
     kinds = dict(_TYPE.findall(exposed))

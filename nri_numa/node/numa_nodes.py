@@ -113,9 +113,9 @@ def _sample(facts: _Facts, reserved: CPUSet) -> NUMANodeSample:
         capacity_cpus=facts.cpu_total / 1000,
         allocated_cpus=charge.cpu_milli / 1000,
         available_cpus=facts.cpu_left / 1000,
-        memory=node.memory_bytes,
-        memory_allocated=charge.memory,
-        memory_available=facts.memory_left,
+        memory_bytes=node.memory_bytes,
+        memory_allocated_bytes=charge.memory,
+        memory_available_bytes=facts.memory_left,
         capacity_factor=facts.capacity_factor,
         hugepages={
             size: (total, charge.hugepages.get(size, 0)) for size, total in node.hugepages.items()

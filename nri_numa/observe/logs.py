@@ -220,7 +220,7 @@ class _Scheduler(Protocol):
 
 
 class Logger:
-    """Writes events with fields; the level is looked at before anything else happens."""
+    """Writes events with fields."""
 
     __slots__ = ("_component", "_logger")
 
@@ -230,18 +230,15 @@ class Logger:
 
     def debug(self, event: str, /, **fields: object) -> None:
         """Something only a developer wants to follow."""
-        if self._logger.isEnabledFor(logging.DEBUG):
-            self._emit(logging.DEBUG, event, fields)
+        self._emit(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
         """Something an operator may want to know: decisions and changes of state."""
-        if self._logger.isEnabledFor(logging.INFO):
-            self._emit(logging.INFO, event, fields)
+        self._emit(logging.INFO, event, fields)
 
     def warning(self, event: str, /, **fields: object) -> None:
         """Something works less well than it should."""
-        if self._logger.isEnabledFor(logging.WARNING):
-            self._emit(logging.WARNING, event, fields)
+        self._emit(logging.WARNING, event, fields)
 
     def error(self, event: str, /, **fields: object) -> None:
         """A request failed."""
@@ -259,6 +256,8 @@ class Logger:
         self._emit(logging.ERROR, event, fields)
 
     def _emit(self, level: int, event: str, fields: Mapping[str, object]) -> None:
+        if not self._logger.isEnabledFor(level):
+            return
         # Made here rather than by Logger.log: no line has the caller's file and line number.
         record = logging.LogRecord(self._logger.name, level, "", 0, event, None, None)
         record.component = self._component

@@ -188,11 +188,16 @@ class NUMANodeSample:
     capacity_cpus: float
     allocated_cpus: float
     available_cpus: float
-    memory: int
-    memory_allocated: int
-    memory_available: int
+    memory_bytes: int
+    memory_allocated_bytes: int
+    memory_available_bytes: int
     capacity_factor: float = 1.0
     hugepages: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def allocatable_cpus(self) -> float:
+        """The former name of what is available."""
+        return self.available_cpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -529,62 +534,43 @@ def _node_rows(snapshot: Snapshot) -> Iterator[str]:
             for (kind, preferred), count in sorted(snapshot.container_kinds.items())
         ),
     )
-    written, age = snapshot.checkpoint_written, snapshot.checkpoint_age
     for name, text, value in (
-        ("shared_pool_cpus", "CPUs of the shared pool.", f"{snapshot.shared_pool_cpus}"),
-        ("offline_cpus", "CPUs that are present and not online.", f"{snapshot.offline_cpus}"),
-        (
-            "ready",
-            "Whether containers are placed and remembered, as /readyz says.",
-            f"{snapshot.ready:d}",
-        ),
-        ("observe", "Whether nothing is changed, only decided and told.", f"{snapshot.observe:d}"),
+        ("shared_pool_cpus", "CPUs of the shared pool.", snapshot.shared_pool_cpus),
+        ("offline_cpus", "CPUs that are present and not online.", snapshot.offline_cpus),
+        ("ready", "Whether containers are placed and remembered, as /readyz says.", snapshot.ready),
+        ("observe", "Whether nothing is changed, only decided and told.", snapshot.observe),
         (
             "checkpoint_failing",
             "Whether the state cannot be made durable now.",
-            f"{snapshot.checkpoint_failing:d}",
+            snapshot.checkpoint_failing,
         ),
         (
             "checkpoint_written_timestamp_seconds",
             "When the state was last made durable; Unix time.",
-            "" if written is None else f"{written:.3f}",
+            snapshot.checkpoint_written,
         ),
         (
             "checkpoint_age_seconds",
             _former("checkpoint_age_seconds"),
-            "" if age is None else f"{age:.3f}",
+            snapshot.checkpoint_age,
         ),
     ):
-        if value:
-            yield from _family(name, text, [("", value)])
+        if value is not None:
+            shown = f"{value:.3f}" if isinstance(value, float) else f"{value:d}"
+            yield from _family(name, text, [("", shown)])
 
 
-_OF_NUMA_NODE: Final[tuple[tuple[str, str, Callable[[NUMANodeSample], float]], ...]] = (
-    (
-        "capacity_cpus",
-        "CPUs that can be allocated in all: with oversale and capacity factor.",
-        lambda n: n.capacity_cpus,
-    ),
-    ("allocated_cpus", "CPUs allocated to containers.", lambda n: n.allocated_cpus),
-    ("available_cpus", "Free CPUs: what can still be allocated.", lambda n: n.available_cpus),
-    (
-        "allocatable_cpus",
-        _former("numa_node_allocatable_cpus"),
-        lambda n: n.available_cpus,
-    ),
-    ("memory_bytes", "Memory of a NUMA node.", lambda n: n.memory),
-    ("memory_allocated_bytes", "Memory allocated to containers.", lambda n: n.memory_allocated),
-    (
-        "memory_available_bytes",
-        "Free memory: what can still be allocated.",
-        lambda n: n.memory_available,
-    ),
-    (
-        "capacity_factor",
-        "The part of the node's CPUs that is really there.",
-        lambda n: n.capacity_factor,
-    ),
-)
+_OF_NUMA_NODE: Final = {
+    "capacity_cpus": "CPUs that can be allocated in all: with oversale and capacity factor.",
+    "allocated_cpus": "CPUs allocated to containers.",
+    "available_cpus": "Free CPUs: what can still be allocated.",
+    "allocatable_cpus": _former("numa_node_allocatable_cpus"),
+    "memory_bytes": "Memory of a NUMA node.",
+    "memory_allocated_bytes": "Memory allocated to containers.",
+    "memory_available_bytes": "Free memory: what can still be allocated.",
+    "capacity_factor": "The part of the node's CPUs that is really there.",
+}
+"""Gauges of each NUMA node, by the field of its sample."""
 
 
 def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
@@ -597,8 +583,8 @@ def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
             for state in ("exclusive", "idle", "kubelet", "shared", "reserved")
         ),
     )
-    for name, text, get in _OF_NUMA_NODE:
-        rows = ((f'numa_node="{n.numa_node}"', f"{get(n):.16g}") for n in samples)
+    for name, text in _OF_NUMA_NODE.items():
+        rows = ((f'numa_node="{n.numa_node}"', f"{getattr(n, name):.16g}") for n in samples)
         yield from _family(f"numa_node_{name}", text, rows)
     for index, (name, text) in enumerate(
         (

@@ -54,9 +54,9 @@ def known() -> dict[str, frozenset[str]]:
         capacity_cpus=0,
         allocated_cpus=0,
         available_cpus=0,
-        memory=0,
-        memory_allocated=0,
-        memory_available=0,
+        memory_bytes=0,
+        memory_allocated_bytes=0,
+        memory_available_bytes=0,
         hugepages={2 << 20: (0, 0)},
     )
     metrics.snapshot = lambda: Snapshot(

@@ -31,9 +31,9 @@ def sample(numa_node: int) -> NUMANodeSample:
         capacity_cpus=8,
         allocated_cpus=4.75,
         available_cpus=3.25,
-        memory=67257405440,
-        memory_allocated=1 << 30,
-        memory_available=1 << 34,
+        memory_bytes=67257405440,
+        memory_allocated_bytes=1 << 30,
+        memory_available_bytes=1 << 34,
         capacity_factor=0.5,
         hugepages={2 << 20: (4 << 20, 2 << 20)},
     )

@@ -36,7 +36,7 @@ _SAMPLE = Snapshot(
         ),
     ),
     node_name="node-1",
-    container_kinds={("shared", True): 1},
+    container_counts={("shared", True): 1},
     checkpoint_written=1.0,
     checkpoint_age=1.0,
     local_memory=LocalMemory(ratios=(("a", "b", "c", 1.0),), states={"known": 1}),

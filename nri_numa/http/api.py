@@ -382,7 +382,6 @@ class AgentServer(Server):
         self._open = PROBES | {route.path for route in api.page}
         super().__init__(host, (*api.routes, *api.page), version=version, certificate=certificate)
         self._metrics, self._crowded = metrics, crowded
-        self._later: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -398,7 +397,7 @@ class AgentServer(Server):
             log.error("certificate expired", problem=problem, remedy="renew http.tlsCert")
         if self._socket:
             listen = partial(self.listen_at, self._socket)
-            self._later = asyncio.create_task(self._until(listen, self._socket, "http.socket"))
+            self._tasks.add(asyncio.create_task(self._until(listen, self._socket, "http.socket")))
         if self._port >= 0:
             where = f"{self._host}:{self._port}"
             await self._until(partial(self.listen, self._port), where, "http.address")
@@ -436,8 +435,6 @@ class AgentServer(Server):
     async def stop(self) -> None:
         """Close the listeners and every connection."""
         self._metrics.http_up.set(0)
-        if self._later is not None:
-            self._later.cancel()
         await super().stop()
         self._crowded(False)
 

@@ -107,12 +107,12 @@ class Places:
         self, limit: int, reserve: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.limit, self.reserve, self._clock = limit, reserve, clock
-        self._taken: dict[Place, None] = {}
+        self._ordinary: dict[Place, None] = {}
         self._reserve: dict[Place, None] = {}
         self._peers: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._taken) + len(self._reserve)
+        return len(self._ordinary) + len(self._reserve)
 
     @property
     def crowded(self) -> bool:
@@ -121,14 +121,14 @@ class Places:
 
     def pause(self) -> float:
         """Seconds until one more newcomer can be in the reserve without cutting another short."""
-        if len(self._taken) < self.limit or len(self._reserve) < self.reserve:
+        if len(self._ordinary) < self.limit or len(self._reserve) < self.reserve:
             return 0.0
         return max(0.0, next(iter(self._reserve)).since + GRACE - self._clock())
 
     def take(self, peer: str) -> Place:
         """A place for a newcomer; another connection may lose its own for it."""
         place = Place(peer, self._clock())
-        if len(self._taken) >= self.limit:
+        if len(self._ordinary) >= self.limit:
             victim = self._idle() or self._greedy(peer)
             if victim is None:
                 place.reserve = True
@@ -137,7 +137,7 @@ class Places:
                 self._reserve[place] = None
                 return place
             self._end(victim)
-        self._taken[place] = None
+        self._ordinary[place] = None
         self._peers[peer] += 1
         return place
 
@@ -147,13 +147,13 @@ class Places:
         if place.timer is not None:
             place.timer.cancel()
         self._reserve.pop(place, None)
-        if place in self._taken:
-            del self._taken[place]
+        if place in self._ordinary:
+            del self._ordinary[place]
             self._peers -= Counter((place.peer,))
 
     def close(self) -> None:
         """End every connection."""
-        for place in [*self._taken, *self._reserve]:
+        for place in [*self._ordinary, *self._reserve]:
             self._end(place)
 
     def _end(self, place: Place) -> None:
@@ -163,7 +163,7 @@ class Places:
 
     def _idle(self) -> Place | None:
         """The one that waits longest for its next request; its client can connect again."""
-        waiting = [(p.idle_since, n, p) for n, p in enumerate(self._taken) if p.idle_since]
+        waiting = [(p.idle_since, n, p) for n, p in enumerate(self._ordinary) if p.idle_since]
         return min(waiting)[2] if waiting else None
 
     def _greedy(self, newcomer: str) -> Place | None:
@@ -171,7 +171,7 @@ class Places:
         peer, most = self._peers.most_common(1)[0]
         if most <= self._peers[newcomer] + 1:
             return None
-        return next(p for p in self._taken if p.peer == peer)
+        return next(p for p in self._ordinary if p.peer == peer)
 
 
 class Server:
@@ -246,6 +246,8 @@ class Server:
                 if family == socket.AF_INET or socket.has_dualstack_ipv6()
             ]
             made.pop_all()
+        if not sockets:
+            raise OSError(errno.EADDRNOTAVAIL, "no address")
         self.address = sockets[0].getsockname()[:2]
         for sock in sockets:
             self._serve_at(sock)
@@ -274,10 +276,9 @@ class Server:
             listener.close()
         self._listeners.clear()
         self._places.close()
-        while self._tasks:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self, listener: socket.socket) -> None:
         """Take one connection; those that are there have their turn before the next one."""
@@ -374,7 +375,7 @@ class Server:
                 connection = Connection(reader, writer, limit, place.said)
                 while await self._exchange(connection, place):  # noqa: ASYNC110  # no polling
                     # Requests that are there already would be answered without a pause otherwise:
-                    # here the loop looks whether the runtime needs it, and other clients.
+                    # here the runtime has its turn, and other clients.
                     await asyncio.sleep(0)
         except TimeoutError as error:
             self.dropped()  # too slow: its loss, and nothing to report

@@ -17,11 +17,11 @@ BURST: Final = 0.05
 """Seconds of CPU time at once after a rest: a scrape of 1,000 containers (2 ms for its text), or
 the page with its files and lists, also on a machine that is several times as slow."""
 HURRIED: Final = 0.5
-"""The same while newcomers stand in line: a probe is found by accepting who stands before it, 0.1
-ms for each of a thousand, and the kubelet waits for a second."""
+"""The same while newcomers find no place: a probe is found by accepting those before it, 0.1 ms for
+each of a thousand, and the kubelet waits for a second."""
 LONGEST: Final = 0.02
 """Seconds of one pause. A probe is accepted, read and answered in some five rounds of the loop: all
-its pauses together are a tenth of the second that the kubelet gives it, whoever else is served in
+its pauses together are a tenth of the second that the kubelet gives it, whatever is served in
 these rounds."""
 
 

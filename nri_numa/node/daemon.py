@@ -196,7 +196,7 @@ class Daemon:
         )
         if problem := self._notices.open(writable=self.store.locked):
             log.warning("notices", problem=problem)
-        self.agent.notices.tell = self.agent.notify
+        self.agent.notices.changed = self.agent.notify
         self.unheard = UnmatchedAnnotations(
             lambda: self.agent.machine.settings.prefix,
             time.monotonic,

@@ -351,7 +351,7 @@ class LiveView:
         return Snapshot(
             numa_nodes=numa_nodes.samples(machine, state, pool, self._sources.reading()),
             node_name=self._sources.node_name,
-            container_kinds=self._counts(state).by_kind,
+            container_counts=self._counts(state).by_kind,
             containers=container_samples(state),
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),

@@ -33,7 +33,7 @@ def fields_of(allocation: Allocation, cpus: str) -> dict[str, object]:
     }
 
 
-def moved_neighbours(decision: Admitted, topology: Topology) -> str:
+def neighbours_of(decision: Admitted, topology: Topology) -> str:
     """Whose CPUs a decision changed, with their old and new sets; the first few by name."""
     before, after = decision.trace.pool_before, decision.trace.pool_after
     takes, own = decision.state.withheld_bits, decision.allocation
@@ -110,7 +110,7 @@ class DecisionLog:
                 pool_before=str(trace.pool_before),
                 pool=str(trace.pool_after),
                 containers=updates,
-                neighbours=moved_neighbours(decision, topology),
+                neighbours=neighbours_of(decision, topology),
             )
 
     def placed(self, allocation: Allocation, cpus: str, updates: int, *, gap: bool = False) -> None:
@@ -199,7 +199,7 @@ class DecisionLog:
         """The cgroup of a starting container was written, or could not be."""
         fields = fields_of(allocation, cpus)
         if problem:
-            # Its start goes on; what it really has is looked at as soon as it runs.
+            # Its start goes on; what it really has is read as soon as it runs.
             event = "cgroup of a starting container not written"
             log.warning(event, problem=problem, **fields)
         else:

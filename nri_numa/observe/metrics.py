@@ -225,7 +225,7 @@ class Snapshot:
 
     Attributes:
         node_name: of the node, as Kubernetes has it.
-        container_kinds: number of containers by kind, and by whether each has the narrowest set.
+        container_counts: number of containers by kind, and by whether each has the narrowest set.
         containers: consumed while the answer is written; it must stay valid over loop rounds.
         checkpoint_written: Unix time at which the state was last written; None before that.
         checkpoint_age: seconds since then.
@@ -238,7 +238,7 @@ class Snapshot:
 
     node_name: str = ""
     numa_nodes: Iterable[NUMANodeSample] = ()
-    container_kinds: Mapping[tuple[str, bool], int] = field(default_factory=dict)
+    container_counts: Mapping[tuple[str, bool], int] = field(default_factory=dict)
     containers: Iterable[ContainerSample] = ()
     shared_pool_cpus: int = 0
     offline_cpus: int = 0
@@ -531,7 +531,7 @@ def _node_rows(snapshot: Snapshot) -> Iterator[str]:
         "wider set.",
         (
             (f'kind="{kind}",preferred="{_truth(preferred)}"', str(count))
-            for (kind, preferred), count in sorted(snapshot.container_kinds.items())
+            for (kind, preferred), count in sorted(snapshot.container_counts.items())
         ),
     )
     for name, text, value in (

@@ -2,9 +2,9 @@
 
 A refusal that the kubelet asks for again every ten seconds is one notice whose count grows, so a
 reader that comes late misses repetitions and no occurrence. Each change of a notice gets the next
-number of one sequence: whoever read up to a number asks for what came after it. The id of a notice
-stays the same for as long as it lives, over restarts too (`nri_numa.store.notices`), so that what
-is made of it elsewhere is made once.
+number of one sequence: a reader that has read up to a number wants those after it. The id of a
+notice stays the same for as long as it lives, over restarts too (`nri_numa.store.notices`), so that
+what is made of it elsewhere is made once.
 
 The HTTP side reads from another thread: a notice never changes, another one takes its place.
 """
@@ -75,7 +75,7 @@ class Notices:
         number: the last one given out.
         evicted: notices that made room for newer ones.
         keep: called with every notice that is new or changed, to make it outlive the process.
-        tell: called after every change.
+        changed: called after every change.
     """
 
     def __init__(self, now: Callable[[], float], limit: int = LIMIT) -> None:
@@ -86,7 +86,7 @@ class Notices:
         self.number = 0
         self.evicted = 0
         self.keep: Callable[[Notice], object] = lambda notice: None
-        self.tell: Callable[[], object] = lambda: None
+        self.changed: Callable[[], object] = lambda: None
 
     def restore(self, instance: str, notices: Iterable[Notice] = (), number: int = 0) -> None:
         """Go on where an earlier run ended; only before anything is added."""
@@ -130,7 +130,7 @@ class Notices:
             del self._kept[next(iter(self._kept))]
             self.evicted += 1
         self.keep(notice)
-        self.tell()
+        self.changed()
         return notice
 
     def about(self, one: Allocation, what: str, message: str, *, reason: str = "") -> Notice:

@@ -62,7 +62,7 @@ def known() -> dict[str, frozenset[str]]:
     metrics.snapshot = lambda: Snapshot(
         node_name="worker-7",
         numa_nodes=[numa_node],
-        container_kinds={("shared", True): 1},
+        container_counts={("shared", True): 1},
         checkpoint_written=0.0,
         checkpoint_age=0.0,
     )

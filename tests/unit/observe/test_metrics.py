@@ -60,7 +60,7 @@ def full() -> Metrics:
     metrics.snapshot = lambda: Snapshot(
         numa_nodes=[sample(1), sample(0)],
         node_name="worker-7",
-        container_kinds={("shared", True): 2, ("exclusive", False): 1},
+        container_counts={("shared", True): 2, ("exclusive", False): 1},
         containers=(container(n) for n in range(2)),
         shared_pool_cpus=10,
         offline_cpus=1,

@@ -121,19 +121,8 @@ class Outlet:
         if self._size + size > LIMIT:
             self.dropped += 1
             return
-        if not self._waiting and not self.patient:
-            try:
-                written = self._write(data)
-            except BlockingIOError:
-                written = 0
-            except OSError:
-                self.dropped += 1
-                raise
-            if written == size:
-                return
-            data = data[written:]
         self._waiting.append(data)
-        self._size += len(data)
+        self._size += size
         self.drain(PATIENCE if self.patient else 0.0)
         self.patient = self.patient and not self._waiting
 

@@ -454,7 +454,8 @@ class AgentServer(Server):
         """Count it by the pattern of its path: bounded, whatever clients send."""
         there = self.routes.at(request) if request is not None else []
         route = there[0].path if there else "other"
-        self._metrics.http_request("page" if route in self._open - PROBES else route, status)
+        label = "page" if route in self._open - PROBES else route
+        self._metrics.http_requests.labels(label, str(status)).inc()
 
     def dropped(self) -> None:
         """Count it."""

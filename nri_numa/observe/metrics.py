@@ -224,16 +224,10 @@ class Snapshot:
     """The node's state at the moment of a scrape.
 
     Attributes:
-        node_name: of the node, as Kubernetes has it.
-        container_counts: number of containers by kind, and by whether each has the narrowest set.
+        container_counts: by kind, and by whether they have the narrowest set.
         containers: consumed while the answer is written; it must stay valid over loop rounds.
         checkpoint_written: Unix time at which the state was last written; None before that.
         checkpoint_age: seconds since then.
-        checkpoint_failing: the state cannot be written now.
-        ready: what ``/readyz`` answers.
-        observe: decides, but changes nothing.
-        local_memory: None unless it is to be exposed.
-        waiting: None unless it is to be exposed.
     """
 
     node_name: str = ""
@@ -340,7 +334,7 @@ class Metrics(Registry):
         self.drift_fights = self.counter(
             "drift_fights_total", "Containers given up because somebody keeps rewriting them."
         )
-        self._kubelet_static = self.gauge(
+        self.kubelet_static = self.gauge(
             "kubelet_static",
             "Whether a manager of the kubelet pins containers itself, by its static policy.",
             "manager",
@@ -352,13 +346,13 @@ class Metrics(Registry):
             "kubelet_state_problems",
             "What is wrong with the kubelet's state files; what they said before still holds.",
         )
-        self._kubelet_contests = self.counter(
+        self.kubelet_contests = self.counter(
             "kubelet_contests_total",
             "Containers whose cpuset the kubelet and nri-numa both wrote, by who had its way.",
             "yields_to",
         )
         for side in ("kubelet", "nri-numa"):
-            self._kubelet_contests.labels(side)  # both are there from the start, for alerts
+            self.kubelet_contests.labels(side)  # both are there from the start, for alerts
         self.checkpoint_write = self.histogram(
             "checkpoint_write_seconds", "Time to make the state durable.", buckets=WRITE_BUCKETS
         )
@@ -381,7 +375,7 @@ class Metrics(Registry):
         )
         self._longest = 0.0
         self.http_up = self.gauge("http_up", "Whether the HTTP server listens.")
-        self._http_requests = self.counter(
+        self.http_requests = self.counter(
             "http_requests_total", "HTTP requests by route and status.", "route", "code"
         )
         self._dropped_lines = _DroppedLines()
@@ -408,14 +402,6 @@ class Metrics(Registry):
         self._runtime_info.clear()
         self._runtime_info.labels(runtime, version).set(1)
 
-    def kubelet_static(self, manager: str, pins: bool) -> None:
-        """Record whether the kubelet's ``cpu`` or ``memory`` manager pins containers."""
-        self._kubelet_static.labels(manager).set(pins)
-
-    def kubelet_contest(self, yields_to: str) -> None:
-        """Count a container that both write; ``yields_to`` is ``kubelet`` or ``nri-numa``."""
-        self._kubelet_contests.labels(yields_to).inc()
-
     def config_read(self, *, at: float | None) -> None:
         """A configuration was put in force at this Unix time; None when it was not usable."""
         self._reload_worked.set(at is not None)
@@ -428,10 +414,6 @@ class Metrics(Registry):
         if recent > self._longest:
             self._longest = recent
             self._lag_longest.set(recent)
-
-    def http_request(self, route: str, code: int) -> None:
-        """Count one HTTP request; ``route`` is the pattern, not the path."""
-        self._http_requests.labels(route, str(code)).inc()
 
     def chunks(self) -> Iterator[bytes]:
         """The answer to a scrape, in pieces that each take well under 5 ms to make."""

@@ -44,7 +44,7 @@ def known() -> dict[str, frozenset[str]]:
     metrics.request("CreateContainer", 0.001)
     metrics.decision("refused", "TopologyAffinityError", "restricted")
     metrics.kubelet_static("cpu", True)
-    metrics.http_request("/metrics", 200)
+    metrics.http_requests.labels("/metrics", "200").inc()
     numa_node = NUMANodeSample(
         numa_node=0,
         exclusive_cpus=0,

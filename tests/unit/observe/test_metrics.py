@@ -56,7 +56,7 @@ def full() -> Metrics:
     metrics.request("CreateContainer", 0.0004)
     metrics.decision("refused", "NotEnoughCPUs", "restricted")
     metrics.loop_lag(0.002)
-    metrics.http_request("/metrics", 200)
+    metrics.http_requests.labels("/metrics", "200").inc()
     metrics.snapshot = lambda: Snapshot(
         numa_nodes=[sample(1), sample(0)],
         node_name="worker-7",

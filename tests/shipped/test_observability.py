@@ -43,7 +43,7 @@ def known() -> dict[str, frozenset[str]]:
     metrics.connected("containerd", "v2.1.9")
     metrics.request("CreateContainer", 0.001)
     metrics.decision("refused", "TopologyAffinityError", "restricted")
-    metrics.kubelet_static("cpu", True)
+    metrics.kubelet_static.labels("cpu").set(True)
     metrics.http_requests.labels("/metrics", "200").inc()
     numa_node = NUMANodeSample(
         numa_node=0,

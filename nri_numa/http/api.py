@@ -24,6 +24,7 @@ import msgspec
 from nri_numa.config import HTTP as HTTPConfig
 from nri_numa.config import split_address
 from nri_numa.errors import ConfigError
+from nri_numa.http import responses as shown
 from nri_numa.http.protocol import (
     CONTENT_SECURITY_POLICY,
     EVENTS,
@@ -34,25 +35,6 @@ from nri_numa.http.protocol import (
     Response,
     Route,
     too_many,
-)
-from nri_numa.http.responses import (
-    Assignment,
-    ContainerUse,
-    ContainerUses,
-    Explanation,
-    Explanations,
-    Kubelet,
-    NodeUse,
-    Notices,
-    NUMAInfo,
-    Readiness,
-    Refusal,
-    Refusals,
-    Slots,
-    Status,
-    TopologyDocument,
-    Use,
-    Zones,
 )
 from nri_numa.http.security import Certificate, TokenFile
 from nri_numa.http.server import PROBES, Server
@@ -82,34 +64,36 @@ _encode = msgspec.json.Encoder().encode
 class Listing:
     """The assignments of one moment; made one by one, and valid while the state moves on."""
 
-    head: NodeUse
-    containers: Iterator[Assignment]
+    head: shown.NodeUse
+    containers: Iterator[shown.Assignment]
 
 
 class AgentView(Protocol):
     """What the API shows of the agent; read-only, from memory, at once."""
 
-    def status(self) -> Status: ...  # noqa: D102  # the documents say what they are
-    def readiness(self) -> Readiness: ...  # noqa: D102
-    def topology(self) -> TopologyDocument: ...  # noqa: D102
-    def numa_info(self) -> NUMAInfo: ...  # noqa: D102
+    def status(self) -> shown.Status: ...  # noqa: D102  # the documents say what they are
+    def readiness(self) -> shown.Readiness: ...  # noqa: D102
+    def topology(self) -> shown.TopologyDocument: ...  # noqa: D102
+    def numa_info(self) -> shown.NUMAInfo: ...  # noqa: D102
     def listing(self) -> Listing: ...  # noqa: D102
-    def refusals(self) -> list[Refusal]: ...  # noqa: D102
-    def slots(self) -> Slots: ...  # noqa: D102
-    def zones(self) -> Zones: ...  # noqa: D102
-    def kubelet(self) -> Kubelet: ...  # noqa: D102
-    def use(self) -> Use: ...  # noqa: D102
+    def refusals(self) -> list[shown.Refusal]: ...  # noqa: D102
+    def slots(self) -> shown.Slots: ...  # noqa: D102
+    def zones(self) -> shown.Zones: ...  # noqa: D102
+    def kubelet(self) -> shown.Kubelet: ...  # noqa: D102
+    def use(self) -> shown.Use: ...  # noqa: D102
 
-    def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
+    def explain(self, namespace: str, pod: str, container: str | None) -> list[shown.Explanation]:
         """What is known about a pod's containers, or one of them; empty when nothing is."""
 
-    def notices(self, after: int) -> Notices:
+    def notices(self, after: int) -> shown.Notices:
         """What happened to containers after a number of the sequence."""
 
     def notice_number(self) -> int:
         """The last number of that sequence."""
 
-    async def container_use(self, namespace: str, pod: str, container: str) -> list[ContainerUse]:
+    async def container_use(
+        self, namespace: str, pod: str, container: str
+    ) -> list[shown.ContainerUse]:
         """What a container really uses, measured now; empty when there is none."""
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -142,7 +126,7 @@ class API:
             get("/v1/assignments", self._assignments, "namespace", "pod"),
             get("/v1/explain/{namespace}/{pod}", self._explain),
             get("/v1/explain/{namespace}/{pod}/{container}", self._explain),
-            document("/v1/refusals", lambda: Refusals(refusals=tuple(view.refusals()))),
+            document("/v1/refusals", lambda: shown.Refusals(refusals=tuple(view.refusals()))),
             document("/v1/slots", view.slots),
             document("/v1/zones", view.zones),
             document("/v1/kubelet", view.kubelet),
@@ -198,7 +182,7 @@ class API:
                 f"nothing is known about {what}pod {namespace}/{pod}; it does not run on this "
                 "node, or it ended and its refusal is too old",
             )
-        return _json(Explanations(explanations=tuple(found)))
+        return _json(shown.Explanations(explanations=tuple(found)))
 
     def _notices(self, request: Request) -> Response:
         text = request.query.get("after", "0")
@@ -212,7 +196,7 @@ class API:
         if not found:
             problem = f"container {container!r} of pod {namespace}/{pod} does not run on this node"
             raise APIError(404, "NotFound", problem)
-        return _json(ContainerUses(containers=tuple(found)))
+        return _json(shown.ContainerUses(containers=tuple(found)))
 
     def _events(self, request: Request) -> Response:
         return Response(200, self._changes.stream(), EVENTS, [("X-Accel-Buffering", "no")])
@@ -262,7 +246,6 @@ class Changes:
         self._view = view
         self._streams: set[asyncio.Event] = set()
         self._end: Callable[[], None] = lambda: None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._waking = False
 
     def admit(self, request: Request) -> None:
@@ -275,8 +258,7 @@ class Changes:
         changed = asyncio.Event()
         changed.set()
         if not self._streams:
-            self._loop = asyncio.get_running_loop()
-            self._end = self._view.subscribe(self._changed)
+            self._end = self._view.subscribe(partial(self._changed, asyncio.get_running_loop()))
         self._streams.add(changed)
         try:
             yield b"retry: 2000\n\n"
@@ -295,13 +277,12 @@ class Changes:
             if not self._streams:
                 self._end()
 
-    def _changed(self) -> None:
+    def _changed(self, loop: asyncio.AbstractEventLoop) -> None:
         """Called in the agent's thread."""
-        if self._waking or self._loop is None:
-            return
-        self._waking = True
-        with contextlib.suppress(RuntimeError):  # our loop ended just now
-            self._loop.call_soon_threadsafe(self._wake)
+        if not self._waking:
+            self._waking = True
+            with contextlib.suppress(RuntimeError):  # our loop ended just now
+                loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
         self._waking = False

@@ -215,11 +215,7 @@ class Connection:
         return min(int(self._head.get(b"content-length", b"0")), largest)
 
     async def body(self, largest: int) -> bytes:
-        """The body of the request; where it has none (0), a short one is thrown away.
-
-        Raises:
-            APIError: it is too long.
-        """
+        """The body of the request, or `APIError`; where none is expected (0), it is thrown away."""
         most = largest or IGNORED_BODY
         expected = f"a body of at most {largest} bytes" if largest else "no body"
         error = APIError(413, "BodyTooLarge", f"expected {expected}")

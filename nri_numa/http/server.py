@@ -81,11 +81,9 @@ class Place:
     """One connection's right to be there.
 
     Attributes:
-        close: ends the connection.
         reserve: only probes are answered, and one request.
         idle_since: when it began to wait for its next request; None while it has one, or has not
             made its first.
-        answered: requests so far.
         said: what was read before there is a stream.
         timer: ends the connection until there is one.
     """
@@ -230,11 +228,7 @@ class Server:
     # --- listeners ----------------------------------------------------------------------------
 
     def listen(self, port: int) -> None:
-        """Serve on every address of the host; on all of the machine for an empty one.
-
-        Raises:
-            OSError: an address cannot be had.
-        """
+        """Serve on every address of the host, of the machine for an empty one; or `OSError`."""
         found = socket.getaddrinfo(
             self._host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
@@ -253,12 +247,9 @@ class Server:
             self._serve_at(sock)
 
     def listen_at(self, path: str) -> None:
-        """Serve on a unix socket, for its user and for the group of its directory.
+        """Serve on a unix socket, for its user and for the group of its directory; or `OSError`.
 
         One that an earlier process left behind is removed.
-
-        Raises:
-            OSError: it cannot be had.
         """
         self._serve_at(unix_listener(path))
 
@@ -426,7 +417,7 @@ class Server:
         except h11.RemoteProtocolError as error:
             bad = APIError(error.error_status_hint, "BadRequest", f"not HTTP: {error}")
             response = self.refusal(bad)
-        except (OSError, EOFError, TimeoutError):
+        except (OSError, EOFError):
             raise
         except Exception:
             log.exception("http request failed", path=request.path if request else "")
@@ -468,10 +459,8 @@ class Server:
 class Site(Server):
     """A server of routes, metrics and probes; its errors are documents with one sentence.
 
-    Args:
-        metrics: makes the text of /metrics.
-        not_ready: why it is not ready, as a sentence; empty when it is.
-        counted: called with path and status of each request to one of the routes.
+    ``not_ready`` says why, and is empty when it is ready; ``counted`` is called with path and
+    status of each request to one of the routes.
     """
 
     def __init__(

@@ -107,11 +107,7 @@ class Outlet:
         return bool(self._waiting)
 
     def put(self, line: str) -> None:
-        """Write a line, or keep it, or drop it.
-
-        Raises:
-            OSError, ValueError: it will never be read.
-        """
+        """Write a line, or keep it, or drop it; OSError and ValueError: it will never be read."""
         if self._stream is not None:
             self._stream.write(line)
             self._stream.flush()
@@ -127,11 +123,7 @@ class Outlet:
         self.patient = self.patient and not self._waiting
 
     def drain(self, seconds: float = 0.0) -> None:
-        """Write what waits, as far as the reader takes it within this time.
-
-        Raises:
-            OSError: it will never be read, and is given up.
-        """
+        """Write what waits, as far as it is read in time; OSError: it never is, and is given up."""
         end = time.monotonic() + seconds
         while self._waiting:
             data = self._waiting[0]
@@ -397,9 +389,6 @@ def setup(
     Without ``file``, lines go to standard error. When that is /dev/null, as in a plugin that the
     runtime launched, they go to the journal where there is one. Under systemd each line is
     prefixed with its priority (sd-daemon(3)) and carries no time, since the journal has its own.
-
-    Raises:
-        OSError: when ``file`` cannot be opened.
     """
     _sink.flush()
     set_level(level)

@@ -497,10 +497,8 @@ def _former(name: str) -> str:
 
 
 def _of(namespace: str, pod: str, container: str) -> str:
-    return (
-        f'pod_namespace="{label(namespace)}",pod_name="{label(pod)}",'
-        f'container_name="{label(container)}"'
-    )
+    """Labels of a container; the values are escaped."""
+    return f'pod_namespace="{namespace}",pod_name="{pod}",container_name="{container}"'
 
 
 def _node_rows(snapshot: Snapshot) -> Iterator[str]:
@@ -586,7 +584,7 @@ def _container_rows(samples: Iterable[ContainerSample]) -> Iterator[str]:
     def labels(one: ContainerSample) -> str:
         namespace, pod, container = map(label, (one.namespace, one.pod, one.container))
         return (
-            f"{_of(one.namespace, one.pod, one.container)},"
+            f"{_of(namespace, pod, container)},"
             # The former names, which a scrape of pods renames to exported_*.
             f'namespace="{namespace}",pod="{pod}",container="{container}",'
             f'kind="{one.kind}",policy="{one.policy}",numa_nodes="{one.numa_nodes}",'
@@ -612,7 +610,7 @@ def _memory_rows(memory: LocalMemory) -> Iterator[str]:
     yield from _family(
         "container_local_memory_ratio",
         "The part of a container's memory that is on its own NUMA nodes; none where not known.",
-        ((_of(*name), f"{ratio:.4g}") for *name, ratio in memory.ratios),
+        ((_of(*map(label, name)), f"{ratio:.4g}") for *name, ratio in memory.ratios),
     )
 
 
@@ -626,11 +624,11 @@ def _waiting_rows(waiting: Waiting) -> Iterator[str]:
         "container_cpu_pressure_ratio",
         "The part of the last minute in which something of a container was ready and had no CPU; "
         "none where not known.",
-        ((_of(*name), f"{value:.4g}") for *name, value in waiting.pressure),
+        ((_of(*map(label, name)), f"{value:.4g}") for *name, value in waiting.pressure),
     )
     yield from _family(
         "container_waiting_tasks",
         "Threads of a container that waited for a CPU, on average since the round before; none "
         "where not known.",
-        ((_of(*name), f"{value:.4g}") for *name, value in waiting.tasks),
+        ((_of(*map(label, name)), f"{value:.4g}") for *name, value in waiting.tasks),
     )

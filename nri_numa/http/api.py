@@ -24,18 +24,9 @@ import msgspec
 from nri_numa.config import HTTP as HTTPConfig
 from nri_numa.config import split_address
 from nri_numa.errors import ConfigError
+from nri_numa.http import protocol
 from nri_numa.http import responses as shown
-from nri_numa.http.protocol import (
-    CONTENT_SECURITY_POLICY,
-    EVENTS,
-    TEXT,
-    APIError,
-    Handler,
-    Request,
-    Response,
-    Route,
-    too_many,
-)
+from nri_numa.http.protocol import EVENTS, TEXT, APIError, Handler, Request, Response, Route
 from nri_numa.http.security import Certificate, TokenFile
 from nri_numa.http.server import PROBES, Server
 from nri_numa.observe.logs import get_logger
@@ -251,7 +242,7 @@ class Changes:
     def admit(self, request: Request) -> None:
         """Raise `APIError` where there are too many."""
         if len(self._streams) >= MAX_STREAMS:
-            raise too_many("event streams")
+            raise protocol.too_many("event streams")
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Pieces of one event stream: where we are, then every change, then a heartbeat."""
@@ -325,7 +316,7 @@ def _page_file(data: bytes, kind: str, tag: str, request: Request) -> Response:
     headers = [
         ("ETag", tag),
         ("Cache-Control", "no-cache"),
-        ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
+        ("Content-Security-Policy", protocol.CONTENT_SECURITY_POLICY),
     ]
     if request.header(b"if-none-match") == tag.encode():
         return Response(304, b"", kind, headers)

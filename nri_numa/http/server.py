@@ -31,16 +31,7 @@ from typing import Final
 import h11
 
 from nri_numa.http import protocol
-from nri_numa.http.protocol import (
-    TEXT,
-    APIError,
-    Connection,
-    Request,
-    Response,
-    Route,
-    Routes,
-    too_many,
-)
+from nri_numa.http.protocol import TEXT, APIError, Connection, Request, Response, Route, Routes
 from nri_numa.http.security import Certificate, host_is_expected
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import CONTENT_TYPE as METRICS
@@ -403,7 +394,7 @@ class Server:
                 return False
             try:
                 if place.reserve and request.path not in PROBES:
-                    raise too_many("connections")
+                    raise protocol.too_many("connections")
                 route = self._admitted(request)
             except APIError:
                 await connection.skip()
@@ -448,7 +439,7 @@ class Server:
     def _room(self, size: int) -> Iterator[None]:
         """Memory for a body while it is read and answered."""
         if self._bodies + size > ALL_BODIES:
-            raise too_many("request bodies")
+            raise protocol.too_many("request bodies")
         self._bodies += size
         try:
             yield

@@ -63,7 +63,7 @@ class Outlet:
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._stream: TextIO | None = None
-        self._close: Callable[[], None] = _nothing
+        self._close: Callable[[], None] = lambda: None
         self._poll: select.poll | None = None
         try:
             descriptor = stream.fileno()
@@ -149,7 +149,7 @@ class Outlet:
     def close(self) -> None:
         """Give back what was opened; the stream itself stays open."""
         self._close()
-        self._close = _nothing
+        self._close = lambda: None
 
 
 def _poll(descriptor: int) -> select.poll:
@@ -159,22 +159,13 @@ def _poll(descriptor: int) -> select.poll:
     return made
 
 
-def _nothing() -> None:
-    """Nothing to close."""
-
-
-LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
+LEVELS: Final = {name: int(getattr(logging, name.upper())) for name in _PRIORITY}
 
 MAX_VALUE = 4096
 """Characters of one value; a longer one is cut and says so."""
 
 _NAMES = {number: name for name, number in LEVELS.items()}
-_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
 _BARE = re.compile(
     r"[A-Za-z0-9_./:@%+,\-*()\[\]{}<>|~^!?]{1," + f"{MAX_VALUE}}}", re.ASCII
 ).fullmatch
@@ -263,7 +254,7 @@ class _Handler(logging.Handler):
         self._said_dropped = 0
         self._trying = False
         self.write: Callable[[str, str], None] = self.line_writer(sys.stderr, journal=False)
-        self.close_target: Callable[[], None] = _nothing
+        self.close_target: Callable[[], None] = lambda: None
         self.loop: _Scheduler | None = None
         self.held = False
         self.thread = threading.get_ident()
@@ -402,7 +393,7 @@ def setup(
         _sink.write, _sink.close_target = _journal_writer(_JOURNAL_SOCKET)
         journal = True
     else:
-        target, _sink.close_target = stream or sys.stderr, _nothing
+        target, _sink.close_target = stream or sys.stderr, lambda: None
         journal = _is_journal(target)
         _sink.write = _sink.line_writer(target, journal=journal)
     if format == "json":

@@ -32,8 +32,8 @@ from nri_numa.cluster.writer import Writer, WriterMetrics
 from nri_numa.config import AgentConfig, node_name, parse_duration, split_address
 from nri_numa.dra.handover import Teller, write
 from nri_numa.errors import ConfigError
-from nri_numa.http.guarded import Site
-from nri_numa.http.zones import Zones
+from nri_numa.http.responses import Zones
+from nri_numa.http.server import Site
 from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import Outcome, Request, Result
 from nri_numa.observe.logs import get_logger

@@ -26,10 +26,10 @@ from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
 from nri_numa.controller.refused import FIELDS, Refused
 from nri_numa.controller.sources import FileSource, PrometheusSource
-from nri_numa.http.api import APIError, Response
-from nri_numa.http.api import Request as HTTPRequest
-from nri_numa.http.guarded import Route, Site
+from nri_numa.http.protocol import APIError, Response, Route
+from nri_numa.http.protocol import Request as HTTPRequest
 from nri_numa.http.security import Certificate, TokenFile
+from nri_numa.http.server import Site
 from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, namespace, uid_of
 from nri_numa.kube.lease import Lease
 from nri_numa.kube.lease import identity as own_identity

@@ -39,6 +39,6 @@ class Afterwards:
                 context, function = self._waiting.popleft()
                 context.run(function)
         finally:
-            logs.let_go()
+            logs.release()
             if self._waiting:
                 self._later(self._work)

@@ -47,7 +47,7 @@ from nri_numa.node.pending import Pending
 from nri_numa.node.refused import RefusedContainer, unpacked
 from nri_numa.node.starting import Starts, Write
 from nri_numa.node.traces_of import TracesOf
-from nri_numa.observe.decisions import RUNNING, DecisionTeller
+from nri_numa.observe.decisions import RUNNING, DecisionLog
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices
 from nri_numa.observe.traces import KeptTrace, TraceKeeper
@@ -134,7 +134,7 @@ class Agent:
         self.observe = observe
         self._metrics = metrics
         self._now = now
-        self._tell = DecisionTeller(metrics, self.notices)
+        self._tell = DecisionLog(metrics, self.notices)
         self.checkpoint = store
         self._reading = reading
         self._keeper = TraceKeeper()

@@ -59,7 +59,7 @@ from nri_numa.node.reload import (
 )
 from nri_numa.node.runtime_lock import RuntimeLock
 from nri_numa.node.sending import PendingPush, Sender
-from nri_numa.node.serving import Serving
+from nri_numa.node.serving import LinkFacts, Serving, Sources
 from nri_numa.node.unmatched import UnmatchedAnnotations
 from nri_numa.node.verify import Verifier
 from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from nri_numa.engine.values.settings import Settings
     from nri_numa.machine.model import Topology
     from nri_numa.node.late import LateStarts
-    from nri_numa.node.view import LinkFacts
 
 log = logs.get_logger("daemon")
 
@@ -191,7 +190,7 @@ class Daemon:
         )
         if problem := self._notices.open(writable=self.store.locked):
             log.warning("notices", problem=problem)
-        self.agent.notices.tell = self.agent.notify
+        self.agent.notices.changed = self.agent.notify
         self.unheard = UnmatchedAnnotations(
             lambda: self.agent.machine.settings.prefix,
             time.monotonic,
@@ -269,29 +268,22 @@ class Daemon:
         )
         self.serving: Serving | None = None
         if configuration.split_address(config.http.address) or config.http.socket:
-            self.serving = Serving(
-                config.http,
-                self.agent,
-                self.metrics,
+            sources = Sources(
                 node_name=name,
-                roots=(config.sysfs_root, config.cgroup_root),
                 started=self.started,
-                now=time.time,
                 link=self.link_facts,
                 reading=lambda: self._rereading.memory,
                 unheard=self.unheard.sentences,
-                memory=config.memory_locality,
-                waiting=config.cpu_waiting,
                 beside=self._beside,
                 kubelet=self._kubelet,
-                watch=watch,
                 devices=shown_devices(config),
-                roots_of_pcie=known_roots(config),
-                measured=self._steal.acting,
                 counted=self._counted,
+                roots_of_pcie=known_roots(config) or {},
+                measured=self._steal.acting,
                 late=lambda: None if self._late is None else self._late.known,
                 coming=self._pending_pods.names if self._pending_pods else tuple,
             )
+            self.serving = Serving(config, self.agent, self.metrics, sources, watch)
         log.info(
             "starting",
             version=__version__,
@@ -414,8 +406,6 @@ class Daemon:
 
     def link_facts(self) -> LinkFacts:
         """The link at this moment, for the view."""
-        from nri_numa.node.view import LinkFacts
-
         state, detail = self.link_state
         return LinkFacts(
             state=state.value,

@@ -26,11 +26,13 @@ from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_
 from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
 from nri_numa.engine.state import Allocation, Charge, Kind, NodeState, displaced, effective_cpus
 from nri_numa.engine.values.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
+from nri_numa.http.api import Listing
 from nri_numa.http.responses import (
     Actual,
     Assignment,
     Checkpoint,
     ContainerUse,
+    Distance,
     Explanation,
     HugePages,
     Kubelet,
@@ -50,10 +52,6 @@ from nri_numa.http.responses import (
     Status,
     TopologyDocument,
     Use,
-)
-from nri_numa.http.source import Listing
-from nri_numa.http.zones import (
-    Distance,
     Zone,
     ZoneContainer,
     ZoneDevices,
@@ -62,10 +60,11 @@ from nri_numa.http.zones import (
     Zones,
 )
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
-from nri_numa.machine.model import CoreKind, NUMANode, cpus_text
+from nri_numa.machine.model import CoreKind, NUMANode, cpus_text, topology_document
 from nri_numa.node.agent import Agent, RefusedContainer
 from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
 from nri_numa.node.differences import Difference, Known
+from nri_numa.node.serving import Sources
 from nri_numa.node.usage import (
     MEMORY_NOT_READ,
     NO_MEMORIES,
@@ -95,91 +94,23 @@ Name = tuple[str, str, str, str]
 """Namespace, pod, container, id: the order an operator reads in, and total."""
 
 
-class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon knows about its link; see `nri_numa.runtime.LinkState`.
-
-    Attributes:
-        active: registered and synchronized.
-        unanswered: what the runtime has not answered for too long, as a sentence.
-        over_cri: it is reached over CRI, because it has no NRI.
-    """
-
-    state: str
-    detail: str
-    active: bool
-    runtime: str = ""
-    runtime_version: str = ""
-    unanswered: str = ""
-    over_cri: bool = False
-
-
 class LiveView:
-    """`nri_numa.http.source.AgentView` over a running agent.
+    """`nri_numa.http.api.AgentView` over a running agent.
 
-    Args:
-        agent: whose state is shown.
-        version: of nri-numa.
-        node_name: of the node, as Kubernetes has it.
-        started: Unix time of the start.
-        now: Unix time in seconds.
-        link: the link at this moment.
-        reading: what the kernel had left when it was last asked.
-        describe: makes the document of a topology.
-        unheard: sentences about annotations of a pod, by its UID, that no container hears.
-        kubelet: the kubelet beside us, at this moment.
-        contested: how many containers' cpusets the kubelet writes too.
-        usage: what is really used; None where nobody looks.
-        memory: where containers' memory is; None where nobody looks.
-        measured: by NUMA node, capacity factors that were measured and are acted upon.
-        devices: how many the kubelet can give, or why that is not known; None where nobody asks.
-        roots_of_pcie: by NUMA node; empty where nobody asks for them.
-        late: seconds by which containers were late, by id, replaced as a whole when that changes;
-            None where they cannot be late.
-        waiting: how much containers wait; None where nobody looks.
-        coming: namespace and name of Guaranteed pods that have no container yet.
+    The watches are None where what they measure is not to be shown.
     """
 
     def __init__(
         self,
         agent: Agent,
+        sources: Sources,
         *,
-        version: str,
-        node_name: str = "",
-        started: float,
-        now: Callable[[], float],
-        link: Callable[[], LinkFacts],
-        reading: Callable[[], Reading | None],
-        describe: Callable[[Machine], TopologyDocument],
-        unheard: Callable[[str], list[str]] = lambda uid: [],
-        kubelet: Callable[[], Kubelet] = Kubelet,
-        contested: Callable[[], int] = lambda: 0,
         usage: UsageWatch | None = None,
         memory: MemoryWatch | None = None,
-        measured: Callable[[], Mapping[int, float]] = dict,
-        devices: Callable[[], Counted | None] = lambda: None,
-        roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_ROOTS,
-        late: Callable[[], Mapping[str, float] | None] = lambda: None,
         waiting: WaitingWatch | None = None,
-        coming: Callable[[], Iterable[tuple[str, str]]] = tuple,
     ) -> None:
-        self._coming = coming
-        self._measured, self._devices = measured, devices
-        self._roots_of_pcie = roots_of_pcie
-        self._late = late
-        self._kubelet = kubelet
-        self._contested = contested
-        self._agent = agent
-        self._version = version
-        self._node_name = node_name
-        self._started = started
-        self._now = now
-        self._link = link
-        self._reading = reading
-        self._describe = describe
-        self._unheard = unheard
-        self._usage = usage
-        self._memory = memory
-        self._waiting = waiting
+        self._agent, self._sources = agent, sources
+        self._usage, self._memory, self._waiting = usage, memory, waiting
         self._names: list[Name] = []
         self._named = NodeState()
         self._counted: tuple[NodeState, Counts] | None = None
@@ -187,13 +118,13 @@ class LiveView:
 
     def status(self) -> Status:
         """The agent itself."""
-        agent, link = self._agent, self._link()
+        agent, link = self._agent, self._sources.link()
         known = agent.differences.known
         counts = self._counts(agent.state)
         return Status(
-            version=self._version,
-            node_name=self._node_name,
-            started_at=self._started,
+            version=self._sources.version,
+            node_name=self._sources.node_name,
+            started_at=self._sources.started,
             observe=agent.observe,
             ready=self.readiness().ready,
             serial=agent.state.serial,
@@ -202,7 +133,7 @@ class LiveView:
             differing=len(known),
             intruders=sum(one.intruder for one in known.values()),
             kubelet_cpus=str(agent.state.kubelet.taken),
-            contested=self._contested(),
+            contested=0 if self._sources.beside is None else len(self._sources.beside.contests),
             link=Link(
                 state=link.state,
                 detail=link.detail,
@@ -218,7 +149,7 @@ class LiveView:
 
     def readiness(self) -> Readiness:
         """Whether containers are being placed, and remembered."""
-        link = self._link()
+        link = self._sources.link()
         if link.unanswered:
             return Readiness(ready=False, reason=link.unanswered)
         if not (link.active and self._agent.synchronized):
@@ -232,11 +163,12 @@ class LiveView:
 
     def topology(self) -> TopologyDocument:
         """The machine."""
-        return self._describe(self._agent.machine)
-
-    def topology_key(self) -> object:
-        """Another object when the machine is another one."""
-        return self._agent.machine
+        machine = self._agent.machine
+        return topology_document(
+            machine.topology,
+            reserved=machine.settings.reserved_cpus,
+            devices=self._sources.devices,
+        )
 
     def numa_info(self) -> NUMAInfo:
         """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
@@ -255,15 +187,14 @@ class LiveView:
         """Every container and what it has, in the order of their names."""
         machine, state = self._agent.machine, self._agent.state
         pool = state.pool(machine.topology, machine.settings)
-        known = self._agent.differences.known
-        real = Reality(state, known)
+        real = Reality(state, self._agent.differences.known)
         memory, waiting = self._looked()
-        late = self._late()
+        late = self._sources.late()
         return Listing(
             head=NodeUse(
                 serial=state.serial,
                 shared_pool=str(pool),
-                numa_nodes=numa_node_uses(machine, state, pool, self._reading()),
+                numa_nodes=numa_node_uses(machine, state, pool, self._sources.reading()),
             ),
             containers=(
                 _assignment(
@@ -271,7 +202,6 @@ class LiveView:
                 )
                 for name in tuple(self._ordered(state))
             ),
-            key=(machine, known, memory, waiting, late),
         )
 
     def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
@@ -319,11 +249,11 @@ class LiveView:
         since = [f"since then refused: {later.message}"] if later is not None else []
         if gave_way := real.gave_way(allocation, effective):
             since.append(f"listed {allocation.cpus}, {gave_way}")
-        since += self._unheard(allocation.pod_uid)
+        since += self._sources.unheard(allocation.pod_uid)
         if since:
             document = {**document, "later": since}
         assignment = _assignment(
-            allocation, machine, state, pool, real, *self._looked(), self._late()
+            allocation, machine, state, pool, real, *self._looked(), self._sources.late()
         )
         if isinstance(assignment.late, float):
             said = late_text(assignment.late)
@@ -379,15 +309,15 @@ class LiveView:
         """Every NUMA node as who schedules counts it."""
         agent = self._agent
         # Before the state: who is decided about in between is in it.
-        coming = self._coming()
+        coming = self._sources.coming()
         return zones_document(
             agent.machine,
             agent.state,
-            self._reading(),
+            self._sources.reading(),
             reason=self._not_pinning(),
-            measured=self._measured(),
-            devices=self._devices(),
-            roots_of_pcie=self._roots_of_pcie,
+            measured=self._sources.measured(),
+            devices=self._sources.counted(),
+            roots_of_pcie=self._sources.roots_of_pcie,
             coming=coming,
         )
 
@@ -400,7 +330,10 @@ class LiveView:
 
     def kubelet(self) -> Kubelet:
         """The kubelet beside us."""
-        return self._kubelet()
+        beside, kubelet = self._sources.beside, self._sources.kubelet
+        if beside is None or kubelet is None:
+            return Kubelet()
+        return kubelet_document(self._agent, beside, kubelet)
 
     def notices(self, after: int) -> Notices:
         """What happened to containers after a number of the sequence."""
@@ -442,14 +375,14 @@ class LiveView:
         pool = state.pool(machine.topology, machine.settings)
         written = self._agent.checkpoint.written_at
         return Snapshot(
-            numa_nodes=numa_node_samples(machine, state, pool, self._reading()),
-            node_name=self._node_name,
-            container_kinds=self._counts(state).by_kind,
+            numa_nodes=numa_node_samples(machine, state, pool, self._sources.reading()),
+            node_name=self._sources.node_name,
+            container_counts=self._counts(state).by_kind,
             containers=container_samples(state),
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_written=written,
-            checkpoint_age=None if written is None else max(0.0, self._now() - written),
+            checkpoint_age=None if written is None else max(0.0, self._sources.now() - written),
             checkpoint_failing=bool(self._agent.checkpoint.problem),
             ready=self.readiness().ready,
             observe=self._agent.observe,
@@ -803,9 +736,9 @@ def _sample(facts: _Facts, reserved: CPUSet) -> NUMANodeSample:
         capacity_cpus=facts.cpu_total / 1000,
         allocated_cpus=charge.cpu_milli / 1000,
         available_cpus=facts.cpu_left / 1000,
-        memory=node.memory_bytes,
-        memory_allocated=charge.memory,
-        memory_available=facts.memory_left,
+        memory_bytes=node.memory_bytes,
+        memory_allocated_bytes=charge.memory,
+        memory_available_bytes=facts.memory_left,
         capacity_factor=facts.capacity_factor,
         hugepages={
             size: (total, charge.hugepages.get(size, 0)) for size, total in node.hugepages.items()

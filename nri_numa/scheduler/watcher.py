@@ -58,7 +58,6 @@ class Waker:
     ) -> None:
         self._api, self._wakes, self._clock, self._wall = api, wakes, clock, wall
         self._annotation = f"{config.annotation_prefix}/{ROOM}"
-        self._interval = WAKE_INTERVAL
         self._waiting: dict[str, float] = {}
         self._node = ""
         self._due = asyncio.Event()
@@ -85,7 +84,7 @@ class Waker:
 
     def wake(self, node: str) -> None:
         """Wake all pods, also those that another replica refused."""
-        if self._interval and node:
+        if node:
             self._node = node
             self._due.set()
 
@@ -101,7 +100,7 @@ class Waker:
             self._due.clear()
             if leads():
                 await self._write(self._node)
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(WAKE_INTERVAL)
 
     async def _write(self, node: str) -> None:
         body = {"metadata": {"annotations": {self._annotation: str(int(self._wall() * 1000))}}}

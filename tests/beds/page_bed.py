@@ -12,12 +12,13 @@ from nri_numa.config import HTTP
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
-from nri_numa.http.server import HTTPServer
+from nri_numa.http.api import AgentServer
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology, topology_document
+from nri_numa.machine.model import Topology
 from nri_numa.machine.pci import PCIDevice
 from nri_numa.node.agent import Agent
-from nri_numa.node.view import LinkFacts, LiveView
+from nri_numa.node.serving import LinkFacts, Sources
+from nri_numa.node.view import LiveView
 from nri_numa.observe.metrics import Metrics
 from tests.beds.world import MemoryStore
 
@@ -64,20 +65,17 @@ class PageBed:
         """Listen; on the same port as before after a stop."""
         view = LiveView(
             self.agent,
-            version=self.version,
-            node_name="worker-7.example.org",
-            started=time.time(),
-            now=time.time,
-            link=lambda: self.link,
-            reading=lambda: None,
-            describe=lambda m: topology_document(
-                m.topology, reserved=m.settings.reserved_cpus, devices=self.devices
+            Sources(
+                version=self.version,
+                node_name="worker-7.example.org",
+                started=time.time(),
+                link=lambda: self.link,
+                devices=self.devices,
             ),
         )
         section = HTTP(address=f"127.0.0.1:{self.address[1]}", token_file=self._section.token_file)
-        self._server = HTTPServer(section, view, Metrics("0"), version=self.version)
-        started = asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(20)
-        assert started
+        self._server = AgentServer(section, view, Metrics("0"), version=self.version)
+        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(20)
         assert self._server.address is not None
         self.address = self._server.address
 

@@ -14,7 +14,8 @@ from nri_numa.engine.values.settings import CPUAmount, Limits, Settings
 from nri_numa.engine.values.workload import SMT, QoSClass
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.view import LinkFacts, LiveView
+from nri_numa.node.serving import LinkFacts, Sources
+from nri_numa.node.view import LiveView
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -27,13 +28,7 @@ SINGLE = {"policy": "single-numa-node"}
 
 def _view(world: World) -> LiveView:
     return LiveView(
-        world.agent,
-        version="test",
-        started=0.0,
-        now=lambda: 0.0,
-        link=lambda: LinkFacts(state="active", detail="", active=True),
-        reading=lambda: None,
-        describe=lambda machine: None,  # type: ignore[arg-type,return-value]
+        world.agent, Sources(link=lambda: LinkFacts(state="active", detail="", active=True))
     )
 
 

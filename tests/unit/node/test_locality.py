@@ -12,14 +12,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.cli import explain, status
 from nri_numa.config.sections import MemoryLocality
-from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.node.agent import Agent
+from nri_numa.node.serving import LinkFacts, Sources
 from nri_numa.node.usage import MAX_SERIES, MemoryWatch, UsageWatch
-from nri_numa.node.view import LinkFacts, LiveView
+from nri_numa.node.view import LiveView
 from nri_numa.observe.metrics import Metrics
 from tests.beds.world import MemoryStore
 from tests.machines import named as machines
@@ -47,12 +48,7 @@ class Bed:
         )
         self.view = LiveView(
             self.agent,
-            version="0",
-            started=NOW,
-            now=lambda: NOW,
-            link=lambda: LinkFacts(state="active", detail="", active=True),
-            reading=lambda: Reading(memory={}),
-            describe=lambda machine: {},
+            Sources(link=lambda: LinkFacts(state="active", detail="", active=True)),
             memory=self.watch,
         )
         self.metrics.snapshot = self.view.snapshot

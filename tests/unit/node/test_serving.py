@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from nri_numa.config import HTTP
+from nri_numa.config import HTTP, AgentConfig
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
-from nri_numa.kubelet.state_files import StateFiles
-from nri_numa.node import serving
+from nri_numa.node import serving, view
 from nri_numa.node.agent import Agent
-from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
 from nri_numa.node.loop import GapWatch
-from nri_numa.node.serving import Serving
-from nri_numa.node.view import LinkFacts
+from nri_numa.node.serving import LinkFacts, Serving, Sources
 from nri_numa.observe.metrics import Metrics
 from tests.beds.link_bed import eventually
 from tests.beds.world import MemoryStore
@@ -29,16 +27,11 @@ def make(section: HTTP) -> tuple[Serving, Metrics]:
     machine = Machine(topology=machines.single_smt(), settings=Settings())
     agent = Agent(machine, metrics=metrics, store=MemoryStore(), now=lambda: 0.0)
     made = Serving(
-        section,
+        AgentConfig(http=section),
         agent,
         metrics,
-        started=0.0,
-        now=lambda: 0.0,
-        link=lambda: LinkFacts(state="active", detail="", active=True),
-        reading=lambda: None,
-        beside=BesideKubelet(agent, metrics, StateFiles("/nowhere"), now=lambda: 0.0),
-        kubelet=KubeletSettings("/nowhere"),
-        watch=GapWatch(),
+        Sources(link=lambda: LinkFacts(state="active", detail="", active=True)),
+        GapWatch(),
     )
     return made, metrics
 
@@ -69,15 +62,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mistake_is_counted_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, tries = serving._import, []
+    real, tries = view.LiveView, []
 
-    def broken() -> serving._Parts:
+    def broken(*given: Any, **more: Any) -> view.LiveView:
         tries.append(1)
         if len(tries) < 4:
-            raise ImportError("no module named h11")
-        return real()
+            raise RuntimeError("a bug")
+        return real(*given, **more)
 
-    monkeypatch.setattr(serving, "_import", broken)
+    monkeypatch.setattr(view, "LiveView", broken)
     made, metrics = make(HTTP(address="127.0.0.1:0"))
     during(made, lambda: value(metrics, "nri_numa_http_up") == 1)
     assert len(tries) == 4

@@ -56,7 +56,7 @@ def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents_socke
         server = AgentServer(
             HTTP(address="off", socket=socket), FakeView(), Metrics("1"), version="1"
         )
-        assert await server.start()
+        await server.start()
         await until(Path(socket).exists)
         source = AgentSource(socket)
         try:

@@ -8,7 +8,7 @@ import sys
 CODE = """
 import sys
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.client import UNUSED
+from nri_numa.observe.metrics import UNUSED
 assert not [name for name in UNUSED if name in sys.modules], sorted(sys.modules)
 metrics = Metrics("1")
 metrics.internal_errors.inc()

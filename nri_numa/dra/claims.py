@@ -43,8 +43,6 @@ _DEVICE: Final = re.compile(r"numa([0-9]{1,4})")
 class BadClaim(AgentError):
     """A claim that is not prepared; the message says which, why, and what was expected."""
 
-    reason = "BadClaim"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:

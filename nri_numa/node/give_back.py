@@ -135,8 +135,6 @@ class Report:
 class AgentRuns(CheckpointError):
     """An agent uses the state directory: it would pin everything again."""
 
-    reason = "AgentRuns"
-
     def __init__(self, path: str, pid: int | None) -> None:
         who = "an agent" if pid is None else f"an agent (process {pid})"
         super().__init__(

@@ -32,8 +32,6 @@ Document = Mapping[str, Any]
 class CaptureError(AgentError):
     """What was given is no capture of a cluster; the text says what was expected."""
 
-    reason = "CaptureError"
-
 
 @dataclass(frozen=True, slots=True)
 class Captured:

@@ -259,14 +259,7 @@ def progress(doing: str, *, after: float = MOMENT) -> Iterator[Callable[[str], N
     """Show ``doing`` and the seconds since, while the block runs; nothing of it stays.
 
     It goes to standard error, and only where that is a terminal, so that neither pipes nor logs get
-    it. The block must write nothing itself.
-
-    Args:
-        doing: what takes the time, such as ``asking 127.0.0.1:9891``.
-        after: seconds that the block may take unannounced.
-
-    Yields:
-        What says that it is at something else now.
+    it. The block must write nothing itself. What it gets is called with what it does next.
     """
     now = [doing]
 

@@ -120,6 +120,8 @@ def _measured(rounds: int, seconds: float, only: tuple[str, ...]) -> dict[str, A
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
     """The text."""
+    from nri_numa.measure.results import gain_text
+
     for one in document["comparisons"]:
         yield one["title"]
         rows = [
@@ -133,11 +135,7 @@ def lines(document: dict[str, Any]) -> Iterator[str]:
         yield from (
             f"  {line}" for line in table((Column("MEDIAN"), Column("ROUNDS"), "PLACED"), rows)
         )
-        if one["clear"]:
-            how = "times as much" if one["moreIsBetter"] else "times as fast"
-            yield f"  {one['gain']:.2f} {how}"
-        else:
-            yield "  no clear difference: the rounds of the two overlap"
+        yield f"  {gain_text(one)}"
         yield ""
     for one in document["notShown"]:
         yield from wrapped(f"Not shown here: {one['title']}, because {one['because']}.", "", "  ")

@@ -59,11 +59,7 @@ def _environment_name(path: str) -> str:
 
 @dataclass(slots=True)
 class Gathered:
-    """A document with where each key came from, and what went wrong on the way.
-
-    Attributes:
-        origins: dotted path to the layer it came from, for keys that are not from the file.
-    """
+    """A document, the layers of keys that are not from the file, and what went wrong."""
 
     document: Document = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
@@ -261,11 +257,8 @@ def load(
 ) -> AgentConfig:
     """Read the configuration: flags over environment over ``text`` over file over defaults.
 
-    Args:
-        path: YAML file, or None for no file.
-        env: environment; names that start with ``NRI_NUMA_`` are read.
-        flags: dotted path to value; None values are flags that were not given.
-        text: what the runtime handed over in its Configure request (drop-in file).
+    Flags are values by dotted path, None where they were not given; ``text`` is what the runtime
+    handed over in its Configure request (drop-in file).
 
     Raises:
         ConfigError: with every problem at once.

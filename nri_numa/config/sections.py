@@ -781,14 +781,7 @@ CONSTANTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One key that is not a section.
-
-    Attributes:
-        path: dotted, as problems name it.
-        default: its built-in value.
-        restart: a reload does not change it.
-        check: refuses a value with `ValueError`.
-    """
+    """One key that is not a section, by its dotted path; ``check`` refuses with `ValueError`."""
 
     path: str
     default: object

@@ -198,6 +198,13 @@ def drawing(
     )
 
 
+def gain_text(comparison: Mapping[str, Any]) -> str:
+    """What may be said of a comparison in `document`."""
+    if not comparison["clear"]:
+        return "no clear difference: the rounds of the two overlap"
+    return f"{comparison['gain']:.2f} times as {'much' if comparison['moreIsBetter'] else 'fast'}"
+
+
 def svg(document: Mapping[str, Any]) -> str:
     """Draw what `nri_numa.measure.results.document` made; two bars with spread for each."""
     charts = []
@@ -212,12 +219,7 @@ def svg(document: Mapping[str, Any]) -> str:
             )
             for side, colour in (("good", GOOD), ("bad", BAD))
         ]
-        gain = (
-            f"{one['gain']:.2f} times {'as much' if one['moreIsBetter'] else 'as fast'}"
-            if one["clear"]
-            else "no clear difference: the rounds overlap"
-        )
-        charts.append(Chart(one["title"], bars, gain))
+        charts.append(Chart(one["title"], bars, gain_text(one)))
     notes = [
         Note((f"Not shown: {one['title']}", f"because {one['because']}"))
         for one in document["notShown"]

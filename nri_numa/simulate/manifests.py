@@ -44,8 +44,6 @@ MAX_DOCUMENTS: Final = 10_000
 class ManifestError(AgentError):
     """Manifests with mistakes: each problem names file, document, path, value and expectation."""
 
-    reason = "ManifestError"
-
     def __init__(self, problems: tuple[str, ...]) -> None:
         self.problems = problems
         super().__init__("; ".join(problems))

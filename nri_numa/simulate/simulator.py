@@ -67,14 +67,9 @@ class Verdict(StrEnum):
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One container and what it got.
 
-    Attributes:
-        cpus, mems: kernel lists at that moment; empty means untouched.
-        before: its CPUs before a resize.
-        allocation: as the state keeps it; None when it was refused.
-        reason: why it is where it is, or the CamelCase reason of the refusal.
-        message: of the refusal.
-        devices: what the kubelet gave it, by resource.
-        warnings: what is probably not meant, one clause each.
+    CPUs and memory nodes are kernel lists at that moment, empty for an untouched container, and
+    CPUs before a resize. There is no allocation of a refused one; the reason is the refusal's then.
+    Warnings say what is probably not meant, one clause each.
     """
 
     container: str
@@ -111,11 +106,7 @@ class SimulatedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """How full one NUMA node is: CPUs in thousandths, memory in bytes.
-
-    Attributes:
-        owned, idle: CPUs that belong to one container, and siblings kept idle for one.
-    """
+    """How full one NUMA node is, in CPUs, in thousandths of them, and in bytes of memory."""
 
     numa_node: int
     cpus: int

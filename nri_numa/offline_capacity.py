@@ -7,7 +7,7 @@ Two annotations of the Node say how much of a NUMA node's CPUs is there. The con
 
 and operators write ``drained``, a list of NUMA nodes such as ``0-1``. They have a key each, so that
 neither overwrites the other. ``nri-numa publish`` hands both texts to the agent in one file, and
-everybody who reads any of it reads it here.
+all that read any of it read it here.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ async def _serve_slots(config: AgentConfig, agent: AgentClient) -> None:
         section.resource_name,
         ask,
         SlotList(topology=section.topology, pack=config.strategy is Strategy.PACK),
-        taken=in_use,
+        allocated=in_use,
     )
     task = asyncio.ensure_future(plugin.run())
     for number in (signal.SIGTERM, signal.SIGINT):

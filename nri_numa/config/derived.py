@@ -104,7 +104,7 @@ def settings(config: AgentConfig) -> Settings:
         memory_only_nodes=parse_numa_nodes(config.memory_only_nodes),
         memory_tiers=frozenset(parse_numa_nodes(config.memory_tiers)),
         lift_quota=config.lift_quota,
-        tell_environment=config.environment,
+        set_environment=config.environment,
         permissions=_permissions(config),
         limits=_limits(config),
         kept_seconds=parse_duration(config.keep_exclusive_cpus),

@@ -254,11 +254,11 @@ def _has(where: str, directory: str, hierarchy: str, name: str) -> str:
 
 
 # The container went away between two reads, or its cgroup did while we had a file open.
-_GONE: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ENOTDIR))
+_MISSING: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ENOTDIR))
 
 
 class CgroupPlace(msgspec.Struct, frozen=True):
-    """Where a container's cgroup is, as the runtime told.
+    """Where a container's cgroup is, as the runtime reports.
 
     Attributes:
         cgroups_path: the OCI cgroupsPath, in the form of the cgroupfs or of the systemd driver.
@@ -361,7 +361,7 @@ class CgroupReader:
         except (OSError, ValueError):
             return ""
 
-    def is_gone(self, place: CgroupPlace) -> bool:
+    def is_removed(self, place: CgroupPlace) -> bool:
         """Whether a cgroup is not there, though what it was below can be seen from here."""
         path = relative_path(place.cgroups_path)
         top = os.path.join(self.hierarchy, path.partition("/")[0])
@@ -403,7 +403,7 @@ class CgroupReader:
         try:
             return self._read_v2(directory) if self.unified else self._read_v1(directory)
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in _MISSING:
                 return None
             raise
         except ListFormatError:
@@ -443,7 +443,7 @@ class CgroupReader:
         )
 
     def _path_of(self, pid: int) -> str:
-        """Look up the cgroup of a process, see cgroups(7); empty when it cannot be told."""
+        """Look up the cgroup of a process, see cgroups(7); empty when it is not known."""
         try:
             lines = text(f"{self._proc}/{pid}/cgroup").splitlines()
         except OSError:
@@ -493,7 +493,7 @@ class CgroupWriter:
     """
 
     def __init__(self, reader: CgroupReader) -> None:
-        self._reader = reader
+        self.reader = reader
         self._thread = ThreadPoolExecutor(1, "cgroups")
         self._last: Future[object] | None = None
         self.held_up: Callable[[CgroupPlace], object] = lambda place: None
@@ -512,11 +512,11 @@ class CgroupWriter:
         follow a program that still runs on its former NUMA node.
         """
         try:
-            directory = self._reader.directory_of(place)
+            directory = self.reader.directory_of(place)
             if not directory:
                 return NO_CGROUP
             # crun's own cgroup in a scope as well, or it would keep what it has.
-            child = inner(directory) if self._reader.unified else ""
+            child = inner(directory) if self.reader.unified else ""
             changed = [
                 self._put(each, name, wanted)
                 for each in ((directory, child) if child else (directory,))
@@ -527,11 +527,11 @@ class CgroupWriter:
             self.held_up(place)
             return Written(problem=f"{place.cgroups_path}: the kernel holds up writes of cpusets")
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in _MISSING:
                 return NO_CGROUP
             name = os.path.basename(error.filename or "")
             wanted = {"cpuset.cpus": cpus, "cpuset.mems": mems}.get(name, "")
-            why = self._reader.in_the_way(place, name, wanted)
+            why = self.reader.in_the_way(place, name, wanted)
             because = f" ({why})" if why else ""
             return Written(problem=f"{error.filename}: {error.strerror}{because}")
         return Written(changed=any(changed))
@@ -543,11 +543,11 @@ class CgroupWriter:
         are mounted read-only have none.
         """
         with contextlib.suppress(OSError, ValueError):
-            os.setxattr(self._reader.directory_of(place), f"user.{name}", text.encode())
+            os.setxattr(self.reader.directory_of(place), f"user.{name}", text.encode())
 
     def _put(self, directory: str, name: str, wanted: str) -> bool:
         """Write one file whose list is another one; both in the kernel's own form."""
-        files = cpuset_files(directory, unified=self._reader.unified)
+        files = cpuset_files(directory, unified=self.reader.unified)
         if files.get_property(name) == wanted:
             return False
         if self.busy:

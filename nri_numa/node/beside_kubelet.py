@@ -8,7 +8,7 @@ watched, and settings follow from it and from ours.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -28,7 +28,9 @@ from nri_numa.kubelet.configuration import AUTO, Found, read
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
-from nri_numa.node.reload import with_tables
+from nri_numa.node.capacity import CapacityFactors
+from nri_numa.node.loop import Clock
+from nri_numa.node.reload import Configured, put_in_force
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
@@ -67,7 +69,8 @@ class BesideKubelet:
     """Looks what the kubelet granted, and notes where it and we disagree.
 
     Attributes:
-        contests: by container id, whom both write; never changes, is replaced as a whole.
+        contests: by container id, what both write; never changes, is replaced as a whole.
+        configuration: the kubelet's.
     """
 
     def __init__(
@@ -75,32 +78,18 @@ class BesideKubelet:
         agent: Agent,
         metrics: Metrics,
         files: StateFiles,
-        *,
-        now: Callable[[], float],
-        later: Callable[[Callable[[], object]], object] = lambda function: function(),
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        configuration: KubeletSettings,
+        clock: Clock,
     ) -> None:
-        """Begin to look before each of the agent's decisions.
-
-        Args:
-            agent: has the state.
-            metrics: counted into.
-            files: the kubelet's.
-            now: Unix time in seconds.
-            later: calls a function when nobody waits.
-            sleep: waits.
-        """
         self._agent = agent
         self._metrics = metrics
         self._files = files
         self._watch = KubeletWatch(metrics, files.directory)
-        self._now = now
-        self._later = later
-        self._sleep = sleep
+        self._clock = clock
         self._said: frozenset[str] = frozenset()
+        self.configuration = configuration
         self.contests: Mapping[str, Contest] = MappingProxyType({})
-        agent.look_aside = self.look
-        agent.rewritten = self.rewritten
+        agent.kubelet = self
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -110,46 +99,50 @@ class BesideKubelet:
     async def run(self) -> None:
         """Look every second, until cancelled."""
         while True:
-            self.look()
-            self._look_at_cgroups()
-            self._forget_gone()
-            await self._sleep(TICK)
+            self.refresh_kubelet_grants()
+            self._check_cgroups()
+            self._forget_removed()
+            await self._clock.sleep(TICK)
 
-    def look(self) -> None:
+    def refresh_kubelet_grants(self) -> None:
         """Take over what the kubelet granted since the last look."""
         topology = self._agent.machine.topology
-        if not self._files.look(topology.possible, topology.numa_ids):
+        if not self._files.refresh(topology.possible, topology.numa_ids):
             return
         before, after = self._agent.state.kubelet, self._files.grants
         if after != before:
             self._agent.granted(after)
-        self._later(partial(self._tell, before, after, self._files.problems))
+        self._clock.call_soon(partial(self._report, before, after, self._files.problems))
 
-    def _tell(self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]) -> None:
+    def _report(
+        self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]
+    ) -> None:
         self._watch.judge({"cpu": after.cpu_policy, "memory": after.memory_policy})
-        self._metrics.kubelet_granted.set(len(after.taken))
+        self._metrics.kubelet_granted.set(len(after.granted))
         self._metrics.kubelet_state_problems.set(len(problems))
         new = frozenset(problems) - self._said
         self._said = frozenset(problems)
         for problem in sorted(new):
             log.warning("the kubelet's state is not understood", problem=problem)
-        if after.taken != before.taken:
+        if after.granted != before.granted:
             log.info(
                 "the kubelet's exclusive CPUs changed",
-                cpus=str(after.taken),
-                before=str(before.taken),
+                cpus=str(after.granted),
+                before=str(before.granted),
                 containers=len(after.cpus) + len(after.pods),
             )
-        owned = after.taken & self._agent.state.owned
-        if owned and owned != before.taken & self._agent.state.owned:
+        owned = after.granted & self._agent.state.owned
+        if owned and owned != before.granted & self._agent.state.owned:
             log.warning(
                 "the kubelet granted CPUs that are exclusive to a container of ours",
                 cpus=str(owned),
                 remedy="let each side have its part of the CPUs: docs/kubelet.md",
             )
 
-    def rewritten(self, before: Allocation, after: Allocation, asked: str, kept: str) -> None:
-        """Somebody sent a cpuset; see `Agent.rewritten`."""
+    def cpuset_rewritten(
+        self, before: Allocation, after: Allocation, asked: str, kept: str
+    ) -> None:
+        """A cpuset was sent for a container: by the kubelet?"""
         granted = self._agent.state.kubelet.cpus_of(
             after.pod_uid, after.container, after.container_id
         )
@@ -160,7 +153,7 @@ class BesideKubelet:
         elif before.kind not in (Kind.FOREIGN, Kind.UNBOUND):
             self._contest(after, asked, "", "kubelet", "UpdateContainer")
 
-    def _look_at_cgroups(self) -> None:
+    def _check_cgroups(self) -> None:
         """Containers that are left to whoever rewrites their cgroup: is it the kubelet?"""
         state = self._agent.state
         for container_id, one in self._agent.differences.known.items():
@@ -192,7 +185,7 @@ class BesideKubelet:
                 kept=kept,
                 yields_to=yields_to,
                 seen_in=seen_in,
-                since=self._now(),
+                since=self._clock.time(),
             )
         )
         self._metrics.kubelet_contests.labels(yields_to).inc()
@@ -211,7 +204,7 @@ class BesideKubelet:
         self.contests = MappingProxyType({**self.contests, contest.container_id: contest})
         self._agent.notify()
 
-    def _forget_gone(self) -> None:
+    def _forget_removed(self) -> None:
         live = self._agent.state.allocations
         if any(i not in live for i in self.contests):
             self.contests = MappingProxyType({i: c for i, c in self.contests.items() if i in live})
@@ -235,23 +228,13 @@ class KubeletSettings:
     def __init__(
         self,
         kubelet_root: str,
+        capacity: CapacityFactors | None = None,
         *,
         read: Callable[[str, str, str], Found] = read,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        over: Callable[[Settings, Topology], Settings] = lambda settings, topology: settings,
     ) -> None:
-        """Know nothing yet.
-
-        Args:
-            kubelet_root: the kubelet's directory.
-            read: reads its configuration: ``kubelet.config``, ``kubelet.configDir``, directory.
-            sleep: waits.
-            over: lays over the settings what comes from neither configuration.
-        """
         self._root = kubelet_root
         self._read = read
-        self._sleep = sleep
-        self._over = over
+        self._capacity = capacity
         self._said: frozenset[str] = frozenset()
         self.found = Found()
         self.adopted: Adopted | None = None
@@ -273,13 +256,14 @@ class KubeletSettings:
     def settings(self, config: AgentConfig, topology: Topology) -> Settings:
         """Ours, with what the kubelet's configuration adds; any thread may ask."""
         ours = configuration.settings(config)
-        if self.found.facts is None:
-            self.adopted = None
-            return self._over(ours, topology)
-        self.adopted = adopt(ours, config, self.found.facts, topology, index(topology))
-        return self._over(self.adopted.settings, topology)
+        facts = self.found.facts
+        self.adopted = (
+            None if facts is None else adopt(ours, config, facts, topology, index(topology))
+        )
+        settings = ours if self.adopted is None else self.adopted.settings
+        return settings if self._capacity is None else self._capacity.over(settings, topology)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Log once what became ours, what differs, and what cannot be read."""
         adopted = self.adopted
         lines = {
@@ -292,23 +276,15 @@ class KubeletSettings:
                 level("the kubelet's configuration", says=sentence, file=self.found.path)
         self._said = frozenset(lines)
 
-    async def run(self, agent: Agent, config: Callable[[], AgentConfig]) -> None:
+    async def run(self, agent: Agent, configured: Configured) -> None:
         """Look every few seconds, and put in force what changed, until cancelled."""
         while True:
-            await self._sleep(EVERY)
-            await self.look(agent, config())
+            await asyncio.sleep(EVERY)
+            await self.refresh(agent, configured.config)
 
-    async def look(self, agent: Agent, config: AgentConfig) -> None:
+    async def refresh(self, agent: Agent, config: AgentConfig) -> None:
         """Read it in a thread; where something changed, containers get what follows."""
-        if not await asyncio.to_thread(self.read, config):
-            return
-        before = agent.machine
-        settings = await asyncio.to_thread(self.settings, config, before.topology)
-        self.tell()
-        if settings == before.settings:
-            return
-        machine = await asyncio.to_thread(with_tables, replace(before, settings=settings))
-        if agent.machine is before:
-            agent.retopology(machine)
-        else:
-            self.found = Found()  # somebody else changed the machine meanwhile: once more
+        if await asyncio.to_thread(self.read, config):
+            if not await put_in_force(agent, config, self):
+                self.found = Found()  # once more
+            self.report()

@@ -13,8 +13,8 @@ import asyncio
 import errno
 import os
 import stat
-import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from msgspec.structs import replace
@@ -28,7 +28,8 @@ from nri_numa.machine.model import Topology
 from nri_numa.machine.tree import open_tree
 from nri_numa.machine.waiting import CPUTimes, Smoothed, cpu_times, frequencies, stolen, waiting
 from nri_numa.node.agent import Agent
-from nri_numa.node.reload import MakeSettings, with_tables
+from nri_numa.node.loop import Clock
+from nri_numa.node.reload import Configured, SettingsSource, put_in_force
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics, StealGauges
 from nri_numa.offline_capacity import (
@@ -52,33 +53,46 @@ EVERY: Final = 1.0
 """Seconds between two looks at the file; one `open` of a missing file costs 5 µs."""
 
 
-class OutsideCapacity:
-    """What others say of this node's capacity.
+class CapacityWatch(ABC):
+    """Looks again and again what factors are; new containers are decided by them, nothing moves.
 
     Attributes:
-        factors: by NUMA node, what is laid over the configuration's factors now.
-
-    Args:
-        path: of the file; empty when nothing from outside counts.
-        now: Unix time in seconds.
-        sleep: waits.
+        factors: by NUMA node, those that are not 1; replaced as a whole.
     """
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        now: Callable[[], float],
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
+    factors: Mapping[int, float] = {}
+    interval: float
+    _in_force = True
+
+    @abstractmethod
+    def refresh(self, topology: Topology) -> bool:
+        """Whether settings are different now; called in a thread."""
+
+    async def run(self, agent: Agent, configured: Configured, source: SettingsSource) -> None:
+        """Look, and put in force what changed, until cancelled."""
+        while True:
+            await self.apply(agent, configured.config, source)
+            await asyncio.sleep(self.interval)
+
+    async def apply(self, agent: Agent, config: AgentConfig, source: SettingsSource) -> None:
+        """Look once; where settings could not be put in force, they are the next time."""
+        if await asyncio.to_thread(self.refresh, agent.machine.topology):
+            self._in_force = False
+        if not self._in_force:
+            self._in_force = await put_in_force(agent, config, source)
+
+
+class OutsideCapacity(CapacityWatch):
+    """What others say of this node's capacity; nothing where the path of their file is empty."""
+
+    interval = EVERY
+
+    def __init__(self, path: str, clock: Clock) -> None:
         self._path = path
-        self._now = now
-        self._sleep = sleep
+        self._now = clock.time
         self._capacity = OfflineCapacity()
         self._drained: frozenset[int] = frozenset()
         self._said: frozenset[str] = frozenset()
-        self._in_force = True
-        self.factors: Mapping[int, float] = {}
 
     def over(self, settings: Settings, topology: Topology) -> Settings:
         """These settings, with what counts from outside; any thread may ask."""
@@ -89,7 +103,7 @@ class OutsideCapacity:
         lowered = {i: ours.get(i, 1.0) * f for i, f in factors.items()}
         return replace(settings, capacity_factor={**ours, **lowered})
 
-    def look(self, topology: Topology) -> bool:
+    def refresh(self, topology: Topology) -> bool:
         """Read the file, and forget what is no longer true; whether anything is different.
 
         A file that is not there, or not as expected, changes nothing: what was said before goes on
@@ -118,7 +132,7 @@ class OutsideCapacity:
                 f"this machine has no NUMA node {list_of(absent)}; it has {topology.numa_ids}"
             )
             factors = {i: f for i, f in factors.items() if i not in absent}
-        self._tell(frozenset(problems))
+        self._report(frozenset(problems))
         if factors == self.factors:
             return False
         log.info(
@@ -153,39 +167,10 @@ class OutsideCapacity:
                 problems.add(f"{key}: {error}")
         return problems
 
-    def _tell(self, problems: frozenset[str]) -> None:
+    def _report(self, problems: frozenset[str]) -> None:
         for problem in sorted(problems - self._said):
             log.warning("capacity from outside not as expected", file=self._path, problem=problem)
         self._said = problems
-
-    async def run(
-        self, agent: Agent, config: Callable[[], AgentConfig], settings: MakeSettings
-    ) -> None:
-        """Look every second and put in force what changed, until cancelled.
-
-        Args:
-            agent: decides with it.
-            config: in force.
-            settings: makes the engine's settings of it, with `over`.
-        """
-        while True:
-            await self.apply(agent, config(), settings)
-            await self._sleep(EVERY)
-
-    async def apply(self, agent: Agent, config: AgentConfig, settings: MakeSettings) -> None:
-        """Look once. New containers are decided by it; nothing that runs moves."""
-        before = agent.machine
-        if await asyncio.to_thread(self.look, before.topology):
-            self._in_force = False
-        if self._in_force:
-            return
-        made = await asyncio.to_thread(settings, config, before.topology)
-        if made != before.settings:
-            machine = await asyncio.to_thread(with_tables, replace(before, settings=made))
-            if agent.machine is not before:
-                return  # somebody else changed the machine meanwhile: in a second again
-            agent.retopology(machine)
-        self._in_force = True
 
 
 def read(path: str) -> str:
@@ -220,49 +205,28 @@ SOURCE: Final = "steal"
 """Where these factors come from, in log lines."""
 
 
-class StealWatch:
-    """Measures steal of each NUMA node, and what capacity factors follow.
+class StealWatch(CapacityWatch):
+    """Measures steal of each NUMA node, and what capacity factors follow."""
 
-    Args:
-        config: the ``measuredCapacity`` section.
-        root: directory with the proc/ tree.
-        metrics: told what was measured.
-        clock: seconds that only grow.
-        sleep: waits.
-    """
-
-    def __init__(
-        self,
-        config: MeasuredCapacity,
-        root: str,
-        metrics: Metrics,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        self._interval = parse_duration(config.interval)
+    def __init__(self, config: MeasuredCapacity, root: str, metrics: Metrics, clock: Clock) -> None:
+        self.interval = parse_duration(config.interval)
         self._acts = config.mode is MeasuredMode.ACT
         self._root = root
         self._metrics = metrics
         self._gauges: StealGauges | None = None
         self._clock = clock
-        self._sleep = sleep
         self._smoothed = Smoothed(
             half_life=parse_duration(config.half_life), step=STEP, floor=config.floor
         )
         self._last: tuple[float, Topology, CPUTimes] | None = None
         self._problem = ""
-        self._in_force = True
-        self.factors: dict[int, float] = {}
-        """By NUMA node, the factors that are not 1; another object after each change."""
 
-    def over(self, settings: Settings, topology: Topology, told: Collection[int] = ()) -> Settings:
+    def over(
+        self, settings: Settings, topology: Topology, elsewhere: Collection[int] = ()
+    ) -> Settings:
         """These settings, with what was measured where that is acted upon; any thread may ask.
 
-        Args:
-            settings: of the configuration.
-            topology: of the machine.
-            told: NUMA nodes whose factor is told from outside, which counts instead.
+        Of NUMA nodes in ``elsewhere`` a factor comes from outside, which counts instead.
         """
         if not self._acts:
             return settings
@@ -270,17 +234,17 @@ class StealWatch:
         lower = {
             i: factor
             for i, factor in self.factors.items()
-            if i in topology.numa_nodes and i not in told and factor < ours.get(i, 1.0)
+            if i in topology.numa_nodes and i not in elsewhere and factor < ours.get(i, 1.0)
         }
         return replace(settings, capacity_factor={**ours, **lower}) if lower else settings
 
-    def acting(self) -> dict[int, float]:
+    def acting(self) -> Mapping[int, float]:
         """By NUMA node, what was measured and is acted upon; any thread may ask."""
         return self.factors if self._acts else {}
 
-    def look(self, topology: Topology) -> bool:
-        """Read once; whether a factor changed. What cannot be read changes nothing."""
-        now = self._clock()
+    def refresh(self, topology: Topology) -> bool:
+        """Read once; whether settings are different. What cannot be read changes nothing."""
+        now = self._clock.monotonic()
         try:
             tree = open_tree(self._root)
             times = cpu_times(tree.read("proc/stat") or "", tree.read("proc/schedstat") or "")
@@ -316,7 +280,7 @@ class StealWatch:
             waiting(last[2], times, topology, seconds),
             frequencies(tree, topology),
         )
-        return changed
+        return changed and self._acts
 
     def _unknown(self, problem: str) -> bool:
         if problem != self._problem:
@@ -324,31 +288,14 @@ class StealWatch:
         self._last, self._problem = None, problem
         return False
 
-    async def run(
-        self, agent: Agent, config: Callable[[], AgentConfig], settings: MakeSettings
-    ) -> None:
-        """Look again and again, and put in force what changed, until cancelled.
 
-        Args:
-            agent: decides with it.
-            config: in force.
-            settings: makes the engine's settings of it, with `over`.
-        """
-        while True:
-            await self.apply(agent, config(), settings)
-            await self._sleep(self._interval)
+class CapacityFactors:
+    """All factors, laid over the configuration's."""
 
-    async def apply(self, agent: Agent, config: AgentConfig, settings: MakeSettings) -> None:
-        """Look once. New containers are decided by it; nothing that runs moves."""
-        before = agent.machine
-        if await asyncio.to_thread(self.look, before.topology) and self._acts:
-            self._in_force = False
-        if self._in_force:
-            return
-        made = await asyncio.to_thread(settings, config, before.topology)
-        if made != before.settings:
-            machine = await asyncio.to_thread(with_tables, replace(before, settings=made))
-            if agent.machine is not before:
-                return  # somebody else changed the machine meanwhile: next time again
-            agent.retopology(machine)
-        self._in_force = True
+    def __init__(self, outside: OutsideCapacity, measured: StealWatch) -> None:
+        self._outside, self._measured = outside, measured
+
+    def over(self, settings: Settings, topology: Topology) -> Settings:
+        """As measured, but where a factor comes from outside, that one."""
+        measured = self._measured.over(settings, topology, elsewhere=self._outside.factors)
+        return self._outside.over(measured, topology)

@@ -41,6 +41,7 @@ from nri_numa.dra.claims import (
     is_uid,
     results_named,
 )
+from nri_numa.engine.accounting import largest
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.annotations import Resolver
 from nri_numa.engine.request.demand import NOT_PREPARED, result_text, with_slots
@@ -51,6 +52,7 @@ from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
     from nri_numa.dra.service import Prepared
+    from nri_numa.node.agent import Agent
 
 
 log = get_logger("dra")
@@ -66,18 +68,10 @@ gives them two. It waits 45 for a claim, of which the publisher may need 20."""
 class ClaimBook:
     """The claims that are prepared on this node.
 
+    Records of them are in a directory of ours, CDI files in one of the runtime.
+
     Attributes:
         claims: by UID; replaced as a whole, so that any thread may read it.
-
-    Args:
-        driver: our name.
-        pool: of this node's devices, which is the node's name.
-        records: directory of ours.
-        cdi: directory of the runtime.
-        asker: gets claims.
-        machine: what decides now.
-        free: by NUMA node, the exclusive CPUs that one more container could have.
-        sleep: waits.
     """
 
     def __init__(
@@ -87,15 +81,14 @@ class ClaimBook:
         *,
         records: str,
         cdi: str,
-        asker: handover.Asker,
-        machine: Callable[[], Machine],
-        free: Callable[[], Mapping[int, int]],
+        asker: handover.HandoverClient,
+        agent: Agent,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._free, self._sleep = free, sleep
+        self._sleep = sleep
         self._driver, self._pool = driver, pool
         self._records, self._cdi = records, cdi
-        self._asker, self._machine = asker, machine
+        self._asker, self._agent = asker, agent
         self._turn = threading.Lock()
         self.claims: Mapping[str, Claim] = {}
 
@@ -158,7 +151,7 @@ class ClaimBook:
         with self._turn:
             known = self.claims.get(uid)
             claim = self._read(namespace, name, uid)
-            judge(self._machine(), claim)
+            judge(self._agent.machine, claim)
             if known is not None and known.results != claim.results:
                 raise BadClaim(
                     f"claim {claim.full_name} is prepared with another allocation, expected the "
@@ -191,7 +184,7 @@ class ClaimBook:
         for one in claim.results:
             needed[one.numa_node] += one.cpus
         for _ in range(round(_ENDING / _EVERY)):
-            free = self._free()
+            free = largest(self._agent.machine, self._agent.state)
             if all(free.get(i, 0) >= cpus for i, cpus in needed.items()):
                 return
             self._sleep(_EVERY)
@@ -247,10 +240,10 @@ class ClaimBook:
             results.append((uid, number, claim.results[number]))
         if not text:
             text = ",".join(result_text(one.numa_node, u, n, one.cpus) for u, n, one in results)
-        key = self._machine().slots_key
+        key = self._agent.machine.slots_key
         container = replace(container, annotations={**container.annotations, key: text})
         found = [one for _, _, one in results]
-        return with_parameters(self._machine(), pod, container, found), container
+        return with_parameters(self._agent.machine, pod, container, found), container
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -276,12 +269,7 @@ def _words(claim: Claim) -> str:
     )
 
 
-def claim_book(
-    config: AgentConfig,
-    node: str,
-    machine: Callable[[], Machine],
-    free: Callable[[], Mapping[int, int]],
-) -> ClaimBook | None:
+def claim_book(config: AgentConfig, node: str, agent: Agent) -> ClaimBook | None:
     """A book by the configuration's section ``dra``; None when off."""
     if not config.dra.enabled:
         return None
@@ -290,9 +278,8 @@ def claim_book(
         node,
         records=os.path.join(config.state_dir, "claims"),
         cdi=config.dra.cdi_directory,
-        asker=handover.Asker(config.dra.handover),
-        machine=machine,
-        free=free,
+        asker=handover.HandoverClient(config.dra.handover),
+        agent=agent,
     )
 
 

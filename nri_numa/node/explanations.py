@@ -65,12 +65,9 @@ Snapshot = tuple[dict[str, tuple[KeptTrace, Allocation]], tuple[RefusedContainer
 
 
 class ExplanationFile:
-    """Saves an agent's explanations now and then, and gives them back at the next start.
+    """Saves an agent's explanations now and then, and restores them at the next start.
 
-    Args:
-        directory: the state directory, which is ours (`nri_numa.store.checkpoint`).
-        identity: as the checkpoint's; but for ``version`` it must be the same to be used again.
-        agent: whose explanations these are.
+    The identity is the checkpoint's; but for ``version`` it must be the same to be used again.
     """
 
     def __init__(self, directory: str, *, identity: Mapping[str, str], agent: Agent) -> None:
@@ -82,11 +79,7 @@ class ExplanationFile:
         self._trouble = ""
 
     def load(self) -> str:
-        """Give the agent what it knew; call it when it has its state, before anything happens.
-
-        Returns:
-            Why nothing is used, as a sentence; empty when all is well or there is no file.
-        """
+        """Restore what the agent knew, before anything happens; why nothing is used, or nothing."""
         try:
             data = _read(self.path)
         except FileNotFoundError:

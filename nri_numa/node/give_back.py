@@ -42,7 +42,7 @@ from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import NO_QUOTA
 from nri_numa.machine.sysfs import discover
 from nri_numa.node.explanations import FILE
-from nri_numa.node.links import claimed_socket, over_cri
+from nri_numa.node.links import locked_socket, over_cri
 from nri_numa.node.runtime_lock import RuntimeLock
 from nri_numa.nri.link import push_one_shot
 from nri_numa.store import checkpoint
@@ -156,20 +156,11 @@ def plan(
     pods: Iterable[PodSandbox],
     containers: Iterable[Container],
 ) -> tuple[GivenBack, ...]:
-    """Tell what each container gets back.
+    """Tell what each container gets back, by namespace, pod, container and id.
 
-    Ours is what the checkpoint knows, what carries our ``assigned`` annotation, and, since unbound
-    containers that were created without us carry none, whatever has exactly the shared pool.
-    Everything else is left alone.
-
-    Args:
-        machine: topology and settings.
-        prior: what was meant.
-        pods: all pods that the runtime reports.
-        containers: all containers, with what they have now.
-
-    Returns:
-        One entry for each container, by namespace, pod, container and id.
+    Ours is what the checkpoint (``prior``) knows, what carries our ``assigned`` annotation, and,
+    since unbound containers that were created without us carry none, whatever has exactly the
+    shared pool. Everything else is left alone.
     """
     by_pod = {pod.id: pod for pod in pods}
     live = [container for container in containers if container.pod_id in by_pod]
@@ -222,7 +213,7 @@ def _one(
     # What the kubelet sent, which does not send it again: the grant, or what is granted to nobody.
     grants = prior.kubelet
     granted = grants.cpus_of(pod.uid, container.name, container.id)
-    every = granted or everything.allowed - grants.taken or everything.allowed
+    every = granted or everything.allowed - grants.granted or everything.allowed
     # An empty text is no cpuset of its own, and one that nobody can read was not written by us.
     entry = replace(
         entry,
@@ -287,12 +278,8 @@ async def release(
 ) -> Report:
     """Give everything back, and read back that it arrived.
 
-    Args:
-        config: of the agent; its state directory, socket and annotation prefix count.
-        identity: what a checkpoint must agree on to be ours.
-        dry_run: change nothing, and do not mind a running agent.
-        timeout: seconds for the runtime to take our registration.
-        waiting: called when that takes longer than a second.
+    The runtime has ``timeout`` seconds to take our registration; ``waiting`` is called when that
+    takes longer than one. A dry run changes nothing, and does not mind a running agent.
 
     Raises:
         AgentRuns: an agent uses the state directory.
@@ -312,7 +299,7 @@ async def release(
         else:
             store = CheckpointStore(config.state_dir, identity=identity, clock=time.time)
             cleanup.callback(store.close)
-            claim = RuntimeLock(claimed_socket(config))
+            claim = RuntimeLock(locked_socket(config))
             cleanup.callback(claim.close)
             try:
                 loaded = store.load()
@@ -324,7 +311,7 @@ async def release(
         prior, damaged = state_from(entries)
         problems += damaged
         kubelet = StateFiles(config.kubelet_root)
-        kubelet.look(topology.possible, topology.numa_ids)
+        kubelet.refresh(topology.possible, topology.numa_ids)
         problems += kubelet.problems
         prior = prior.with_kubelet(kubelet.grants)
         planned = await _exchange(config, machine, prior, dry_run, timeout, waiting)
@@ -416,11 +403,7 @@ async def _read_back(reader: CgroupReader, planned: Sequence[GivenBack]) -> tupl
 
 
 def _set_aside(store: CheckpointStore, keep: bool) -> str:
-    """Take the journal away, so that a later agent begins anew.
-
-    Returns:
-        Where it is kept; empty when it said nothing or could not be kept.
-    """
+    """Take the journal away, so that a later agent begins anew; where it is kept, if it is."""
     aside = os.path.join(store.directory, ASIDE)
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(store.directory, FILE))

@@ -70,12 +70,7 @@ def _fail(subject: str, message: str, remedy: str) -> Finding:
 
 
 def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Look at everything a running agent depends on.
-
-    Args:
-        config: the effective configuration.
-        root: where /etc, /proc and the like are found; another one than / in tests.
-    """
+    """Look at everything a running agent depends on; ``root`` is another one than / in tests."""
     topology = None
     try:
         topology = _discover(config)
@@ -557,7 +552,7 @@ def kubelet(
         )
     files = StateFiles(str(directory))
     if topology is not None:
-        files.look(topology.possible, topology.numa_ids)
+        files.refresh(topology.possible, topology.numa_ids)
     for problem in files.problems:
         yield _warn(
             "kubelet",
@@ -576,7 +571,7 @@ def _policies(
     cpu = grants.cpu_policy or (facts.cpu_policy if facts else "")
     memory = grants.memory_policy or (facts.memory_policy if facts else "")
     if cpu == "static":
-        held = f"; {cpus_text(grants.taken)} granted now" if grants.taken else ""
+        held = f"; {cpus_text(grants.granted)} granted now" if grants.granted else ""
         yield _warn(
             "kubelet",
             f"its CPU manager policy is static: it pins Guaranteed pods itself{held}",
@@ -643,12 +638,7 @@ _STATUS: Final = re.compile(r"^(Uid|CapEff):\s*(\w+)", re.MULTILINE)
 
 
 def service(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether the installed service can see its program; nothing where none is installed.
-
-    Args:
-        config: the effective configuration.
-        root: where /etc and the like are found; another one than / in tests.
-    """
+    """Whether the installed service can see its program; nothing where none is installed."""
     lines = _lines(root)
     unit = dict(lines)
     if config.devices.enabled and config.devices.network:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -30,13 +30,29 @@ from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
     from nri_numa.devices.counts import Counted
+    from nri_numa.node.links import NodeDevices
 
-
-MakeSettings = Callable[[AgentConfig, Topology], Settings]
 
 _TURN: Final = 0.0005
 """Seconds after which the thread lets the loop go on. A request asks for its turn at each of its
 system calls, and with Python's 5 ms these added up to twice as long a wait."""
+
+
+class Configured(Protocol):
+    """The configuration in force; see `nri_numa.node.daemon`."""
+
+    @property
+    def config(self) -> AgentConfig:
+        """Another object after each change."""
+        ...
+
+
+class SettingsSource(Protocol):
+    """Makes the engine's settings; see `nri_numa.node.beside_kubelet.KubeletSettings`."""
+
+    def settings(self, config: AgentConfig, topology: Topology) -> Settings:
+        """In any thread."""
+        ...
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,23 +77,13 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         return self.base is config and self.machine.topology is topology
 
 
-def _ours(config: AgentConfig, topology: Topology) -> Settings:
-    return configuration.settings(config)
-
-
 def prepare(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
     machine: Machine,
-    settings: MakeSettings = _ours,
+    source: SettingsSource,
 ) -> Prepared:
     """Read a configuration and make everything ready; touches nothing that others use.
-
-    Args:
-        load: reads and checks it.
-        base: what is in force now.
-        machine: in force now.
-        settings: makes the engine's settings of it.
 
     Raises:
         ConfigError: with every mistake.
@@ -94,7 +100,7 @@ def prepare(
         config=config,
         live=live,
         restart=restart,
-        machine=with_tables(replace(machine, settings=settings(config, machine.topology))),
+        machine=with_tables(replace(machine, settings=source.settings(config, machine.topology))),
     )
 
 
@@ -102,15 +108,30 @@ async def prepare_aside(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
     machine: Machine,
-    settings: MakeSettings = _ours,
+    source: SettingsSource,
 ) -> Prepared:
     """`prepare` in a thread that gives way to the loop."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(_TURN)
     try:
-        return await asyncio.to_thread(prepare, load, base, machine, settings)
+        return await asyncio.to_thread(prepare, load, base, machine, source)
     finally:
         sys.setswitchinterval(usual)
+
+
+async def put_in_force(agent: Agent, config: AgentConfig, source: SettingsSource) -> bool:
+    """Have the agent decide by settings that are made anew; False: try again.
+
+    They are made in a thread, during which the machine may have changed for another reason.
+    """
+    before = agent.machine
+    made = await asyncio.to_thread(source.settings, config, before.topology)
+    if made != before.settings:
+        machine = await asyncio.to_thread(with_tables, replace(before, settings=made))
+        if agent.machine is not before:
+            return False
+        agent.retopology(machine)
+    return True
 
 
 def with_tables(machine: Machine) -> Machine:
@@ -143,7 +164,7 @@ async def changed(root: str, before: Machine) -> Machine | None:
     return await asyncio.to_thread(with_tables, replace(before, topology=topology))
 
 
-def tell(before: Topology, now: Topology) -> None:
+def report_change(before: Topology, now: Topology) -> None:
     """Log what is different."""
     found = differences(before, now)
     if before.online != now.online:
@@ -152,7 +173,7 @@ def tell(before: Topology, now: Topology) -> None:
         log.warning("machine changed", **found)
 
 
-async def look_after_refusals(agent: Agent, look: Callable[[], Awaitable[None]]) -> None:
+async def reread_after_refusals(agent: Agent, machine: Rereading) -> None:
     """Look again when something did not fit, for as long as the plugin runs.
 
     The one that was refused is not helped: reading takes longer than a request may wait for.
@@ -172,7 +193,7 @@ async def look_after_refusals(agent: Agent, look: Callable[[], Awaitable[None]])
         while True:
             await refused.wait()
             refused.clear()
-            await look()
+            await machine.read_all(agent)
             await asyncio.sleep(LOOK_AGAIN)
     finally:
         end()
@@ -189,17 +210,13 @@ def no_kernel_events(error: OSError, were_there: bool) -> None:
 class Rereading:
     """Reads again what changes on the machine, in threads.
 
-    Args:
-        root: holds ``sys/``.
-        counted: how many devices the kubelet can give, from memory; None where nobody counts.
-
     Attributes:
         memory: what the kernel had left when last read; None while it cannot be read.
     """
 
-    def __init__(self, root: str, counted: Callable[[], Counted | None] = lambda: None) -> None:
+    def __init__(self, root: str, devices: NodeDevices) -> None:
         self.memory: Reading | None = None
-        self._root, self._counted = root, counted
+        self._root, self._devices = root, devices
 
     async def read_memory(self, agent: Agent) -> None:
         """Read what is left of memory."""
@@ -210,20 +227,20 @@ class Rereading:
                 log.warning("memory cannot be read any more", error=str(error))
             self.memory = None
             return
-        self.memory = as_reading(reading, self._counted())
+        self.memory = as_reading(reading, self._devices.counted())
 
-    async def look(self, agent: Agent) -> None:
+    async def read_machine(self, agent: Agent) -> None:
         """Read what else may have changed, and let the agent have it."""
         before = agent.machine
         machine = await changed(self._root, before)
         if machine is not None and agent.machine is before:
-            tell(before.topology, machine.topology)
+            report_change(before.topology, machine.topology)
             agent.retopology(machine)
 
-    async def look_at_all(self, agent: Agent) -> None:
+    async def read_all(self, agent: Agent) -> None:
         """Both."""
         await self.read_memory(agent)
-        await self.look(agent)
+        await self.read_machine(agent)
 
 
 def as_reading(memory: MemoryReading, counted: Counted | None = None) -> Reading:

@@ -19,14 +19,7 @@ _LOCKS: Final = "/proc/locks"
 
 
 class RuntimeLock:
-    """Our hold on one runtime. Nothing here ever waits.
-
-    Args:
-        nri_socket: path of the runtime's NRI socket, which need not be there yet.
-
-    Attributes:
-        directory: what is locked.
-    """
+    """Our lock on one runtime's socket, which need not be there yet. Nothing here ever waits."""
 
     def __init__(self, nri_socket: str) -> None:
         self.directory = os.path.dirname(os.path.abspath(nri_socket))
@@ -35,9 +28,8 @@ class RuntimeLock:
     def share(self) -> bool:
         """Say that an agent works here; again and again, since the directory may come and go.
 
-        Returns:
-            Whether that can be seen now. It cannot while there is no such directory, while it may
-            not be opened, and while somebody has the runtime alone.
+        False while that cannot be seen: there is no such directory, it may not be opened, or
+        another process has the runtime alone.
         """
         try:
             if self._fd >= 0:
@@ -84,9 +76,8 @@ class RuntimeLock:
 def holder(directory: str, locks: str = _LOCKS) -> int | None:
     """Find the process that has a directory locked, see proc_locks(5).
 
-    Returns:
-        None when it cannot be told: some file systems lock under another device number, and
-        processes of other containers are not shown.
+    None when it cannot be told: some file systems lock under another device number, and processes
+    of other containers are not shown.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = os.stat(directory)

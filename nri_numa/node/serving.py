@@ -1,4 +1,4 @@
-"""Starts the HTTP side after the link to the runtime, and keeps it from delaying anything else.
+"""Brings the HTTP side up when it is nobody's turn, and keeps it from harming anybody.
 
 Containers come first: the server is imported (30 ms, 4 MiB) after the link to the runtime stands,
 or when it is clear that this takes a while. It lives in a thread with a loop of its own, which
@@ -14,31 +14,29 @@ import contextlib
 import gc
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from nri_numa import __version__
 from nri_numa.config import AgentConfig
-from nri_numa.engine.decision import Reading
 from nri_numa.errors import ConfigError
-from nri_numa.node.agent import Agent
-from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
-from nri_numa.node.loop import CourteousSelector, Courtesy, CPUShare, GapWatch
+from nri_numa.node.agent import Agent, MemorySource
+from nri_numa.node.loop import Clock, CourteousSelector, Courtesy, CPUShare, GapWatch
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from nri_numa.devices.counts import Counted
-    from nri_numa.machine.pci import PCIDevice
+    from nri_numa.node.beside_kubelet import BesideKubelet
+    from nri_numa.node.capacity import StealWatch
+    from nri_numa.node.handler import PendingPods
+    from nri_numa.node.late import LateStarts
+    from nri_numa.node.links import NodeDevices, RuntimeConnection
+    from nri_numa.node.unmatched import UnmatchedAnnotations
 
 log = get_logger("http")
 
 WAIT = 2.0
-"""Seconds to wait for the link; a busy runtime may take a minute, and /v1/status says why."""
+"""Seconds to wait for the link; a busy runtime may take a minute, and somebody asks why."""
 RETRY = 10.0
 """Seconds between two attempts after something went wrong."""
 STOP = 2.0
@@ -49,75 +47,59 @@ what a request of the runtime may have to wait when it comes in while HTTP is at
 value is ten times that."""
 
 
-class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon knows about its link; see `nri_numa.runtime.LinkState`.
+class About(NamedTuple):
+    """What never changes while the process runs; ``started`` is a Unix time."""
+
+    version: str
+    node_name: str
+    started: float
+
+
+class Collaborators(msgspec.Struct, frozen=True, kw_only=True):
+    """What else is shown; None where it is switched off.
 
     Attributes:
-        active: registered and synchronized.
-        unanswered: what the runtime has not answered for too long, as a sentence.
-        over_cri: it is reached over CRI, because it has no NRI.
+        readings: what the kernel has left of memory.
+        unmatched: annotations that name no container of their pod.
+        kubelet: what the kubelet's managers granted, and where it and we disagree.
+        devices: the machine's.
+        measured: capacity factors that were measured.
+        late: containers that were late, where they can be.
+        pods: Guaranteed pods that have no container yet.
     """
 
-    state: str
-    detail: str
-    active: bool
-    runtime: str = ""
-    runtime_version: str = ""
-    unanswered: str = ""
-    over_cri: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """What is shown beside the agent's own state; read in another thread.
-
-    Attributes:
-        node_name: of the node, as Kubernetes has it.
-        started: Unix time of the start.
-        reading: what the kernel had left when it was last read.
-        unheard: sentences about annotations of a pod, by its UID, that apply to no container.
-        beside: where the kubelet and we disagree.
-        kubelet: its configuration.
-        devices: the machine's, to be shown with it; None where devices are not read.
-        counted: how many devices the kubelet can give, or why that is not known; None where they
-            are not counted.
-        roots_of_pcie: by NUMA node.
-        measured: by NUMA node, capacity factors that were measured and are acted upon.
-        late: seconds by which containers were late, by id, replaced as a whole when that changes;
-            None where they cannot be late.
-        coming: namespace and name of Guaranteed pods that have no container yet.
-    """
-
-    version: str = __version__
-    node_name: str = ""
-    started: float = 0.0
-    now: Callable[[], float] = time.time
-    link: Callable[[], LinkFacts]
-    reading: Callable[[], Reading | None] = lambda: None
-    unheard: Callable[[str], list[str]] = lambda uid: []
-    beside: BesideKubelet | None = None
-    kubelet: KubeletSettings | None = None
-    devices: Sequence[PCIDevice] | None = None
-    counted: Callable[[], Counted | None] = lambda: None
-    roots_of_pcie: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    measured: Callable[[], Mapping[int, float]] = dict
-    late: Callable[[], Mapping[str, float] | None] = lambda: None
-    coming: Callable[[], Iterable[tuple[str, str]]] = tuple
+    readings: MemorySource
+    unmatched: UnmatchedAnnotations | None = None
+    kubelet: BesideKubelet | None = None
+    devices: NodeDevices | None = None
+    measured: StealWatch | None = None
+    late: LateStarts | None = None
+    pods: PendingPods | None = None
 
 
 class Serving:
-    """The HTTP server's life; ``watch`` is that of the loop that answers the runtime."""
+    """The HTTP server's life."""
 
     def __init__(
         self,
         config: AgentConfig,
         agent: Agent,
         metrics: Metrics,
-        sources: Sources,
-        watch: GapWatch,
+        about: About,
+        runtime: RuntimeConnection,
+        more: Collaborators,
+        *,
+        clock: Clock,
+        gaps: GapWatch,
     ) -> None:
-        self._config, self._agent, self._metrics = config, agent, metrics
-        self._sources, self._watch = sources, watch
+        self._config = config
+        self._agent = agent
+        self._metrics = metrics
+        self._about = about
+        self._runtime = runtime
+        self._more = more
+        self._clock = clock
+        self._watch = gaps
         self._share = CPUShare()
         self._settled = asyncio.Event()
 
@@ -156,58 +138,46 @@ class Serving:
         await asyncio.gather(serving, return_exceptions=True)
 
     async def _serve_for_ever(self) -> None:
-        said = ""
+        told = ""
         while True:
             try:
                 await self._serve()
             except ConfigError as error:
                 problem = "; ".join(error.problems)
-                if problem != said:  # said once, not every ten seconds
+                if problem != told:  # said once, not every ten seconds
                     log.error("no http: containers are placed as usual", problem=problem)
-                said = problem
+                told = problem
             except Exception as error:
-                if repr(error) != said:
+                if repr(error) != told:
                     self._metrics.internal_errors.inc()
                     log.exception("http failed: containers are placed as usual")
-                said = repr(error)
+                told = repr(error)
             await asyncio.sleep(RETRY)
 
     async def _serve(self) -> None:
         from nri_numa.http.api import AgentServer
-        from nri_numa.node.usage import UsageWatch
+        from nri_numa.node.usage import Watches
         from nri_numa.node.view import LiveView
 
         gc.freeze()  # what was imported stays for ever
-        config, agent, now = self._config, self._agent, self._sources.now
-        usage = UsageWatch(agent, config.sysfs_root, config.cgroup_root, now=now)
-        rounds = [usage.run()]
-        memory = waiting = None
-        if config.memory_locality.enabled:
-            from nri_numa.node.usage import MemoryWatch
-
-            memory = MemoryWatch(agent, config.memory_locality, config.cgroup_root, now=now)
-            rounds.append(memory.run())
-        if config.cpu_waiting.enabled:
-            from nri_numa.node.usage import WaitingWatch
-
-            waiting = WaitingWatch(agent, config.cpu_waiting, config.cgroup_root, now=now)
-            rounds.append(waiting.run())
-        watches = [asyncio.create_task(one) for one in rounds]
+        config, agent, clock = self._config, self._agent, self._clock
+        watches = Watches.of(config, agent, clock)
+        tasks = watches.start()
         try:
-            view = LiveView(agent, self._sources, usage=usage, memory=memory, waiting=waiting)
+            view = LiveView(agent, self._about, self._runtime, self._more, watches, clock)
             server = AgentServer(
                 config.http,
                 view,
                 self._metrics,
-                version=__version__,
+                version=self._about.version,
                 busy_for=self._watch.busy_for,
                 crowded=self._hurry,
             )
             self._metrics.snapshot = view.snapshot
             await server.run()
         finally:
-            for watch in watches:
-                watch.cancel()
+            for task in tasks:
+                task.cancel()
 
     def _hurry(self, crowded: bool) -> None:
         self._share.hurry = crowded

@@ -13,12 +13,13 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from nri_numa.config import AgentConfig
 from nri_numa.config.sections import CPUWaiting, MemoryLocality
 from nri_numa.config.values import parse_duration
 from nri_numa.engine.state import Allocation, NodeState, effective_cpus
@@ -43,6 +44,7 @@ from nri_numa.machine.usage import (
 )
 from nri_numa.machine.waiting import Waits, tasks_waiting, waits
 from nri_numa.node.agent import Agent
+from nri_numa.node.loop import Clock
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import LocalMemory, Named, Waiting
 
@@ -63,94 +65,70 @@ Found = TypeVar("Found")
 class Rounds(ABC, Generic[Found]):
     """Keeps what was read of every container.
 
-    Args:
-        agent: whose containers.
-        cgroup_root: where the cgroup file systems are mounted.
-        what: is read, for a log line.
-        interval: seconds from one round to the next.
-        budget: per cent of one CPU.
-        proc: the proc file system.
-        cost: CPU time of the thread that reads.
-
     Attributes:
         known: what the last whole round found, by container id; another object after each round.
     """
 
+    what: str
+
     def __init__(
         self,
         agent: Agent,
+        config: MemoryLocality | CPUWaiting,
         cgroup_root: str,
+        clock: Clock,
         *,
-        what: str,
-        interval: float,
-        budget: float = BUDGET,
         proc: str = "/proc",
-        cost: Callable[[], float] = time.thread_time,
     ) -> None:
         self._agent = agent
+        self._config = config
         self._cgroup_root = cgroup_root
-        self._what = what
-        self._interval = interval
-        self._budget = budget
         self._proc = proc
-        self._cost = cost
-        # A new object: views tell by identity whether nobody looks.
+        self._clock = clock
+        # A new object: views tell by identity whether anything is read at all.
         self.known: Mapping[str, Found] = MappingProxyType({})
 
     @abstractmethod
-    def look(self, reader: CgroupReader, allocation: Allocation) -> Found:
-        """Read one container, in a thread that may take its time.
-
-        Args:
-            reader: knows where cgroups are.
-            allocation: of the container.
-        """
+    def read(self, reader: CgroupReader, allocation: Allocation) -> Found:
+        """Read one container, in a thread that may take its time."""
 
     async def run(self) -> None:
         """Go round until cancelled."""
         while True:
-            begun = time.monotonic()
+            begun = self._clock.monotonic()
             try:
-                await self.round(asyncio.sleep)
+                await self.round()
             except OSError as error:
-                log.warning(f"{self._what}, was not read", error=str(error))
-            await asyncio.sleep(max(1.0, self._interval - (time.monotonic() - begun)))
+                log.warning(f"{self.what}, was not read", error=str(error))
+            interval = parse_duration(self._config.interval)
+            await self._clock.sleep(max(1.0, interval - (self._clock.monotonic() - begun)))
 
-    async def round(self, rest: Callable[[float], Awaitable[object]]) -> None:
-        """Read every container once.
-
-        Args:
-            rest: is awaited after each turn, with the seconds that pay for it.
-        """
+    async def round(self) -> None:
+        """Read every container once, with rests that pay for it."""
         reader = await asyncio.to_thread(CgroupReader, self._cgroup_root, proc=self._proc)
         waiting = list(self._agent.state.allocations.values())
         waiting.reverse()
         found: dict[str, Found] = {}
         while waiting:
             spent = await asyncio.to_thread(self._turn, reader, waiting, found)
-            await rest(spent * (100 / self._budget - 1))
+            await self._clock.sleep(spent * (100 / BUDGET - 1))
         self.known = MappingProxyType(found)
 
     def _turn(
         self, reader: CgroupReader, waiting: list[Allocation], found: dict[str, Found]
     ) -> float:
         """Read containers from the end of ``waiting``; gives the CPU time that it took."""
-        begun = self._cost()
+        begun = self._clock.cpu_time()
         spent = 0.0
         while waiting and spent < TURN:
             allocation = waiting.pop()
-            found[allocation.container_id] = self.look(reader, allocation)
-            spent = self._cost() - begun
+            found[allocation.container_id] = self.read(reader, allocation)
+            spent = self._clock.cpu_time() - begun
         return spent
 
 
 # --- Where memory is ---
 
-Memories: TypeAlias = Mapping[str, ContainerMemory]
-"""By container id."""
-
-NO_MEMORIES: Final[Memories] = MappingProxyType({})
-"""It is not switched on."""
 MEMORY_NOT_READ: Final = ContainerMemory(
     local_percent=None, by_numa_node={}, source="", at=0.0, problem="not read yet"
 )
@@ -159,10 +137,7 @@ MEMORY_NOT_READ: Final = ContainerMemory(
 def container_memory(allocation: Allocation, found: MemoryPlaces, at: float) -> ContainerMemory:
     """The document of what was found.
 
-    Args:
-        allocation: of the container; its own NUMA nodes are its memory nodes, or those of its CPUs.
-        found: where its memory is.
-        at: Unix time of the reading.
+    A container's own NUMA nodes are its memory nodes, or those of its CPUs.
     """
     home = allocation.mems or allocation.numa_nodes
     total = sum(found.by_numa_node.values())
@@ -183,40 +158,11 @@ def container_memory(allocation: Allocation, found: MemoryPlaces, at: float) -> 
 
 
 class MemoryWatch(Rounds[ContainerMemory]):
-    """Keeps where the memory of every container is.
+    """Keeps where the memory of every container is."""
 
-    Args:
-        agent: whose containers.
-        config: the ``memoryLocality`` section.
-        cgroup_root: where the cgroup file systems are mounted.
-        now: Unix time in seconds.
-        proc: the proc file system.
-        cost: CPU time of the thread that reads.
-    """
+    what = "where memory is"
 
-    def __init__(
-        self,
-        agent: Agent,
-        config: MemoryLocality,
-        cgroup_root: str,
-        *,
-        now: Callable[[], float],
-        proc: str = "/proc",
-        cost: Callable[[], float] = time.thread_time,
-    ) -> None:
-        super().__init__(
-            agent,
-            cgroup_root,
-            what="where memory is",
-            interval=parse_duration(config.interval),
-            proc=proc,
-            cost=cost,
-        )
-        self._config = config
-        self._now = now
-        self._page_size = os.sysconf("SC_PAGE_SIZE")
-
-    def look(self, reader: CgroupReader, allocation: Allocation) -> ContainerMemory:
+    def read(self, reader: CgroupReader, allocation: Allocation) -> ContainerMemory:
         """Read where the memory of one container is."""
         place = self._agent.places.get(allocation.container_id)
         places = (
@@ -227,10 +173,10 @@ class MemoryWatch(Rounds[ContainerMemory]):
                 place,
                 self._cgroup_root,
                 proc=self._proc,
-                page_size=self._page_size,
+                page_size=os.sysconf("SC_PAGE_SIZE"),
             )
         )
-        return container_memory(allocation, places, self._now())
+        return container_memory(allocation, places, self._clock.time())
 
     def samples(self, state: NodeState) -> LocalMemory | None:
         """What a scrape tells of the containers of ``state``; None where no metric is wanted."""
@@ -259,54 +205,29 @@ class MemoryWatch(Rounds[ContainerMemory]):
 
 # --- How much containers wait for CPUs ---
 
-Waitings: TypeAlias = Mapping[str, ContainerWaiting]
-"""By container id."""
-
-NO_WAITINGS: Final[Waitings] = MappingProxyType({})
-"""It is not switched on."""
 WAITING_NOT_READ: Final = ContainerWaiting(
     pressure_percent=None, waiting_tasks=None, at=0.0, problem="not read yet"
 )
 
 
 class WaitingWatch(Rounds[ContainerWaiting]):
-    """Keeps how much every container waits.
+    """Keeps how much every container waits for CPUs."""
 
-    Args:
-        agent: whose containers.
-        config: the ``cpuWaiting`` section.
-        cgroup_root: where the cgroup file systems are mounted.
-        now: Unix time in seconds.
-        proc: the proc file system.
-        clock: seconds that only grow.
-        cost: CPU time of the thread that reads.
-    """
+    what = "how much containers wait"
 
     def __init__(
         self,
         agent: Agent,
         config: CPUWaiting,
         cgroup_root: str,
+        clock: Clock,
         *,
-        now: Callable[[], float],
         proc: str = "/proc",
-        clock: Callable[[], float] = time.monotonic,
-        cost: Callable[[], float] = time.thread_time,
     ) -> None:
-        super().__init__(
-            agent,
-            cgroup_root,
-            what="how much containers wait",
-            interval=parse_duration(config.interval),
-            proc=proc,
-            cost=cost,
-        )
-        self._config = config
-        self._now = now
-        self._clock = clock
+        super().__init__(agent, config, cgroup_root, clock, proc=proc)
         self._before: dict[str, tuple[float, Mapping[int, float]]] = {}
 
-    def look(self, reader: CgroupReader, allocation: Allocation) -> ContainerWaiting:
+    def read(self, reader: CgroupReader, allocation: Allocation) -> ContainerWaiting:
         """Read how much one container waits, and compare with the reading before."""
         place = self._agent.places.get(allocation.container_id)
         if place is None:
@@ -314,7 +235,7 @@ class WaitingWatch(Rounds[ContainerWaiting]):
             found = Waits(no_pressure=unknown, no_threads=unknown)
         else:
             found = waits(reader, place, self._cgroup_root, proc=self._proc)
-        moment = self._clock()
+        moment = self._clock.monotonic()
         before = self._before.pop(allocation.container_id, None)
         tasks, problem = None, found.no_threads
         if found.threads is not None:
@@ -327,13 +248,13 @@ class WaitingWatch(Rounds[ContainerWaiting]):
         return ContainerWaiting(
             pressure_percent=None if found.pressure is None else round(100 * found.pressure, 2),
             waiting_tasks=None if tasks is None else round(tasks, 3),
-            at=self._now(),
+            at=self._clock.time(),
             problem="; ".join(dict.fromkeys(filter(None, (found.no_pressure, problem)))),
         )
 
-    async def round(self, rest: Callable[[float], Awaitable[object]]) -> None:
-        """Read every container once, and forget those that are gone."""
-        await super().round(rest)
+    async def round(self) -> None:
+        """Read every container once, and forget those that are not there any more."""
+        await super().round()
         for gone in self._before.keys() - self.known.keys():
             del self._before[gone]
 
@@ -433,20 +354,14 @@ def _remote(before: NUMAUsage | None, after: NUMAUsage) -> float | None:
 class UsageWatch:
     """Keeps the last minutes, and measures containers.
 
-    Args:
-        agent: whose machine and containers.
-        root: directory with the sys/ and proc/ trees.
-        cgroup_root: where the cgroup file systems are mounted.
-        now: Unix time in seconds.
+    ``root`` has the sys/ and proc/ trees.
     """
 
-    def __init__(
-        self, agent: Agent, root: str, cgroup_root: str, *, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, agent: Agent, root: str, cgroup_root: str, clock: Clock) -> None:
         self._agent = agent
         self._root = root
         self._cgroup_root = cgroup_root
-        self._now = now
+        self._now = clock.time
         self._samples: deque[Sample] = deque(maxlen=KEPT)
         self._last: tuple[float, MachineUsage] | None = None
         self._problem = "not read yet"
@@ -588,3 +503,26 @@ def _used(one: NUMAUsage | None) -> int | None:
     if one is None or not one.total:
         return None
     return round(100 * max(0, one.total - one.free - one.reclaimable) / one.total)
+
+
+class Watches(msgspec.Struct, frozen=True):
+    """Those that are switched on: usage of the machine; memory and waiting of containers."""
+
+    usage: UsageWatch | None = None
+    memory: MemoryWatch | None = None
+    waiting: WaitingWatch | None = None
+
+    @classmethod
+    def of(cls, config: AgentConfig, agent: Agent, clock: Clock) -> Watches:
+        """By the configuration."""
+        cgroups, memory, waiting = config.cgroup_root, config.memory_locality, config.cpu_waiting
+        return cls(
+            UsageWatch(agent, config.sysfs_root, cgroups, clock),
+            MemoryWatch(agent, memory, cgroups, clock) if memory.enabled else None,
+            WaitingWatch(agent, waiting, cgroups, clock) if waiting.enabled else None,
+        )
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Begin to read, in the loop that runs now."""
+        running = (self.usage, self.memory, self.waiting)
+        return [asyncio.create_task(one.run()) for one in running if one is not None]

@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from heapq import merge
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, convert
 from msgspec.structs import asdict
 
-from nri_numa.engine.accounting import largest, offer, together
+from nri_numa.engine.accounting import largest, slot_capacity, together
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
 from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
@@ -62,19 +62,14 @@ from nri_numa.http.responses import (
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
 from nri_numa.machine.model import CoreKind, NUMANode, cpus_text, topology_document
 from nri_numa.node.agent import Agent, RefusedContainer
-from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
-from nri_numa.node.differences import Difference, Known
-from nri_numa.node.serving import Sources
+from nri_numa.node.beside_kubelet import BesideKubelet
+from nri_numa.node.loop import Clock
+from nri_numa.node.reconcile import Difference, Known
+from nri_numa.node.serving import About, Collaborators
 from nri_numa.node.usage import (
     MEMORY_NOT_READ,
-    NO_MEMORIES,
-    NO_WAITINGS,
     WAITING_NOT_READ,
-    Memories,
-    MemoryWatch,
-    UsageWatch,
-    Waitings,
-    WaitingWatch,
+    Watches,
 )
 from nri_numa.observe.metrics import ContainerSample, NUMANodeSample, Snapshot
 
@@ -94,23 +89,50 @@ Name = tuple[str, str, str, str]
 """Namespace, pod, container, id: the order an operator reads in, and total."""
 
 
-class LiveView:
-    """`nri_numa.http.api.AgentView` over a running agent.
+class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon knows about its link; see `nri_numa.runtime.LinkState`.
 
-    The watches are None where what they measure is not to be shown.
+    Attributes:
+        active: registered and synchronized.
+        unanswered: what the runtime has not answered for too long, as a sentence.
+        over_cri: it is reached over CRI, because it has no NRI.
     """
+
+    state: str
+    detail: str
+    active: bool
+    runtime: str = ""
+    runtime_version: str = ""
+    unanswered: str = ""
+    over_cri: bool = False
+
+
+class Runtime(Protocol):
+    """See `nri_numa.node.links.RuntimeConnection`."""
+
+    def facts(self) -> LinkFacts:
+        """The link at this moment."""
+        ...
+
+
+class LiveView:
+    """`nri_numa.http.api.AgentView` over a running agent."""
 
     def __init__(
         self,
         agent: Agent,
-        sources: Sources,
-        *,
-        usage: UsageWatch | None = None,
-        memory: MemoryWatch | None = None,
-        waiting: WaitingWatch | None = None,
+        about: About,
+        runtime: Runtime,
+        more: Collaborators,
+        watches: Watches,
+        clock: Clock,
     ) -> None:
-        self._agent, self._sources = agent, sources
-        self._usage, self._memory, self._waiting = usage, memory, waiting
+        self._agent = agent
+        self._about = about
+        self._runtime = runtime
+        self._more = more
+        self._watches = watches
+        self._clock = clock
         self._names: list[Name] = []
         self._named = NodeState()
         self._counted: tuple[NodeState, Counts] | None = None
@@ -118,13 +140,13 @@ class LiveView:
 
     def status(self) -> Status:
         """The agent itself."""
-        agent, link = self._agent, self._sources.link()
+        agent, link = self._agent, self._runtime.facts()
         known = agent.differences.known
-        counts = self._counts(agent.state)
+        counts, kubelet = self._counts(agent.state), self._more.kubelet
         return Status(
-            version=self._sources.version,
-            node_name=self._sources.node_name,
-            started_at=self._sources.started,
+            version=self._about.version,
+            node_name=self._about.node_name,
+            started_at=self._about.started,
             observe=agent.observe,
             ready=self.readiness().ready,
             serial=agent.state.serial,
@@ -132,8 +154,8 @@ class LiveView:
             wider=counts.wider,
             differing=len(known),
             intruders=sum(one.intruder for one in known.values()),
-            kubelet_cpus=str(agent.state.kubelet.taken),
-            contested=0 if self._sources.beside is None else len(self._sources.beside.contests),
+            kubelet_cpus=str(agent.state.kubelet.granted),
+            contested=len(kubelet.contests) if kubelet is not None else 0,
             link=Link(
                 state=link.state,
                 detail=link.detail,
@@ -149,7 +171,7 @@ class LiveView:
 
     def readiness(self) -> Readiness:
         """Whether containers are being placed, and remembered."""
-        link = self._sources.link()
+        link = self._runtime.facts()
         if link.unanswered:
             return Readiness(ready=False, reason=link.unanswered)
         if not (link.active and self._agent.synchronized):
@@ -163,11 +185,10 @@ class LiveView:
 
     def topology(self) -> TopologyDocument:
         """The machine."""
-        machine = self._agent.machine
         return topology_document(
-            machine.topology,
-            reserved=machine.settings.reserved_cpus,
-            devices=self._sources.devices,
+            self._agent.machine.topology,
+            reserved=self._agent.machine.settings.reserved_cpus,
+            devices=None if self._more.devices is None else self._more.devices.pci,
         )
 
     def numa_info(self) -> NUMAInfo:
@@ -185,30 +206,24 @@ class LiveView:
 
     def listing(self) -> Listing:
         """Every container and what it has, in the order of their names."""
-        machine, state = self._agent.machine, self._agent.state
-        pool = state.pool(machine.topology, machine.settings)
-        real = Reality(state, self._agent.differences.known)
-        memory, waiting = self._looked()
-        late = self._sources.late()
+        moment = self._moment()
+        machine, state, pool = moment.machine, moment.state, moment.pool
         return Listing(
             head=NodeUse(
                 serial=state.serial,
                 shared_pool=str(pool),
-                numa_nodes=numa_node_uses(machine, state, pool, self._sources.reading()),
+                numa_nodes=numa_node_uses(machine, state, pool, self._more.readings.memory),
             ),
             containers=(
-                _assignment(
-                    state.allocations[name[3]], machine, state, pool, real, memory, waiting, late
-                )
+                moment.assignment(state.allocations[name[3]])
                 for name in tuple(self._ordered(state))
             ),
         )
 
     def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
         """What is known about a pod's containers: those that run, and those refused lately."""
-        machine, state = self._agent.machine, self._agent.state
-        pool = state.pool(machine.topology, machine.settings)
-        real = Reality(state, self._agent.differences.known)
+        moment = self._moment()
+        state = moment.state
         refused: dict[str, RefusedContainer] = {}
         for one in self._agent.refusals:  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
@@ -222,24 +237,18 @@ class LiveView:
             later = refused.pop(allocation.container, None)
             if later is not None and later.at <= allocation.since:
                 later = None  # it was refused before it was placed
-            found.append(self._explained(allocation, machine, state, pool, real, later))
+            found.append(self._explained(allocation, moment, later))
         found += [
             self._refused(one) for name, one in sorted(refused.items()) if container in (None, name)
         ]
         return sorted(found, key=lambda one: one.container)
 
     def _explained(
-        self,
-        allocation: Allocation,
-        machine: Machine,
-        state: NodeState,
-        pool: CPUSet,
-        real: Reality,
-        later: RefusedContainer | None,
+        self, allocation: Allocation, moment: Moment, later: RefusedContainer | None
     ) -> Explanation:
         kept = self._agent.kept_trace(allocation.container_id)
         document = self._documents.get(kept) if kept is not None else None
-        effective = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
+        effective = moment.cpus_of(allocation)
         cpus = str(effective)
         if document is None or document["result"]["cpus"] != cpus:
             known = self._agent.grounds_of(allocation.container_id)
@@ -247,20 +256,18 @@ class LiveView:
             if kept is not None:
                 self._remember(kept, document)
         since = [f"since then refused: {later.message}"] if later is not None else []
-        if gave_way := real.gave_way(allocation, effective):
+        if gave_way := moment.gave_way(allocation, effective):
             since.append(f"listed {allocation.cpus}, {gave_way}")
-        since += self._sources.unheard(allocation.pod_uid)
-        if since:
-            document = {**document, "later": since}
-        assignment = _assignment(
-            allocation, machine, state, pool, real, *self._looked(), self._sources.late()
-        )
-        if isinstance(assignment.late, float):
-            said = late_text(assignment.late)
-            document = {**document, "later": [said, *document.get("later", ())]}
+        if self._more.unmatched is not None:
+            since += self._more.unmatched.sentences(allocation.pod_uid)
+        assignment = moment.assignment(allocation)
+        before = []
         if assignment.displaced:
-            said = displaced_text(assignment.displaced)
-            document = {**document, "later": [said, *document.get("later", ())]}
+            before.append(displaced_text(assignment.displaced))
+        if isinstance(assignment.late, float):
+            before.append(late_text(assignment.late))
+        if before or since:
+            document = {**document, "later": [*before, *since]}
         if assignment.actual is not None:
             document = {**document, "actual": actual_sentence(assignment.actual)}
         return Explanation(
@@ -288,7 +295,7 @@ class LiveView:
             summary=refused.message,
             # The message is the summary already.
             steps=tuple(sentences(document)[1:]),
-            refusal=_refusal(refused),
+            refusal=convert(refused, Refusal, from_attributes=True),
             details=document,
         )
 
@@ -299,7 +306,10 @@ class LiveView:
 
     def refusals(self) -> list[Refusal]:
         """The latest refusals, newest first."""
-        return [_refusal(refused) for refused in reversed(self._agent.refusals)]
+        return [
+            convert(refused, Refusal, from_attributes=True)
+            for refused in reversed(self._agent.refusals)
+        ]
 
     def slots(self) -> Slots:
         """Exclusive CPUs that the scheduler may count."""
@@ -309,15 +319,16 @@ class LiveView:
         """Every NUMA node as who schedules counts it."""
         agent = self._agent
         # Before the state: who is decided about in between is in it.
-        coming = self._sources.coming()
+        more = self._more
+        coming = () if more.pods is None else more.pods.names()
         return zones_document(
             agent.machine,
             agent.state,
-            self._sources.reading(),
+            self._more.readings.memory,
             reason=self._not_pinning(),
-            measured=self._sources.measured(),
-            devices=self._sources.counted(),
-            roots_of_pcie=self._sources.roots_of_pcie,
+            measured=None if more.measured is None else more.measured.acting(),
+            devices=None if more.devices is None else more.devices.counted(),
+            roots_of_pcie=NO_ROOTS if more.devices is None else more.devices.roots,
             coming=coming,
         )
 
@@ -330,10 +341,8 @@ class LiveView:
 
     def kubelet(self) -> Kubelet:
         """The kubelet beside us."""
-        beside, kubelet = self._sources.beside, self._sources.kubelet
-        if beside is None or kubelet is None:
-            return Kubelet()
-        return kubelet_document(self._agent, beside, kubelet)
+        kubelet = self._more.kubelet
+        return Kubelet() if kubelet is None else kubelet_document(self._agent, kubelet)
 
     def notices(self, after: int) -> Notices:
         """What happened to containers after a number of the sequence."""
@@ -348,13 +357,15 @@ class LiveView:
 
     def use(self) -> Use:
         """What is really used on the machine."""
-        if self._usage is None:
+        usage = self._watches.usage
+        if usage is None:
             return Use(at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=())
-        return self._usage.document()
+        return usage.document()
 
     async def container_use(self, namespace: str, pod: str, container: str) -> list[ContainerUse]:
         """What a container really uses, measured now."""
-        if self._usage is None:
+        usage = self._watches.usage
+        if usage is None:
             return []
         state = self._agent.state
         names = self._ordered(state)
@@ -362,7 +373,7 @@ class LiveView:
         for n in range(bisect_left(names, (namespace, pod, container, "")), len(names)):
             if names[n][:3] != (namespace, pod, container):
                 break
-            found.append(await self._usage.container(state.allocations[names[n][3]]))
+            found.append(await usage.container(state.allocations[names[n][3]]))
         return found
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -374,27 +385,28 @@ class LiveView:
         machine, state = self._agent.machine, self._agent.state
         pool = state.pool(machine.topology, machine.settings)
         written = self._agent.checkpoint.written_at
+        memory, waiting = self._watches.memory, self._watches.waiting
         return Snapshot(
-            numa_nodes=numa_node_samples(machine, state, pool, self._sources.reading()),
-            node_name=self._sources.node_name,
+            numa_nodes=numa_node_samples(machine, state, pool, self._more.readings.memory),
+            node_name=self._about.node_name,
             container_counts=self._counts(state).by_kind,
             containers=container_samples(state),
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_written=written,
-            checkpoint_age=None if written is None else max(0.0, self._sources.now() - written),
+            checkpoint_age=None if written is None else max(0.0, self._clock.time() - written),
             checkpoint_failing=bool(self._agent.checkpoint.problem),
             ready=self.readiness().ready,
             observe=self._agent.observe,
-            local_memory=None if self._memory is None else self._memory.samples(state),
-            waiting=None if self._waiting is None else self._waiting.samples(state),
+            local_memory=None if memory is None else memory.samples(state),
+            waiting=None if waiting is None else waiting.samples(state),
         )
 
-    def _looked(self) -> tuple[Memories, Waitings]:
-        """What the last rounds over all containers found."""
-        return (
-            self._memory.known if self._memory is not None else NO_MEMORIES,
-            self._waiting.known if self._waiting is not None else NO_WAITINGS,
+    def _moment(self) -> Moment:
+        agent, late = self._agent, self._more.late
+        known = agent.differences.known
+        return Moment(
+            agent.machine, agent.state, known, self._watches, None if late is None else late.known
         )
 
     def _counts(self, state: NodeState) -> Counts:
@@ -435,84 +447,70 @@ def _name(a: Allocation) -> Name:
     return a.namespace, a.pod, a.container, a.container_id
 
 
-def _assignment(
-    a: Allocation,
-    machine: Machine,
-    state: NodeState,
-    pool: CPUSet,
-    real: Reality,
-    memory: Memories,
-    waiting: Waitings,
-    late: Mapping[str, float] | None = None,
-) -> Assignment:
-    cpus = effective_cpus(a, pool, machine.topology, state.withheld_bits)
-    gave_way = real.gave_way(a, cpus)
-    return Assignment(
-        id=a.container_id,
-        pod_uid=a.pod_uid,
-        namespace=a.namespace,
-        pod=a.pod,
-        container=a.container,
-        kind=shown_kind(state, a),
-        policy=a.policy.value,
-        qos=a.qos.value,
-        smt=a.smt.value,
-        cpus=str(cpus),
-        pinned=str(a.pinned),
-        mems=str(a.mems),
-        mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
-        numa_nodes=str(a.numa_nodes),
-        idle=str(a.idle),
-        displaced=str(a.cpus) if displaced(a, machine.topology) else "",
-        preferred=a.preferred,
-        reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
-        cpu_milli=a.cpu_milli,
-        memory_bytes=a.memory_bytes,
-        since=a.since,
-        actual=real.of(a.container_id),
-        slots=a.slots,
-        memory=memory.get(a.container_id, MEMORY_NOT_READ) if memory is not NO_MEMORIES else UNSET,
-        late=UNSET if late is None else late.get(a.container_id, UNSET),
-        waiting=waiting.get(a.container_id, WAITING_NOT_READ)
-        if waiting is not NO_WAITINGS
-        else UNSET,
-    )
+class Moment:
+    """What was decided at one moment, and what is known of what containers really have.
 
-
-def _refusal(refused: RefusedContainer) -> Refusal:
-    return Refusal(
-        namespace=refused.namespace,
-        pod=refused.pod,
-        container=refused.container,
-        reason=refused.reason,
-        message=refused.message,
-        at=refused.at,
-        observed=refused.observed,
-        count=refused.count,
-    )
-
-
-# --- What containers really have ---
-
-
-class Reality:
-    """Differences of one moment.
-
-    Args:
-        state: what was decided.
-        known: who differs from it.
+    ``known`` is what differs from the decision, ``late`` seconds by which containers were late, by
+    id; None where they cannot be.
     """
 
-    def __init__(self, state: NodeState, known: Known) -> None:
-        self._state = state
-        self._known = known
+    def __init__(
+        self,
+        machine: Machine,
+        state: NodeState,
+        known: Known,
+        watches: Watches = Watches(),  # noqa: B008 - a value
+        late: Mapping[str, float] | None = None,
+    ) -> None:
+        self.machine, self.state, self.known, self.late = machine, state, known, late
+        self.pool = state.pool(machine.topology, machine.settings)
+        self.memory = None if watches.memory is None else watches.memory.known
+        self.waiting = None if watches.waiting is None else watches.waiting.known
         self._owners: dict[int, str] | None = None
 
-    def of(self, container_id: str) -> Actual | None:
+    def cpus_of(self, a: Allocation) -> CPUSet:
+        """What a container should be able to use."""
+        return effective_cpus(a, self.pool, self.machine.topology, self.state.withheld_bits)
+
+    def assignment(self, a: Allocation) -> Assignment:
+        """One container, and what it has."""
+        i, cpus, memory, waiting = a.container_id, self.cpus_of(a), self.memory, self.waiting
+        gave_way = self.gave_way(a, cpus)
+        return Assignment(
+            id=i,
+            pod_uid=a.pod_uid,
+            namespace=a.namespace,
+            pod=a.pod,
+            container=a.container,
+            kind=shown_kind(self.state, a),
+            policy=a.policy.value,
+            qos=a.qos.value,
+            smt=a.smt.value,
+            cpus=str(cpus),
+            pinned=str(a.pinned),
+            mems=str(a.mems),
+            mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
+            numa_nodes=str(a.numa_nodes),
+            idle=str(a.idle),
+            displaced=str(a.cpus) if displaced(a, self.machine.topology) else "",
+            preferred=a.preferred,
+            reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
+            cpu_milli=a.cpu_milli,
+            memory_bytes=a.memory_bytes,
+            since=a.since,
+            actual=self.actual(i),
+            slots=a.slots,
+            memory=UNSET if memory is None else memory.get(i, MEMORY_NOT_READ),
+            late=UNSET if self.late is None else self.late.get(i, UNSET),
+            waiting=UNSET if waiting is None else waiting.get(i, WAITING_NOT_READ),
+        )
+
+    def actual(self, container_id: str) -> Actual | None:
         """What this one has; None while it is as meant, and on no exclusive CPUs of others."""
-        one = self._known.get(container_id) or self._foreign(container_id)
+        one = self.known.get(container_id) or self._foreign(container_id)
         if one is None:
             return None
+        owners = self._owning(CPUSet.parse(one.cpus), container_id) if one.intruder else ()
         return Actual(
             cpus=one.cpus,
             mems=one.mems,
@@ -522,14 +520,14 @@ class Reality:
             text=one.text,
             found=one.found,
             intruder=one.intruder,
-            owners=self._disturbed(container_id, one) if one.intruder else (),
+            owners=owners,
             given_up=one.given_up,
         )
 
     def _foreign(self, container_id: str) -> Difference | None:
-        """One that somebody else pinned to CPUs that are exclusive to others."""
-        allocation = self._state.allocations.get(container_id)
-        if allocation is None or not allocation.pinned & (self._state.owned | self._state.idle):
+        """One that was pinned, not by us, to CPUs that are exclusive to others."""
+        allocation = self.state.allocations.get(container_id)
+        if allocation is None or not allocation.pinned & (self.state.owned | self.state.idle):
             return None
         return Difference(
             cpus=str(allocation.pinned),
@@ -540,26 +538,21 @@ class Reality:
         )
 
     def gave_way(self, allocation: Allocation, cpus: CPUSet) -> str:
-        """Where a container stands whose soft list gave way, and to whom; empty when it did not.
+        """Where a container stands whose soft list gave way, and to what; empty when it did not.
 
-        Args:
-            allocation: of the container.
-            cpus: what it should have now.
+        ``cpus`` are what it should have now.
         """
-        lost = allocation.cpus & self._state.withheld if allocation.soft else NO_CPUS
+        lost = allocation.cpus & self.state.withheld if allocation.soft else NO_CPUS
         if not lost:
             return ""
         names = list(self._owning(lost, allocation.container_id))
-        names += [f"{name} (by the kubelet)" for name in granted_names(self._state, lost)]
+        names += [f"{name} (by the kubelet)" for name in granted_names(self.state, lost)]
         where = str(cpus) if cpus <= allocation.cpus else f"the shared pool {cpus}"
         return f"stands on {where}: {cpus_text(lost, 'is', 'are')} exclusive to {', '.join(names)}"
 
-    def _disturbed(self, container_id: str, one: Difference) -> tuple[str, ...]:
-        return self._owning(CPUSet.parse(one.cpus), container_id)
-
     def _owning(self, cpus: CPUSet, but: str) -> tuple[str, ...]:
-        """The names of those who own some of these CPUs."""
-        allocations = self._state.allocations
+        """The names of containers that own some of these CPUs."""
+        allocations = self.state.allocations
         if self._owners is None:
             # Once for all of them: there may be as many intruders as owners.
             self._owners = {
@@ -573,7 +566,7 @@ class Reality:
 
 
 def actual_sentence(actual: Actual) -> str:
-    """Both sides in one actual_sentence; the time in it does not grow old."""
+    """Both sides in one sentence; the time in it does not grow old."""
     since = datetime.fromtimestamp(actual.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return actual_text(actual.text, since, actual.owners, given_up=actual.given_up)
 
@@ -639,14 +632,7 @@ def container_samples(state: NodeState) -> Iterator[ContainerSample]:
 def numa_node_uses(
     machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
 ) -> tuple[NUMANodeUse, ...]:
-    """For the API: every NUMA node by id, who has its CPUs and what the accounting has left.
-
-    Args:
-        machine: topology and settings.
-        state: what is decided.
-        pool: the shared pool of that state.
-        reading: what the kernel had left when it was last asked.
-    """
+    """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
     reserved = machine.settings.reserved_cpus
     return tuple(_use(facts, reserved) for facts in _facts(machine, state, pool, reading))
 
@@ -654,7 +640,7 @@ def numa_node_uses(
 def numa_node_samples(
     machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
 ) -> tuple[NUMANodeSample, ...]:
-    """For a scrape: the same in counts of CPUs; arguments as in `numa_node_uses`."""
+    """For a scrape: the same in counts of CPUs."""
     reserved = machine.settings.reserved_cpus
     return tuple(_sample(facts, reserved) for facts in _facts(machine, state, pool, reading))
 
@@ -685,7 +671,7 @@ def _facts(
             charge=state.charge(i),
             exclusive=node.cpus & state.owned,
             idle=node.cpus & state.idle,
-            kubelet=(node.cpus & state.kubelet.taken) - state.owned - state.idle,
+            kubelet=(node.cpus & state.kubelet.granted) - state.owned - state.idle,
             shared=node.cpus & pool,
             cpu_total=machine.cpu_total.get(i, 0),
             cpu_left=cpu_left.get(i, 0),
@@ -752,12 +738,9 @@ def _sample(facts: _Facts, reserved: CPUSet) -> NUMANodeSample:
 def slots_document(machine: Machine, state: NodeState, reason: str) -> Slots:
     """Count what is held with slots and what is free.
 
-    Args:
-        machine: topology and settings.
-        state: what is decided.
-        reason: why nothing is to be counted on now; empty when nothing speaks against it.
+    ``reason`` is why nothing is to be counted on now; empty when nothing speaks against it.
     """
-    offered = offer(machine, state)
+    offered = slot_capacity(machine, state)
     return Slots(
         serial=state.serial,
         ready=not reason,
@@ -793,16 +776,10 @@ def zones_document(
 ) -> Zones:
     """Count everything in one state; a pod of which nothing is charged yet is named all the same.
 
-    Args:
-        machine: topology and settings.
-        state: what is decided.
-        reading: what the kernel had left when it was last asked.
-        reason: why nothing is to be counted on now; empty when nothing speaks against it.
-        measured: by NUMA node, capacity factors that were measured and are acted upon; 1 for the
-            others.
-        devices: how many the kubelet can give, or why that is not known; None where nobody asks.
-        roots_of_pcie: by NUMA node; empty where nobody asks for them.
-        coming: namespace and name of Guaranteed pods that have no container yet.
+    ``reason`` is why nothing is to be counted on now; ``measured`` has capacity factors that are
+    acted upon, 1 for NUMA nodes that are not in it; ``devices`` are those that the kubelet can
+    give, or why they are not known; ``coming`` are namespace and name of Guaranteed pods that have
+    no container yet.
     """
     defaults = machine.settings.defaults
     charged = {(a.pod_uid, a.container) for a in state.allocations.values() if a.charges}
@@ -907,14 +884,12 @@ def _core_kind(machine: Machine, numa_node: int) -> str:
 # --- The kubelet beside us ---
 
 
-def kubelet_document(
-    agent: Agent, beside: BesideKubelet, configuration: KubeletSettings
-) -> Kubelet:
+def kubelet_document(agent: Agent, beside: BesideKubelet) -> Kubelet:
     """What the kubelet's managers granted, and where it and we disagree.
 
     Reads what is replaced as a whole, so any thread may call it.
     """
-    state, settings = agent.state, agent.machine.settings
+    state, settings, configuration = agent.state, agent.machine.settings, beside.configuration
     grants, adopted = state.kubelet, configuration.adopted
     shown = grants.shared[0] if grants.shared else ""
     return Kubelet(
@@ -922,22 +897,10 @@ def kubelet_document(
         memory_policy=grants.memory_policy,
         override=settings.kubelet_override.value,
         shared_cpus=str(shown),
-        granted_cpus=str(grants.taken),
+        granted_cpus=str(grants.granted),
         grants=tuple(_grants(agent)),
         contests=tuple(
-            KubeletContest(
-                container_id=one.container_id,
-                namespace=one.namespace,
-                pod=one.pod,
-                pod_uid=one.pod_uid,
-                container=one.container,
-                asked=one.asked,
-                kept=one.kept,
-                yields_to=one.yields_to,
-                seen_in=one.seen_in,
-                since=one.since,
-                times=one.times,
-            )
+            convert(one, KubeletContest, from_attributes=True)
             for _, one in sorted(beside.contests.items())
         ),
         problems=(*beside.problems, *configuration.found.problems),

@@ -224,7 +224,7 @@ class DecisionLog:
             adopted=len(outcome.adopted),
             gap=gap,
             repaired=len(outcome.repaired),
-            gone=len(outcome.gone),
+            gone=len(outcome.removed),
             updates=len(outcome.updates),
         )
 

@@ -138,17 +138,14 @@ def _explained(path: str, action: str, error: OSError) -> CheckpointError:
 
 
 class CheckpointStore:
-    """The journal in one directory. Used from one thread.
+    """The journal in one directory, which is made. Used from one thread.
 
     It remembers what it could not write: whatever is missing on disk goes out with the next record
     that can be written. A node without a checkpoint places containers as well as before; what is
     lost is the intent after a crash, and that is what the metric and the log line are for.
 
-    Args:
-        directory: made when it does not exist. On a tmpfs (``/run``) nothing is ever synced.
-        identity: who writes. Every value but ``version`` must be the same for a checkpoint to be
-            used again: machine, boot.
-        clock: Unix time in seconds.
+    The identity says who writes: every value but ``version`` (machine, boot) must be the same for a
+    checkpoint to be used again.
 
     Attributes:
         trusted: only root and we can write to the directory; else nothing in it is used.
@@ -333,12 +330,9 @@ class CheckpointStore:
             self._append()
 
     def compact_if_needed(self) -> bool:
-        """Shrink the journal when it has outgrown what it says; call it between requests.
+        """Shrink the journal when it has outgrown what it says; whether a new one was written.
 
         Also notices that the file was taken away or replaced, and tries again what failed before.
-
-        Returns:
-            Whether a new journal was written.
 
         Raises:
             CheckpointError: it could not be written; the old one stays in use.
@@ -459,10 +453,8 @@ class CheckpointStore:
     def _rewrite(self) -> list[str]:
         """Write everything to a new file and put it in place of the old one.
 
-        A kill anywhere in here leaves either the old file or the new one under the name.
-
-        Returns:
-            Where an unusable old file is kept, as a sentence; usually nothing.
+        A kill anywhere in here leaves either the old file or the new one under the name. Gives a
+        sentence where an unusable old file is kept; usually none.
         """
         self._take_lock()
         lines = [Line(head=self._identity, at=self._clock())]

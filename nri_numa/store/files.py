@@ -28,15 +28,9 @@ _SHARED: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def file_problem(status: os.stat_result, *, ours: bool = True, secret: bool = False) -> str:
-    """Say why an opened file is not used; empty when it is.
+    """Why an opened file is not used, as the end of a sentence; empty when it is.
 
-    Args:
-        status: of its descriptor.
-        ours: it must belong to us or to root, and nobody else may write it.
-        secret: nobody else may read it either.
-
-    Returns:
-        What it is and what was expected, as the end of a sentence that starts with its path.
+    One of ours belongs to us or to root, and only they may write it; a secret one only they read.
     """
     if not stat.S_ISREG(status.st_mode):
         return f"is {_sort(status.st_mode)}, expected a regular file"
@@ -84,15 +78,10 @@ def known_key(directory: str) -> bytes:
 
 
 def signing_key(directory: str, *, trusted: bool, writable: bool) -> tuple[bytes, list[str]]:
-    """Read the key, or make one.
+    """Read the key, or make one; and a sentence for each thing that was wrong.
 
-    Args:
-        directory: the state directory.
-        trusted: nobody else can write there; else nothing is read nor written.
-        writable: it is ours to write; else a new key lasts as long as this process.
-
-    Returns:
-        The key, and a sentence for each thing that was wrong.
+    Where the directory is not trusted nothing is read nor written; where it is not ours to write, a
+    new key lasts as long as this process.
     """
     path, problems = os.path.join(directory, KEY), []
     if trusted:

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any, Final
 from zlib import crc32
 
 import msgspec
 
 from nri_numa.engine.state import Allocation, Former, NodeState, PodRecord, build, contradiction
-from nri_numa.engine.values.workload import Load, StateChange
+from nri_numa.engine.values.workload import StateChange
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 
 FORMAT: Final = 1
@@ -175,20 +176,28 @@ def loaded_from(parsed: Parsed, problems: list[str]) -> Loaded:
 _NAMES: Final = {"numa_nodes": "numa", "memory_bytes": "memory"}
 """Fields that documents call otherwise."""
 _ALWAYS: Final = frozenset(("kind", "qos", "since", "reason"))
-_FIELDS: Final = tuple(
-    (f.name, _NAMES.get(f.name, f.name), f.default, f.name in _ALWAYS or f.required)
-    for f in msgspec.structs.fields(Allocation)
-    if f.name != "container_id"
+_FIELDS: Final = tuple(f for f in msgspec.structs.fields(Allocation) if f.name != "container_id")
+_KEYS: Final = {f.name: _NAMES.get(f.name, f.name) for f in _FIELDS}
+_DEFAULTS: Final = tuple(
+    (
+        _KEYS[f.name],
+        {} if f.default is msgspec.NODEFAULT else f.default,
+        f.required or f.name in _ALWAYS,
+    )
+    for f in _FIELDS
 )
+_values = attrgetter(*_KEYS)
 
 
 def allocation_document(a: Allocation) -> Document:
-    """One container, as `encode` takes it."""
-    document: Document = {}
-    for name, key, default, always in _FIELDS:
-        value = getattr(a, name)
-        if always or (value if default is msgspec.NODEFAULT else value != default):
-            document[key] = value.busy if isinstance(value, Load) else value
+    """One container, as `encode` takes it: fields that are not as usual."""
+    document = {
+        key: value
+        for (key, default, always), value in zip(_DEFAULTS, _values(a), strict=True)
+        if always or (value is not default and value != default)
+    }
+    if a.load is not None:
+        document["load"] = a.load.busy
     return document
 
 
@@ -198,7 +207,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     Raises:
         ValueError, KeyError, TypeError, msgspec.MsgspecError: the document is damaged.
     """
-    found = {name: document[key] for name, key, _, _ in _FIELDS if key in document}
+    found = {name: document[key] for name, key in _KEYS.items() if key in document}
     if found.get("load") is not None:
         found["load"] = {"busy": found["load"]}
     missing = _ALWAYS - found.keys()

@@ -16,11 +16,11 @@ from nri_numa.http.api import AgentServer
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.pci import PCIDevice
-from nri_numa.node.agent import Agent
-from nri_numa.node.serving import LinkFacts, Sources
-from nri_numa.node.view import LiveView
+from nri_numa.node.serving import About
+from nri_numa.node.view import LinkFacts
 from nri_numa.observe.metrics import Metrics
-from tests.beds.world import MemoryStore
+from tests.beds.views import live_view
+from tests.beds.world import StillClock, agent_of
 
 
 class PageBed:
@@ -30,13 +30,11 @@ class PageBed:
         self, topology: Topology, settings: Settings | None = None, *, token_file: str = ""
     ) -> None:
         self.version = "0.1.0"
-        self.devices: tuple[PCIDevice, ...] | None = None
-        self.agent = Agent(
-            Machine(topology=topology, settings=settings or Settings(reserved_cpus=CPUSet([0]))),
-            metrics=Metrics("0.1.0"),
-            store=MemoryStore(),
-            now=time.time,
-        )
+        self.pci: tuple[PCIDevice, ...] | None = None
+        self.roots: dict[int, tuple[str, ...]] = {}
+        settings = settings or Settings(reserved_cpus=CPUSet([0]))
+        self.clock = StillClock(time.time)
+        self.agent = agent_of(Machine(topology=topology, settings=settings), clock=self.clock)
         self.agent.synchronized = True
         self.link = LinkFacts(
             state="active", detail="", active=True, runtime="containerd", runtime_version="v2.1.9"
@@ -47,6 +45,13 @@ class PageBed:
         self._thread.start()
         self.address: tuple[str, int] = ("127.0.0.1", 0)
         self.serve()
+
+    def facts(self) -> LinkFacts:
+        """The link at this moment."""
+        return self.link
+
+    def counted(self) -> None:
+        """Nobody counts devices."""
 
     @property
     def url(self) -> str:
@@ -63,16 +68,8 @@ class PageBed:
 
     def serve(self) -> None:
         """Listen; on the same port as before after a stop."""
-        view = LiveView(
-            self.agent,
-            Sources(
-                version=self.version,
-                node_name="worker-7.example.org",
-                started=time.time(),
-                link=lambda: self.link,
-                devices=self.devices,
-            ),
-        )
+        about = About(self.version, "worker-7.example.org", time.time())
+        view = live_view(self.agent, about, link=self, clock=self.clock, devices=self)
         section = HTTP(address=f"127.0.0.1:{self.address[1]}", token_file=self._section.token_file)
         self._server = AgentServer(section, view, Metrics("0"), version=self.version)
         asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(20)

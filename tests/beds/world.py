@@ -29,6 +29,7 @@ from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Wr
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
+from nri_numa.node.loop import Clock
 from nri_numa.observe.metrics import Metrics
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.journal import encode, state_from
@@ -67,6 +68,100 @@ class MemoryStore(CheckpointStore):
         """Write what failed."""
         self.record({})
         return True
+
+
+class Forgetful(CheckpointStore):
+    """Keeps nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere", identity={}, clock=lambda: 0.0)
+
+    def record(self, changes: Mapping[str, dict[str, object] | None]) -> None:
+        """Nothing is written."""
+
+
+class StillClock(Clock):
+    """Stands still; what is deferred is done at once, and waiting takes no time.
+
+    Attributes:
+        later: is given what is deferred.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = lambda: 0.0,
+        seconds: Callable[[], float] = lambda: 0.0,
+        later: Callable[[Callable[[], object]], object] = lambda function: function(),
+    ) -> None:
+        self.wall, self.seconds, self.later = wall, seconds, later
+
+    def time(self) -> float:
+        """Unix time."""
+        return self.wall()
+
+    def monotonic(self) -> float:
+        """Seconds that only grow."""
+        return self.seconds()
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Now, or as `later` says."""
+        self.later(function)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait no time."""
+
+    def cpu_time(self) -> float:
+        """None is used."""
+        return 0.0
+
+
+class Unread:
+    """What the kernel has left of memory is not known."""
+
+    memory: Reading | None = None
+
+
+class _NoCgroups(CgroupReader):
+    """None are there."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere")
+
+    def mark(self, place: CgroupPlace, name: str) -> str:
+        """Nothing is written on them."""
+        return ""
+
+
+def agent_of(
+    machine: Machine,
+    *,
+    metrics: Metrics | None = None,
+    clock: Clock | None = None,
+    store: CheckpointStore | None = None,
+) -> Agent:
+    """An agent without cgroups, whose state is kept nowhere else."""
+    return Agent(
+        machine,
+        metrics=metrics or Metrics("test"),
+        store=Forgetful() if store is None else store,
+        clock=clock or StillClock(),
+        readings=Unread(),
+        cgroups=CgroupWriter(_NoCgroups()),
+    )
+
+
+class _Cgroups(CgroupWriter):
+    """Writes as a test says, if it does."""
+
+    def __init__(
+        self, reader: CgroupReader, write: Callable[[CgroupPlace, str, str], Written] | None
+    ) -> None:
+        super().__init__(reader)
+        self._write = write
+
+    def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
+        """Nothing, where a test says nothing."""
+        return Written() if self._write is None else self._write(place, cpus, mems)
 
 
 def resources(
@@ -155,20 +250,23 @@ class World:
         self._ids = itertools.count(1)
         self.agent = self.boot()
 
+    @property
+    def memory(self) -> Reading | None:
+        """What the kernel has left of it."""
+        return self.reading
+
     def boot(self) -> Agent:
         """A fresh agent process over the same store."""
         self.metrics = self.store.metrics = Metrics("test")
+        self.timing = StillClock(lambda: self.now, lambda: self.clock())
         self.agent = Agent(
             Machine(topology=self.topology, settings=self.settings, key=self.key),
             metrics=self.metrics,
             store=self.store,
-            now=lambda: self.now,
-            reading=lambda: self.reading,
+            clock=self.timing,
+            readings=self,
+            cgroups=_Cgroups(self.cgroups, self._write),
             observe=self._observe,
-            write=self._write,
-            mark_of=self.cgroups.mark,
-            mark=CgroupWriter(self.cgroups).mark,
-            clock=lambda: self.clock(),
         )
         state, problems = state_from(self.store.documents)
         assert problems == []
@@ -191,7 +289,7 @@ class World:
         """
         cpus = {(f"uid-{p}", c): CPUSet.parse(text) for (p, c), text in (granted or {}).items()}
         before = self.agent.state.kubelet
-        taken = KubeletGrants(cpus=cpus).taken
+        taken = KubeletGrants(cpus=cpus).granted
         now = self.topology.online - taken
         nodes = {(f"uid-{p}", c): NUMASet.parse(text) for (p, c), text in (mems or {}).items()}
         if reserved:
@@ -353,7 +451,7 @@ class World:
                     assert not self.cpus(container_id) & other.cpus, (
                         f"{container_id} may run on CPUs that {other_id} owns"
                     )
-            theirs = state.kubelet.taken - allocation.cpus
+            theirs = state.kubelet.granted - allocation.cpus
             assert self._observe or not self.cpus(container_id) & theirs, (
                 f"{container_id} may run on CPUs that the kubelet granted"
             )

@@ -280,7 +280,7 @@ class Lives(RuleBasedStateMachine):
         self.world.store.full = True
         self.create_one(wishes, cpus, 0.0, QoSClass.GUARANTEED, same_pod=False, again=False)
         self.world.store.full = False
-        self.world.agent.flush_store()
+        self.world.agent.checkpoint.maintain()
 
     @invariant()
     def holds(self) -> None:

@@ -9,7 +9,7 @@ from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.node.view import Reality
+from nri_numa.node.view import Moment
 from nri_numa.store import journal
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
@@ -66,11 +66,11 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created() -> None
     assert overlaps(world) == 1
     total = world.metrics.registry.get_sample_value("nri_numa_foreign_overlaps_total")
     assert total == 1
-    real = Reality(world.agent.state, {}).of(one)
+    real = Moment(world.agent.machine, world.agent.state, {}).actual(one)
     assert real is not None
     assert (real.cpus, real.intruder, real.owners) == ("0", True, ("default/own/app",))
     assert real.text == "pinned by somebody else to CPU 0"
-    assert Reality(world.agent.state, {}).of(own) is None
+    assert Moment(world.agent.machine, world.agent.state, {}).actual(own) is None
     world.stop(one)
     assert overlaps(world) == 0
 

@@ -10,9 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.dra.claims import BadClaim, variable
-from nri_numa.dra.handover import Asker
-from nri_numa.engine.accounting import largest
-from nri_numa.engine.decision import Machine
+from nri_numa.dra.handover import HandoverClient
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, Mentions
 from nri_numa.machine.cpuset import CPUSet
@@ -49,18 +47,16 @@ class Bed:
         """A new process."""
         bed = self
 
-        class FromObjects(Asker):
+        class FromObjects(HandoverClient):
             def ask(self, namespace: str, name: str, uid: str) -> object:
                 if uid not in bed.objects:
                     raise BadClaim("not found")
                 return bed.objects[uid]
 
-        machine: Callable[[], Machine] = lambda: self.world.agent.machine  # noqa: E731
         self.book = ClaimBook(
             DRIVER, "n1",
             records=str(self.records), cdi=str(self.cdi),
-            asker=FromObjects(str(self.cdi)), machine=machine,
-            free=lambda: largest(machine(), self.world.agent.state), sleep=self.wait,
+            asker=FromObjects(str(self.cdi)), agent=self.world.agent, sleep=self.wait,
         )  # fmt: skip
         self.book.load()
         return self.book
@@ -123,7 +119,9 @@ def test_a_claim_waits_for_the_end_of_who_had_its_cpus(bed: Bed) -> None:
     bed.prepare()
     assert bed.waits == 1
     of = pod("web")
-    _, made = bed.book.seen(of, container(of, wants=resources(4, 1)), environment())
+    _, made = bed.book.seen(
+        of, replace(container(of, wants=resources(4, 1)), mentions=environment())
+    )
     cpus, _ = bed.world.place(of, made)
     assert len(CPUSet.parse(cpus)) == 4
 

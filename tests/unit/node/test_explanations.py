@@ -19,9 +19,8 @@ from nri_numa.engine.values.workload import Device, DeviceRequest
 from nri_numa.node import explanations
 from nri_numa.node.agent import Agent
 from nri_numa.node.explanations import MAX_BYTES, ExplanationFile, encoded
-from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.traces import LAYOUT, KeptTrace
-from tests.beds.world import MemoryStore, container, pod, resources
+from tests.beds.world import StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
 MACHINE = Machine(topology=machines.snc_smt(), settings=Settings())
@@ -31,7 +30,7 @@ ALIGNED = {"policy": "single-numa-node"}
 
 def agent(state: NodeState | None = None) -> Agent:
     """An agent that starts with this state."""
-    made = Agent(MACHINE, metrics=Metrics("0"), store=MemoryStore(), now=lambda: 7.0)
+    made = agent_of(MACHINE, clock=StillClock(lambda: 7.0))
     made.restore(state or NodeState())
     return made
 

@@ -13,25 +13,28 @@ from nri_numa.config import HTTP, AgentConfig
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.node import serving, view
-from nri_numa.node.agent import Agent
 from nri_numa.node.loop import GapWatch
-from nri_numa.node.serving import LinkFacts, Serving, Sources
+from nri_numa.node.serving import About, Collaborators, Serving
 from nri_numa.observe.metrics import Metrics
 from tests.beds.link_bed import eventually
-from tests.beds.world import MemoryStore
+from tests.beds.views import Linked
+from tests.beds.world import StillClock, Unread, agent_of
 from tests.machines import named as machines
 
 
 def make(section: HTTP) -> tuple[Serving, Metrics]:
     metrics = Metrics("0")
     machine = Machine(topology=machines.single_smt(), settings=Settings())
-    agent = Agent(machine, metrics=metrics, store=MemoryStore(), now=lambda: 0.0)
+    agent, clock = agent_of(machine, metrics=metrics), StillClock()
     made = Serving(
         AgentConfig(http=section),
         agent,
         metrics,
-        Sources(link=lambda: LinkFacts(state="active", detail="", active=True)),
-        GapWatch(),
+        About("0", "", 0.0),
+        Linked(),  # type: ignore[arg-type]
+        Collaborators(readings=Unread()),
+        clock=clock,
+        gaps=GapWatch(),
     )
     return made, metrics
 

@@ -26,11 +26,11 @@ from nri_numa.http.api import API
 from nri_numa.http.protocol import Request, Response, Routes
 from nri_numa.http.responses import Assignment
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.node.agent import Agent
-from nri_numa.node.serving import LinkFacts, Sources
-from nri_numa.node.view import LiveView
+from nri_numa.node.serving import About
+from nri_numa.node.view import LinkFacts, LiveView
 from nri_numa.observe.metrics import Metrics
-from tests.beds.world import MemoryStore
+from tests.beds.views import live_view
+from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
 
 NOW = 1_700_000_100.0
@@ -43,23 +43,27 @@ class Bed:
     def __init__(self, settings: Settings | None = None) -> None:
         self.machine = Machine(topology=machines.dual_smt(), settings=settings or Settings())
         self.metrics = Metrics("0.1.0")
-        self.agent = Agent(self.machine, metrics=self.metrics, store=MemoryStore(), now=lambda: NOW)
+        self.clock = StillClock(lambda: self.now)
+        self.now = NOW
+        self.agent = agent_of(self.machine, metrics=self.metrics, clock=self.clock)
         self.link = LinkFacts(state="active", detail="", active=True, runtime="containerd")
-        self.view = LiveView(
-            self.agent,
-            Sources(
-                version="0.1.0",
-                started=NOW - 100,
-                now=lambda: NOW,
-                link=lambda: self.link,
-                reading=lambda: Reading(memory={0: 1 << 20}),
-                unheard=lambda uid: self.unheard.get(uid, []),
-                late=lambda: self.late,
-            ),
-        )
-        self.late: dict[str, float] | None = None
-        self.unheard: dict[str, list[str]] = {}
+        self.known: dict[str, float] = {}
+        self.unmatched: dict[str, list[str]] = {}
+        self.view = self.shown()
         self.metrics.snapshot = self.view.snapshot
+
+    def shown(self, **more: object) -> LiveView:
+        """The view; the bed itself stands for collaborators."""
+        about = About("0.1.0", "", NOW - 100)
+        reading = Reading(memory={0: 1 << 20})
+        more = {"unmatched": self, **more}
+        return live_view(self.agent, about, link=self, memory=reading, clock=self.clock, **more)
+
+    def facts(self) -> LinkFacts:
+        return self.link
+
+    def sentences(self, uid: str) -> list[str]:
+        return self.unmatched.get(uid, [])
 
     def create(self, name: str, *, cpus_limit: int = 2, **annotations: str) -> None:
         pod = PodSandbox(
@@ -329,7 +333,7 @@ def differ(bed: Bed, *, given_up: bool = False) -> None:
         found="cpuset.cpus is everything",
         rank=0,
     )
-    bed.agent.differences.looked(
+    bed.agent.differences.update(
         ["id-plain"], [wrong], {"id-plain": NOW - 12}, ["id-plain"] if given_up else None
     )
 
@@ -428,7 +432,8 @@ def test_over_cri_it_is_shown_how_late_containers_were(bed: Bed) -> None:
     before = bed.view.listing()
     assert all("late" not in to_builtins(one) for one in before.containers)
     bed.link = replace(bed.link, over_cri=True)
-    bed.late = {"id-own": 0.0124}
+    bed.known = {"id-own": 0.0124}
+    bed.view = bed.shown(late=bed)
     assert bed.view.status().link.over == "cri"
     listing = bed.view.listing()
     assert {one.pod: one.late for one in listing.containers} == {"own": 0.0124, "plain": UNSET}
@@ -446,14 +451,9 @@ def test_ready_explanations_are_bounded(bed: Bed) -> None:
 
 
 def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
-    clock = [NOW]
     made = Bed()
-    made.agent = Agent(
-        made.machine, metrics=made.metrics, store=MemoryStore(), now=lambda: clock[0]
-    )
-    made.view._agent = made.agent
     made.create("own", policy="single-numa-node")
-    clock[0] += 60
+    made.now += 60
     pod = PodSandbox(
         id="sandbox-own",
         uid="uid-own",
@@ -506,8 +506,8 @@ def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:
     bed = Bed()
     bed.create("web", policy="best-effort")
     before = bed.view.explain("shop", "web", None)[0].steps
-    bed.unheard["uid-web"] = ["annotation x is ignored, because it names a container 'y'"]
+    bed.unmatched["uid-web"] = ["annotation x is ignored, because it names a container 'y'"]
     after = bed.view.explain("shop", "web", None)[0].steps
     assert after[-1].startswith("Annotation x is ignored, because it names a container 'y'")
-    bed.unheard.clear()
+    bed.unmatched.clear()
     assert bed.view.explain("shop", "web", None)[0].steps == before

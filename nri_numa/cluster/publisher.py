@@ -29,18 +29,19 @@ from nri_numa.cluster.outputs import (
 from nri_numa.cluster.source import AgentGone, AgentSource, Changed
 from nri_numa.cluster.topology import UNLISTED, TopologyOutput
 from nri_numa.cluster.writer import Writer, WriterMetrics
-from nri_numa.config import AgentConfig, parse_duration, split_address
-from nri_numa.config.node_name import node_name
+from nri_numa.config import AgentConfig, node_name, parse_duration, split_address
 from nri_numa.dra.handover import HandoverServer, write
 from nri_numa.errors import ConfigError
-from nri_numa.http.guarded import Site
-from nri_numa.http.zones import Zones
+from nri_numa.http.responses import Zones
+from nri_numa.http.server import Site
 from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import Outcome, Request, Result
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
 
+BURST: Final = 10
+"""Requests to the API server at once after a quiet time."""
 SETTLE: Final = 1.0
 """Seconds in which several changes of the agent are read as one: a pod's containers, say."""
 SOONER: Final = 0.7
@@ -154,7 +155,7 @@ class Publisher:
             self.metrics,
             "publish",
             rate=publish.rate,
-            burst=publish.burst,
+            burst=BURST,
             clock=clock,
             jitter=jitter,
             written=self._written,

@@ -16,8 +16,7 @@ from typing import Any, Final
 from nri_numa.cluster.outbox import AppliedObject, owner
 from nri_numa.cluster.topology import page_resource
 from nri_numa.dra.claims import CPU, MEMORY, PAGES, device_name
-from nri_numa.http.responses import Slots
-from nri_numa.http.zones import Zone, Zones
+from nri_numa.http.responses import Slots, Zone, Zones
 from nri_numa.kube.requests import Request, Resource
 from nri_numa.text import HUGEPAGES
 

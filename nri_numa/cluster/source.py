@@ -9,8 +9,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import msgspec
 
-from nri_numa.http.responses import Assignments, Notices, NUMAInfo, Slots, TopologyDocument
-from nri_numa.http.zones import Zones
+from nri_numa.http.responses import Assignments, Notices, NUMAInfo, Slots, TopologyDocument, Zones
 
 HEARTBEAT: Final = 60.0
 """Seconds without a word on the stream after which the agent is given up; it says something every

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from nri_numa.charged import CHARGED, marks
 from nri_numa.cluster.outbox import AppliedObject, owner
 from nri_numa.cluster.wanted import micro_time
-from nri_numa.http.zones import Zone, Zones
+from nri_numa.http.responses import Zone, Zones
 from nri_numa.kube.requests import Form, Outcome, Request, Resource, Result, Verb
 from nri_numa.text import HUGEPAGES
 

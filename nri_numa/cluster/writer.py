@@ -11,7 +11,7 @@ from nri_numa.cluster.outbox import Desk, Output
 from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import WHOLE, Outcome, Request, Resource, Result, Verb
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.service_metrics import ServiceMetrics
+from nri_numa.observe.metrics import ServiceMetrics
 
 LEAST: Final = 0.05
 """Seconds of the shortest pause while nothing may be sent."""

@@ -34,6 +34,8 @@ from nri_numa.offline_capacity import (
 
 LOOK: Final = 20.0
 """Seconds between two looks at the pods of a node that is emptied."""
+WELL: Final = 0.9
+"""A measured factor of this or more is well again."""
 AT_ONCE: Final = 4
 """Pods that are considered in one turn."""
 REMEMBERED: Final = 65536
@@ -55,7 +57,7 @@ class Rules:
     per_minute: float
     dry_run: bool = False
     per_workload: int = 0
-    per: float = 0.0
+    per: float = 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -457,7 +459,14 @@ class Stolen(_Emptying):
     reason, end = "NUMANodeStolen", "stolen"
 
     def __init__(
-        self, prefix: str, rules: Rules, now: float, *, below: float, well: float, at_most: float
+        self,
+        prefix: str,
+        rules: Rules,
+        now: float,
+        *,
+        below: float,
+        at_most: float,
+        well: float = WELL,
     ) -> None:
         super().__init__("steal", prefix, rules, now)
         self._below, self._well, self._at_most = below, well, at_most

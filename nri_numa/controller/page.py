@@ -13,8 +13,14 @@ import msgspec
 
 from nri_numa.config import AgentConfig
 from nri_numa.controller.overview import BadQuery, Overview, query_of
-from nri_numa.http.api import CONTENT_SECURITY_POLICY, APIError, Request, Response
-from nri_numa.http.guarded import TEXT, Route
+from nri_numa.http.protocol import (
+    CONTENT_SECURITY_POLICY,
+    TEXT,
+    APIError,
+    Request,
+    Response,
+    Route,
+)
 from nri_numa.http.security import TokenFile
 from nri_numa.kube.api import Watch
 

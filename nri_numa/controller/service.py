@@ -17,9 +17,8 @@ from typing import Any, Final
 from nri_numa import __version__, service
 from nri_numa import config as configuration
 from nri_numa.cluster.writer import Writer, WriterMetrics
-from nri_numa.config import AgentConfig, parse_duration, split_address
-from nri_numa.config.controlling import Drain, Steal, Stuck
-from nri_numa.config.extended_resource import slots_resource
+from nri_numa.config import AgentConfig, parse_duration, slots_resource, split_address
+from nri_numa.config.sections import Drain, Steal, Stuck
 from nri_numa.controller import capacity, evictor
 from nri_numa.controller.capacity import CapacityOutput, Offer, UnknownNode, from_put
 from nri_numa.controller.evictor import Drained, Stolen
@@ -27,10 +26,10 @@ from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
 from nri_numa.controller.refused import FIELDS, Refused
 from nri_numa.controller.sources import FileSource, PrometheusSource
-from nri_numa.http.api import APIError, Response
-from nri_numa.http.api import Request as HTTPRequest
-from nri_numa.http.guarded import Route, Site
+from nri_numa.http.protocol import APIError, Response, Route
+from nri_numa.http.protocol import Request as HTTPRequest
 from nri_numa.http.security import Certificate, TokenFile
+from nri_numa.http.server import Site
 from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, namespace, uid_of
 from nri_numa.kube.lease import Lease
 from nri_numa.kube.lease import identity as own_identity
@@ -44,6 +43,14 @@ from nri_numa.scheduler.watcher import PODS, TOPOLOGIES
 
 log = get_logger("controller")
 
+BURST: Final = 20
+"""Requests to the API server at once after a quiet time."""
+HYSTERESIS: Final = 0.05
+"""A factor is written again when it differs by so much from what is written."""
+LEASE: Final = "nri-numa-controller"
+"""Name of the Lease, which the Role of the manifests names too."""
+LEASE_DURATION: Final = 15.0
+"""Seconds after which a silent leader is replaced."""
 TICK: Final = 1.0
 """Seconds between two looks at what should be written."""
 PUT: Final = "put"
@@ -164,7 +171,7 @@ class Service:
                 validity=parse_duration(section.validity),
                 keep_last=section.silent == "last",
                 smoothing=parse_duration(section.smoothing),
-                hysteresis=section.hysteresis,
+                hysteresis=HYSTERESIS,
                 least_time=parse_duration(section.least_time),
             ),
         )
@@ -173,9 +180,8 @@ class Service:
         if section.drain.evict:
             self.drained = Drained(prefix, _rules(section.drain), now)
         if (steal := section.steal).evict:
-            below, well, at_most = steal.below, steal.well, steal.at_most
             self.stolen = Stolen(
-                prefix, _rules(steal), now, below=below, well=well, at_most=at_most
+                prefix, _rules(steal), now, below=steal.below, at_most=steal.at_most
             )
         if section.stuck.evict:
             settings, nodes = configuration.settings(config), Nodes()
@@ -196,17 +202,17 @@ class Service:
             self._metrics,
             "controller",
             rate=section.rate,
-            burst=section.burst,
+            burst=BURST,
             clock=clock,
             jitter=jitter,
             may=self._may_write,
             written=self._written,
         )
         self.lease = Lease(
-            section.lease.name,
-            section.lease.namespace or namespace(section.credentials),
+            LEASE,
+            namespace(section.credentials),
             self._api.do,
-            duration=parse_duration(section.lease.duration),
+            duration=LEASE_DURATION,
             identity=identity or own_identity(),
             clock=clock,
             wall=wall,
@@ -427,13 +433,11 @@ class Service:
 
 
 def _rules(section: Drain | Stuck | Steal) -> evictor.Rules:
-
     return evictor.Rules(
         after=parse_duration(section.after),
         per_minute=section.per_minute,
         dry_run=section.dry_run,
         per_workload=0 if isinstance(section, Drain) else section.per_workload,
-        per=0.0 if isinstance(section, Drain) else parse_duration(section.per),
     )
 
 

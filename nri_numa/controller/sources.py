@@ -12,8 +12,8 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from nri_numa.config import parse_duration, yaml_reader
-from nri_numa.config.controlling import Prometheus
+from nri_numa import safe_yaml
+from nri_numa.config.sections import Prometheus
 from nri_numa.controller.capacity import Offer, from_file, from_query, shortened
 from nri_numa.observe.logs import get_logger
 from nri_numa.offline_capacity import BadCapacity
@@ -25,6 +25,8 @@ LOOK: Final = 2.0
 LARGEST: Final = 16 << 20
 """Bytes of a file or an answer; 5,000 nodes with four NUMA nodes each take two million."""
 TIMEOUT: Final = 10.0
+INTERVAL: Final = 30.0
+"""Seconds between two queries."""
 
 Take = Callable[[str, Sequence[Offer]], list[str]]
 
@@ -105,8 +107,8 @@ class FileSource(Source):
                 if len(data) > LARGEST:
                     raise BadCapacity(f"is larger than {LARGEST} bytes")
                 try:
-                    self._last = from_file(yaml_reader.parse(data.decode()))
-                except (yaml_reader.YAMLProblem, UnicodeDecodeError) as error:
+                    self._last = from_file(safe_yaml.parse(data.decode()))
+                except (safe_yaml.YAMLProblem, UnicodeDecodeError) as error:
                     raise BadCapacity(str(error)[:300]) from None
         self._seen = now
         return self._last
@@ -119,7 +121,7 @@ class PrometheusSource(Source):
 
     def __init__(self, config: Prometheus, take: Take, up: Callable[[bool], object]) -> None:
         super().__init__(take, up)
-        self.where, self.interval = config.url, parse_duration(config.interval)
+        self.where, self.interval = config.url, INTERVAL
         self._config = config
 
     async def _read(self) -> tuple[list[Offer], list[str]]:

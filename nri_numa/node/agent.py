@@ -46,7 +46,7 @@ from nri_numa.machine.cpuset import NO_CPUS, CPUSet
 from nri_numa.node.loop import Clock
 from nri_numa.node.reconcile import Differences
 from nri_numa.observe import logs
-from nri_numa.observe.decisions import RUNNING, DecisionTeller
+from nri_numa.observe.decisions import RUNNING, DecisionLog
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices
 from nri_numa.observe.traces import KeptTrace, TraceKeeper, unpack
@@ -193,7 +193,7 @@ class DeferredTasks:
                 context, function = self._waiting.popleft()
                 context.run(function)
         finally:
-            logs.let_go()
+            logs.release()
             if self._waiting:
                 self._clock.call_soon(self._work)
 
@@ -252,7 +252,7 @@ class Agent:
         self._clock = clock
         self._readings = readings
         self._cgroups = cgroups
-        self._tell = DecisionTeller(metrics, self.notices)
+        self._tell = DecisionLog(metrics, self.notices)
         self._keeper = TraceKeeper()
         self._foreign = ForeignPins(metrics)
         self._tasks = DeferredTasks(clock)

@@ -188,7 +188,7 @@ class BesideKubelet:
                 since=self._clock.time(),
             )
         )
-        self._metrics.kubelet_contest(yields_to)
+        self._metrics.kubelet_contests.labels(yields_to).inc()
         log.warning(
             "the kubelet and nri-numa both write this container's cpuset",
             pod=f"{allocation.namespace}/{allocation.pod}",

@@ -20,7 +20,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.measured_capacity import MeasuredCapacity, MeasuredMode
+from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
 from nri_numa.config.values import parse_duration
 from nri_numa.engine.values.settings import Settings
 from nri_numa.errors import TopologyError
@@ -199,6 +199,8 @@ def read(path: str) -> str:
 
 # --- Measured ---
 
+STEP: Final = 0.1
+"""How far the average must be from a factor before it changes."""
 SOURCE: Final = "steal"
 """Where these factors come from, in log lines."""
 
@@ -214,7 +216,7 @@ class StealWatch(CapacityWatch):
         self._gauges: StealGauges | None = None
         self._clock = clock
         self._smoothed = Smoothed(
-            half_life=parse_duration(config.half_life), step=config.step, floor=config.floor
+            half_life=parse_duration(config.half_life), step=STEP, floor=config.floor
         )
         self._last: tuple[float, Topology, CPUTimes] | None = None
         self._problem = ""

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from nri_numa.config import AgentConfig
-from nri_numa.config.dra import sockets
+from nri_numa.config import AgentConfig, sockets
 from nri_numa.dra import handover
 from nri_numa.dra.claims import (
     CPU,

@@ -138,8 +138,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class AgentRuns(CheckpointError):
     """An agent uses the state directory: it would pin everything again."""
 
-    reason = "AgentRuns"
-
     def __init__(self, path: str, pid: int | None) -> None:
         who = "an agent" if pid is None else f"an agent (process {pid})"
         super().__init__(
@@ -366,7 +364,7 @@ async def _exchange(
                     answer,
                     socket_path=config.runtime.nri_socket,
                     name=f"{config.runtime.plugin_name}-release",
-                    index=configuration.plugin_index(config),
+                    index=configuration.two_digits(config.runtime.plugin_index),
                 )
     except TimeoutError:
         detail = (

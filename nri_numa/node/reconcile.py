@@ -19,7 +19,7 @@ is given only containers that are not as meant. They are looked at
 A repair of drift counts when it is read back. What the kernel would refuse, because of a cgroup
 above or below, is not sent: that cgroup is named, and the repair follows when it is out of the way.
 A container that is rewritten again and again is not fought for ever: after ``maxRepairs`` within
-``repairWindow`` that is reported, and it is left until the window has passed (docs/adr/0012).
+`REPAIR_WINDOW` that is reported, and it is left until the window has passed (docs/adr/0012).
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 log = get_logger("reconcile")
 
+REPAIR_WINDOW: Final = 600.0
+"""Seconds in which repairs of one container are counted."""
 STILL: Final = 5.0
 """Seconds without a change in any cgroup, after which the runtime is taken to be through."""
 TURN: Final = 0.01
@@ -392,7 +394,6 @@ class Reconciler:
                 try:
                     await self.round(
                         max_repairs=settings.max_repairs,
-                        window=parse_duration(settings.repair_window),
                         settle=min(SETTLE, interval),
                         without_runtime=settings.without_runtime,
                         only=None if whole else ready,
@@ -406,7 +407,7 @@ class Reconciler:
         self,
         *,
         max_repairs: int = 3,
-        window: float = 600.0,
+        window: float = REPAIR_WINDOW,
         settle: float = SETTLE,
         without_runtime: bool = False,
         only: Collection[str] | None = None,

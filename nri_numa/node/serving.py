@@ -14,7 +14,6 @@ import contextlib
 import gc
 import sys
 import threading
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -27,14 +26,12 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from nri_numa.http.server import HTTPServer
     from nri_numa.node.beside_kubelet import BesideKubelet
     from nri_numa.node.capacity import StealWatch
     from nri_numa.node.handler import PendingPods
     from nri_numa.node.late import LateStarts
     from nri_numa.node.links import NodeDevices, RuntimeConnection
     from nri_numa.node.unmatched import UnmatchedAnnotations
-    from nri_numa.node.view import LiveView
 
 log = get_logger("http")
 
@@ -48,8 +45,6 @@ SWITCH = 0.0005
 """Seconds after which a thread must hand on the interpreter's lock when another one waits for it:
 what a request of the runtime may have to wait when it comes in while HTTP is at work. Python's own
 value is ten times that."""
-
-_Parts = tuple[type["HTTPServer"], type["LiveView"], ModuleType]
 
 
 class About(NamedTuple):
@@ -107,7 +102,6 @@ class Serving:
         self._watch = gaps
         self._share = CPUShare()
         self._settled = asyncio.Event()
-        self._parts: _Parts | None = None
 
     def link_settled(self) -> None:
         """The link stands, or cannot be made now: nothing is gained by waiting longer."""
@@ -161,36 +155,29 @@ class Serving:
             await asyncio.sleep(RETRY)
 
     async def _serve(self) -> None:
-        if self._parts is None:
-            self._parts = _import()
-            gc.freeze()  # what was imported stays for ever
-        server_type, view_type, usage = self._parts
+        from nri_numa.http.api import AgentServer
+        from nri_numa.node.usage import Watches
+        from nri_numa.node.view import LiveView
+
+        gc.freeze()  # what was imported stays for ever
         config, agent, clock = self._config, self._agent, self._clock
-        watches = usage.Watches.of(config, agent, clock)
-        view = view_type(agent, self._about, self._runtime, self._more, watches, clock)
-        server = server_type(
-            config.http,
-            view,
-            self._metrics,
-            version=self._about.version,
-            busy_for=self._watch.busy_for,
-            line=self._hurry,
-        )
-        self._metrics.snapshot = view.snapshot
+        watches = Watches.of(config, agent, clock)
         tasks = watches.start()
         try:
+            view = LiveView(agent, self._about, self._runtime, self._more, watches, clock)
+            server = AgentServer(
+                config.http,
+                view,
+                self._metrics,
+                version=self._about.version,
+                busy_for=self._watch.busy_for,
+                crowded=self._hurry,
+            )
+            self._metrics.snapshot = view.snapshot
             await server.run()
         finally:
             for task in tasks:
                 task.cancel()
 
-    def _hurry(self, there: bool) -> None:
-        self._share.hurry = there
-
-
-def _import() -> _Parts:
-    from nri_numa.http.server import HTTPServer
-    from nri_numa.node import usage
-    from nri_numa.node.view import LiveView
-
-    return HTTPServer, LiveView, usage
+    def _hurry(self, crowded: bool) -> None:
+        self._share.hurry = crowded

@@ -10,16 +10,16 @@ from typing import Final
 from nri_numa import __version__, service
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, split_address
-from nri_numa.config.extended_resource import slots_resource
-from nri_numa.config.scheduling import UnknownNodes
-from nri_numa.http.api import APIError, Response
-from nri_numa.http.api import Request as HTTPRequest
-from nri_numa.http.guarded import Handler, Route, Site
+from nri_numa.config.derived import slots_resource
+from nri_numa.config.sections import UnknownNodes
+from nri_numa.http.protocol import APIError, Handler, Response, Route
+from nri_numa.http.protocol import Request as HTTPRequest
 from nri_numa.http.security import Certificate
+from nri_numa.http.server import Site
 from nri_numa.kube.api import KubeAPI, Watch, namespace, uid_of
 from nri_numa.kube.lease import Lease, identity
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.service_metrics import ServiceMetrics
+from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.binder import Binder
 from nri_numa.scheduler.candidates import CandidateIndex

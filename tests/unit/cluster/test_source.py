@@ -9,7 +9,7 @@ import pytest
 
 from nri_numa.cluster.source import AgentGone, AgentSource
 from nri_numa.config import HTTP
-from nri_numa.http.server import HTTPServer
+from nri_numa.http.api import AgentServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.http_view import FakeView
 from tests.unit.cluster.test_publisher import until
@@ -53,10 +53,10 @@ def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents_socke
     socket = str(tmp_path / "s")
 
     async def asked() -> int:
-        server = HTTPServer(
+        server = AgentServer(
             HTTP(address="off", socket=socket), FakeView(), Metrics("1"), version="1"
         )
-        assert await server.start()
+        await server.start()
         await until(Path(socket).exists)
         source = AgentSource(socket)
         try:

@@ -17,8 +17,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.controlling import Controller, Page
-from nri_numa.config.controlling import Prometheus as Query
+from nri_numa.config.sections import Controller, Page
+from nri_numa.config.sections import Prometheus as Query
 from nri_numa.controller.service import Service
 from nri_numa.errors import ConfigError
 from tests.beds.certificates import make_certificate

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nri_numa.cli.capture import capture
+from nri_numa.cli.machine import pack as capture
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import sysfs_files
 from nri_numa.machine.sysfs import discover

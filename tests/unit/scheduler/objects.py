@@ -7,7 +7,7 @@ from typing import Any
 
 from nri_numa.charged import CHARGED, marks
 from nri_numa.config import AgentConfig
-from nri_numa.config.scheduling import Scheduling
+from nri_numa.config.sections import Scheduling
 from nri_numa.engine.values.settings import Settings
 from nri_numa.kube.api import KubeAPI
 from nri_numa.scheduler.node_room import NodeRoom
@@ -37,12 +37,12 @@ class Recorder(Waker):
 class Watched:
     """Both watchers with a clock that is set."""
 
-    def __init__(self, *, settle: float = 10, limit: float = 600) -> None:
+    def __init__(self, *, settle: float = 10) -> None:
         self.now = 0.0
         self.waker = Recorder()
         self.nodes = Nodes()
         self.reader = PodReader(Settings())
-        config = AgentConfig(scheduler=Scheduling(settle=settle, hold_limit=limit))
+        config = AgentConfig(scheduler=Scheduling(settle=settle))
         api = KubeAPI("/nonexistent", "test")
         self.topologies = NodeWatcher(self.nodes, self.waker, PREFIX, lambda: self.now)
         self.pods = PodWatcher(api, self.nodes, self.reader, self.waker, config, lambda: self.now)

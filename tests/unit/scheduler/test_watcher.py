@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.scheduling import Scheduling
+from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.scheduler.node_room import NodeRoom, Unreadable

@@ -322,7 +322,7 @@ class AppliedObject(OneObject):
         self._owner_uid, self._sent = "", None
 
 
-class Desk:
+class OutputQueue:
     """Takes one request at a time from outputs, the most important first.
 
     When the server cannot, all of them wait.

@@ -24,7 +24,7 @@ LONGEST_LINE: Final = 1 << 16
 T = TypeVar("T")
 
 
-class AgentGone(Exception):
+class AgentUnavailable(Exception):
     """The agent does not answer; the message says why, and what was expected."""
 
 
@@ -57,7 +57,7 @@ class AgentSource:
         """The body of the answer to a GET.
 
         Raises:
-            AgentGone: there is none, it ends in the middle, or it is not what an agent says.
+            AgentUnavailable: there is none, it ends in the middle, or it is not what an agent says.
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -69,7 +69,7 @@ class AgentSource:
         try:
             async with self._session.get(path) as response:
                 if response.status != 200:
-                    raise AgentGone(
+                    raise AgentUnavailable(
                         f"{self._socket}: answers with status {response.status}, expected 200; "
                         "is it an old agent?"
                     )
@@ -77,22 +77,22 @@ class AgentSource:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             # What msgspec raises for other documents than expected, and for bytes that are no text.
             text = f"{self._socket}: answers with something else than expected: {error}"
-            raise AgentGone(text) from error
+            raise AgentUnavailable(text) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             text = str(error) or type(error).__name__
-            raise AgentGone(f"no answer at {self._socket}: {text}") from error
+            raise AgentUnavailable(f"no answer at {self._socket}: {text}") from error
 
     async def changes(self) -> AsyncIterator[Changed]:
         """Where the agent is, and then each change, until it does not answer any more.
 
         Raises:
-            AgentGone: it does not.
+            AgentUnavailable: it does not.
         """
         async with self._answer("/v1/events") as body:
             async for line in body:
                 if line.startswith(b"data: "):
                     yield msgspec.json.decode(line[6:], type=Changed)
-        raise AgentGone(f"the agent at {self._socket} ended the stream")
+        raise AgentUnavailable(f"the agent at {self._socket} ended the stream")
 
     async def notices(self, after: int) -> Notices:
         """What happened to containers after a number of the sequence."""
@@ -124,5 +124,5 @@ class AgentSource:
             async for piece in body.iter_any():
                 data += piece
                 if len(data) > MOST:
-                    raise AgentGone(f"{self._socket}: answers with more than {MOST} bytes")
+                    raise AgentUnavailable(f"{self._socket}: answers with more than {MOST} bytes")
             return msgspec.json.decode(data, type=kind)

@@ -140,7 +140,7 @@ class Ledger:
                 return union
         return frozenset()
 
-    def release(self, pod: Pod) -> None:
+    def give_back(self, pod: Pod) -> None:
         """A pod that has something ended."""
         _, got = self._pods.pop(pod.number)
         for cpu in got.cpus:
@@ -192,7 +192,7 @@ def replay(
             at, _, gone = heapq.heappop(ending)
             until(at)
             node.end(gone)
-            ledger.release(gone)
+            ledger.give_back(gone)
 
     for pod in pods:
         end_before(pod.begins)

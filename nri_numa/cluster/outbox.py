@@ -254,7 +254,6 @@ class AppliedObject(OneObject):
     `force`.
 
     Attributes:
-        resource: which kind.
         undefined: what to do where the cluster has no such kind.
         instead: what to do where another one owns the fields.
     """

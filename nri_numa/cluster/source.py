@@ -29,12 +29,7 @@ class AgentUnavailable(Exception):
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """The data of an event of /v1/events.
-
-    Attributes:
-        serial: of the state.
-        notices: number of the last notice.
-    """
+    """The data of an event of /v1/events: serial of the state, and number of the last notice."""
 
     serial: int
     notices: int

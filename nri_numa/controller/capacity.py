@@ -56,7 +56,6 @@ class Measurement:
     """What one source says of one Node.
 
     Attributes:
-        node: its name.
         zones: by NUMA node, the part of its CPUs that is there.
         validity: seconds that this counts; None for the source's own.
     """

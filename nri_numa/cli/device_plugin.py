@@ -61,10 +61,10 @@ def _configured(given: str | None, name: str | None, directory: str | None) -> A
 
 
 async def _run(config: AgentConfig, asked: AgentClient) -> None:
-    from nri_numa.cri.pod_resources import device_ids
     from nri_numa.device_plugin.plugin import DevicePlugin
     from nri_numa.device_plugin.slots import SlotList
     from nri_numa.engine.values.workload import Strategy
+    from nri_numa.kubelet.pod_resources import device_ids
 
     section = config.device_plugin
 

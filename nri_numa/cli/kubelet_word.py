@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nri_numa.cri.pod_resources import Given, given_to
+from nri_numa.kubelet.pod_resources import Given, given_to
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import cpus_text, numa_text
 from nri_numa.text import harmless

@@ -11,10 +11,10 @@ from nri_numa.charged import CHARGED, mark
 from nri_numa.cluster import node_topology
 from nri_numa.cluster.fingerprint import fingerprint
 from nri_numa.cluster.node_topology import contents
-from nri_numa.cri.pod_resources import DeviceCount
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.http.zones import Zones
+from nri_numa.kubelet.pod_resources import DeviceCount
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node import zones

@@ -14,13 +14,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
-from msgspec.structs import replace
 
 from nri_numa.cri.pb import cri_pb2
 from tests.beds.images import FIRST_LINE_COMMAND, IMAGE

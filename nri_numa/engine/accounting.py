@@ -29,7 +29,7 @@ from nri_numa.engine.cpus.allocator import (
     take_cpus,
 )
 from nri_numa.engine.cpus.index import AllocatorIndex
-from nri_numa.engine.decision import Case, Machine, shared_milli
+from nri_numa.engine.decision import Case, Machine
 from nri_numa.engine.others import holders_text, named
 from nri_numa.engine.state import Allocation, NodeState, union
 from nri_numa.engine.values.settings import (
@@ -58,7 +58,7 @@ def exclusive_left(
     found: dict[int, int] = {}
     for i, cpus in machine.node_cpus.items():
         here = (cpus.bits & pool).bit_count()
-        needed = -(-shared_milli(state, i, cpus) // max(1, machine.serves(1)))
+        needed = -(-state.shared_milli(i, cpus) // max(1, machine.serves(1)))
         apart = (cpus.bits & free.bits & ~pool).bit_count()
         spare = max(0, here - needed) + apart
         if smt is SMT.ISOLATE:
@@ -276,7 +276,7 @@ def kept_for_pool(machine: Machine, state: NodeState, pool: CPUSet, free: CPUSet
         here = pool & cpus
         floor_here = amount.of(len(cpus - machine.isolated))
         if machine.isolated:
-            promised = -(-shared_milli(state, i, cpus) // max(1, machine.serves(1)))
+            promised = -(-state.shared_milli(i, cpus) // max(1, machine.serves(1)))
             floor_here = max(floor_here, promised)
         kept |= keep(here & free, floor_here - len(here - free))
     if machine.isolated:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import by_annotation, quoted
 from nri_numa.engine.request.demand import CLAIM
-from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Kind, NodeState
+from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Identity, Kind, NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
     Bind,
@@ -199,14 +199,9 @@ KEPT_FOR_POD: Final = "kept"
 
 def reclaimed(allocation: Allocation, cpus: CPUSet) -> Allocation:
     """A container of ours that the kubelet pins by now, and may."""
+    kept = {field: getattr(allocation, field) for field in Identity.__annotations__}
     return Allocation(
-        container_id=allocation.container_id,
-        pod_id=allocation.pod_id,
-        pod_uid=allocation.pod_uid,
-        namespace=allocation.namespace,
-        pod=allocation.pod,
-        container=allocation.container,
-        qos=allocation.qos,
+        **kept,
         kind=Kind.FOREIGN,
         pinned=cpus,
         reason=f"the kubelet took {cpus_text(cpus)} back by its static policy",

@@ -47,6 +47,16 @@ def pinned_to(text: str) -> CPUSet:
         return NO_CPUS
 
 
+def same_set(text: str, wanted: CPUSet | NUMASet) -> bool:
+    """Whether a kernel list says the same set."""
+    if text == str(wanted):  # as we write it ourselves: mostly so, and quicker than reading it
+        return True
+    try:
+        return bool(text) and type(wanted).parse(text) == wanted
+    except ListFormatError:
+        return False
+
+
 def covers(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
     """Whether a cpuset pins nobody.
 

@@ -38,6 +38,7 @@ from nri_numa.engine.others import (
     listed_softly,
     pinned_to,
     reclaimed,
+    same_set,
     whose,
 )
 from nri_numa.engine.place.explicit import gives_way, may_own, owned_by_pod, unpaid
@@ -64,7 +65,7 @@ from nri_numa.engine.values.workload import (
     Resources,
     StateChange,
 )
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import NO_QUOTA, cpus_text, human_milli, numa_text
 
 RULE = "a resize stays in place"
@@ -625,12 +626,12 @@ def _own_update(
         wanted = pool  # its memory is bound by us, so nobody else's pin makes it foreign
     changed = allocation.cpus != before.cpus or allocation.kind is not before.kind
     cpus = ""
-    if wanted and (changed or (update.cpus and not _same_cpus(update.cpus, wanted))):
+    if wanted and (changed or (update.cpus and not same_set(update.cpus, wanted))):
         cpus = str(wanted)
     mems = ""
     if allocation.mems and (
         allocation.mems != before.mems
-        or (update.mems and not _same_mems(update.mems, allocation.mems))
+        or (update.mems and not same_set(update.mems, allocation.mems))
     ):
         mems = str(allocation.mems)
     quota: int | None = None
@@ -643,17 +644,3 @@ def _own_update(
     return ContainerUpdate(
         container_id=allocation.container_id, cpus=cpus, mems=mems, cpu_quota=quota
     )
-
-
-def _same_cpus(text: str, wanted: CPUSet) -> bool:
-    try:
-        return CPUSet.parse(text) == wanted
-    except ListFormatError:
-        return False
-
-
-def _same_mems(text: str, wanted: NUMASet) -> bool:
-    try:
-        return NUMASet.parse(text) == wanted
-    except ListFormatError:
-        return False

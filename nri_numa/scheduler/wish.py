@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from nri_numa.engine.place.memory import KEY, pages_name, without_nodes
 from nri_numa.engine.request.annotations import by_annotation, resolve
 from nri_numa.engine.request.demand import Demand, demand, with_slots, with_static_cpus
@@ -200,9 +202,9 @@ def _kubelets(member: Member, cpus: int) -> Need:
 def _exact(pod: PodSandbox, member: Member, found: Demand) -> Demand:
     """The node reads a request from the OOM score; here it is known."""
     if found.memory_source == "none" and member.memory and pod.qos is QoSClass.BURSTABLE:
-        found = replace(found, memory_bytes=member.memory, memory_source="request")
+        found = structs.replace(found, memory_bytes=member.memory, memory_source="request")
     if pod.qos is QoSClass.BURSTABLE:
-        found = replace(found, memory_paid=min(found.memory_bytes, member.memory or 0))
+        found = structs.replace(found, memory_paid=min(found.memory_bytes, member.memory or 0))
     return found
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from nri_numa.cluster.kube import APIServer
 from nri_numa.cluster.requests import Form, Outcome, Request, Resource, Result, Verb

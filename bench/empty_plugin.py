@@ -42,7 +42,7 @@ class Empty:
         return NO_ADJUSTMENT, ()
 
     def update_container(
-        self, pod: PodSandbox, container: Container, asked: Resources
+        self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Sequence[ContainerUpdate]:
         return ()
 

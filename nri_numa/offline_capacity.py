@@ -6,8 +6,8 @@ Two annotations of the Node say how much of a NUMA node's CPUs is there. The con
     {"zones": {"0": 0.5}, "until": "2026-11-22T15:00:00Z", "source": "put"}
 
 and operators write ``drained``, a list of NUMA nodes such as ``0-1``. They have a key each, so that
-nobody overwrites the other. ``nri-numa publish`` hands both texts to the agent in one file, and
-everybody who reads any of it reads it here.
+neither overwrites the other. ``nri-numa publish`` hands both texts to the agent in one file, and
+all that read any of it read it here.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def list_of(ids: frozenset[int] | set[int]) -> str:
 
 
 def json_object(text: str) -> dict[str, object]:
-    """Read a JSON object that somebody else wrote.
+    """Read a JSON object of another program.
 
     Raises:
         BadCapacity: it is none, too long, or not to be read.
@@ -211,7 +211,7 @@ def _until(value: object) -> float:
 
 
 def _shown(value: object) -> str:
-    """A value of somebody else in a sentence: short, one line, and nothing a terminal obeys."""
+    """A value of another program in a sentence: short, one line, and nothing a terminal obeys."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return ascii(value)[:60]

@@ -75,33 +75,18 @@ class RefusedForGood(AgentError):
     reason = "RegistrationRefused"
 
 
-class PushPath(enum.StrEnum):
-    """How an update may be sent that answers no request."""
+class PushResult(msgspec.Struct, frozen=True):
+    """What became of a push: why the runtime did not take it, empty when it did.
 
-    UPDATE_CONTAINERS = "update-containers"
-    """The plain call; over NRI safe from 0.12.1 on."""
-
-    ONE_SHOT = "one-shot"
-    """A second registration that answers Synchronize with the updates; safe from NRI 0.6.1 on."""
-
-    NONE = "none"
-    """No way is known to be safe: registrations and events deadlock (containerd#10085)."""
-
-
-class PushResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a push.
-
-    Attributes:
-        ok: the runtime took the updates. Over NRI it does not say which had no effect.
-        path: how they were sent.
-        detail: why not, when not `ok`.
-        seconds: from the call to the result, waiting included.
+    Over NRI it does not say which of the updates had no effect.
     """
 
-    ok: bool
-    path: PushPath
     detail: str = ""
-    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the runtime took the updates."""
+        return not self.detail
 
 
 Planner = Callable[[Pods, Sequence[Container]], Sequence[ContainerUpdate]]
@@ -135,7 +120,7 @@ class RuntimeHandler(Protocol):
         ...
 
     def update_container(
-        self, pod: PodSandbox, container: Container, asked: Resources
+        self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Sequence[ContainerUpdate]:
         """Judge a change of resources; returns what to set over the request.
 
@@ -214,7 +199,7 @@ class RuntimeLink(Protocol):
         """Send updates that answer no request, at most one for each container."""
         ...
 
-    async def look(self) -> str:
+    async def refresh(self) -> str:
         """Have all pods and containers reported to the handler now; returns why that failed."""
         ...
 

@@ -23,7 +23,7 @@ DRAWING: Final = DOCS / "img" / "rooms.svg"
 COLUMNS: Final[Mapping[str, int]] = {
     "cli": 300, "demo": 600, "controller": 60, "node": 300, "cluster": 60, "scheduler": 540,
     "http": 60, "kubelet": 180, "store": 300, "nri": 420, "simulate": 540, "cri": 660,
-    "device_plugin": 780, "dra": 900, "devices": 480, "cri_link": 620, "measure": 780,
+    "device_plugin": 780, "dra": 900, "devices": 480, "measure": 780, "runtime": 480,
     "config": 120, "observe": 300, "engine": 300, "machine": 300, "errors": 300,
     "safe_yaml": 180, "text": 420, "offline_capacity": 540, "kube": 200,
     "service": 660, "charged": 780,

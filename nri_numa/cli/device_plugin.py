@@ -83,7 +83,7 @@ async def _run(config: AgentConfig, asked: AgentClient) -> None:
         section.resource_name,
         ask,
         SlotList(topology=section.topology, pack=config.strategy is Strategy.PACK),
-        taken=taken,
+        allocated=taken,
     )
     task = asyncio.ensure_future(plugin.run())
     for number in (signal.SIGTERM, signal.SIGINT):

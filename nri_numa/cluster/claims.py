@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from nri_numa.dra.claims import pruned
-from nri_numa.dra.handover import Teller
+from nri_numa.dra.handover import HandoverServer
 from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import Request, Resource, Result, Verb
 from nri_numa.observe.logs import get_logger
@@ -25,7 +25,9 @@ class ClaimDesk:
         registered: is called when the kubelet has taken the driver, or we have just begun.
     """
 
-    def __init__(self, teller: Teller, api: KubeAPI, registered: Callable[[], object]) -> None:
+    def __init__(
+        self, teller: HandoverServer, api: KubeAPI, registered: Callable[[], object]
+    ) -> None:
         self._teller, self._api, self._tell_registered = teller, api, registered
         self._said = ""
         self._registered: str | None = None

@@ -31,7 +31,7 @@ from nri_numa.cluster.topology import UNLISTED, TopologyOutput
 from nri_numa.cluster.writer import Writer, WriterMetrics
 from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.config.node_name import node_name
-from nri_numa.dra.handover import Teller, write
+from nri_numa.dra.handover import HandoverServer, write
 from nri_numa.errors import ConfigError
 from nri_numa.http.guarded import Site
 from nri_numa.http.zones import Zones
@@ -136,7 +136,9 @@ class Publisher:
             self._driver, self._lists = config.dra.driver, config.dra.list_attributes
             self._slices = slices.SliceOutput(node, self._driver)
             outputs.append(self._slices)
-            self._claims = ClaimDesk(Teller(config.dra.handover), self._api, self._driver_taken)
+            self._claims = ClaimDesk(
+                HandoverServer(config.dra.handover), self._api, self._driver_taken
+            )
         if publish.events:
             self._events = EventOutput(node, prefix)
             outputs.append(self._events)

@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from nri_numa.cluster.outbox import AppliedObject, owner
+from nri_numa.cluster.topology import page_resource
 from nri_numa.dra.claims import CPU, MEMORY, PAGES, device_name
 from nri_numa.http.responses import Slots
 from nri_numa.http.zones import Zone, Zones
 from nri_numa.kube.requests import Request, Resource
+from nri_numa.text import HUGEPAGES
 
 API_VERSION: Final = "resource.k8s.io/v1"
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
@@ -78,7 +80,7 @@ def _device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool) -> di
     }
     for pages in zone.huge_pages:
         if pages.allocatable_bytes:
-            name = f"{driver}/{PAGES}{_size(pages.size_bytes)}"
+            name = f"{driver}/{page_resource(pages.size_bytes)}".replace(HUGEPAGES, PAGES)
             capacity[name] = _amount(pages.allocatable_bytes)
     return {
         "name": device_name(zone.id),
@@ -97,13 +99,6 @@ def _whole(most: int) -> dict[str, Any]:
 
 def _amount(size: int) -> dict[str, Any]:
     return {"value": str(size), "requestPolicy": {"default": "0", "validRange": {"min": "0"}}}
-
-
-def _size(size: int) -> str:
-    for unit, shift in (("Gi", 30), ("Mi", 20)):
-        if size % (1 << shift) == 0:
-            return f"{size >> shift}{unit}"
-    return f"{size >> 10}Ki"
 
 
 class SliceOutput(AppliedObject):

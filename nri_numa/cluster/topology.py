@@ -42,6 +42,9 @@ SMALLEST_MOST: Final = 8
 """The plugin takes eight NUMA nodes where nothing is said, as the kubelet does; with less than
 there are it gives scores below zero, and the scheduler then fails the pod's whole cycle."""
 GUARANTEED: Final = "Guaranteed"
+AGENT: Final = "agent"
+SILENT: Final = "not-ready"
+"""The attribute that says whether containers are being placed, and what it says if not."""
 MEASURED_FACTOR: Final = "measured-factor"
 ZONE_ATTRIBUTES: Final = (
     "free-exclusive-cpus", "shared-cpus", "free-cpu-milli", "threads-per-core", "capacity-factor",
@@ -72,31 +75,39 @@ def contents(prefix: str, found: Zones) -> Object:
     zones = {zone.id: zone for zone in found.zones}
     listed = [i for i in range(_listed(zones)) if i != UNLISTED]
     counted = [(pod.namespace, pod.name) for pod in found.pods if pod.qos == GUARANTEED]
+    devices = found.devices_problem
+    attributes = {
+        "topologyManagerPolicy": found.policy,
+        "topologyManagerScope": found.scope,
+        "topologyManagerMaxNUMANodes": max(SMALLEST_MOST, len(listed)),
+        FINGERPRINT: fingerprint(counted),
+        METHOD: EXCLUSIVE,
+        f"{prefix}/{AGENT}": "ready" if found.ready else SILENT,
+        # What the whole node can give, where an agent says it.
+        f"{prefix}/free-exclusive-cpus": found.free_exclusive_cpus,
+        # Tells a NUMA node without devices from one whose devices are not known.
+        f"{prefix}/devices": None if devices is None else "unknown" if devices else "counted",
+        # Which containers the numbers count.
+        f"{prefix}/{CHARGED}": marks((one.pod_uid, one.name) for one in found.charged) or None,
+    }
+    sockets = sorted({zone.socket for zone in found.zones if zone.socket is not None})
     return {
-        "attributes": [
-            _attribute("topologyManagerPolicy", found.policy),
-            _attribute("topologyManagerScope", found.scope),
-            _attribute("topologyManagerMaxNUMANodes", max(SMALLEST_MOST, len(listed))),
-            _attribute(FINGERPRINT, fingerprint(counted)),
-            _attribute(METHOD, EXCLUSIVE),
-            agent(prefix, ready=found.ready),
-            *_together(prefix, found),
-            *_devices(prefix, found),
-            *charged(prefix, found),
-        ],
+        "attributes": _attributes(attributes),
         "zones": [
             *(
                 _zone(prefix, zones[i], found, listed)
                 if i in zones
-                else {"name": name(i), "type": "Node"}
+                else {"name": f"node-{i}", "type": "Node"}
                 for i in listed
             ),
-            *(
-                {"name": socket(i), "type": "Socket"}
-                for i in sorted({zone.socket for zone in found.zones if zone.socket is not None})
-            ),
+            *({"name": f"socket-{i}", "type": "Socket"} for i in sockets),
         ],
     }
+
+
+def _attributes(values: Mapping[str, object]) -> list[Object]:
+    """Those that have a value."""
+    return [{"name": name, "value": str(it)} for name, it in values.items() if it is not None]
 
 
 def _listed(zones: Mapping[int, Zone]) -> int:
@@ -113,33 +124,9 @@ def _listed(zones: Mapping[int, Zone]) -> int:
 
 def silent(prefix: str, what: Object) -> Object:
     """The same for an agent that does not answer any more: its last numbers, not ready."""
-    word = agent(prefix, ready=False)
-    kept = [one for one in what["attributes"] if one["name"] != word["name"]]
-    return {**what, "attributes": [*kept, word]}
-
-
-def agent(prefix: str, *, ready: bool) -> Object:
-    """The attribute that says whether containers are being placed."""
-    return _attribute(f"{prefix}/agent", "ready" if ready else "not-ready")
-
-
-def _together(prefix: str, found: Zones) -> Iterable[Object]:
-    """The attribute that says what the whole node can give, where an agent says it."""
-    if found.free_exclusive_cpus is not None:
-        yield _attribute(f"{prefix}/free-exclusive-cpus", found.free_exclusive_cpus)
-
-
-def _devices(prefix: str, found: Zones) -> Iterable[Object]:
-    """The attribute that tells a NUMA node without devices from one whose devices are not known."""
-    if found.devices_problem is not None:
-        yield _attribute(f"{prefix}/devices", "unknown" if found.devices_problem else "counted")
-
-
-def charged(prefix: str, found: Zones) -> Iterable[Object]:
-    """The attribute that says which containers the numbers count; none where there are none."""
-    text = marks((one.pod_uid, one.name) for one in found.charged)
-    if text:
-        yield _attribute(f"{prefix}/{CHARGED}", text)
+    name = f"{prefix}/{AGENT}"
+    kept = [one for one in what["attributes"] if one["name"] != name]
+    return {**what, "attributes": [*kept, {"name": name, "value": SILENT}]}
 
 
 def steady(found: Zones) -> Zones:
@@ -157,16 +144,6 @@ def steady(found: Zones) -> Zones:
     )
 
 
-def name(numa_node: int) -> str:
-    """Name of the zone of a NUMA node; the plugin reads the id from it."""
-    return f"node-{numa_node}"
-
-
-def socket(number: int) -> str:
-    """Name of the zone of a socket."""
-    return f"socket-{number}"
-
-
 def _zone(prefix: str, zone: Zone, found: Zones, listed: Container[int]) -> Object:
     values: dict[str, object] = {
         "free-exclusive-cpus": zone.free_exclusive_cpus,
@@ -180,14 +157,15 @@ def _zone(prefix: str, zone: Zone, found: Zones, listed: Container[int]) -> Obje
     ):
         if factor != 1:
             values[key] = f"{factor:.6f}".rstrip("0").rstrip(".")
-    parent = {} if zone.socket is None else {"parent": socket(zone.socket)}
+    parent = {} if zone.socket is None else {"parent": f"socket-{zone.socket}"}
+    # The plugin reads the id from the name.
     costs = sorted((one.id, one.value) for one in zone.distances if one.id in listed)
     return {
-        "name": name(zone.id),
+        "name": f"node-{zone.id}",
         "type": "Node",
         **parent,
-        "attributes": [_attribute(f"{prefix}/{key}", value) for key, value in values.items()],
-        "costs": [{"name": name(i), "value": value} for i, value in costs],
+        "attributes": _attributes({f"{prefix}/{key}": value for key, value in values.items()}),
+        "costs": [{"name": f"node-{i}", "value": value} for i, value in costs],
         "resources": list(_resources(zone, shares=found.shares)),
     }
 
@@ -247,10 +225,6 @@ def page_resource(size: int) -> str:
     while power < len(_SUFFIXES) - 1 and size and size % 1024 == 0:
         size, power = size // 1024, power + 1
     return f"{HUGEPAGES}{size}{_SUFFIXES[power]}"
-
-
-def _attribute(name: str, value: object) -> Object:
-    return {"name": name, "value": str(value)}
 
 
 def body(node: str, uid: str, annotations: dict[str, str], what: Object) -> Object:

@@ -115,46 +115,30 @@ def event(notice: Notice, *, prefix: str, node: str) -> Object:
         notice.pod_uid,
         id=notice.id,
         at=notice.first,
-        reporter=(f"{prefix}/nri-numa", node),
-        action="Placing",
-        reason=(reason, kind),
         text=text,
+        reportingController=f"{prefix}/nri-numa",
+        reportingInstance=node[:128],
+        action="Placing",
+        reason=reason,
+        type=kind,
     )
     made["regarding"]["fieldPath"] = f"spec.containers{{{notice.container}}}"
     return {**made, **series(notice)}
 
 
 def pod_event(
-    namespace: str,
-    name: str,
-    uid: str,
-    *,
-    id: str,
-    at: float,
-    reporter: tuple[str, str],
-    action: str,
-    reason: tuple[str, str],
-    text: str,
+    namespace: str, name: str, uid: str, *, id: str, at: float, text: str, **fields: str
 ) -> Object:
-    """An Event about a pod: reporting controller and instance, reason and type, and its text."""
+    """An Event about a pod."""
+    regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name}
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
         "metadata": {"name": event_name(name, id), "namespace": namespace},
         "eventTime": micro_time(at),
-        "reportingController": reporter[0],
-        "reportingInstance": reporter[1][:128],
-        "action": action,
-        "reason": reason[0],
-        "type": reason[1],
         "note": _note(text),
-        "regarding": {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": namespace,
-            "name": name,
-            "uid": uid,
-        },
+        "regarding": {**regarding, "uid": uid},
+        **fields,
     }
 
 

@@ -274,10 +274,12 @@ class Evictor(Output, Generic[C]):
             pod.uid,
             id=f"{pod.uid[:8]}.{self.end}",
             at=self._wall,
-            reporter=(f"{self._prefix}/nri-numa-controller", "nri-numa-controller"),
-            action="Evicting",
-            reason=(self.reason, "Normal"),
             text=f"{would}: {why}",
+            reportingController=f"{self._prefix}/nri-numa-controller",
+            reportingInstance="nri-numa-controller",
+            action="Evicting",
+            reason=self.reason,
+            type="Normal",
         )
         return self._create(Resource.EVENTS, body)
 
@@ -435,21 +437,6 @@ class _Measured:
     poor: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Which measured factors make pods leave.
-
-    Attributes:
-        below: a factor lower than this is low.
-        well: one of this or more is well again; not less than `below`.
-        at_most: part of the cluster's NUMA nodes that may be poor; if more are, no pod moves.
-    """
-
-    below: float
-    well: float
-    at_most: float
-
-
 class Stolen(_Emptying):
     """NUMA nodes whose CPUs the host keeps taking away.
 
@@ -460,13 +447,21 @@ class Stolen(_Emptying):
     A NUMA node that is low for a while (`Rules.after`) is *poor* until it is well again, which is
     another factor: so one that wavers about a limit does not begin again and again. Where many are
     poor at the same time no pod moves: there is no better place, or the measurement errs.
+
+    Args:
+        below: a factor lower than this is low.
+        well: one of this or more is well again; not less than `below`.
+        at_most: part of the cluster's NUMA nodes that may be poor; if more are, no pod moves.
     """
 
     reason, end = "NUMANodeStolen", "stolen"
 
-    def __init__(self, prefix: str, rules: Rules, limits: Limits, now: float) -> None:
+    def __init__(
+        self, prefix: str, rules: Rules, now: float, *, below: float, well: float, at_most: float
+    ) -> None:
         super().__init__("steal", prefix, rules, now)
-        self._limits, self._attribute = limits, f"{prefix}/{MEASURED_FACTOR}"
+        self._below, self._well, self._at_most = below, well, at_most
+        self._attribute = f"{prefix}/{MEASURED_FACTOR}"
         self._measured: dict[str, dict[int, _Measured]] = {}
 
     def topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
@@ -488,15 +483,15 @@ class Stolen(_Emptying):
         for each in self._measured.values():
             for one in each.values():
                 self._judge(one, now)
-        many = self.poor() > self._limits.at_most * sum(map(len, self._measured.values()))
+        many = self.poor() > self._at_most * sum(map(len, self._measured.values()))
         for node, each in self._measured.items():
             poor = frozenset(i for i, one in each.items() if one.poor and not many)
             self._empty(node, poor, now)
 
     def _judge(self, one: _Measured, now: float) -> None:
-        if one.factor >= self._limits.well:
+        if one.factor >= self._well:
             one.since, one.poor = None, False
-        elif one.factor < self._limits.below:
+        elif one.factor < self._below:
             one.since = now if one.since is None else one.since
             one.poor = one.poor or now >= one.since + self._rules.after
         elif not one.poor:
@@ -513,7 +508,7 @@ class Stolen(_Emptying):
         )
         return (
             f"the host takes away CPU time of NUMA node {list_of(pod.numa_nodes)} of node "
-            f"{pod.node} (measured factor {factors or 'unknown'}, limit {self._limits.below:g})"
+            f"{pod.node} (measured factor {factors or 'unknown'}, limit {self._below:g})"
         )
 
 

@@ -157,11 +157,6 @@ class Refused(Evictor[RefusedPod]):
         if (known := self.pods.get(uid)) is not None and not known.running:
             del self.pods[uid]
 
-    def pods_listed(self, uids: frozenset[str]) -> None:
-        """These are all pods in the phase Pending."""
-        for uid in self.pods.keys() - uids:
-            self.pod_gone(uid)
-
     def tick(self, now: float, wall: float) -> None:
         """Time has passed."""
         super().tick(now, wall)

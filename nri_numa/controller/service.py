@@ -22,7 +22,7 @@ from nri_numa.config.controlling import Drain, Steal, Stuck
 from nri_numa.config.extended_resource import slots_resource
 from nri_numa.controller import capacity, evictor
 from nri_numa.controller.capacity import CapacityOutput, Offer, UnknownNode, from_put
-from nri_numa.controller.evictor import Drained, Limits, Stolen
+from nri_numa.controller.evictor import Drained, Stolen
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
 from nri_numa.controller.refused import FIELDS, Refused
@@ -100,28 +100,16 @@ class _Objects(Watched):
         gone: Iterable[Callable[[str], object]],
     ) -> None:
         self._clock, self._changed, self._gone = clock, tuple(changed), tuple(gone)
-        self._names: set[str] = set()
 
     def put(self, document: Mapping[str, Any]) -> None:
         """One exists, new or changed."""
-        name = name_of(document)
-        self._names.add(name)
         for changed in self._changed:
-            changed(name, document, self._clock())
+            changed(name_of(document), document, self._clock())
 
-    def remove(self, document: Mapping[str, Any]) -> None:
+    def gone(self, key: str) -> None:
         """One does not exist any more."""
-        self._forget(name_of(document))
-
-    def listed(self, keys: frozenset[str]) -> None:
-        """These are all."""
-        for name in self._names - keys:
-            self._forget(name)
-
-    def _forget(self, name: str) -> None:
-        self._names.discard(name)
         for gone in self._gone:
-            gone(name)
+            gone(key)
 
 
 class _PendingPods(Watched):
@@ -134,13 +122,9 @@ class _PendingPods(Watched):
         """A pod is Pending, or changed."""
         self._refused.pod(document, self._clock())
 
-    def remove(self, document: Mapping[str, Any]) -> None:
+    def gone(self, key: str) -> None:
         """A pod is not Pending any more."""
-        self._refused.pod_gone(uid_of(document))
-
-    def listed(self, keys: frozenset[str]) -> None:
-        """These are all."""
-        self._refused.pods_listed(keys)
+        self._refused.pod_gone(key)
 
 
 class _FailedEvents(Watched):
@@ -189,8 +173,10 @@ class Service:
         if section.drain.evict:
             self.drained = Drained(prefix, _rules(section.drain), now)
         if (steal := section.steal).evict:
-            limits = Limits(below=steal.below, well=steal.well, at_most=steal.at_most)
-            self.stolen = Stolen(prefix, _rules(steal), limits, now)
+            below, well, at_most = steal.below, steal.well, steal.at_most
+            self.stolen = Stolen(
+                prefix, _rules(steal), now, below=below, well=well, at_most=at_most
+            )
         if section.stuck.evict:
             settings, nodes = configuration.settings(config), Nodes()
             self.refused = Refused(

@@ -1,1 +1,1 @@
-"""What is asked over gRPC: the container runtime (CRI), and what the kubelet gave to whom."""
+"""CRI: the link to runtimes without NRI, and the kubelet's PodResources."""

@@ -120,12 +120,12 @@ class UpdateFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The runtime did not update a container.
 
     Attributes:
-        gone: the runtime does not know the container (any more).
+        unknown: the runtime does not know the container (any more).
         message: the runtime's own words.
     """
 
     container_id: str
-    gone: bool
+    unknown: bool
     message: str
 
 
@@ -296,7 +296,7 @@ class CRIClient:
                 self._raise("UpdateContainerResources", error)
             return UpdateFailed(
                 container_id=update.container_id,
-                gone=error.code() is grpc.StatusCode.NOT_FOUND,
+                unknown=error.code() is grpc.StatusCode.NOT_FOUND,
                 message=error.details() or error.code().name,
             )
         return None
@@ -345,7 +345,7 @@ def _info(info: Mapping[str, str]) -> Json:
 
 
 def pod_from(status: cri_pb2.PodSandboxStatus, info: Json) -> PodSandbox:
-    """A pod, with the resources that the kubelet told the runtime of it.
+    """A pod, with the resources that the kubelet gave the runtime for it.
 
     Its QoS class is that of its cgroup; see `nri_numa.runtime.inferred_qos` for pods without one.
     """

@@ -48,7 +48,6 @@ from nri_numa.runtime import (
     AnswerWatch,
     LinkState,
     Planner,
-    PushPath,
     PushResult,
     RequestRefused,
     RuntimeHandler,
@@ -65,7 +64,7 @@ NEIGHBOURS_AT_ONCE: Final = 4
 """Updates of neighbours under way; each is a process of the runtime's, on a node that works."""
 SIZES_AT_ONCE: Final = 8
 """Containers whose size is looked at again with each listing."""
-LOOKS_AT_ONCE: Final = 8
+QUERIES_AT_ONCE: Final = 8
 """Containers that are looked at at the same time."""
 LISTING_WITH_EVENTS: Final = 5.0
 """Seconds between two listings while events come; each finds what no event reported."""
@@ -131,14 +130,6 @@ async def update_once(plan: Planner, *, socket_path: str) -> str:
         return str(error)
 
 
-class Updates(Protocol):
-    """The call that is made; see `nri_numa.cri.client.CRIClient`."""
-
-    async def update(self, update: ContainerUpdate) -> UpdateFailed | None:
-        """Change resources of a container; None when it was applied."""
-        ...
-
-
 @dataclass(slots=True)
 class _Waiting:
     update: ContainerUpdate
@@ -153,8 +144,8 @@ class Outbox:
     newest values arrive last; what comes meanwhile is put together and sent after it.
     """
 
-    def __init__(self, runtime: Updates, at_once: int = NEIGHBOURS_AT_ONCE) -> None:
-        self._runtime = runtime
+    def __init__(self, client: CRIClient, at_once: int = NEIGHBOURS_AT_ONCE) -> None:
+        self._client = client
         self._lane = asyncio.Semaphore(at_once)
         self._waiting: dict[str, _Waiting] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
@@ -198,9 +189,11 @@ class Outbox:
             while (waiting := self._waiting.pop(container_id, None)) is not None:
                 failed: UpdateFailed | None = _closed(container_id)
                 try:
-                    failed = await self._runtime.update(waiting.update)
+                    failed = await self._client.update(waiting.update)
                 except RuntimeUnavailable as error:
-                    failed = UpdateFailed(container_id=container_id, gone=False, message=str(error))
+                    failed = UpdateFailed(
+                        container_id=container_id, unknown=False, message=str(error)
+                    )
                 finally:
                     _settle(waiting.outcome, failed)
         finally:
@@ -213,7 +206,9 @@ def _settle(outcome: asyncio.Future[UpdateFailed | None], failed: UpdateFailed |
 
 
 def _closed(container_id: str) -> UpdateFailed:
-    return UpdateFailed(container_id=container_id, gone=False, message="the connection was closed")
+    return UpdateFailed(
+        container_id=container_id, unknown=False, message="the connection was closed"
+    )
 
 
 # --- how large containers are by the runtime's word -----------------------------------------------
@@ -244,7 +239,7 @@ class Size(NamedTuple):
 class Change(NamedTuple):
     """A change of a container: what was asked for, and its resources before that."""
 
-    asked: Resources
+    requested: Resources
     before: Resources
 
 
@@ -299,8 +294,10 @@ class Sizes:
         if now.quota > 0 and now.quota != self._sent.get(container.id, before.quota):
             self._sent.pop(container.id, None)
             quota, period = now.quota, now.period
-        asked = Resources(cpu_shares=shares, cpu_quota=quota, cpu_period=period, memory_limit=limit)
-        if asked == NOTHING_GIVEN:
+        requested = Resources(
+            cpu_shares=shares, cpu_quota=quota, cpu_period=period, memory_limit=limit
+        )
+        if requested == NOTHING_GIVEN:
             return None
         self._changes[container.id] = self.changes(container.id) + 1
         was = replace(
@@ -310,7 +307,7 @@ class Sizes:
             cpu_period=before.period,
             memory_limit=before.limit,
         )
-        return Change(asked, was)
+        return Change(requested, was)
 
 
 # --- one connection -------------------------------------------------------------------------------
@@ -330,27 +327,27 @@ _PHASES: Final = {
 class LifecycleCallbacks(Protocol):
     """What happens to containers over CRI and not over NRI; called on the loop."""
 
-    def refused(self, namespace: str, pod: str, uid: str, container: str, message: str) -> None:
+    def refused(self, namespace: str, pod: str, uid: str, container: str, message: str, /) -> None:
         """A container was refused, with this message, and starts nevertheless."""
         ...
 
-    def begun(self, container_id: str, started: float, told: float | None) -> None:
+    def begun(self, container_id: str, started: float, updated: float | None, /) -> None:
         """A container is seen to run.
 
-        ``started`` is when it did, ``told`` when the runtime took its update (None when it has
+        ``started`` is when it did, ``updated`` when the runtime took its update (None when it has
         not), both as Unix time.
         """
         ...
 
-    def started(self, container_id: str, started: float) -> None:
+    def started(self, container_id: str, started: float, /) -> None:
         """The runtime has applied the update of a container that began so."""
         ...
 
-    def resize_refused(self, container_id: str, quota: int) -> None:
+    def resize_refused(self, container_id: str, quota: int, /) -> None:
         """A resize was refused, and its CFS quota is in force nevertheless."""
         ...
 
-    def gone(self, container_id: str) -> None:
+    def ended(self, container_id: str, /) -> None:
         """A container ended."""
         ...
 
@@ -374,7 +371,7 @@ class Connection:
         self._now = now
         self._open = False
         self._outbox = Outbox(client)
-        self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._queries = asyncio.Semaphore(QUERIES_AT_ONCE)
         self._phases: dict[str, _Phase] = {}
         self._ended: set[str] = set()
         self._pods: dict[str, PodSandbox] = {}
@@ -385,7 +382,7 @@ class Connection:
         self._own: dict[str, ContainerUpdate] = {}
         # Containers to look at once more when the look under way is over.
         self._again: set[str] = set()
-        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._querying: dict[str, asyncio.Task[None]] = {}
         self._sizes = Sizes()
         self._careful: set[asyncio.Task[UpdateFailed | None]] = set()
         self._listens = False
@@ -422,7 +419,7 @@ class Connection:
         self._open = True
         for container_id in tuple(self._again):
             self._again.discard(container_id)
-            self.look_at(container_id)
+            self.query(container_id)
         while True:
             pause = LISTING_WITH_EVENTS if self._listens else self._listing
             with contextlib.suppress(TimeoutError):
@@ -435,7 +432,7 @@ class Connection:
 
     async def close(self) -> None:
         """End what is under way."""
-        tasks: list[asyncio.Task[Any]] = [*self._looking.values(), *self._careful]
+        tasks: list[asyncio.Task[Any]] = [*self._querying.values(), *self._careful]
         tasks += [self._listener] if self._listener else []
         for task in tasks:
             task.cancel()
@@ -449,16 +446,16 @@ class Connection:
             return self._put(update)
         # What gave back a quota that was lifted may be a resize: what the container has now is
         # looked at before it is written over.
-        task = asyncio.create_task(self._send_after_look(update), name="careful")
+        task = asyncio.create_task(self._send_after_query(update), name="careful")
         self._careful.add(task)
         task.add_done_callback(self._careful.discard)
         return task
 
-    async def _send_after_look(self, update: ContainerUpdate) -> UpdateFailed | None:
+    async def _send_after_query(self, update: ContainerUpdate) -> UpdateFailed | None:
         before = self._sizes.changes(update.container_id)
-        self.look_at(update.container_id)
-        if (looking := self._looking.get(update.container_id)) is not None:
-            await asyncio.wait([looking])
+        self.query(update.container_id)
+        if (querying := self._querying.get(update.container_id)) is not None:
+            await asyncio.wait([querying])
         if self._sizes.changes(update.container_id) != before:
             return None  # decided anew, and what was decided is sent
         return await self._put(update)
@@ -498,7 +495,7 @@ class Connection:
                         continue
                     if whose:
                         self._pod_of.setdefault(event.container_id, whose)
-                    self.look_at(event.container_id)
+                    self.query(event.container_id)
             except RuntimeUnavailable as error:
                 why = str(error)
             except Exception as error:
@@ -517,33 +514,33 @@ class Connection:
         containers = {c.id: c for c in await self._client.list_containers()}
         pods = set(await self._client.pod_sandbox_ids())
         for container_id in self._phases.keys() - containers.keys():
-            self.look_at(container_id)
+            self.query(container_id)
         for container_id, found in containers.items():
             self._pod_of.setdefault(container_id, found.pod_sandbox_id)
             phase = self._phases.get(container_id)
             if _PHASES.get(found.state) is not phase:
-                self.look_at(container_id)
+                self.query(container_id)
         running = (i for i, phase in self._phases.items() if phase is _Phase.RUNNING)
         for container_id in self._sizes.turn(running):
-            self.look_at(container_id)
+            self.query(container_id)
         self._ended &= containers.keys()
         for pod_id in self._pods.keys() - pods:
             pod = self._pods.pop(pod_id)
             self._call("RemovePodSandbox", partial(self._handler.remove_pod, pod))
 
-    def look_at(self, container_id: str) -> None:
+    def query(self, container_id: str) -> None:
         """Find out what a container is now, soon."""
-        if not self._open or container_id in self._looking:
+        if not self._open or container_id in self._querying:
             self._again.add(container_id)
             return
-        self._looking[container_id] = asyncio.create_task(self._look(container_id), name="look")
+        self._querying[container_id] = asyncio.create_task(self._query(container_id), name="query")
 
-    async def _look(self, container_id: str) -> None:
+    async def _query(self, container_id: str) -> None:
         try:
-            async with self._looks:
+            async with self._queries:
                 while True:
                     self._again.discard(container_id)
-                    await self._look_once(container_id)
+                    await self._query_once(container_id)
                     if container_id not in self._again:
                         break
         except CallRefused as error:
@@ -553,11 +550,11 @@ class Connection:
             self._failure = error
             self._soon.set()
         except Exception as error:
-            self._mistake("look", error)
+            self._mistake("query", error)
         finally:
-            self._looking.pop(container_id, None)
+            self._querying.pop(container_id, None)
 
-    async def _look_once(self, container_id: str) -> None:
+    async def _query_once(self, container_id: str) -> None:
         status = await self._client.container_status(container_id)
         if status is None or status.state not in LIVE:
             self._end(container_id, known=status is not None)
@@ -593,7 +590,7 @@ class Connection:
         try:
             updates = self._call(
                 "UpdateContainer",
-                lambda: self._handler.update_container(pod, container, change.asked),
+                lambda: self._handler.update_container(pod, container, change.requested),
                 refusals=True,
             )
         except RequestRefused as refusal:
@@ -603,8 +600,8 @@ class Connection:
                 container=container.name,
                 problem=refusal.message,
             )
-            if change.asked.cpu_quota:
-                self._callbacks.resize_refused(container.id, change.asked.cpu_quota)
+            if change.requested.cpu_quota:
+                self._callbacks.resize_refused(container.id, change.requested.cpu_quota)
             return
         for update in updates or ():
             self._put(update).add_done_callback(lambda done: self._not_applied(done.result()))
@@ -682,7 +679,7 @@ class Connection:
             updates = self._call(
                 "StopContainer", lambda: self._handler.stop_container(container_id)
             )
-            self._callbacks.gone(container_id)
+            self._callbacks.ended(container_id)
             self._send_all(updates or ())
         if not known and (container_id in self._ended or container_id in self._pod_of):
             self._ended.discard(container_id)
@@ -717,7 +714,7 @@ class Connection:
 
     def _not_applied(self, failed: UpdateFailed | None) -> None:
         """Say that an update failed; what the container really has is looked at anyway."""
-        if failed is not None and not failed.gone:
+        if failed is not None and not failed.unknown:
             log.info(
                 "update not applied", id=failed.container_id[:12], problem=failed.message[:300]
             )
@@ -776,21 +773,16 @@ class CRILink:
 
     async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
         """Send updates that answer no request."""
+        if not updates:
+            return PushResult()
         connection = self._connection
         if connection is None or self._state is not LinkState.ACTIVE:
-            detail = f"the link is {self._state.value}"
-            return PushResult(ok=not updates, path=PushPath.NONE, detail=detail)
-        began = time.monotonic()
+            return PushResult(f"the link is {self._state.value}")
         failed = await asyncio.gather(*map(connection.send, updates))
-        broken = [one.message for one in failed if one is not None and not one.gone]
-        return PushResult(
-            ok=not broken,
-            path=PushPath.UPDATE_CONTAINERS,
-            detail="; ".join(broken[:3]),
-            seconds=time.monotonic() - began,
-        )
+        broken = [one.message for one in failed if one is not None and not one.unknown]
+        return PushResult("; ".join(broken[:3]))
 
-    async def look(self) -> str:
+    async def refresh(self) -> str:
         """Nothing to do: listings show what runs."""
         return ""
 

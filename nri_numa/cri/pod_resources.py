@@ -1,6 +1,6 @@
 """What the kubelet says that it gave to containers: its PodResources socket.
 
-One server answers everybody on the node, ten calls at once and a hundred a second (kubernetes
+One server answers all of the node, ten calls at once and a hundred a second (kubernetes
 ``pkg/kubelet/apis/grpc/ratelimit.go``), so nothing here is called in a loop. Nothing here is on the
 way of a container's start either: a kubelet that hangs costs the caller a second, and whatever is
 wrong is a sentence.
@@ -81,7 +81,7 @@ class DeviceCount(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 def load() -> None:
-    """Import what a call needs, for whoever wants the first one to be quick."""
+    """Import what a call needs, so that the first one is quick."""
     import grpc  # noqa: F401
 
     from nri_numa.cri.pb import podresources_pb2  # noqa: F401
@@ -95,7 +95,7 @@ def socket_path(kubelet_root: str) -> str:
 def given_to(
     kubelet_root: str, namespace: str, pod: str, *, timeout_s: float = TIMEOUT
 ) -> tuple[Given, ...] | str:
-    """What the containers of a pod have, in their order; or why that cannot be told.
+    """What the containers of a pod have, in their order; or why that is not known.
 
     One call, and a second one to kubelets whose gate for asking about one pod is off.
     """
@@ -125,7 +125,7 @@ def device_ids(kubelet_root: str, resource: str, *, timeout_s: float = TIMEOUT) 
 def device_counts(
     kubelet_root: str, *, timeout_s: float = TIMEOUT
 ) -> tuple[DeviceCount, ...] | str:
-    """All devices whose NUMA node the kubelet knows, sorted; or why that cannot be told.
+    """All devices whose NUMA node the kubelet knows, sorted; or why that is not known.
 
     Two calls. What pods have comes first: a device that is given in between counts as free until
     the next look, and one that its plugin removes is not counted as given.
@@ -158,7 +158,7 @@ def device_counts(
 
 
 def _held(kubelet_root: str, timeout_s: float) -> set[tuple[str, str]] | str:
-    """Resource and id of every device that a pod has, or why that cannot be told."""
+    """Resource and id of every device that a pod has, or why that is not known."""
     listed = _listed(kubelet_root, timeout_s)
     if isinstance(listed, _Failed):
         return listed.text

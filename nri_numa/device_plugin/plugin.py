@@ -23,7 +23,7 @@ import grpc.aio
 import msgspec
 
 from nri_numa.device_plugin.pb import deviceplugin_pb2 as pb
-from nri_numa.device_plugin.slots import Counted, Slot, SlotList, counted
+from nri_numa.device_plugin.slots import Counted, Slot, SlotList, parse_counts
 from nri_numa.errors import AgentError, DevicePluginBusy, RuntimeUnavailable, UnknownSlots
 from nri_numa.observe.logs import get_logger
 
@@ -114,7 +114,7 @@ class Service:
             await server.stop(None)
 
     def changed(self) -> None:
-        """The list is another one: tell whoever watches."""
+        """The list is another one: send it to the kubelet."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -224,7 +224,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ask: between two questions to the agent.
-        look: between two looks at the directory.
+        poll: between two looks at the directory.
         silent: how long the agent may be silent before nothing new is offered. It restarts in
             less, and its containers keep what they have.
         settle: between the end of one registration and the next. Kubelets up to 1.36.3 take the
@@ -234,7 +234,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     ask: float = 2.0
-    look: float = 1.0
+    poll: float = 1.0
     silent: float = 10.0
     settle: float = 1.0
     watched: float = 10.0
@@ -243,7 +243,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 class DevicePlugin:
     """Advertises the agent's count to the kubelet of this node.
 
-    ``ask`` fetches the agent's ``/v1/slots``, and may raise any of our exceptions; ``taken``
+    ``ask`` fetches the agent's ``/v1/slots``, and may raise any of our exceptions; ``allocated``
     returns the ids that the kubelet has allocated already, and is called once at the start. Both
     may block.
 
@@ -258,7 +258,7 @@ class DevicePlugin:
         ask: Callable[[], Mapping[str, Any]],
         slots: SlotList,
         *,
-        taken: Callable[[], Iterable[str]] = tuple,
+        allocated: Callable[[], Iterable[str]] = tuple,
         pace: Pace | None = None,
         waits: tuple[float, ...] = WAITS,
     ) -> None:
@@ -268,13 +268,13 @@ class DevicePlugin:
         self._resource = resource
         self._ask = ask
         self._slots = slots
-        self._taken = taken
+        self._allocated = allocated
         self._pace = pace or Pace()
         self._waits = waits
         self._service: Service | None = None
         self._has_count = asyncio.Event()
-        self._heard_at = time.monotonic()
-        self._told = ""
+        self._counted_at = time.monotonic()
+        self._reported = ""
         self.registered = 0
 
     async def run(self) -> None:
@@ -285,8 +285,8 @@ class DevicePlugin:
             RuntimeUnavailable: there is no such directory, or it may not be written to.
         """
         with _alone(os.path.join(self._directory, LOCK)):
-            ids = await asyncio.to_thread(self._taken)
-            self._slots.taken(ids, time.monotonic())
+            ids = await asyncio.to_thread(self._allocated)
+            self._slots.allocated(ids, time.monotonic())
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._count(), name="count")
                 tasks.create_task(self._serve(), name="serve")
@@ -295,27 +295,27 @@ class DevicePlugin:
 
     async def _count(self) -> None:
         while True:
-            self._take(await self._asked())
+            self._take(await self._fetch())
             await asyncio.sleep(self._pace.ask)
 
-    async def _asked(self) -> Counted:
+    async def _fetch(self) -> Counted:
         try:
-            return counted(await asyncio.to_thread(self._ask))
+            return parse_counts(await asyncio.to_thread(self._ask))
         except AgentError as error:
             return Counted(ready=False, reason=str(error))
         except (ValueError, KeyError, TypeError) as error:
             return Counted(ready=False, reason=f"/v1/slots cannot be read: {error!r}")
 
-    def _take(self, told: Counted) -> None:
+    def _take(self, counted: Counted) -> None:
         now = time.monotonic()
-        if told.ready:
-            self._heard_at = now
-        elif not self._has_count.is_set() or now - self._heard_at < self._pace.silent:
-            self._say(told.reason, "")
+        if counted.ready:
+            self._counted_at = now
+        elif not self._has_count.is_set() or now - self._counted_at < self._pace.silent:
+            self._say(counted.reason, "")
             return
-        changed = self._slots.count(told, now)
+        changed = self._slots.count(counted, now)
         self._has_count.set()
-        self._say(told.reason, "; what is free is unhealthy until it is")
+        self._say(counted.reason, "; what is free is unhealthy until it is")
         if changed:
             healthy = sum(slot.healthy for slot in self._slots.slots)
             log.info(
@@ -326,11 +326,11 @@ class DevicePlugin:
 
     def _say(self, reason: str, then: str) -> None:
         text = reason + then if reason else ""
-        if text and text != self._told:
+        if text and text != self._reported:
             log.warning("the agent does not count", problem=text)
-        elif self._told and not text:
+        elif self._reported and not text:
             log.info("the agent counts again")
-        self._told = text
+        self._reported = text
 
     # --- serving --------------------------------------------------------------------------------
 
@@ -363,16 +363,16 @@ class DevicePlugin:
         while (left := end - time.monotonic()) > 0:
             if _socket(self._kubelet_socket) not in (None, kubelet):
                 return
-            await asyncio.sleep(min(left, self._pace.look))
+            await asyncio.sleep(min(left, self._pace.poll))
 
     async def _kubelet(self) -> object:
         """Which kubelet is there; waits for one."""
-        told = False
+        reported = False
         while (kubelet := _socket(self._kubelet_socket)) is None:
-            if not told:
+            if not reported:
                 log.warning("no kubelet", problem=f"{self._kubelet_socket} is not there")
-            told = True
-            await asyncio.sleep(self._pace.look)
+            reported = True
+            await asyncio.sleep(self._pace.poll)
         return kubelet
 
     @contextlib.asynccontextmanager
@@ -390,7 +390,7 @@ class DevicePlugin:
         """Look at the directory until there is a reason to register again."""
         own, watched = _socket(self._own_socket), time.monotonic()
         while True:
-            await asyncio.sleep(self._pace.look)
+            await asyncio.sleep(self._pace.poll)
             now = time.monotonic()
             there = _socket(self._kubelet_socket)
             if there not in (None, kubelet):
@@ -399,7 +399,7 @@ class DevicePlugin:
                 # Both are gone while a kubelet starts.
                 return _Why(f"{self._own_socket} was taken away", again=there is not None)
             if service.streams or there is None:
-                # Without its socket nobody could be registered with; the list is served as before.
+                # Without its socket there is no kubelet to register with: the list is served on.
                 watched = now
             elif now - watched > self._pace.watched:
                 return _Why(

@@ -2,7 +2,7 @@
 
 An id says nothing about a CPU. ``slot-7`` is one of so many exclusive CPUs of the machine,
 ``numa1-slot-7`` one of so many of a NUMA node; the agent chooses the CPU when the container is
-created. So all that counts is how many ids there are, and that none is taken away that somebody
+created. So all that counts is how many ids there are, and that none is removed that a container
 holds: the kubelet does not start a container again whose id has gone or is unhealthy.
 
 Pure: times are handed in.
@@ -43,7 +43,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     held: frozenset[str] = frozenset()
 
 
-def counted(document: Mapping[str, Any]) -> Counted:
+def parse_counts(document: Mapping[str, Any]) -> Counted:
     """Read the agent's answer.
 
     Raises:
@@ -59,7 +59,7 @@ def counted(document: Mapping[str, Any]) -> Counted:
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """One id as the kubelet is told of it.
+    """One id as the kubelet knows it.
 
     Attributes:
         id: its name.
@@ -79,7 +79,7 @@ def node_of(id: str) -> int | None:
 
 
 class SlotList:
-    """What is offered, from what the agent counts and what the kubelet took.
+    """What is advertised, from what the agent counts and what the kubelet allocated.
 
     Args:
         topology: announce the NUMA node of each slot, which binds the agent to it.
@@ -99,34 +99,34 @@ class SlotList:
         """The annotation that an answer to Allocate carries."""
         return "" if self._counted is None else self._counted.annotation
 
-    def taken(self, ids: Iterable[str], now: float) -> None:
-        """Ids that the kubelet has given away, as far as it tells when we start."""
+    def allocated(self, ids: Iterable[str], now: float) -> None:
+        """Ids that the kubelet has allocated, as far as it tells when we start."""
         self._under_way.update(dict.fromkeys(ids, now))
         self._known.update({id: node_of(id) for id in self._under_way})
 
-    def count(self, told: Counted, now: float) -> bool:
+    def count(self, counted: Counted, now: float) -> bool:
         """Take what the agent counts; whether the list is another one now.
 
         While the agent is not ready, nothing new is offered and what is held stays.
         """
-        if not told.ready and self._counted is not None:
+        if not counted.ready and self._counted is not None:
             old = self._counted
-            told = Counted(ready=False, annotation=old.annotation, free=old.free, held=old.held)
-        self._counted = told
+            counted = Counted(ready=False, annotation=old.annotation, free=old.free, held=old.held)
+        self._counted = counted
         self._under_way = {
             id: since
             for id, since in self._under_way.items()
-            if id not in told.held and now - since < UNDER_WAY
+            if id not in counted.held and now - since < UNDER_WAY
         }
         return self._list()
 
     def _list(self) -> bool:
-        told = self._counted
-        if told is None:
+        counted = self._counted
+        if counted is None:
             return False
-        kept = told.held | self._under_way.keys()
+        kept = counted.held | self._under_way.keys()
         made = {id: Slot(id, numa_node=self._announced(node_of(id))) for id in kept}
-        room = dict(told.free)
+        room = dict(counted.free)
         if not self._topology:
             room = {-1: sum(room.values())}
         for id in self._under_way:
@@ -138,7 +138,7 @@ class SlotList:
             prefix, numbers = (f"numa{i}-slot-" if self._topology else "slot-"), count()
             for _ in range(free):
                 id = next(f"{prefix}{n}" for n in numbers if f"{prefix}{n}" not in made)
-                made[id] = Slot(id, told.ready, self._announced(i if self._topology else None))
+                made[id] = Slot(id, counted.ready, self._announced(i if self._topology else None))
         before, self.slots = self.slots, tuple(made[id] for id in sorted(made, key=_order))
         self._known.update((slot.id, slot.numa_node) for slot in self.slots)
         return before != self.slots

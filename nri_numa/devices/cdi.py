@@ -53,7 +53,7 @@ class CDIRegistry:
         self.devices: Mapping[str, CDIDevice] = {}
         self.problems: tuple[str, ...] = ()
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read everything again if a file came, went or changed; says whether it did. Blocks."""
         stamp = tuple(self._files())
         if stamp == self._stamp:

@@ -1,7 +1,7 @@
-"""How many devices the kubelet can still give on each NUMA node, for who schedules.
+"""How many devices the kubelet can still give on each NUMA node, for schedulers.
 
-The kubelet alone knows. It is asked in a thread when somebody reads, at most once in `FRESH`
-seconds: whoever reads gets the answer to the question before, and reads again.
+The kubelet alone knows. A thread asks it when the figures are read, at most once in `FRESH`
+seconds: a reader gets the answer to the question before, and reads again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DeviceCounts:
         return self._known if now - self._answered < OLD else NOT_YET
 
     def settle(self) -> None:
-        """Wait for the answer that is under way, for whoever is in no hurry."""
+        """Wait for the answer that is under way."""
         self._thread.submit(lambda: None).result()
 
     def _ask(self) -> None:

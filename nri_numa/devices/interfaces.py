@@ -2,7 +2,7 @@
 
 A network card that was moved into a pod is not in the host's sysfs any more, but the kernel still
 names its device (``IFLA_PARENT_DEV_NAME``, Linux 5.14). The namespace is entered by a thread that
-ends with the question: a thread that came back from elsewhere could serve nobody, one that stayed
+ends with the question: a thread that came back from elsewhere is of no use, one that stayed
 would keep the namespace, and the card in it, after the pod has gone; and nothing is forked. Within
 its thread pyroute2 is used as in any program.
 """
@@ -29,7 +29,7 @@ class Parent(NamedTuple):
 
 
 def parents_in(namespace: str, seconds: float = SECONDS) -> tuple[Parent, ...] | str:
-    """The interfaces with a device in a network namespace, or why that cannot be told. Blocks.
+    """The interfaces with a device in a network namespace, or why they are not known. Blocks.
 
     ``namespace`` is a path such as ``/run/netns/cni-…`` or ``/proc/1234/ns/net``; our own gives
     none.
@@ -39,7 +39,7 @@ def parents_in(namespace: str, seconds: float = SECONDS) -> tuple[Parent, ...] |
     def ask() -> None:
         try:
             if os.stat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
-                answer.append(())  # it is on the host's network, whose cards are nobody's
+                answer.append(())  # it is on the host's network, whose cards belong to no pod
                 return
             _enter(namespace)
             answer.append(_parents())
@@ -55,7 +55,7 @@ def parents_in(namespace: str, seconds: float = SECONDS) -> tuple[Parent, ...] |
 
 
 def load() -> None:
-    """Import what a question needs, for whoever wants the first one to be quick."""
+    """Import what a question needs, so that the first one is quick."""
     import pyroute2  # noqa: F401
 
 
@@ -78,12 +78,15 @@ def _parents() -> tuple[Parent, ...]:
     route: Any = pyroute2.IPRoute()
     with route:
         for link in route.get_links():
-            bus, name = _told(link, "IFLA_PARENT_DEV_BUS_NAME"), _told(link, "IFLA_PARENT_DEV_NAME")
+            bus, name = (
+                _attribute(link, "IFLA_PARENT_DEV_BUS_NAME"),
+                _attribute(link, "IFLA_PARENT_DEV_NAME"),
+            )
             if bus and name and len(found) < MOST_DEVICES:
                 found.append(Parent(bus, name))
     return tuple(found)
 
 
-def _told(link: Any, attribute: str) -> str:
+def _attribute(link: Any, attribute: str) -> str:
     value = link.get_attr(attribute)
     return value if isinstance(value, str) else ""

@@ -167,13 +167,13 @@ def hints(found: Iterable[Found], places: NUMASet, notes: Iterable[str] = ()) ->
     machine) are no hint.
     """
     nodes: dict[str, frozenset[int]] = {}
-    kinds: dict[str, str] = {}
+    kind_of: dict[str, str] = {}
     for one in found:
-        kinds.setdefault(one.id, one.kind)
+        kind_of.setdefault(one.id, one.kind)
         nodes[one.id] = nodes.get(one.id, frozenset()) | one.numa_nodes
     said = list(dict.fromkeys(notes))
     by_kind: dict[str, list[Device]] = {}
-    for id, kind in kinds.items():
+    for id, kind in kind_of.items():
         usable = frozenset(i for i in nodes[id] if i in places)
         if usable:
             by_kind.setdefault(kind, []).append(Device(id=id, numa_nodes=usable))

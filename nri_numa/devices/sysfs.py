@@ -3,11 +3,10 @@
 A device's directory is followed upwards to the first that names a NUMA node: a partition lies below
 its disk, a queue below its card, a card below the port that knows. -1 is *unknown*, so one goes on.
 
-What has been found is remembered, by the question and by the real path, since buses do not move; so
-is what is not there. A question costs a few small files of sysfs once, which the kernel answers
-from memory, and nothing afterwards. Whether all of it is still so is looked at by
-`SysfsDevices.again`, in a thread: until then a device that went leads to a hint that is out of
-date, and never to more than a hint.
+What has been found is remembered; so is what is not there. A device costs a few small files of
+sysfs once, which the kernel answers from memory, and nothing afterwards. Whether all of it is still
+so is read by `SysfsDevices.refresh`, in a thread: until then a device that was removed leads to a
+hint that is out of date, and never to more than a hint.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Found(NamedTuple):
     Attributes:
         kind: what people call it: ``GPU``, ``NIC``, or a resource name of the kubelet's.
         id: its PCI address where it has one, else its name in sysfs.
-        numa_nodes: where it is; empty where nobody knows.
+        numa_nodes: where it is; empty where that is not known.
     """
 
     kind: str
@@ -42,7 +41,6 @@ _BUS_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", re.ASCII)
 _CONTROLLER: Final = re.compile(r"nvme[0-9]{1,6}", re.ASCII)
 _SUBSYSTEM: Final = re.compile(r"nvme-subsys[0-9]{1,6}", re.ASCII)
 
-_MOST_REMEMBERED: Final = 4096
 _MOST_LINKS: Final = 512
 """Links that are remembered, and looked at again with every sandbox."""
 _MOST_ABSENT: Final = 256
@@ -60,9 +58,8 @@ class SysfsDevices:
         """Look below ``root``, which holds ``sys/``."""
         self._sys = os.path.join(os.path.realpath(root), "sys")
         self._top = os.path.join(self._sys, "devices")
-        self._known: dict[str, tuple[Found, ...]] = {}
         self._links: dict[str, tuple[Found, ...]] = {}
-        # Apart, so that what somebody makes up drives out nothing that is there.
+        # Apart, so that what is made up drives out nothing that is there.
         self._absent: set[str] = set()
 
     def by_number(self, type: str, major: int, minor: int) -> tuple[Found, ...]:
@@ -91,7 +88,7 @@ class SysfsDevices:
             return ()
         return self._behind(os.path.join(self._sys, "class", "net", name))
 
-    def again(self) -> bool:
+    def refresh(self) -> bool:
         """Look whether everything that is remembered is still so; says whether not. Blocks."""
         changed = False
         for link, known in list(self._links.items()):
@@ -100,7 +97,6 @@ class SysfsDevices:
                 continue
             changed = True
             if now is None:
-                self._known.clear()  # what comes in its place may be another device
                 self._links.pop(link, None)
             else:
                 self._links[link] = now
@@ -133,24 +129,15 @@ class SysfsDevices:
             target = os.readlink(link)
         except OSError:
             # A captured machine has directories where the kernel has links.
-            return self._looked_up(link) if os.path.isdir(link) else None
-        return self._looked_up(os.path.normpath(os.path.join(os.path.dirname(link), target)))
+            return self._devices_at(link) if os.path.isdir(link) else None
+        return self._devices_at(os.path.normpath(os.path.join(os.path.dirname(link), target)))
 
-    def _looked_up(self, path: str, stacked: int = 0) -> tuple[Found, ...] | None:
-        known = self._known.get(path)
-        if known is not None:
-            return known
+    def _devices_at(self, path: str, stacked: int = 0) -> tuple[Found, ...] | None:
         if not path.startswith(self._sys + "/") or not os.path.isdir(path):
             return None
-        found = tuple(self._look(path, stacked))
-        if path.startswith(f"{self._top}/virtual/block/"):
-            return found  # what lies below a volume changes while it is in use
-        if len(self._known) >= _MOST_REMEMBERED:
-            self._known.clear()
-        self._known[path] = found
-        return found
+        return tuple(self._read_devices(path, stacked))
 
-    def _look(self, path: str, stacked: int) -> Iterator[Found]:
+    def _read_devices(self, path: str, stacked: int) -> Iterator[Found]:
         parts = path[len(self._top) + 1 :].split("/")
         if parts[:2] == ["virtual", "vfio"] and len(parts) == 3:
             # A group of the IOMMU may hold several devices, which are only given together.
@@ -164,7 +151,7 @@ class SysfsDevices:
             if stacked < _MOST_STACKED:
                 for name in _listed(below):
                     path = os.path.realpath(f"{below}/{name}")
-                    for one in self._looked_up(path, stacked + 1) or ():
+                    for one in self._devices_at(path, stacked + 1) or ():
                         nodes |= one.numa_nodes
             if nodes:
                 yield Found(DISK, parts[2], frozenset(nodes))

@@ -4,7 +4,7 @@ What takes time is done ahead, in threads, while the pod's sandbox is being made
 namespace is looked into, the kubelet is asked what it gave, files of the Container Device Interface
 are read when they changed, and what is remembered of sysfs is compared with it. A container that
 comes before that is done is placed without, and its explanation says so. When a container is
-decided about, nothing is read but a link of sysfs for each device that nobody had before.
+decided about, nothing is read but a link of sysfs for each device that no container had before.
 
 So a device that went since the last sandbox was made may still be a hint. It is a hint only: what a
 container may use is not decided here.
@@ -50,7 +50,7 @@ _MOST_ANSWERS: Final = 256
 _MOST_CHARACTERS: Final = 4096
 """Of what a message mentions; more is not remembered, since anybody can write it."""
 
-_NOT_LOOKED: Final = "its network interfaces were not looked at yet: no hint of them"
+_NOT_READ: Final = "its network interfaces were not looked at yet: no hint of them"
 _NOT_SAID: Final = "the kubelet has not said yet what it gave: no hint of that"
 
 DEADLINE: Final = 0.05
@@ -70,7 +70,7 @@ Given = Mapping[str, tuple[GivenDevice, ...]]
 """What the kubelet gave, by container."""
 
 
-class Told(NamedTuple):
+class Findings(NamedTuple):
     """What was found out.
 
     Attributes:
@@ -85,33 +85,33 @@ class Told(NamedTuple):
     kubelet_note: str = ""
 
 
-NOTHING_TOLD: Final = Told()
+NO_FINDINGS: Final = Findings()
 """Of nearly all pods: no device is known, and nothing is to be said. One look tells, since
-`told` makes it this very object."""
+`findings` makes it this very object."""
 
 
-def told(what: Told) -> Told:
-    """The same; `NOTHING_TOLD` itself where it says nothing."""
-    return NOTHING_TOLD if what == NOTHING_TOLD else what
+def findings(what: Findings) -> Findings:
+    """The same; `NO_FINDINGS` itself where it says nothing."""
+    return NO_FINDINGS if what == NO_FINDINGS else what
 
 
 @dataclass(slots=True)
-class Book:
+class PodDevices:
     """What is kept of one pod.
 
     Attributes:
         pod: its namespace and name.
-        told: what was found out; replaced as a whole, by threads that take turns.
+        findings: what was found out; replaced as a whole, by threads that take turns.
     """
 
     pod: str
-    told: Told
+    findings: Findings
 
 
 def given_devices(
     kubelet_root: str, namespace: str, pod: str, seconds: float = DEADLINE
 ) -> Mapping[str, tuple[GivenDevice, ...]] | str:
-    """The devices of a pod by container, or why they cannot be told. Blocks.
+    """The devices of a pod by container, or why they are not known. Blocks.
 
     Without a pod's name nothing is asked, but what takes time the first time is done.
     """
@@ -165,20 +165,20 @@ class DeviceWatch:
         self._deadline = deadline
         self._lookup = Lookup(sources, root=root, own_resource=own_resource)
         # What came of mentions and books before. Replaced by another one whenever something that
-        # it depends on is read anew: whoever is about to add to the former adds for nobody.
+        # it depends on is read anew: what is still added to the former is lost.
         self._answers: dict[tuple[object, ...], KnownDevices] = {}
-        self._books: dict[str, Book] = {}
-        self._turn = threading.Lock()  # for threads that change what a book tells
+        self._pods: dict[str, PodDevices] = {}
+        self._turn = threading.Lock()  # for threads that change findings
         self._room = threading.BoundedSemaphore(_MOST_WAITING)
-        # One thread each, so that a kubelet that hangs keeps nobody from its network cards.
+        # One thread each, so that a kubelet that hangs holds up no look at network cards.
         self._local = ThreadPoolExecutor(1, thread_name_prefix="devices")
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="pod resources")
         self._gpus_read = self._files_read = float("-inf")
-        self._look_waiting = False
+        self._refresh_waiting = False
 
     def start(self) -> None:
         """Look around, in threads: the driver's GPUs, the files, and libraries that load slowly."""
-        self._do(self._local, self._look_around)
+        self._do(self._local, self._read_all)
         if self._sources.pod_resources:
             self._do(self._asking, given_devices, self._kubelet_root, "", "")
 
@@ -188,48 +188,48 @@ class DeviceWatch:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def settle(self) -> None:
-        """Wait until everything that was begun is done; for whoever is in no hurry."""
+        """Wait until everything that was begun is done."""
         for pool in (self._local, self._asking):
             pool.submit(lambda: None).result()
 
-    # --- told by the link -------------------------------------------------------------------------
+    # --- called by the link -----------------------------------------------------------------------
 
     def began(self, pod: PodSandbox) -> None:
         """A pod is being made: find out ahead what its containers will have."""
         network = pod.network_namespace
         looks, asks = bool(self._sources.network and network), self._sources.pod_resources
-        so_far = told(Told(network_note=_NOT_LOOKED * looks, kubelet_note=_NOT_SAID * asks))
-        book = Book(pod.full_name, so_far)
-        self._books[pod.id] = book
-        while len(self._books) > MOST_PODS:
-            del self._books[next(iter(self._books))]
-        if not self._look_waiting:
-            self._look_waiting = True
-            if not self._do(self._local, self._look_again):
-                self._look_waiting = False
+        so_far = findings(Findings(network_note=_NOT_READ * looks, kubelet_note=_NOT_SAID * asks))
+        entry = PodDevices(pod.full_name, so_far)
+        self._pods[pod.id] = entry
+        while len(self._pods) > MOST_PODS:
+            del self._pods[next(iter(self._pods))]
+        if not self._refresh_waiting:
+            self._refresh_waiting = True
+            if not self._do(self._local, self._refresh):
+                self._refresh_waiting = False
         if looks:
-            self._do(self._local, self._look_into, pod, book)
+            self._do(self._local, self._read_network, pod, entry)
         if asks:
-            self._do(self._asking, self._ask, pod, book)
+            self._do(self._asking, self._ask, pod, entry)
 
     def kept(self, pods: Sequence[PodSandbox]) -> None:
         """There are these pods and no others; those that are new to us are looked at."""
         # In one step: the threads look here whether a pod is still there.
-        self._books = {pod.id: self._books[pod.id] for pod in pods if pod.id in self._books}
+        self._pods = {pod.id: self._pods[pod.id] for pod in pods if pod.id in self._pods}
         for pod in pods:
-            if pod.id not in self._books:
+            if pod.id not in self._pods:
                 self.began(pod)
 
-    def gone(self, pod_id: str) -> None:
+    def removed(self, pod_id: str) -> None:
         """A pod is removed."""
-        self._books.pop(pod_id, None)
+        self._pods.pop(pod_id, None)
 
     def known(self, pod_id: str, name: str, mentions: Mentions) -> KnownDevices:
         """What is known at this moment of the devices of the container ``name``."""
         answers = self._answers  # before anything is looked at: see `__init__`
-        book = self._books.get(pod_id)
-        known = NOTHING_TOLD if book is None else book.told
-        if mentions is NO_MENTIONS and known is NOTHING_TOLD:
+        entry = self._pods.get(pod_id)
+        known = NO_FINDINGS if entry is None else entry.findings
+        if mentions is NO_MENTIONS and known is NO_FINDINGS:
             return NO_DEVICES
         places = self._places()
         cards, given, network_note, kubelet_note = known
@@ -243,20 +243,20 @@ class DeviceWatch:
         found = answers.get(key)
         if found is None:
             missed = Missed()
-            found = self._looked_up(known, own, others, mentions, places, missed)
+            found = self._resolved(known, own, others, mentions, places, missed)
             # A name that is missed is to be looked for once more.
             if not missed.gpu and not missed.cdi and _characters(mentions) <= _MOST_CHARACTERS:
                 if len(answers) >= _MOST_ANSWERS:
                     answers.clear()
                 answers[key] = found
         for note in found.notes:
-            pod = pod_id if book is None else book.pod
+            pod = pod_id if entry is None else entry.pod
             log.debug("device without hint", pod=pod, container=name, why=note)
         return found
 
-    def _looked_up(
+    def _resolved(
         self,
-        known: Told,
+        known: Findings,
         own: tuple[GivenDevice, ...],
         others: tuple[GivenDevice, ...],
         mentions: Mentions,
@@ -268,7 +268,7 @@ class DeviceWatch:
         found = list(lookup.mentioned(mentions, missed))
         if missed.cdi and self._clock() - self._files_read > _FILES_AGAIN:
             self._files_read = self._clock()
-            self._do(self._local, self._look_at_files)
+            self._do(self._local, self._read_files)
         if missed.gpu and self._clock() - self._gpus_read > _GPUS_AGAIN:
             self._gpus_read = self._clock()
             self._do(self._local, self._read_gpus)
@@ -304,24 +304,24 @@ class DeviceWatch:
             return False
         return True
 
-    def _look_around(self) -> None:
+    def _read_all(self) -> None:
         if self._sources.nvidia:
             self._read_gpus()
         if self._sources.cdi:
-            self._look_at_files()
+            self._read_files()
         if self._sources.network:
             interfaces.load()
 
-    def _look_again(self) -> None:
-        self._look_waiting = False  # whatever changes from here on is another look's
-        if self._lookup.sysfs.again():
+    def _refresh(self) -> None:
+        self._refresh_waiting = False  # whatever changes from here on is another look's
+        if self._lookup.sysfs.refresh():
             self._answers = {}
         if self._sources.cdi:
-            self._look_at_files()
+            self._read_files()
 
-    def _look_at_files(self) -> None:
+    def _read_files(self) -> None:
         cdi = self._lookup.cdi
-        if cdi.look():
+        if cdi.refresh():
             self._answers = {}
             for problem in cdi.problems:
                 log.warning("CDI file", problem=problem)
@@ -330,8 +330,8 @@ class DeviceWatch:
         self._lookup.gpus = read_gpus(self._root)
         self._answers = {}
 
-    def _look_into(self, pod: PodSandbox, book: Book) -> None:
-        if self._books.get(pod.id) is not book:
+    def _read_network(self, pod: PodSandbox, entry: PodDevices) -> None:
+        if self._pods.get(pod.id) is not entry:
             return  # it is gone; those behind it are waiting
         parents = interfaces.parents_in(pod.network_namespace)
         cards: tuple[Found, ...] = ()
@@ -345,10 +345,10 @@ class DeviceWatch:
                 for one in self._lookup.sysfs.by_bus(parent.bus, parent.name)
             )
         with self._turn:
-            book.told = told(book.told._replace(cards=cards, network_note=note))
+            entry.findings = findings(entry.findings._replace(cards=cards, network_note=note))
 
-    def _ask(self, pod: PodSandbox, book: Book) -> None:
-        if self._books.get(pod.id) is not book:
+    def _ask(self, pod: PodSandbox, entry: PodDevices) -> None:
+        if self._pods.get(pod.id) is not entry:
             return
         answer = given_devices(self._kubelet_root, pod.namespace, pod.name, self._deadline)
         given: Given = {}
@@ -358,10 +358,10 @@ class DeviceWatch:
         else:
             given = answer
             for devices in answer.values():
-                list(self._lookup.given(devices))  # whoever asks for them finds them remembered
+                list(self._lookup.given(devices))  # the next lookup finds them remembered
         with self._turn:
-            book.told = told(book.told._replace(given=given, kubelet_note=note))
-        time.sleep(PAUSE)  # of this thread, which nobody waits for
+            entry.findings = findings(entry.findings._replace(given=given, kubelet_note=note))
+        time.sleep(PAUSE)  # of this thread, which nothing waits for
 
 
 def _characters(mentions: Mentions) -> int:

@@ -2,7 +2,7 @@
 
 In a directory that both may write, the agent puts ``ask-ID.json`` (which claim) and waits for
 ``told-ID.json`` (the claim as the API server has it, or why it cannot be had). Every question has
-an id of its own, so no old answer is taken for a new one; whoever asked takes both away. What
+an id of its own, so no old answer is taken for a new one; the agent removes both. What
 another process writes there is read as hostile input, and judged by the agent.
 
 ``registered.json`` changes whenever the kubelet has taken the driver: a kubelet that starts deletes
@@ -30,7 +30,7 @@ _EVERY: Final = 0.05
 """Seconds between two looks for an answer; the publisher looks as often for questions."""
 
 
-class Asker:
+class HandoverClient:
     """The agent's side; an answer may take ``patience`` seconds, and the kubelet waits for 45."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Asker:
             write(os.path.join(self._directory, REGISTERED), text)
 
 
-class Teller:
+class HandoverServer:
     """The publisher's side."""
 
     def __init__(self, directory: str) -> None:
@@ -134,7 +134,7 @@ class Teller:
         told = os.path.join(self._directory, f"told-{id}.json")
         if os.path.exists(asked):
             write(told, json.dumps(answer))
-            if not os.path.exists(asked):  # whoever asked is gone, and takes nothing away any more
+            if not os.path.exists(asked):  # the agent removed both already
                 _unlink(told)
 
     def registered(self) -> str:
@@ -159,7 +159,7 @@ def write(path: str, text: str, *, mode: int = 0o644) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    # Names that begin with a dot are not read: neither by us nor by those who look for CDI files.
+    # Names that begin with a dot are not read: neither by us nor as CDI files.
     head, tail = os.path.split(path)
     beside = os.path.join(head, f".{tail}.new")
     _unlink(beside)  # of a process that was killed
@@ -177,13 +177,13 @@ def write(path: str, text: str, *, mode: int = 0o644) -> None:
 
 
 def read(path: str, longest: int) -> str:
-    """The text of a small regular file that somebody else may have put there.
+    """The text of a small regular file that another process may have put there.
 
     Raises:
         FileNotFoundError: there is none.
         OSError: it is something else than such a file.
     """
-    # Neither a link that leads elsewhere nor a pipe that nobody writes may hold or mislead us.
+    # Neither a link that leads elsewhere nor a pipe without a writer may hold or mislead us.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     descriptor = os.open(path, flags)
     with open(descriptor, "rb") as file:

@@ -22,9 +22,9 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.cpus.allocator import (
+    ChosenCPUs,
     NotEnoughCPUs,
     SMTAlignmentRefused,
-    Taken,
     TakeRequest,
     take_cpus,
 )
@@ -100,7 +100,7 @@ def _how_many(sizes: list[int], spare: int) -> int:
 
 def take_within(
     machine: Machine, request: TakeRequest, limits: Mapping[int, int]
-) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
     """Choose CPUs, on no NUMA node more than can be owned there.
 
     CPUs of soft lists are left out where others on the same NUMA nodes are as good. The kubelet's
@@ -109,7 +109,7 @@ def take_within(
     """
     taken = _take_within(machine, request, limits)
     if (
-        not isinstance(taken, Taken)
+        not isinstance(taken, ChosenCPUs)
         or not (taken.cpus - request.held) & request.listed
         or request.prefer
         or request.smt is SMT.PAIR
@@ -118,16 +118,16 @@ def take_within(
         return taken
     rest = replace(request, available=request.available - request.listed)
     others = _take_within(machine, rest, limits)
-    alike = isinstance(others, Taken) and _sort(machine, others) == _sort(machine, taken)
+    alike = isinstance(others, ChosenCPUs) and _sort(machine, others) == _sort(machine, taken)
     return others if alike else taken
 
 
-def _sort(machine: Machine, taken: Taken) -> tuple[object, ...]:
+def _sort(machine: Machine, chosen: ChosenCPUs) -> tuple[object, ...]:
     """What makes some CPUs as good as others."""
     ix: AllocatorIndex = machine.index
-    cpus = taken.cpus.bits
+    cpus = chosen.cpus.bits
     return (
-        machine.topology.numa_of(taken.cpus),
+        machine.topology.numa_of(chosen.cpus),
         sum(1 for group in ix.l3_groups if group.bits & cpus),
         ix.touched(cpus).bit_count(),
         *((cpus & kind).bit_count() for kind in (ix.isolated, ix.nohz_full, ix.efficient)),
@@ -136,11 +136,11 @@ def _sort(machine: Machine, taken: Taken) -> tuple[object, ...]:
 
 def _take_within(
     machine: Machine, request: TakeRequest, limits: Mapping[int, int]
-) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
     topology = machine.topology
     taken = take_cpus(topology, request, machine.index)
     for _ in limits:
-        over = _over(machine, request, taken, limits) if isinstance(taken, Taken) else None
+        over = _over(machine, request, taken, limits) if isinstance(taken, ChosenCPUs) else None
         if over is None:
             return taken
         # Of that NUMA node leave what the allocator itself would take first.
@@ -158,7 +158,7 @@ def _take_within(
             machine.index,
         )
         rest = request.available - here
-        if isinstance(keep, Taken):
+        if isinstance(keep, ChosenCPUs):
             rest = rest | keep.cpus | keep.idle
         request = replace(request, available=rest)
         taken = take_cpus(topology, request, machine.index)
@@ -166,12 +166,12 @@ def _take_within(
 
 
 def _over(
-    machine: Machine, request: TakeRequest, taken: Taken, limits: Mapping[int, int]
+    machine: Machine, request: TakeRequest, chosen: ChosenCPUs, limits: Mapping[int, int]
 ) -> int | None:
-    """The lowest NUMA node of which too much was taken."""
+    """The lowest NUMA node of which too much was chosen."""
     for i in sorted(limits):
         bits = machine.node_cpus[i].bits
-        count = (taken.cpus.bits & bits).bit_count()
+        count = (chosen.cpus.bits & bits).bit_count()
         if count > max(limits[i], (request.held.bits & bits).bit_count()):
             return i
     return None
@@ -328,66 +328,51 @@ def _below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet)
 def _over_quota(case: Case, who: str, withheld: CPUSet, idle: CPUSet) -> Refusal | None:
     machine, state, pod = case.machine, case.state, case.pod
     limits, total = machine.settings.limits, cpu_count(machine)
-    if idle:
-        limit = limits.idle.of(total)
-        if len(state.idle) + len(idle) > limit:
-            return _refused(
-                who, "quotas.idleCPUs", "idle siblings", limit, len(state.idle), len(idle),
-                (a for a in state.allocations.values() if a.idle),
-            )  # fmt: skip
-    used = state.owned | state.idle
-    if limits.quota.exclusive != EVERYTHING:
-        limit = limits.quota.exclusive.of(total)
-        if len(used) + len(withheld) > limit:
-            return _refused(
-                who, "quotas.exclusiveCPUs", "exclusive CPUs", limit, len(used), len(withheld),
-                (a for a in state.allocations.values() if a.owned),
-            )  # fmt: skip
+    every, used = state.allocations.values(), len(state.idle)
+    name, what = "quotas.idleCPUs", "idle siblings"
+    limit = limits.idle.of(total)
+    if idle and used + len(idle) > limit:
+        return _refused(who, name, what, limit, used, len(idle), (a for a in every if a.idle))
+    name, what = "quotas.exclusiveCPUs", "exclusive CPUs"
+    limit, used, more = (
+        limits.quota.exclusive.of(total),
+        len(state.owned | state.idle),
+        len(withheld),
+    )
+    if limits.quota.exclusive != EVERYTHING and used + more > limit:
+        return _refused(who, name, what, limit, used, more, (a for a in every if a.owned))
     entry = _entry(machine, pod)
     if entry is not None and entry.quota.exclusive != EVERYTHING:
-        limit = entry.quota.exclusive.of(total)
-        mine = [a for a in state.allocations.values() if a.owned and a.namespace == pod.namespace]
-        taken = len(union(a.cpus | a.idle for a in mine))
-        if taken + len(withheld) > limit:
+        mine = [a for a in every if a.owned and a.namespace == pod.namespace]
+        limit, used = entry.quota.exclusive.of(total), len(union(a.cpus | a.idle for a in mine))
+        if used + more > limit:
             what = f"exclusive CPUs of namespace {pod.namespace}"
-            name = f"{entry.name}.exclusiveCPUs"
-            return _refused(who, name, what, limit, taken, len(withheld), mine)
+            return _refused(who, f"{entry.name}.exclusiveCPUs", what, limit, used, more, mine)
     return None
 
 
 def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
     """Why a container may not list these CPUs, which nobody could own any more.
 
-    A list that the request pays for is within every quota; soft ones are not asked.
+    A list that the request pays for is within every quota; soft ones are never refused.
     """
     machine, state, pod = case.machine, case.state, case.pod
-    new = cpus - state.listed_cpus
-    if not new or case.demand.cpu_paid_milli >= 1000 * len(cpus):
+    if cpus <= state.listed_cpus or case.demand.cpu_paid_milli >= 1000 * len(cpus):
         return None
-    limits = machine.settings.limits
     # Alone, reserved CPUs withhold nothing: nobody can own them anyway.
     reserved = machine.settings.reserved_cpus
-    new, used = new - reserved, state.listed_cpus - reserved
-    limit = _listed_at_most(machine, limits.quota.listed)
-    if len(used) + len(new) > limit:
-        return _refused(
-            who, "quotas.listedCPUs", "listed CPUs", limit, len(used), len(new),
-            (state.allocations[i] for i in state.listed),
-        )  # fmt: skip
+    every = [state.allocations[i] for i in state.listed]
     entry = _entry(machine, pod)
-    if entry is None or entry.quota.listed == EVERYTHING:
-        return None
-    mine = [
-        state.allocations[i]
-        for i in state.listed
-        if state.allocations[i].namespace == pod.namespace
-    ]
-    before = union(a.cpus for a in mine) - reserved
-    limit = _listed_at_most(machine, entry.quota.listed)
-    asked = len(cpus - reserved - before)
-    if len(before) + asked > limit:
+    quotas = [("quotas.listedCPUs", "listed CPUs", machine.settings.limits.quota.listed, every)]
+    if entry is not None and entry.quota.listed != EVERYTHING:
+        mine = [a for a in every if a.namespace == pod.namespace]
         what = f"listed CPUs of namespace {pod.namespace}"
-        return _refused(who, f"{entry.name}.listedCPUs", what, limit, len(before), asked, mine)
+        quotas.append((f"{entry.name}.listedCPUs", what, entry.quota.listed, mine))
+    for name, what, amount, holders in quotas:
+        used = union(a.cpus for a in holders) - reserved
+        limit, more = _listed_at_most(machine, amount), len(cpus - reserved - used)
+        if len(used) + more > limit:
+            return _refused(who, name, what, limit, len(used), more, holders)
     return None
 
 
@@ -414,13 +399,13 @@ def _refused(
     what: str,
     limit: int,
     used: int,
-    asked: int,
+    wanted: int,
     holders: Iterable[Allocation],
 ) -> Refusal:
     return Refusal(
         reason="QuotaExceeded",
         message=f"{who} would be over the quota of {limit} {what} ({name}): {used} are used and "
-        f"{asked} are asked for, expected at most {max(0, limit - used)} more{named(holders)}",
+        f"{wanted} are asked for, expected at most {max(0, limit - used)} more{named(holders)}",
         rule=f"{name} allows {limit} {what}",
     )
 
@@ -458,13 +443,11 @@ def kept_for_groups(
 _SMTS: Final = {smt.value: smt for smt in SMT}
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """Exclusive CPUs, counted.
 
     Attributes:
         held: by NUMA node, CPUs of containers that hold slots for them.
-        free: by NUMA node, CPUs that could become exclusive.
-        holders: the containers that hold slots, by id.
     """
 
     held: dict[int, int]
@@ -477,7 +460,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.held.values()) + sum(self.free.values())
 
 
-def offer(machine: Machine, state: NodeState) -> Offer:
+def slot_capacity(machine: Machine, state: NodeState) -> SlotCapacity:
     """Count what is held with slots and what could still be given.
 
     What becomes of siblings is counted as the configured defaults say; rules and annotations that
@@ -489,14 +472,14 @@ def offer(machine: Machine, state: NodeState) -> Offer:
         i: sum((a.cpus.bits & cpus.bits).bit_count() for a in holders)
         for i, cpus in machine.node_cpus.items()
     }
-    return Offer(held=held, free=_free(machine, state), holders=holders)
+    return SlotCapacity(held=held, free=_free(machine, state), holders=holders)
 
 
 def largest(machine: Machine, state: NodeState) -> dict[int, int]:
     """By NUMA node, how many exclusive CPUs one more container could have there and nowhere else.
 
-    `offer` splits what the machine as a whole can give between its NUMA nodes, so that the sum is
-    right; here each NUMA node is counted as if the container went to it.
+    `slot_capacity` splits what the machine as a whole can give between its NUMA nodes, so that the
+    sum is right; here each NUMA node is counted as if the container went to it.
     """
     left, most = _left(machine, state)
     return {i: max(0, min(count, most)) for i, count in left.items()}

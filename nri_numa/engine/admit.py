@@ -43,7 +43,6 @@ from nri_numa.engine.state import (
     displaced,
     effective_cpus,
     group_cpus,
-    identity,
     union,
 )
 from nri_numa.engine.values.workload import (
@@ -78,21 +77,21 @@ def admit(
     held: CPUSet = NO_CPUS,
     *,
     running: bool = False,
-    asked: Requested | Refusal | None = None,
+    resolved: Requested | Refusal | None = None,
 ) -> Decision:
     """Decide about one container that is being created.
 
     A container of the same pod and name that still has something (a failed start, a repeated
     request) gives it back first; its CPUs are preferred for this one. CPUs that a running stranger
     has (``held``) it keeps, as far as it can own them. For one that is ``running`` already nothing
-    can be set that is set at the creation alone, and no annotation of ours is written. ``asked`` is
-    what ``machine.resolve`` says of it, where that is known. Times are Unix times in seconds, here
-    and in all that follows.
+    can be set that is set at the creation alone, and no annotation of ours is written. ``resolved``
+    is what ``machine.resolve`` says of it, where that is known. Times are Unix times in seconds,
+    here and in all that follows.
     """
     before, record = state, state.pods.get(pod.uid)
     pool_before = before.pool(machine.topology, machine.settings)
     state = _drop_leftovers(state, pod, container)
-    requested = machine.resolve(pod, container) if asked is None else asked
+    requested = machine.resolve(pod, container) if resolved is None else resolved
     kept = state.kept_for(pod.uid)
     open_to_pod = _without(state, kept)
     if container.annotations:
@@ -140,7 +139,7 @@ def admit(
     if side is not None and isinstance(side, Refusal):
         return Refused(side, _trace(case, side, pool_before, pool_before))
     if side is not None and isinstance(side, Kubelets):
-        placed: Placed | Refusal = _kubelets(side)
+        placed: Placed | Refusal = _kubelets(case, side)
     elif alone:
         placed = _unbound(case, pool_before)
     elif isinstance(needs, Refusal):
@@ -197,7 +196,7 @@ def admit(
     )
 
 
-_NOBODY: Final = NodeState()
+_EMPTY_NODE: Final = NodeState()
 """Who else is there makes no difference to a container that nothing asks to pin."""
 
 
@@ -207,7 +206,7 @@ def left_alone(
     pod: PodSandbox,
     container: Container,
     now: float,
-    asked: Requested | Refusal,
+    resolved: Requested | Refusal,
 ) -> Allocation | None:
     """What `admit` gives a container that nothing pins or asks to pin; None for any other.
 
@@ -216,7 +215,7 @@ def left_alone(
     """
     if container.resources.cpus:
         return None
-    requested = asked
+    requested = resolved
     if container.annotations:
         requested = with_slots(machine.settings, pod, container, requested)
     requested = with_static_cpus(machine.settings, pod, container, requested)
@@ -224,7 +223,7 @@ def left_alone(
         return None
     if not grants.nothing and grants.cpus_of(pod.uid, container.name, container.id):
         return None
-    case = Case(machine, _NOBODY, pod, container, requested)
+    case = Case(machine, _EMPTY_NODE, pod, container, requested)
     return new_allocation(case, _unbound(case, NO_CPUS), now)
 
 
@@ -314,7 +313,7 @@ def sandbox(
     requested = machine.resolve(pod, all_of_it)
     if isinstance(requested, Refusal) or requested.scope is not Scope.POD:
         return Released(state=state)
-    decided = admit(machine, state, pod, all_of_it, reading, now, asked=requested)
+    decided = admit(machine, state, pod, all_of_it, reading, now, resolved=requested)
     if isinstance(decided, Refused) or not decided.allocation.owned:
         return Released(state=state)
     after = decided.state.with_kept(all_of_it.id, now)
@@ -326,17 +325,17 @@ def _kept_again(
     topology: Topology,
     state: NodeState,
     kept: Iterable[Allocation],
-    taken: CPUSet,
+    used: CPUSet,
     elsewhere: int,
 ) -> NodeState:
     """Keep for a pod what its next container did not take.
 
-    ``elsewhere`` CPUs were taken that were not kept: so many fewer are still to come.
+    ``elsewhere`` CPUs were used that were not kept: so many fewer are still to come.
     """
     for one in kept:
         if one.container_id in state.allocations:
             continue
-        cpus, idle = one.cpus - taken, one.idle - taken
+        cpus, idle = one.cpus - used, one.idle - used
         if one.container == ALL and elsewhere:
             cpus = CPUSet(sorted(cpus)[elsewhere:])
             idle = idle & topology.siblings_of(cpus)
@@ -479,7 +478,7 @@ def adjustment(
         if marked
         else {},
         env={"NUMA_CPUS": cpus_text, "NUMA_MEMS": mems_text}
-        if pinned and settings.tell_environment
+        if pinned and settings.set_environment
         else {},
         memory_policy=memory_policy,
     )
@@ -496,18 +495,20 @@ def _unbound(case: Case, pool: CPUSet) -> Placed:
     cpus = case.container.resources.cpus
     if cpus and not covers(cpus, pool, case.state.kubelet.shared):
         # Another plugin before us owns this one, or a kubelet whose grants cannot be read.
-        return Placed(
+        return replace(
+            case.unplaced,
             kind=Kind.FOREIGN,
             reason=f"pinned by somebody else to {cpus_text(cpus)}",
             steps=("somebody else set a cpuset and the pod asks us for nothing: left alone",),
         )
     none = case.requested.bind is Bind.NONE
     why = "bind: none" if none else "no annotation and no rule asks for a pin"
-    return Placed(kind=Kind.UNBOUND, reason=f"not pinned: {why}", steps=(why,))
+    return replace(case.unplaced, reason=f"not pinned: {why}", steps=(why,))
 
 
-def _kubelets(side: Kubelets) -> Placed:
-    return Placed(
+def _kubelets(case: Case, side: Kubelets) -> Placed:
+    return replace(
+        case.unplaced,
         kind=Kind.FOREIGN,
         reason=side.reason,
         steps=("the kubelet pins it by its static policy: left to it", *side.warnings),
@@ -549,38 +550,27 @@ def _drop_leftovers(state: NodeState, pod: PodSandbox, container: Container) -> 
 
 
 def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
-    """Turn a placement into what the state keeps."""
-    pod, container, requested, needs = case.pod, case.container, case.requested, case.demand
-    quota = container.resources.cpu_quota
+    """What the state keeps of a placement."""
+    requested, needs = case.requested, case.demand
+    quota = case.container.resources.cpu_quota
     lifted = placed.owned and case.machine.settings.lift_quota and quota is not None and quota > 0
     if lifted and requested.pods_list and needs.size_milli < 1000 * len(placed.cpus):
         lifted = False  # others of its pod run there too
-    return Allocation(
-        **identity(pod, container),
-        kind=placed.kind,
-        cpus=placed.cpus,
-        pinned=_pinned(case) if placed.kind is Kind.FOREIGN else NO_CPUS,
-        idle=placed.idle,
-        owned=placed.owned,
-        soft=placed.soft,
-        numa_nodes=placed.numa_nodes,
-        mems=placed.mems,
-        charges=placed.charges,
-        cpu_milli=needs.size_milli,
-        memory_bytes=needs.size_bytes,
-        hugepages=needs.hugepages,
-        policy=placed.policy,
-        smt=requested.smt if placed.owned else SMT.ANY,
-        load=requested.load,
-        preferred=placed.preferred,
-        reason=placed.reason,
-        quota=quota if lifted else None,
-        slots=requested.slots.ids if requested.slots is not None and placed.owned else "",
-        mempolicy=MemoryPolicy.DEFAULT
-        if placed.memory_policy is None
-        else placed.memory_policy.mode,
-        since=now,
-    )
+    kept = {field: getattr(placed, field) for field in Allocation.__struct_fields__}
+    kept |= {
+        "pinned": _pinned(case) if placed.kind is Kind.FOREIGN else NO_CPUS,
+        "cpu_milli": needs.size_milli,
+        "memory_bytes": needs.size_bytes,
+        "hugepages": needs.hugepages,
+        "smt": requested.smt if placed.owned else SMT.ANY,
+        "load": requested.load,
+        "quota": quota if lifted else None,
+        "slots": requested.slots.ids if requested.slots is not None and placed.owned else "",
+        "since": now,
+    }
+    if placed.memory_policy is not None:
+        kept["mempolicy"] = placed.memory_policy.mode
+    return Allocation(**kept)
 
 
 def _pinned(case: Case) -> CPUSet:

@@ -13,7 +13,7 @@ from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.cpus.index import AllocatorIndex, index
 from nri_numa.engine.request.annotations import Resolver, longest_list
 from nri_numa.engine.request.demand import SLOTS, Demand
-from nri_numa.engine.state import Allocation, Charge, Kind, NodeState, PodRecord, isolated
+from nri_numa.engine.state import Allocation, Kind, NodeState, PodRecord, identity, isolated
 from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, Settings
 from nri_numa.engine.values.workload import (
     EVERY_MEMORY_POLICY,
@@ -42,7 +42,6 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         near: NUMA node that may be used to the NUMA nodes with CPUs that it serves.
-        outside: NUMA nodes that nobody let in.
     """
 
     near: Mapping[int, NUMASet] = msgspec.field(default_factory=dict)
@@ -109,8 +108,6 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """What the kernel and the kubelet say is left, by NUMA node, at some moment.
 
     Attributes:
-        memory: bytes free or reclaimable.
-        hugepages: free bytes by page size.
         devices: how many devices of all kinds the kubelet can still give; empty where unknown.
     """
 
@@ -125,7 +122,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     Attributes:
         key: signs what is written on containers (`nri_numa.engine.adopt`); empty signs
             nothing.
-        memory_policies: what the runtime and the kernel can set.
     """
 
     topology: Topology
@@ -326,15 +322,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """How a decision came about; rendered by `engine.explain.explanation`, never logged whole.
-
-    Attributes:
-        steps: plain sentences, in order.
-        cpu_left, memory_left: by NUMA node before the decision, where they were looked at.
-        pool_before, pool_after: the shared pool.
-        rule: the rule that refused, empty when none did.
-        ignored: sentences about requests that are not permitted and were passed over.
-    """
+    """How a decision came about; rendered by `engine.explain.explanation`, never logged whole."""
 
     pod: PodSandbox
     container: Container
@@ -354,8 +342,6 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     """The container gets this, once the agent swaps ``state`` in.
 
     Attributes:
-        change: of the state: the container, and those whose place it takes.
-        updates: changes to other live containers, at most one for each.
         warnings: what was done as asked and is probably not meant.
     """
 
@@ -401,7 +387,6 @@ class Resized(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         own: what to answer for the container itself; None lets the request through as it is.
-        updates: changes to other live containers.
     """
 
     state: NodeState
@@ -416,7 +401,6 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         decision: about it; a refused one stays unpinned.
-        updates: for it and for others, so that all have what they should.
     """
 
     decision: Decision
@@ -429,19 +413,11 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     """The state after comparing notes with the runtime.
 
     Attributes:
-        adopted: ids of containers that are known and are where they should be.
-        repaired: ids of known containers that the runtime had elsewhere.
-        gap: ids of containers that started while we were away.
-        gone: ids of containers that we remembered and the runtime does not have.
-        problems: sentences for the log, such as two containers claiming one CPU.
         decisions: about strangers; one that changes nothing for others carries the state before
             all of them.
-        left_alone: strangers that nothing asks to pin.
-        resized: known containers whose resources changed while we were away.
-        disbelieved: sentences about ``assigned`` annotations that were not believed.
         unexplained: full names of containers with a cpuset that nothing explains.
         undecided: strangers for which no time was left, with their pods; they stay as they are
-            until `nri_numa.engine.resync.decide_late`.
+            until `nri_numa.engine.resync.take_in`.
     """
 
     state: NodeState
@@ -450,7 +426,7 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     adopted: tuple[str, ...] = ()
     repaired: tuple[str, ...] = ()
     gap: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     left_alone: tuple[Allocation, ...] = ()
@@ -460,29 +436,20 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     undecided: tuple[tuple[PodSandbox, Container], ...] = ()
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container gets; the fields are those of `nri_numa.engine.state.Allocation`.
+class Placed(Allocation, frozen=True, kw_only=True):
+    """An allocation on its way, with what is said of it and not kept.
 
     Attributes:
-        warnings: what is probably not meant, one clause each; among ``steps`` too.
-        ignored: sentences about requests that are not permitted and were passed over.
+        affinity: NUMA nodes that the policy chose; None when any will do.
+        pod_affinity: the same for the whole pod (scope ``pod``).
+        warnings: of these, what is probably not meant.
         memory_policy: set before the program runs; None sets none.
     """
 
-    kind: Kind
-    cpus: CPUSet = NO_CPUS
-    idle: CPUSet = NO_CPUS
-    owned: bool = False
-    soft: bool = False
-    numa_nodes: NUMASet = NO_NUMA_NODES
-    mems: NUMASet = NO_NUMA_NODES
-    charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
-    policy: Policy = Policy.NONE
-    preferred: bool = True
-    reason: str = ""
+    affinity: NUMASet | None = None
+    pod_affinity: NUMASet | None = None
     alignment: Alignment | None = None
     steps: tuple[str, ...] = ()
-    pod_affinity: NUMASet | None = None
     warnings: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     memory_policy: MemoryPolicySetting | None = None
@@ -543,13 +510,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     """One container that is being placed, with everything that is looked at for it.
 
     Attributes:
-        machine: topology and settings.
-        state: as it is without the container.
-        pod: its pod.
-        container: the container.
-        requested: what its pod, the rules and the defaults ask for.
         demand: what it needs; for a pod that is placed as a whole, what the pod needs.
-        reading: what the kernel has left, when known.
         policy: to align by. The degrade ladder tries a weaker one than was asked for.
         held: CPUs that a running container has already and must keep.
         again: it runs, or one of its name and pod did: a soft list may have given way already.
@@ -565,6 +526,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     policy: Policy = Policy.NONE
     held: CPUSet = NO_CPUS
     again: bool = False
+
+    @property
+    def unplaced(self) -> Placed:
+        """The container's allocation, before anything is chosen for it."""
+        return Placed(**identity(self.pod, self.container), kind=Kind.UNBOUND)
 
     @property
     def who(self) -> str:

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.annotations import asked_by_pod, quoted
+from nri_numa.engine.request.annotations import by_annotation, quoted
 from nri_numa.engine.request.demand import CLAIM
 from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Kind, NodeState
 from nri_numa.engine.values.settings import Settings
@@ -197,7 +197,7 @@ KEPT_FOR_POD: Final = "kept"
 """How a container that the kubelet granted something to is called where kinds are shown."""
 
 
-def taken_back(allocation: Allocation, cpus: CPUSet) -> Allocation:
+def reclaimed(allocation: Allocation, cpus: CPUSet) -> Allocation:
     """A container of ours that the kubelet pins by now, and may."""
     return Allocation(
         container_id=allocation.container_id,
@@ -253,7 +253,6 @@ class Kubelets(msgspec.Struct, frozen=True, kw_only=True):
     """The container stays as the kubelet has it.
 
     Attributes:
-        reason: one clause.
         warnings: what its pod asks for and does not get.
     """
 
@@ -265,7 +264,6 @@ class Ours(msgspec.Struct, frozen=True, kw_only=True):
     """We place the container although the kubelet granted it something.
 
     Attributes:
-        requested: what is asked for, without what stays as the kubelet has it.
         warnings: what the kubelet goes on believing.
         cpus: granted CPUs that it is to have, as the kubelet believes.
     """
@@ -314,7 +312,7 @@ def whose(
     if not against:
         return _agreed(cpus, mems, requested)
     believes = f"the kubelet granted it {_granted(cpus, mems)} and goes on believing so"
-    by_pod = all(asked_by_pod(requested, key) for key in against)
+    by_pod = all(by_annotation(requested, key) for key in against)
     if by_pod and settings.kubelet_override is KubeletOverride.ANNOTATED:
         kept = _with_granted_cpus(requested, cpus)
         wants = " and ".join(f"{key} {listed[key]}" for key in against)

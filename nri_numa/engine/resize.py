@@ -23,7 +23,12 @@ from nri_numa.engine.accounting import (
 )
 from nri_numa.engine.admit import new_allocation, pool_updates
 from nri_numa.engine.align.policies import short
-from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTAlignmentRefused, Taken, TakeRequest
+from nri_numa.engine.cpus.allocator import (
+    ChosenCPUs,
+    NotEnoughCPUs,
+    SMTAlignmentRefused,
+    TakeRequest,
+)
 from nri_numa.engine.decision import Case, Machine, Placed, Reading, Refused, Resized, Trace
 from nri_numa.engine.others import (
     Ours,
@@ -32,7 +37,7 @@ from nri_numa.engine.others import (
     judged,
     listed_softly,
     pinned_to,
-    taken_back,
+    reclaimed,
     whose,
 )
 from nri_numa.engine.place.explicit import gives_way, may_own, owned_by_pod, unpaid
@@ -161,7 +166,7 @@ class _Change:
             self.less = True
             if self.had.kind is not Kind.EXCLUSIVE:
                 return self.shared()
-            taken = Taken(cpus=self.had.cpus, idle=self.had.idle)
+            taken = ChosenCPUs(cpus=self.had.cpus, idle=self.had.idle)
         topology = self.case.machine.topology
         numa_nodes = topology.numa_of(taken.cpus)
         self.steps += taken.notes
@@ -189,15 +194,15 @@ class _Change:
             return self.had.numa_nodes
         return self.had.numa_nodes | record.affinity
 
-    def _take(self) -> Taken | Refusal:
+    def _take(self) -> ChosenCPUs | Refusal:
         case, held = self.case, self.had.cpus
         count = case.demand.exclusive_cpus
         if count == len(held):
             # CPUs of it that are offline come back, and stay its own.
-            return Taken(cpus=held, idle=self.had.idle)
+            return ChosenCPUs(cpus=held, idle=self.had.idle)
         if count < len(held):
             fewer = self._ask(NO_CPUS, {}, strict=True)
-            return fewer if isinstance(fewer, Taken) else self._misaligned(fewer)
+            return fewer if isinstance(fewer, ChosenCPUs) else self._misaligned(fewer)
         machine, rest = case.machine, case.state
         pool = rest.pool(machine.topology, machine.settings)
         free = ownable(machine, rest)
@@ -207,15 +212,15 @@ class _Change:
         home = self._home()
         limits = exclusive_left(machine, rest, free | held, self._smt(), case.cpu_left)
         room = sum(limits.get(i, 0) for i in home)
-        taken: Taken | NotEnoughCPUs | SMTAlignmentRefused | None = None
+        found: ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused | None = None
         if room >= count:
-            taken = self._ask(free, limits, strict=True)
-            if isinstance(taken, SMTAlignmentRefused):
-                return self._misaligned(taken)
+            found = self._ask(free, limits, strict=True)
+            if isinstance(found, SMTAlignmentRefused):
+                return self._misaligned(found)
         # A container that shares is on its NUMA nodes, and CPUs elsewhere would move it.
-        if not isinstance(taken, Taken) and case.on_failure is OnFailure.WIDEN and held:
-            taken = self._ask(free, limits, strict=False)
-        if not isinstance(taken, Taken):
+        if not isinstance(found, ChosenCPUs) and case.on_failure is OnFailure.WIDEN and held:
+            found = self._ask(free, limits, strict=False)
+        if not isinstance(found, ChosenCPUs):
             where = f"{numa_text(home)}{lowered_text(machine, home)}"
             return Refusal(
                 reason="NotEnoughCPUs",
@@ -226,8 +231,8 @@ class _Change:
                 rule=RULE,
             )
         who = f"{case.who}: cpu: {exclusive_text(count)}"
-        refused = grant_refused(case, who, taken.cpus, taken.idle)
-        return taken if refused is None else refused
+        refused = grant_refused(case, who, found.cpus, found.idle)
+        return found if refused is None else refused
 
     def _allocated_milli(self) -> int:
         """Thousandths of a CPU that are allocated for shared CPUs: what its request pays for."""
@@ -238,7 +243,7 @@ class _Change:
 
     def _ask(
         self, available: CPUSet, limits: Mapping[int, int], *, strict: bool
-    ) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+    ) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
         case, state = self.case, self.case.state
         return take_within(
             case.machine,
@@ -317,7 +322,8 @@ class _Change:
         reason = reason.removesuffix(f", {LESS}")
         reason += f", {WIDER}" if self.wider and not listed else ""
         reason += f", {LESS}" if self.less else ""
-        return Placed(
+        return replace(
+            case.unplaced,
             kind=kind,
             cpus=cpus,
             idle=idle,
@@ -374,7 +380,7 @@ def resize(
     state: NodeState,
     pod: PodSandbox,
     container: Container,
-    asked: Resources,
+    update: Resources,
     reading: Reading | None = None,
     now: float = 0.0,
 ) -> Resized | Refused:
@@ -387,23 +393,23 @@ def resize(
     if allocation is None:
         return Resized(state=state, own=None, trace=trace)
     granted = state.kubelet.cpus_of(pod.uid, container.name, container.id)
-    wanted = pinned_to(asked.cpus) if granted and asked.cpus else NO_CPUS
+    wanted = pinned_to(update.cpus) if granted and update.cpus else NO_CPUS
     if wanted and (wanted <= granted or allocation.kind is Kind.FOREIGN):
-        given_up = _given_up(machine, state, pod, container, asked, trace)
+        given_up = _given_up(machine, state, pod, container, update, trace)
         if given_up is not None:
             return given_up
     if allocation.kind in (Kind.UNBOUND, Kind.FOREIGN) and not allocation.mems:
-        return _set_by_others(machine, state, allocation, asked, trace)
-    merged = _merged(container, allocation, asked)
+        return _set_by_others(machine, state, allocation, update, trace)
+    merged = _merged(container, allocation, update)
     after, change = state, NO_CHANGE
-    if _changes_size(asked):
+    if _changes_size(update):
         found = _resized(machine, state, pod, merged, allocation, reading, now)
         if isinstance(found, Refused):
             return found
         allocation, trace = found
         after = state.without(container.id).with_allocation(allocation)
         change = StateChange((container.id,), (pod.uid,))
-    own = _own_update(machine, after, allocation, state.allocations[container.id], asked)
+    own = _own_update(machine, after, allocation, state.allocations[container.id], update)
     updates = pool_updates(machine, state, after, skip=container.id)
     return Resized(state=after, change=change, own=own, updates=updates, trace=trace)
 
@@ -445,22 +451,22 @@ def other_size(allocation: Allocation, resources: Resources) -> Resources | None
     return resources
 
 
-def _changes_size(asked: Resources) -> bool:
-    return bool(asked.cpu_quota or asked.cpu_shares or asked.memory_limit or asked.hugepages)
+def _changes_size(update: Resources) -> bool:
+    return bool(update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages)
 
 
-def _merged(container: Container, allocation: Allocation, asked: Resources) -> Container:
+def _merged(container: Container, allocation: Allocation, update: Resources) -> Container:
     """The container as the request wants it; a lifted quota counts as what was asked for once."""
     now = container.resources
     quota = allocation.quota if allocation.quota else now.cpu_quota
     return replace(
         container,
         resources=Resources(
-            cpu_shares=asked.cpu_shares or now.cpu_shares,
-            cpu_quota=asked.cpu_quota or quota,
-            cpu_period=asked.cpu_period or now.cpu_period,
-            memory_limit=asked.memory_limit or now.memory_limit,
-            hugepages={**now.hugepages, **asked.hugepages},
+            cpu_shares=update.cpu_shares or now.cpu_shares,
+            cpu_quota=update.cpu_quota or quota,
+            cpu_period=update.cpu_period or now.cpu_period,
+            memory_limit=update.memory_limit or now.memory_limit,
+            hugepages={**now.hugepages, **update.hugepages},
             cpus=now.cpus,
             mems=now.mems,
         ),
@@ -472,7 +478,7 @@ def _given_up(
     state: NodeState,
     pod: PodSandbox,
     container: Container,
-    asked: Resources,
+    update: Resources,
     trace: Trace,
 ) -> Resized | None:
     """Leave a container to the kubelet, which granted it CPUs and writes them now.
@@ -488,13 +494,13 @@ def _given_up(
         side = whose(machine.topology, machine.settings, state.kubelet, pod, container, requested)
         if isinstance(side, Ours):
             return None
-    pinned = pinned_to(asked.cpus)
+    pinned = pinned_to(update.cpus)
     if allocation.kind is Kind.FOREIGN and allocation.pinned == pinned:
         return Resized(state=state, own=None, trace=trace)
-    theirs = taken_back(allocation, pinned)
+    theirs = reclaimed(allocation, pinned)
     after = state.without(container.id).with_allocation(theirs)
     mems = ""
-    if allocation.mems and not asked.mems:
+    if allocation.mems and not update.mems:
         mems = str(machine.topology.memory_nodes)  # nobody else takes our pin back
     return Resized(
         state=after,
@@ -521,25 +527,25 @@ def _with_what_it_holds(
 
 
 def _set_by_others(
-    machine: Machine, state: NodeState, allocation: Allocation, asked: Resources, trace: Trace
+    machine: Machine, state: NodeState, allocation: Allocation, update: Resources, trace: Trace
 ) -> Resized:
     """Somebody else's cpuset on a container that nothing of ours binds.
 
     It makes the container foreign, or unbound again when it holds the whole shared pool. It never
     takes an unbound container onto owned CPUs.
     """
-    if not asked.cpus or not pinned_to(asked.cpus):
+    if not update.cpus or not pinned_to(update.cpus):
         return Resized(state=state, own=None, trace=trace)  # what is no list, the runtime refuses
-    wanted = pinned_to(asked.cpus)
+    wanted = pinned_to(update.cpus)
     pool = state.pool(machine.topology, machine.settings)
     taken = wanted & state.withheld
     after = allocation
     if allocation.kind is Kind.FOREIGN or not taken:
-        after = judged(allocation, asked.cpus, pool, state.kubelet.shared)
+        after = judged(allocation, update.cpus, pool, state.kubelet.shared)
     own, step, change = None, after.reason, NO_CHANGE
     if after.kind is Kind.UNBOUND and wanted != pool:
         own = ContainerUpdate(container_id=allocation.container_id, cpus=str(pool))
-        step = f"{cpus_text(pool)}, which everybody shares, instead of {asked.cpus}"
+        step = f"{cpus_text(pool)}, which everybody shares, instead of {update.cpus}"
         if taken:
             step += f": {cpus_text(taken, 'is', 'are')} exclusive to others"
     if after is not allocation:
@@ -616,7 +622,7 @@ def _own_update(
     after: NodeState,
     allocation: Allocation,
     before: Allocation,
-    asked: Resources,
+    update: Resources,
 ) -> ContainerUpdate | None:
     """Override the request only where it would change what was decided.
 
@@ -624,22 +630,22 @@ def _own_update(
     """
     pool = after.pool(machine.topology, machine.settings)
     wanted = effective_cpus(allocation, pool, machine.topology, after.withheld_bits)
-    if not wanted and allocation.kind is Kind.UNBOUND and asked.cpus:
+    if not wanted and allocation.kind is Kind.UNBOUND and update.cpus:
         wanted = pool  # its memory is bound by us, so nobody else's pin makes it foreign
     changed = allocation.cpus != before.cpus or allocation.kind is not before.kind
     cpus = ""
-    if wanted and (changed or (asked.cpus and not _same_cpus(asked.cpus, wanted))):
+    if wanted and (changed or (update.cpus and not _same_cpus(update.cpus, wanted))):
         cpus = str(wanted)
     mems = ""
     if allocation.mems and (
         allocation.mems != before.mems
-        or (asked.mems and not _same_mems(asked.mems, allocation.mems))
+        or (update.mems and not _same_mems(update.mems, allocation.mems))
     ):
         mems = str(allocation.mems)
     quota: int | None = None
-    if allocation.quota is not None and (asked.cpu_quota or 0) > 0:
+    if allocation.quota is not None and (update.cpu_quota or 0) > 0:
         quota = NO_QUOTA
-    elif before.quota is not None and allocation.quota is None and not asked.cpu_quota:
+    elif before.quota is not None and allocation.quota is None and not update.cpu_quota:
         quota = before.quota or None
     if not (cpus or mems or quota is not None):
         return None

@@ -42,6 +42,7 @@ from nri_numa.engine.state import (
     identity,
 )
 from nri_numa.engine.values.workload import (
+    NO_CHANGE,
     Container,
     ContainerUpdate,
     Pods,
@@ -56,11 +57,8 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     """One container whose cgroup is not as meant.
 
     Attributes:
-        cpus, mems: what to write; empty where that file is right or beyond repair.
         quota: `NO_QUOTA` where somebody gave back a quota that was lifted; None leaves it.
         meant_cpus, meant_mems: what it should be able to use; empty where it is so.
-        has_cpus, has_mems: what it can really use.
-        found: what the cgroup says, for people: ``cpuset.cpus is 0-3, meant 1``.
         obstacle: which cgroup above or below keeps it from what is meant; empty when none does.
         rank: 0 when it runs on CPUs that belong to another container, 1 when it owns CPUs itself,
             2 otherwise.
@@ -236,7 +234,7 @@ def resync(
     annotation (the checkpoint was lost), then strangers, which are decided like new ones, in order
     of namespace, pod, container and id. A stranger that is refused keeps running unpinned: a
     running container cannot be refused any more. Somebody else's pins are judged by the cpuset that
-    the runtime has now. A stranger for which no time is left stays as it is, for `decide_late`.
+    the runtime has now. A stranger for which no time is left stays as it is, for `take_in`.
     ``in_time`` is called before each stranger; once it says no, the others are left undecided.
     """
     by_pod = pods if isinstance(pods, Pods) else Pods.of(pods)
@@ -293,15 +291,15 @@ def resync(
         held = NO_CPUS
         if container.resources.cpus:
             container, held = _as_it_runs(machine, state, pool, container)
-        asked = machine.resolve(pod, container)
+        resolved = machine.resolve(pod, container)
         if names[container.pod_id, container.name] == 1:
-            alone = left_alone(machine, state.kubelet, pod, container, now, asked)
+            alone = left_alone(machine, state.kubelet, pod, container, now, resolved)
             if alone is not None:
                 calm.append(alone)
                 continue
         decision = admit(
             machine, state, pod, container, reading, now, held,
-            running=True, asked=asked,
+            running=True, resolved=resolved,
         )  # fmt: skip
         if isinstance(decision, Refused):
             decisions.append(decision)
@@ -334,7 +332,7 @@ def resync(
         adopted=tuple(sorted(adopted)),
         repaired=repaired,
         gap=tuple(sorted(gap)),
-        gone=tuple(sorted(i for i in prior.allocations if i not in live)),
+        removed=tuple(sorted(i for i in prior.allocations if i not in live)),
         problems=tuple(problems),
         decisions=tuple(decisions),
         left_alone=tuple(calm),
@@ -380,47 +378,27 @@ def take_in(
     reading: Reading | None,
     now: float,
 ) -> Met:
-    """Decide about a container whose creation nobody told us.
+    """Decide about a container that runs and was never decided about.
 
     Runtimes whose NRI is older than 0.7 can lose the creation of a container that falls into a
-    registration (nri#63); its start tells of it. As at a synchronisation, it cannot be refused
-    any more.
+    registration (nri#63); its start tells of it. For others `resync` had no time. As at a
+    synchronisation, it cannot be refused any more.
     """
     pool = state.pool(machine.topology, machine.settings)
     seen, held = _as_it_runs(machine, state, pool, container)
     decision = admit(machine, state, pod, seen, reading, now, held, running=True)
-    if isinstance(decision, Refused):
+    if not isinstance(decision, Refused):
+        after, change = decision.state, decision.change
+    elif container.id in state.allocations:
+        return Met(decision=decision, state=state, change=NO_CHANGE)
+    else:
         after = state.with_allocation(_unpinned(pod, container, decision.reason, now))
         change = StateChange((container.id,), (pod.uid,))
-    else:
-        after, change = decision.state, decision.change
     pool = after.pool(machine.topology, machine.settings)
     own = difference(machine, after, after.allocations[container.id], pool, container)
     others = pool_updates(machine, state, after, skip=container.id)
     updates = others if own is None else (own, *others)
     return Met(decision=decision, state=after, change=change, updates=updates)
-
-
-def decide_late(
-    machine: Machine,
-    state: NodeState,
-    pod: PodSandbox,
-    container: Container,
-    reading: Reading | None,
-    now: float,
-) -> tuple[Decision, tuple[ContainerUpdate, ...]]:
-    """Decide about a stranger that `resync` had no time for.
-
-    Nothing is sent for one that is refused, since it runs already.
-    """
-    pool = state.pool(machine.topology, machine.settings)
-    container, held = _as_it_runs(machine, state, pool, container)
-    decision = admit(machine, state, pod, container, reading, now, held, running=True)
-    if isinstance(decision, Refused):
-        return decision, ()
-    pool = decision.trace.pool_after
-    own = difference(machine, decision.state, decision.allocation, pool, container)
-    return decision, decision.updates if own is None else (own, *decision.updates)
 
 
 def _ordered(pods: Pods, strangers: Iterable[Container]) -> list[tuple[PodSandbox, Container]]:

@@ -86,19 +86,12 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cpus: CPUs listed for or owned by it; empty for shared and unbound containers.
-        idle: thread siblings kept idle for it.
         owned: no other container may use ``cpus``, but those of its pod that own the same list.
         soft: ``cpus`` are a list that gives way: it runs on those of them that no container owns.
         numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
-        mems: cpuset.mems; empty means untouched.
-        charges: what is booked for it, by NUMA node.
         preferred: False when a wider set than ideal had to be taken.
-        reason: why it has what it has, one clause.
         pinned: CPUs that somebody else pinned a foreign container to, as far as we know.
         quota: the CFS quota that was asked for, kept while it is lifted; None when not lifted.
-        slots: ids of the extended resource that it holds, separated by commas.
-        mempolicy: the memory policy that the runtime was asked to start it with, if any.
-        since: Unix time in seconds at which it was decided.
         ended: Unix time in seconds at which its container ended; its CPUs are kept for the pod.
             0 while it lives.
     """
@@ -185,10 +178,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of a pod.
 
     Attributes:
-        containers: ids of its live containers.
         affinity: NUMA nodes chosen for the whole pod under scope ``pod``; None when none was.
-        affinity_preferred: whether that choice was the ideal one.
-        former: by container name.
     """
 
     uid: str
@@ -212,16 +202,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is decided on this node.
 
     Attributes:
-        serial: grows by one with every change.
-        allocations: by container id.
-        pods: by pod UID.
-        owned, idle: unions over the allocations.
         listed: CPUs of explicit lists that are neither owned nor soft, by container id.
         listed_cpus: their union; never given exclusively to somebody else.
         foreign: sets of CPUs that somebody else pinned containers to, as bits, and how many
             containers to each.
-        charges: sums by NUMA node.
-        groups: container ids by group key.
         kubelet: what the kubelet granted; not of our making, and never saved.
     """
 
@@ -246,7 +230,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         bits = topology.allowed.bits & ~(self.owned.bits | self.idle.bits)
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
-        free = bits & ~self.kubelet.taken.bits
+        free = bits & ~self.kubelet.granted.bits
         return CPUSet.from_bits(free & ~isolated(topology, settings).bits or free or bits)
 
     def grantable(self, topology: Topology, settings: Settings) -> CPUSet:
@@ -262,7 +246,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def withheld_bits(self) -> int:
         """The bits of `withheld`, to compare two states without making sets."""
-        return self.owned.bits | self.idle.bits | self.kubelet.taken.bits
+        return self.owned.bits | self.idle.bits | self.kubelet.granted.bits
 
     def with_kubelet(self, grants: KubeletGrants) -> NodeState:
         """The kubelet granted something else."""

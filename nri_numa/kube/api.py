@@ -12,8 +12,10 @@ import asyncio
 import contextlib
 import os
 import random
+import socket
 import ssl
 import time
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from email.utils import parsedate_to_datetime
@@ -48,6 +50,9 @@ _MUCH: Final = 1 << 16
 """Bytes after which there is no pause: a thousand nodes may write in a second."""
 _CHECKED: Final = 1.0
 """Seconds between two checks whether ca.crt is another file."""
+_TURNS: Final = 100
+"""Turns of the event loop that sockets have to close in after the other side's last word; they
+need three."""
 _LONGEST: Final = 30.0
 _DENIED, _MISSING, _GONE = 401, 404, 410
 
@@ -93,6 +98,7 @@ class KubeAPI:
         self._directory, self._service = Path(credentials), service
         self._wall, self._skewed = wall, skewed
         self._session: aiohttp.ClientSession | None = None
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._server = self._bearer = ""
         self._authority: tuple[int, int] = (0, 0)
         self._checked = float("-inf")
@@ -246,7 +252,7 @@ class KubeAPI:
         host = f"[{host}]" if ":" in host else host
         self._server = f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
         self._bearer = self._read_token()
-        self._authority = authority
+        self._sockets, self._authority = weakref.WeakSet(), authority
         try:
             context = ssl.create_default_context(cafile=str(file))
         except ssl.SSLError as error:
@@ -256,6 +262,7 @@ class KubeAPI:
                 ssl=context,
                 limit=CONNECTIONS,
                 keepalive_timeout=KEPT,
+                socket_factory=self._socket,
             ),
             headers={
                 "User-Agent": f"{self._service}/{__version__}",
@@ -279,8 +286,26 @@ class KubeAPI:
     async def close(self) -> None:
         """End the connections; the next request reads everything again."""
         session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        if session is None:
+            return
+        await session.close()
+        # A request that was cancelled leaves a connection that waits for the other side's farewell,
+        # and no session knows it any more.
+        open_ones = [one for one in self._sockets if one.fileno() >= 0]
+        for one in open_ones:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for _ in range(_TURNS):
+            if all(one.fileno() < 0 for one in open_ones):
+                return
+            await asyncio.sleep(0)
+
+    def _socket(self, address: tuple[Any, ...]) -> socket.socket:
+        """One of a connection, remembered as long as it lives."""
+        family, kind, protocol, *_ = address
+        made = socket.socket(family, kind, protocol)
+        self._sockets.add(made)
+        return made
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
@@ -353,8 +378,11 @@ class Watched:
     def put(self, document: Mapping[str, Any]) -> None:
         """An object exists, new or changed."""
 
+    def gone(self, key: str) -> None:
+        """An object does not exist any more."""
+
     def remove(self, document: Mapping[str, Any]) -> None:
-        """An object does not exist any more; this is its last state."""
+        """The same, where its last state is known."""
 
     def listed(self, keys: frozenset[str]) -> None:
         """These are all."""
@@ -385,6 +413,7 @@ class Watch:
         self._what = path.rpartition("/")[2]
         self._parameters = {"fieldSelector": fields} if fields else {}
         self._log = get_logger("kube")
+        self._keys: set[str] = set()
         self.synced = asyncio.Event()
         self.problem = ""
 
@@ -402,7 +431,7 @@ class Watch:
                         failures = 0
                         self._works()
                         version = found["metadata"].get("resourceVersion", version)
-                        (self._watched.remove if event == "DELETED" else self._watched.put)(found)
+                        self._changed(event, found)
             except KubeError as error:
                 if error.code in (_GONE, _MISSING):
                     version = ""
@@ -411,9 +440,7 @@ class Watch:
                     failures = 0
                     continue
                 if error.code == _MISSING:
-                    # Nothing of this kind can exist.
-                    self._watched.listed(frozenset())
-                    self.synced.set()
+                    self._listed(set())  # nothing of this kind can exist
                 code = f"{self._what}: {error.code}: " if error.code else ""
                 self._fails(f"{code}{str(error)[:300]}")
             except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -433,9 +460,25 @@ class Watch:
                 self._watched.put(document)
                 if not number % 100:
                     await asyncio.sleep(0)  # questions are answered meanwhile
+        self._listed(keys)
+        return version
+
+    def _changed(self, event: str, document: dict[str, Any]) -> None:
+        key = self._key(document)
+        if event == "DELETED":
+            self._keys.discard(key)
+            self._watched.remove(document)
+            self._watched.gone(key)
+        else:
+            self._keys.add(key)
+            self._watched.put(document)
+
+    def _listed(self, keys: set[str]) -> None:
+        for key in sorted(self._keys - keys):
+            self._watched.gone(key)
+        self._keys = keys
         self._watched.listed(frozenset(keys))
         self.synced.set()
-        return version
 
     def _works(self) -> None:
         if self.problem:

@@ -248,7 +248,7 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
     """Read it, from a path, or where it is on ``auto``; nothing on ``off``.
 
     ``config_dir`` has the drop-ins where no command line names a directory. By ``kubelet_root``,
-    the directory as we see it, our kubelet is told from others.
+    the directory as we see it, our kubelet is known among others.
     """
     if config == OFF:
         return Found()

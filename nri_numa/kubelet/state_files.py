@@ -24,7 +24,7 @@ from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import cpus_text, numa_text
 from nri_numa.text import BadQuantity, page_size
 
-# --- A file of the kubelet, read whole; whatever else is in its place makes nobody wait -----------
+# --- A file of the kubelet, read whole; nothing else in its place holds us up ---------------------
 
 
 MAX_BYTES: Final = 1 << 20
@@ -96,14 +96,14 @@ class StateFiles:
         """Of the state file of the ``cpu`` or ``memory`` manager."""
         return os.path.join(self.directory, NAMES[manager])
 
-    def look(self, cpus: CPUSet, numa_nodes: NUMASet) -> bool:
+    def refresh(self, cpus: CPUSet, numa_nodes: NUMASet) -> bool:
         """Read what changed since the last look; whether anything did: `grants`, or `problems`.
 
         Only CPUs and NUMA nodes that the machine can have are granted.
         """
         changed = self._machine != (cpus, numa_nodes)
         for manager in NAMES:
-            changed |= self._look_at(manager)
+            changed |= self._refresh_one(manager)
         if not changed:
             return False
         self._machine = cpus, numa_nodes
@@ -114,7 +114,7 @@ class StateFiles:
         self.problems = (*self._unread.values(), *odd)
         return before != (self.grants, self.problems)
 
-    def _look_at(self, manager: str) -> bool:
+    def _refresh_one(self, manager: str) -> bool:
         """Whether one file changed; it is read then."""
         path = self.path(manager)
         before = self._seen.get(manager, ())
@@ -161,7 +161,7 @@ class CPUState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: of the document, 1 to 4.
-        shared: CPUs of everybody without a grant; empty when no cpusets are set.
+        shared: CPUs of all without a grant; empty when no cpusets are set.
         entries: granted CPUs by holder.
         pods: CPUs granted to whole pods, by UID.
     """

@@ -254,11 +254,11 @@ def _has(where: str, directory: str, hierarchy: str, name: str) -> str:
 
 
 # The container went away between two reads, or its cgroup did while we had a file open.
-_GONE: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ENOTDIR))
+_MISSING: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ENOTDIR))
 
 
 class CgroupPlace(msgspec.Struct, frozen=True):
-    """Where a container's cgroup is, as the runtime told.
+    """Where a container's cgroup is, as the runtime reports.
 
     Attributes:
         cgroups_path: the OCI cgroupsPath, in the form of the cgroupfs or of the systemd driver.
@@ -361,7 +361,7 @@ class CgroupReader:
         except (OSError, ValueError):
             return ""
 
-    def is_gone(self, place: CgroupPlace) -> bool:
+    def is_removed(self, place: CgroupPlace) -> bool:
         """Whether a cgroup is not there, though what it was below can be seen from here."""
         path = relative_path(place.cgroups_path)
         top = os.path.join(self.hierarchy, path.partition("/")[0])
@@ -403,7 +403,7 @@ class CgroupReader:
         try:
             return self._read_v2(directory) if self.unified else self._read_v1(directory)
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in _MISSING:
                 return None
             raise
         except ListFormatError:
@@ -443,7 +443,7 @@ class CgroupReader:
         )
 
     def _path_of(self, pid: int) -> str:
-        """Look up the cgroup of a process, see cgroups(7); empty when it cannot be told."""
+        """Look up the cgroup of a process, see cgroups(7); empty when it is not known."""
         try:
             lines = text(f"{self._proc}/{pid}/cgroup").splitlines()
         except OSError:
@@ -527,7 +527,7 @@ class CgroupWriter:
             self.held_up(place)
             return Written(problem=f"{place.cgroups_path}: the kernel holds up writes of cpusets")
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in _MISSING:
                 return NO_CGROUP
             name = os.path.basename(error.filename or "")
             wanted = {"cpuset.cpus": cpus, "cpuset.mems": mems}.get(name, "")

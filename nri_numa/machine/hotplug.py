@@ -103,7 +103,7 @@ async def watch(
         await asyncio.get_running_loop().create_future()
         return
     loop = asyncio.get_running_loop()
-    heard = asyncio.Event()
+    burst = asyncio.Event()
 
     def readable() -> None:
         try:
@@ -112,7 +112,7 @@ async def watch(
             return
         except OSError as error:
             if error.errno == errno.ENOBUFS:
-                heard.set()  # events were lost, so anything may have changed
+                burst.set()  # events were lost, so anything may have changed
                 return
             loop.remove_reader(source.fileno())
             no_events(error, True)
@@ -121,14 +121,14 @@ async def watch(
         if (not isinstance(sender, tuple) or sender[:1] == (0,)) and concerns_cpus(
             parse_uevent(data)
         ):
-            heard.set()
+            burst.set()
 
     loop.add_reader(source.fileno(), readable)
     try:
         while True:
-            await heard.wait()
+            await burst.wait()
             await asyncio.sleep(CALM_SECONDS)
-            heard.clear()
+            burst.clear()
             await changed()
     finally:
         loop.remove_reader(source.fileno())

@@ -218,7 +218,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return CPUSet.from_bits(bits)
 
     def distance(self, a: int, b: int) -> int:
-        """SLIT distance from ``a`` to ``b``; where none is told, 10 to itself and 20 to others."""
+        """SLIT distance from ``a`` to ``b``; where none is known, 10 to itself and 20 to others."""
         try:
             return self._distances[a][b]
         except KeyError:
@@ -320,7 +320,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         quota: CFS quota in microseconds per period, `NO_QUOTA` for none; None where it was not
             read.
         above: which cgroup above leaves less of it, in words; empty when none does, or where
-            nobody looked.
+            it was not read.
     """
 
     cpus: CPUSet

@@ -1,4 +1,4 @@
-"""The PCI devices of a machine that somebody would want to be near to, and their NUMA nodes."""
+"""The PCI devices of a machine that a container may want to be near, and their NUMA nodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PCIDevice(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         address: of PCI.
         kind: what people call it.
-        vendor, device: ids of PCI, four hexadecimal digits; empty where they are not told.
+        vendor, device: ids of PCI, four hexadecimal digits; empty where they are not known.
         numa_node: None where the kernel knows none.
     """
 

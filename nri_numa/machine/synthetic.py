@@ -1,6 +1,6 @@
 """Machines made up from a few numbers, as values and as the files the kernel would show.
 
-The demo, the simulation and the tests need machines that nobody has at hand. `synthetic` builds
+The demo, the simulation and the tests need machines that are not at hand. `synthetic` builds
 the `Topology`; `sysfs_files` turns any `Topology` into the files from which
 `nri_numa.machine.sysfs.discover` reads an equal one back.
 """

@@ -103,11 +103,11 @@ def packages(cores: Mapping[int, CPUSet], online: CPUSet, number: Numbers, ids: 
 def _numbered_package(key_of: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, ...], int]:
     """A number for each key: the kernel's where that is unique, else the lowest that is free."""
     keys = list(dict.fromkeys(key_of.values()))  # in order of their lowest CPU
-    told = [k[-1] for k in keys if len(k) < 4]
+    given = [k[-1] for k in keys if len(k) < 4]
     numbers: dict[tuple[int, ...], int] = {}
-    if len(set(told)) == len(told):
+    if len(set(given)) == len(given):
         numbers = {k: k[-1] for k in keys if len(k) < 4}
-    free = (n for n in range(len(keys) + len(told) + 1) if n not in numbers.values())
+    free = (n for n in range(len(keys) + len(given) + 1) if n not in numbers.values())
     for key in keys:
         if key not in numbers:
             numbers[key] = next(free)
@@ -133,8 +133,8 @@ def stand_ins(
             if done >> i & 1:
                 continue
             directory = f"{CPU_DIR}/cpu{i}/topology"
-            told = ids(f"{directory}/{name}_list", f"{directory}/{name}")
-            bits = ((0 if told is None else told.bits) | threads.bits) & online.bits & ~done
+            found = ids(f"{directory}/{name}_list", f"{directory}/{name}")
+            bits = ((0 if found is None else found.bits) | threads.bits) & online.bits & ~done
             groups[i] = CPUSet.from_bits(bits)
             done |= bits
             socket = of_socket[socket_of[i]]
@@ -285,8 +285,8 @@ class _Discovery:
         limits = read_limits(self._tree, isolated)
         allowed = online if limits.cpus is None else online & limits.cpus
         if not allowed:
-            told = cpus_text(str(limits.cpus))
-            self._warn(f"{limits.source} allows {told}, none of them online; ignored")
+            named = cpus_text(str(limits.cpus))
+            self._warn(f"{limits.source} allows {named}, none of them online; ignored")
             allowed = online
         elif allowed != online:
             self._warn(f"{limits.source} allows only {cpus_text(allowed)} of {online}")
@@ -538,7 +538,7 @@ class _Discovery:
                 f"{agree(CPUSet(torn), 'has', 'have')} threads on several NUMA nodes; "
                 "the lowest thread's counts"
             )
-        kinds = self._kinds(siblings_of)
+        kinds = self._hybrid_cores(siblings_of)
         cores: dict[int, Core] = {}
         core_of: dict[int, int] = {}
         for i, siblings in siblings_of.items():
@@ -552,14 +552,14 @@ class _Discovery:
             core_of.update(dict.fromkeys(siblings, i))
         return cores, core_of
 
-    def _kinds(self, siblings_of: dict[int, CPUSet]) -> dict[int, CoreKind]:
+    def _hybrid_cores(self, siblings_of: dict[int, CPUSet]) -> dict[int, CoreKind]:
         """Tell performance and efficient cores apart, by core id; empty on uniform machines."""
-        told: dict[int, CoreKind] = {}
+        known: dict[int, CoreKind] = {}
         for kind, unit in ((CoreKind.PERFORMANCE, "core"), (CoreKind.EFFICIENT, "atom")):
             cpus = self._listed(f"sys/devices/cpu_{unit}/cpus", CPUSet) or NO_CPUS
-            told.update({i: kind for i in siblings_of if i in cpus})
-        if told:
-            return told
+            known.update({i: kind for i in siblings_of if i in cpus})
+        if known:
+            return known
         first = next(iter(siblings_of))
         if self._tree.exists(f"{CPU_DIR}/cpu{first}/cpu_capacity"):
             # Arm: 1024 is the fastest core at its highest frequency. Single bins differ by a few

@@ -53,7 +53,7 @@ NEEDED = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
-"""Files that describe a machine and nobody in particular; `nri-numa capture` packs only these."""
+"""Files that describe a machine and not its owner; `nri-numa capture` packs only these."""
 
 LINKS = re.compile(
     r"sys/devices/system/(cpu/cpu\d+|node/node\d+/access[01]/initiators)/node(\d+)", re.ASCII

@@ -74,7 +74,7 @@ def read_limits(tree: Tree, isolated: CPUSet) -> UsableIds:
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     cpus = _parse(CPUSet, fields.get("Cpus_allowed_list"))
     if cpus is not None and isolated:
-        cpus |= isolated - taken(partitions(tree, NO_CPUS))
+        cpus |= isolated - valid_cpus(partitions(tree, NO_CPUS))
     return UsableIds(
         cpus=cpus,
         mems=_parse(NUMASet, fields.get("Mems_allowed_list")),
@@ -98,8 +98,8 @@ def _outside(tree: Tree, mount: str, own: str) -> tuple[list[str], str]:
 
 
 def _less(limits: UsableIds, found: list[Partition]) -> UsableIds:
-    """What version 1 lets nobody else have; everything, where that would leave nothing."""
-    left = (limits.cpus or NO_CPUS) - taken(found)
+    """What version 1 leaves to others; everything, where that would leave nothing."""
+    left = (limits.cpus or NO_CPUS) - valid_cpus(found)
     return replace(limits, cpus=left) if left else limits
 
 
@@ -191,18 +191,18 @@ def read_partitions(tree: Tree, pods: Sequence[str], unexplained: CPUSet) -> tup
             found |= {one.cgroup: one for one in exclusive(tree, mount, pods)}
             continue
         walk = _Walk(deque(_below(tree, mount)), [f"{mount}/{name}" for name in pods])
-        _look(tree, mount, walk)
-        if unexplained - taken(walk.found):
+        _walk(tree, mount, walk)
+        if unexplained - valid_cpus(walk.found):
             walk.waiting.extend(walk.apart)
             walk.apart = ()
-            _look(tree, mount, walk)
+            _walk(tree, mount, walk)
         found |= {one.cgroup: one for one in walk.found}
     # A pods' cgroup that is a partition, or lies in one, has these CPUs.
     around = {name[:end] for name in pods for end in _ends(name)}
     return tuple(one for name, one in sorted(found.items()) if name not in around)
 
 
-def taken(partitions: Collection[Partition]) -> CPUSet:
+def valid_cpus(partitions: Collection[Partition]) -> CPUSet:
     """The CPUs of all that are valid."""
     bits = 0
     for one in partitions:
@@ -246,7 +246,7 @@ def sentence(partition: Partition) -> str:
     return f"{whose} to the cpuset partition {name} ({what}), containers cannot have them"
 
 
-def _look(tree: Tree, mount: str, walk: _Walk) -> None:
+def _walk(tree: Tree, mount: str, walk: _Walk) -> None:
     while walk.waiting and walk.seen < MOST:
         directory = walk.waiting.popleft()
         if directory in walk.apart:

@@ -174,7 +174,7 @@ _CGROUPS: Final = 256
 _MAPPED_PAGES: Final = re.compile(rb" N(\d{1,4})=(\d{1,18})(?![\d=])", re.ASCII)
 _PAGE_KIB: Final = re.compile(rb" kernelpagesize_kB=(\d{1,9})\b", re.ASCII)
 # A process that ended while it was read: its directory is empty, or reading says so.
-GONE: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ENODEV))
+MISSING: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ENODEV))
 
 
 class MemoryPlaces(msgspec.Struct, frozen=True):
@@ -192,7 +192,7 @@ class MemoryPlaces(msgspec.Struct, frozen=True):
 
 
 class Unknown(Exception):
-    """What a container has cannot be told; the message is the reason."""
+    """What a container has is not known; the message is the reason."""
 
 
 def memory_places(
@@ -265,7 +265,7 @@ def _counted(
             with open(path, "rb") as file:
                 text = file.read(_READ_BYTES).decode("ascii", "replace")
         except OSError as error:
-            if error.errno not in GONE:
+            if error.errno not in MISSING:
                 why_not = f"{NUMA_STAT} cannot be read: {error.strerror}"
             continue
         found = memory_by_numa_node(text, unified=unified, page_size=page_size)
@@ -300,7 +300,7 @@ def _mapped(
         found = _map_of(pid, proc, why_not, until, clock)
         if found is not None:
             by_process[pid] = found
-    # A number may have become somebody else's between the list and the reading.
+    # A number may have become another process's between the list and the reading.
     still = processes_of(directory)
     total: dict[int, int] = {}
     for pid, found in by_process.items():
@@ -333,7 +333,7 @@ def _map_of(
                     )
             mapped_by_numa_node(rest, found)
     except OSError as error:
-        if error.errno in GONE:
+        if error.errno in MISSING:
             if os.path.exists(f"{proc}/{pid}/maps") and not os.path.exists(
                 f"{proc}/{pid}/{NUMA_MAPS}"
             ):

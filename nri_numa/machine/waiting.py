@@ -20,7 +20,7 @@ import msgspec
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.model import Topology
 from nri_numa.machine.tree import CPU_DIR, Tree
-from nri_numa.machine.usage import GONE, Unknown, processes_of
+from nri_numa.machine.usage import MISSING, Unknown, processes_of
 
 PRESSURE: Final = "cpu.pressure"
 SCHEDSTAT: Final = "schedstat"
@@ -87,7 +87,7 @@ def tasks_waiting(
 ) -> float | None:
     """How many threads waited for a CPU on average between two readings; None when none tells.
 
-    Threads that were there at one of them only are left out: nobody knows how long they waited.
+    Threads that were there at one of them only are left out: how long they waited is not known.
     """
     grown = [
         waited - before[thread]
@@ -115,7 +115,7 @@ def _pressure(reader: CgroupReader, directory: str, root: str) -> float:
         with open(path, "rb") as file:
             text = file.read(_READ_BYTES).decode("ascii", "replace")
     except OSError as error:
-        if error.errno in GONE:
+        if error.errno in MISSING:
             raise Unknown(why_not) from error
         # With psi=0 on the kernel's command line the file is there and cannot be opened.
         raise Unknown(f"{PRESSURE} cannot be read: {error.strerror}") from error
@@ -139,9 +139,9 @@ def _threads(
         for thread in _listed(proc, pid):
             if len(found) >= THREADS:
                 raise Unknown(f"it has more than the {THREADS} threads that are read")
-            told = _thread(f"{proc}/{pid}/task/{thread}/{SCHEDSTAT}")
-            if told is not None:
-                found[thread], times = told
+            read = _thread(f"{proc}/{pid}/task/{thread}/{SCHEDSTAT}")
+            if read is not None:
+                found[thread], times = read
                 turns += times
             elif os.path.exists(f"{proc}/{pid}/task/{thread}/stat"):
                 silent += 1
@@ -163,7 +163,7 @@ def _listed(proc: str, pid: int) -> list[int]:
     try:
         return sorted(int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit())
     except OSError as error:
-        if error.errno in GONE:
+        if error.errno in MISSING:
             return []
         raise Unknown(f"threads of process {pid} cannot be listed: {error.strerror}") from error
 
@@ -174,7 +174,7 @@ def _thread(path: str) -> tuple[float, int] | None:
         with open(path, "rb", buffering=0) as file:
             match = _SCHEDSTAT.match(file.read(_READ_BYTES).strip())
     except OSError as error:
-        if error.errno in GONE:
+        if error.errno in MISSING:
             return None
         raise Unknown(f"{SCHEDSTAT} of a thread cannot be read: {error.strerror}") from error
     return (int(match[2]) / 1e9, int(match[3])) if match else None
@@ -195,7 +195,7 @@ class CPUTimes(msgspec.Struct, frozen=True):
     Attributes:
         steal: by CPU, ``(stolen, total)`` ticks since the machine started; empty where the kernel
             does not count steal.
-        waited: by CPU, the seconds that tasks waited for it since then; empty where not told.
+        waited: by CPU, the seconds that tasks waited for it since then; empty where not known.
     """
 
     steal: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
@@ -319,8 +319,7 @@ def frequencies(tree: Tree, topology: Topology) -> dict[int, float]:
     for i, numa_node in topology.numa_nodes.items():
         cpus = list(numa_node.cpus)
         step = max(1, -(-len(cpus) // MOST))
-        told = [_hertz(tree, cpu) for cpu in cpus[::step]]
-        known = [hertz for hertz in told if hertz]
+        known = [hertz for cpu in cpus[::step] if (hertz := _hertz(tree, cpu))]
         if known:
             found[i] = sum(known) / len(known)
     return found

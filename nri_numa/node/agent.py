@@ -22,7 +22,7 @@ from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resize
 from nri_numa.engine.explain.explanation import Grounds, grounds
 from nri_numa.engine.others import overlapping
 from nri_numa.engine.resize import resize
-from nri_numa.engine.resync import decide_late, resync, take_in, without_answer
+from nri_numa.engine.resync import resync, take_in, without_answer
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -393,12 +393,12 @@ class Agent:
         reader = self._cgroups.reader
         pods = {a.pod_id for a in kept}
         self._sandboxes = {i: place for i, place in self._sandboxes.items() if i in pods}
-        gone = {i for i, place in self._sandboxes.items() if reader.is_gone(place)}
+        gone = {i for i, place in self._sandboxes.items() if reader.is_removed(place)}
         waiting = [a for i in self.starting if (a := self.state.allocations.get(i))]
         latest_start = self._now() - max(seconds, START_SECONDS)
         late = [
             a for a in waiting
-            if a.since <= latest_start and reader.is_gone(self.places[a.container_id])
+            if a.since <= latest_start and reader.is_removed(self.places[a.container_id])
         ]  # fmt: skip
         self._let_go([a for a in kept if a.ended <= latest or a.pod_id in gone] + late)
         for allocation in late:  # should it start after all, it is met then
@@ -472,9 +472,8 @@ class Agent:
         known = self.state.allocations.get(container.id)
         if known is None or known.preferred:
             return  # it is gone, or was decided about since
-        decision, updates = decide_late(
-            self.machine, self.state, pod, container, self._readings.memory, self._now()
-        )
+        met = take_in(self.machine, self.state, pod, container, self._readings.memory, self._now())
+        decision = met.decision
         if isinstance(decision, Refused):
             self._refused(decision, running=True)
             return
@@ -484,7 +483,7 @@ class Agent:
             self._metrics.gap_containers.inc()
         self._admitted(decision, gap=gap)
         self._check_if_foreign(decision.allocation)
-        self._remember(updates)
+        self._remember(met.updates)
         self._mark(container.id)
 
     # --- changes of our own ----------------------------------------------------------------------
@@ -872,7 +871,7 @@ class Agent:
                 self._refused(decision, running=True)
         for allocation, trace in outcome.resized:
             self._resized(allocation, trace, known.get(allocation.container_id))
-        for container_id in outcome.gone:
+        for container_id in outcome.removed:
             self._forget(container_id)
         self._foreign.doubt(outcome)
         self._tasks.add(self._check_foreign)

@@ -107,7 +107,7 @@ class BesideKubelet:
     def refresh_kubelet_grants(self) -> None:
         """Take over what the kubelet granted since the last look."""
         topology = self._agent.machine.topology
-        if not self._files.look(topology.possible, topology.numa_ids):
+        if not self._files.refresh(topology.possible, topology.numa_ids):
             return
         before, after = self._agent.state.kubelet, self._files.grants
         if after != before:
@@ -118,21 +118,21 @@ class BesideKubelet:
         self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]
     ) -> None:
         self._watch.judge({"cpu": after.cpu_policy, "memory": after.memory_policy})
-        self._metrics.kubelet_granted.set(len(after.taken))
+        self._metrics.kubelet_granted.set(len(after.granted))
         self._metrics.kubelet_state_problems.set(len(problems))
         new = frozenset(problems) - self._said
         self._said = frozenset(problems)
         for problem in sorted(new):
             log.warning("the kubelet's state is not understood", problem=problem)
-        if after.taken != before.taken:
+        if after.granted != before.granted:
             log.info(
                 "the kubelet's exclusive CPUs changed",
-                cpus=str(after.taken),
-                before=str(before.taken),
+                cpus=str(after.granted),
+                before=str(before.granted),
                 containers=len(after.cpus) + len(after.pods),
             )
-        owned = after.taken & self._agent.state.owned
-        if owned and owned != before.taken & self._agent.state.owned:
+        owned = after.granted & self._agent.state.owned
+        if owned and owned != before.granted & self._agent.state.owned:
             log.warning(
                 "the kubelet granted CPUs that are exclusive to a container of ours",
                 cpus=str(owned),

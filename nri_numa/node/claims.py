@@ -82,7 +82,7 @@ class ClaimBook:
         *,
         records: str,
         cdi: str,
-        asker: handover.Asker,
+        asker: handover.HandoverClient,
         agent: Agent,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -279,7 +279,7 @@ def claim_book(config: AgentConfig, node: str, agent: Agent) -> ClaimBook | None
         node,
         records=os.path.join(config.state_dir, "claims"),
         cdi=config.dra.cdi_directory,
-        asker=handover.Asker(config.dra.handover),
+        asker=handover.HandoverClient(config.dra.handover),
         agent=agent,
     )
 

@@ -192,7 +192,7 @@ class Daemon:
             metrics,
             self,
             reject_on_error=config.on_internal_error is InternalErrorAnswer.REJECT,
-            unmatched=self.unmatched,
+            annotations=self.unmatched,
             devices=self._device_watch,
             claims=self._claims,
             pending=self._pending_pods,
@@ -368,7 +368,7 @@ class Daemon:
                 # stop of what is older than they are either. It opens its socket only after its
                 # plugins are up, so the first tries may fail.
                 look_in -= 1
-                if look_in <= 0 and not await self.link.look():
+                if look_in <= 0 and not await self.link.refresh():
                     look_in = BLIND_EVERY
             self.runtime.check_answers(parse_duration(self.config.runtime.hung_after))
             self.notifier.watchdog()

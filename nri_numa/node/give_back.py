@@ -215,7 +215,7 @@ def _one(
     # What the kubelet sent, which does not send it again: the grant, or what is granted to nobody.
     grants = prior.kubelet
     granted = grants.cpus_of(pod.uid, container.name, container.id)
-    every = granted or everything.allowed - grants.taken or everything.allowed
+    every = granted or everything.allowed - grants.granted or everything.allowed
     # An empty text is no cpuset of its own, and one that nobody can read was not written by us.
     entry = replace(
         entry,
@@ -313,7 +313,7 @@ async def release(
         prior, damaged = state_from(entries)
         problems += damaged
         kubelet = StateFiles(config.kubelet_root)
-        kubelet.look(topology.possible, topology.numa_ids)
+        kubelet.refresh(topology.possible, topology.numa_ids)
         problems += kubelet.problems
         prior = prior.with_kubelet(kubelet.grants)
         planned = await _exchange(config, machine, prior, dry_run, timeout, waiting)

@@ -63,7 +63,7 @@ class AgentHandler:
     Args:
         reject_on_error: answer a bug of ours with an error, which fails the creation, instead of an
             empty adjustment.
-        unmatched: follows the container names in annotations.
+        annotations: follows the container names in annotations.
         devices: knows the devices of containers; None where they do not count.
         claims: knows the ResourceClaims of containers; None where there are none.
         pending: pods without a container yet; None where they are not published.
@@ -79,7 +79,7 @@ class AgentHandler:
         observer: LinkObserver | None = None,
         *,
         reject_on_error: bool = False,
-        unmatched: UnmatchedAnnotations | None = None,
+        annotations: UnmatchedAnnotations | None = None,
         devices: DeviceWatch | None = None,
         claims: ClaimBook | None = None,
         pending: PendingPods | None = None,
@@ -89,7 +89,7 @@ class AgentHandler:
         self._agent = agent
         self._metrics = metrics
         self._observer = observer
-        self._unmatched = unmatched
+        self._annotations = annotations
         self._devices = devices
         self._claims = claims
         self._pending = pending
@@ -118,10 +118,10 @@ class AgentHandler:
             self._failed.clear()
             if self._pending is not None:
                 self._pending.retain(pods.uids.keys())
-            if self._unmatched is not None:
-                self._unmatched.kept(pods.uids.values())
+            if self._annotations is not None:
+                self._annotations.kept(pods.uids.values())
                 named = (c for c in containers if c.pod_id in pods)
-                self._unmatched.saw((pods[c.pod_id], c.name) for c in named)
+                self._annotations.saw((pods[c.pod_id], c.name) for c in named)
             if self._devices is not None:
                 self._devices.kept([pods[pod_id] for pod_id in pods.uids])
             if not self.reads_mentions:
@@ -136,8 +136,8 @@ class AgentHandler:
             raise RequestRefused("InvalidRequest: the container has no id, expected the runtime's")
         with operation():
             self._pod_uids[pod.id] = pod.uid
-            if self._unmatched is not None:
-                self._unmatched.saw([(pod, container.name)])
+            if self._annotations is not None:
+                self._annotations.saw([(pod, container.name)])
             try:
                 answer = self._agent.create_container(*self._with_devices(pod, container))
             except Exception:
@@ -155,12 +155,12 @@ class AgentHandler:
             return answer.adjustment, answer.updates
 
     def update_container(
-        self, pod: PodSandbox, container: Container, asked: Resources
+        self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Sequence[ContainerUpdate]:
         """Judge new resources."""
         with operation():
             pod, container = self._with_devices(pod, container)
-            outcome = self._agent.update_container(pod, container, asked)
+            outcome = self._agent.update_container(pod, container, requested)
             if isinstance(outcome, Refused):
                 raise _refusal(outcome)
             return outcome.updates if outcome.own is None else (outcome.own, *outcome.updates)
@@ -212,10 +212,10 @@ class AgentHandler:
         with operation():
             uid = self._pod_uids.pop(pod.id, pod.uid)
             self._agent.remove_pod(uid, pod.id)
-            if self._unmatched is not None:
-                self._unmatched.gone(uid)
+            if self._annotations is not None:
+                self._annotations.gone(uid)
             if self._devices is not None:
-                self._devices.gone(pod.id)
+                self._devices.removed(pod.id)
 
     def _with_devices(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
         """Pod and container with what is known of the container's devices and claims."""

@@ -86,7 +86,7 @@ class LateStarts:
         cpus, mems = self._agent.cpus_of(allocation), str(allocation.mems)
         return (cpus, mems) if cpus or mems else None
 
-    def gone(self, container_id: str) -> None:
+    def ended(self, container_id: str) -> None:
         """It ended."""
         if container_id in self._known:
             self._known = {i: s for i, s in self._known.items() if i != container_id}

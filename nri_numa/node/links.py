@@ -17,10 +17,10 @@ from nri_numa.engine.values.workload import (
 )
 from nri_numa.node.agent import Agent
 from nri_numa.node.handler import AgentHandler
-from nri_numa.nri.wire.versions import parse_version, push_path
+from nri_numa.nri.wire.versions import PushPath, parse_version, push_path
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.runtime import LinkState, PushPath, PushResult, RuntimeInfo, RuntimeLink
+from nri_numa.runtime import LinkState, PushResult, RuntimeInfo, RuntimeLink
 
 if TYPE_CHECKING:
     from nri_numa.cri.link import CRILink

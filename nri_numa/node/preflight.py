@@ -552,7 +552,7 @@ def kubelet(
         )
     files = StateFiles(str(directory))
     if topology is not None:
-        files.look(topology.possible, topology.numa_ids)
+        files.refresh(topology.possible, topology.numa_ids)
     for problem in files.problems:
         yield _warn(
             "kubelet",
@@ -571,7 +571,7 @@ def _policies(
     cpu = grants.cpu_policy or (facts.cpu_policy if facts else "")
     memory = grants.memory_policy or (facts.memory_policy if facts else "")
     if cpu == "static":
-        held = f"; {cpus_text(grants.taken)} granted now" if grants.taken else ""
+        held = f"; {cpus_text(grants.granted)} granted now" if grants.granted else ""
         yield _warn(
             "kubelet",
             f"its CPU manager policy is static: it pins Guaranteed pods itself{held}",

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, convert
 from msgspec.structs import asdict
 
-from nri_numa.engine.accounting import largest, offer, together
+from nri_numa.engine.accounting import largest, slot_capacity, together
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
 from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
@@ -156,7 +156,7 @@ class LiveView:
             wider=counts.wider,
             differing=len(known),
             intruders=sum(one.intruder for one in known.values()),
-            kubelet_cpus=str(agent.state.kubelet.taken),
+            kubelet_cpus=str(agent.state.kubelet.granted),
             contested=len(kubelet.contests) if kubelet is not None else 0,
             link=Link(
                 state=link.state,
@@ -678,7 +678,7 @@ def _facts(
             charge=state.charge(i),
             exclusive=node.cpus & state.owned,
             idle=node.cpus & state.idle,
-            kubelet=(node.cpus & state.kubelet.taken) - state.owned - state.idle,
+            kubelet=(node.cpus & state.kubelet.granted) - state.owned - state.idle,
             shared=node.cpus & pool,
             cpu_total=machine.cpu_total.get(i, 0),
             cpu_left=cpu_left.get(i, 0),
@@ -747,7 +747,7 @@ def slots_document(machine: Machine, state: NodeState, reason: str) -> Slots:
 
     ``reason`` is why nothing is to be counted on now; empty when nothing speaks against it.
     """
-    offered = offer(machine, state)
+    offered = slot_capacity(machine, state)
     return Slots(
         serial=state.serial,
         ready=not reason,
@@ -904,7 +904,7 @@ def kubelet_document(agent: Agent, beside: BesideKubelet) -> Kubelet:
         memory_policy=grants.memory_policy,
         override=settings.kubelet_override.value,
         shared_cpus=str(shown),
-        granted_cpus=str(grants.taken),
+        granted_cpus=str(grants.granted),
         grants=tuple(_grants(agent)),
         contests=tuple(
             convert(one, KubeletContest, from_attributes=True)

@@ -48,6 +48,7 @@ from nri_numa.nri.wire.session import PluginSession, SessionLimits
 from nri_numa.nri.wire.versions import (
     AGENT_EVENTS,
     Event,
+    PushPath,
     identity_problem,
     push_path,
     synchronizes_launched_plugins,
@@ -58,7 +59,6 @@ from nri_numa.runtime import (
     AnswerWatch,
     LinkState,
     Planner,
-    PushPath,
     PushResult,
     RefusedForGood,
     RequestRefused,
@@ -557,7 +557,7 @@ class NRILink:
             raise LocalProtocolError("push() from inside a handler would block the runtime")
         return self._push(tuple(updates))
 
-    async def look(self) -> str:
+    async def refresh(self) -> str:
         """Synchronise through a second registration: for launched plugins before NRI 0.7.
 
         Such a runtime tells a plugin that it launched nothing of what runs already, and sends no
@@ -569,16 +569,14 @@ class NRILink:
             return detail or await self._register("look", self._handler.synchronize)
 
     async def _push(self, updates: tuple[ContainerUpdate, ...]) -> PushResult:
-        loop = asyncio.get_running_loop()
-        called = loop.time()
-        path, detail = self._push_path()
         if not updates:
-            return PushResult(ok=True, path=path)
+            return PushResult()
+        loop = asyncio.get_running_loop()
         async with self._push_lock:
             wait = self._last_push + self._settings.push_interval - loop.time()
             if wait > 0:
                 await asyncio.sleep(wait)
-            # Looked at after every wait: the link may have broken, or another runtime come up.
+            # Read after every wait: the link may have broken, or another runtime come up.
             path, detail = self._push_path()
             if not detail and path is PushPath.ONE_SHOT:
                 detail = await self._wait_until_quiet()
@@ -592,7 +590,7 @@ class NRILink:
                         detail = await self._register("push", lambda pods, containers: updates)
                 finally:
                     self._last_push = loop.time()
-        return PushResult(ok=not detail, path=path, detail=detail, seconds=loop.time() - called)
+        return PushResult(detail)
 
     def _push_path(self) -> tuple[PushPath, str]:
         """Return how to push now, and why not when that is impossible."""

@@ -100,7 +100,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits for `ended`."""
+        """Resolve `ended`."""
         self._session.receive_eof()
         if not self.ended.done():
             if self._ending is None:

@@ -237,7 +237,7 @@ class DecisionTeller:
             adopted=len(outcome.adopted),
             gap=gap,
             repaired=len(outcome.repaired),
-            gone=len(outcome.gone),
+            gone=len(outcome.removed),
             updates=len(outcome.updates),
         )
 

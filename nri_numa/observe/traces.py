@@ -178,9 +178,9 @@ def _cut(text: str, longest: int = LONGEST) -> str:
 
 
 def _shortened(basis: Basis) -> Basis:
-    asked = basis.asked
+    asked = basis.requested
     return basis._replace(
-        asked=None
+        requested=None
         if asked is None
         else {key: (_cut(value), _cut(source)) for key, (value, source) in asked.items()},
         steps=tuple([_cut(step, LONGEST_STEP) for step in basis.steps]),
@@ -207,7 +207,7 @@ def _packed_alignment(
                 available=_available(basis, demand),
                 required=str(demand.required),
                 share=demand.share,
-                no_wish=demand.nothing_is_no_wish,
+                no_wish=demand.empty_is_nil,
                 unit=demand.unit,
             )
         )
@@ -271,7 +271,7 @@ def _alignment(
                 sockets=None if sockets is None else dict(_ids(sockets)),  # type: ignore[arg-type]
                 near={i: NUMASet.from_bits(bits) for i, bits in near.items()},
                 share=need.share,
-                nothing_is_no_wish=need.no_wish,
+                empty_is_nil=need.no_wish,
                 unit=need.unit,
             )
         )

@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_numa.engine.place.memory import KEY, pages_name, without_nodes
-from nri_numa.engine.request.annotations import PLACED, asked_by_pod, read_placed, resolve
+from nri_numa.engine.request.annotations import PLACED, by_annotation, read_placed, resolve
 from nri_numa.engine.request.demand import SLOTS, Demand, demand, with_slots, with_static_cpus
 from nri_numa.engine.state import NOTHING, Charge
 from nri_numa.engine.values.settings import Settings
@@ -185,7 +185,7 @@ def _policy_without_nodes(requested: Requested) -> bool:
         requested.mempolicy.on_nodes
         and (requested.leave_alone or listed)
         and requested.on_failure is not OnFailure.UNPINNED
-        and asked_by_pod(requested, KEY)
+        and by_annotation(requested, KEY)
     )
 
 

@@ -131,14 +131,10 @@ class NodeWatcher(Watched):
         if self._nodes.put(name, known):
             self._waker.more_room(name)
 
-    def remove(self, document: Mapping[str, Any]) -> None:
+    def gone(self, key: str) -> None:
         """An object does not exist any more."""
-        self._forget(name_of(document))
-
-    def listed(self, keys: frozenset[str]) -> None:
-        """These are all."""
-        for name in self._nodes.names - keys:
-            self._forget(name)
+        self._fresh.gone(key)
+        self._nodes.remove(key)
 
     def tick(self) -> None:
         """Time has passed."""
@@ -151,10 +147,6 @@ class NodeWatcher(Watched):
                     remedy="look at nri-numa publish of that node",
                 )
                 self._nodes.put(name, replace(known, silent=True))
-
-    def _forget(self, name: str) -> None:
-        self._fresh.gone(name)
-        self._nodes.remove(name)
 
 
 class PodWatcher(Watched):

@@ -320,7 +320,7 @@ def _settings(random: Random, topology: Topology) -> Settings:
         cores=random.choice(list(PreferredCores)),
         memory_only_nodes=memory_only,
         lift_quota=random.random() < 0.8,
-        tell_environment=random.random() < 0.8,
+        set_environment=random.random() < 0.8,
         permissions=(Permission(name="permissions[0]", unpaid_cpus=True),)
         if random.random() < 0.3
         else (),

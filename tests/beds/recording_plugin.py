@@ -90,10 +90,10 @@ class RecordingPlugin:
         return answer
 
     def update_container(
-        self, pod: PodSandbox, container: Container, asked: Resources
+        self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Sequence[ContainerUpdate]:
         self._happened("UpdateContainer", container)
-        answer: Sequence[ContainerUpdate] = self._call("update_container", (), container, asked)
+        answer: Sequence[ContainerUpdate] = self._call("update_container", (), container, requested)
         return answer
 
     def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:

@@ -289,7 +289,7 @@ class World:
         """
         cpus = {(f"uid-{p}", c): CPUSet.parse(text) for (p, c), text in (granted or {}).items()}
         before = self.agent.state.kubelet
-        taken = KubeletGrants(cpus=cpus).taken
+        taken = KubeletGrants(cpus=cpus).granted
         now = self.topology.online - taken
         nodes = {(f"uid-{p}", c): NUMASet.parse(text) for (p, c), text in (mems or {}).items()}
         if reserved:
@@ -451,7 +451,7 @@ class World:
                     assert not self.cpus(container_id) & other.cpus, (
                         f"{container_id} may run on CPUs that {other_id} owns"
                     )
-            theirs = state.kubelet.taken - allocation.cpus
+            theirs = state.kubelet.granted - allocation.cpus
             assert self._observe or not self.cpus(container_id) & theirs, (
                 f"{container_id} may run on CPUs that the kubelet granted"
             )

@@ -120,7 +120,7 @@ def hints_of(demands: Sequence[HintDemand], numa_ids: NUMASet) -> list[HintList]
                 and (d is demand or (d.share is not None and d.share == demand.share))
             ]
             answer = _quantity_hints(together, machine)
-            if not answer and any(d.nothing_is_no_wish for d in together):
+            if not answer and any(d.empty_is_nil for d in together):
                 answer = None
         if answer is None:
             lists.append([(None, True)])

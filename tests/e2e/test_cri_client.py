@@ -41,11 +41,11 @@ def test_reads_and_moves_a_container(containerd: Containerd, cri: CRI) -> None:
             assert (resources.cpus, resources.mems) == (LAST, "0")
             failed = await client.update(ContainerUpdate(container.id, "4000"))
             assert failed is not None
-            assert not failed.gone
+            assert not failed.unknown
             absent = "f" * 64
             failed = await client.update(ContainerUpdate(absent, "1"))
             assert failed is not None
-            assert failed.gone
+            assert failed.unknown
             assert await client.container_status(absent) is None
 
     asyncio.run(use())

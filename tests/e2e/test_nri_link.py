@@ -69,7 +69,7 @@ class Handler:
         return adjustment, updates(self.on_create)
 
     def update_container(
-        self, pod: PodSandbox, container: Container, asked: WantedResources
+        self, pod: PodSandbox, container: Container, requested: WantedResources
     ) -> Sequence[ContainerUpdate]:
         self.calls.append("update")
         return ()

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import nri_numa.dra.handover
 import nri_numa.node.claims
-from nri_numa.dra.handover import Asker, Teller
+from nri_numa.dra.handover import HandoverClient, HandoverServer
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.synthetic import synthetic
@@ -84,7 +84,7 @@ class Place:
         self.cdi.mkdir()
         # Of somebody else, and never to be touched.
         (self.cdi / "gpu.example.com.json").write_text("{}")
-        self.teller = Teller(str(self.handover))
+        self.teller = HandoverServer(str(self.handover))
         self.document = claim(result(), result(device="numa0", shareID="s-2"))
 
     def book(self) -> ClaimBook:
@@ -94,7 +94,7 @@ class Place:
             settings=Settings(),
             key=b"signs annotations",
         )
-        asker = Asker(
+        asker = HandoverClient(
             str(self.handover), patience=PATIENCE_S, sleep=lambda seconds: time.sleep(0.001)
         )
         return ClaimBook(

@@ -80,9 +80,9 @@ async def test_it_can_look_by_a_second_registration(tmp_path: Path) -> None:
         serving = asyncio.create_task(link.run())
         await runtime.adopt(ours, name="numapin", index="10")
         await eventually(lambda: link.state is LinkState.ACTIVE)
-        assert await link.look() == ""
+        assert await link.refresh() == ""
         assert link.state is LinkState.ACTIVE
-    assert "connection refused" in (await link.look()).lower()
+    assert "connection refused" in (await link.refresh()).lower()
     await asyncio.wait_for(serving, 180)
     assert [entry for entry in plugin.log if entry.startswith("Synchronize")]
 

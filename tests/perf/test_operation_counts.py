@@ -239,7 +239,7 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
     """Counting, logging, packing the trace: the seven requests of a pod that shares CPUs."""
     node = Node(100, policy="best-effort", later=loop.call_soon)
     watch = UnmatchedAnnotations(node.agent, StillClock(later=loop.call_soon))
-    handler = AgentHandler(node.agent, Metrics("test"), unmatched=watch)
+    handler = AgentHandler(node.agent, Metrics("test"), annotations=watch)
     requests = NRIRequests(handler)
 
     def life(name: str) -> int:
@@ -361,7 +361,7 @@ def test_a_container_that_asks_for_nothing_costs_little_for_its_mark() -> None:
     assert calls(create) <= UNBOUND_CALLS
 
 
-UNBOUND_CALLS = 133
+UNBOUND_CALLS = 135
 
 
 def test_a_synchronized_container_costs_a_fixed_number_of_calls() -> None:

@@ -22,7 +22,7 @@ from nri_numa.engine.request.annotations import placed_text
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy
-from nri_numa.kube.api import name_of, uid_of
+from nri_numa.kube.api import uid_of
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.view import zones_document
@@ -111,7 +111,6 @@ class Cluster:
         self.candidates = CandidateIndex(self.known, Strategy.SPREAD)
         last = self.nodes.entries[-1][1]
         watched.topologies.put(last)
-        watched.topologies.listed(frozenset({name_of(last)}))
         pending = [one.document for one in self.pods if not one.left]
         for document in pending:
             watched.pods.put(document)

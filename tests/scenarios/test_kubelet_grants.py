@@ -345,7 +345,7 @@ def test_after_a_gap_the_kubelets_are_still_the_kubelets(restart: bool) -> None:
     world.place(of, container(of, wants=sent("2-3")))
     if restart:
         world.boot()
-        assert world.agent.state.kubelet.taken == NO_CPUS
+        assert world.agent.state.kubelet.granted == NO_CPUS
         world.kubelet({("g", APP): "2-3"})
     world.synchronize()
     assert shown(world, "g-app") == "kubelet"

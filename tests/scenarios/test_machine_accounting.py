@@ -7,7 +7,7 @@ import re
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import take_within
-from nri_numa.engine.cpus.allocator import NotEnoughCPUs, Taken, TakeRequest
+from nri_numa.engine.cpus.allocator import ChosenCPUs, NotEnoughCPUs, TakeRequest
 from nri_numa.engine.decision import Machine, Refused
 from nri_numa.engine.state import Charge, NodeState
 from nri_numa.engine.values.settings import CPUAmount, Limits, Settings
@@ -118,10 +118,10 @@ def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
         count=4, available=topology.online, affinity=NUMASet([0, 1]), smt=SMT.FULL_CORE
     )
     taken = take_within(machine, request, {0: 1, 1: 8})
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, ChosenCPUs)
     assert str(taken.cpus) == "8-11"
     some = take_within(machine, replace(request, count=10), {0: 2, 1: 8})
-    assert isinstance(some, Taken)
+    assert isinstance(some, ChosenCPUs)
     assert len(some.cpus & topology.numa_nodes[0].cpus) == 2
 
 

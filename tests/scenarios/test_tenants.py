@@ -194,8 +194,8 @@ def test_what_is_ignored_is_said_and_the_rest_counts() -> None:
         "cpus 'exclusive' (annotation numa.kubernetes.io/cpus) is ig"
     )
     assert known.basis.steps[1].startswith("smt 'isolate'")
-    assert known.basis.asked is not None
-    assert known.basis.asked["smt"][1] == "rule 1", "the next weaker source gets its chance"
+    assert known.basis.requested is not None
+    assert known.basis.requested["smt"][1] == "rule 1", "the next weaker source gets its chance"
 
 
 def test_what_is_ignored_is_logged(caplog: pytest.LogCaptureFixture) -> None:

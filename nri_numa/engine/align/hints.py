@@ -189,7 +189,6 @@ class Quantity(msgspec.Struct, frozen=True):
     """What a mask must have enough of.
 
     Attributes:
-        need: the amount.
         amounts: by NUMA node, what it has by itself; positive ones.
         parts: masks and amounts, where some count for several NUMA nodes and once for a mask that
             holds any of these: a device on two of them, memory that serves two. Else None.
@@ -395,14 +394,10 @@ class Hints:
     by sums. The exceptions are the memory groups of the kubelet.
 
     Attributes:
-        universe: NUMA nodes that masks are made of.
-        free: quantities by what is available.
-        required: NUMA nodes in every mask.
         alone: NUMA nodes that are a mask of one.
         groups: group rule, NUMA node with assignments to its group's mask; None without the rule.
         sockets: with ``align-by-socket``, one mask for each socket.
         nil: there is a hint without mask: True preferred, False not preferred; None none.
-        width: of preferred hints.
     """
 
     universe: int = 0
@@ -486,7 +481,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True):
         assigned: NUMA nodes with assignments, for the group rule.
         near: NUMA nodes in ``capacity`` that are no part of masks themselves (memory without CPUs)
             to those that they serve: they count for a mask that holds any of these.
-        nothing_is_no_wish: when no mask suits, answer *no wish* instead of *impossible*. The
+        empty_is_nil: when no mask suits, answer *no wish* instead of *impossible*. The
             kubelet's memory manager does, and fails at allocation.
     """
 
@@ -500,7 +495,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True):
     assigned: NUMASet = NO_NUMA_NODES
     near: Mapping[int, NUMASet] = msgspec.field(default_factory=dict)
     share: str | None = None
-    nothing_is_no_wish: bool = False
+    empty_is_nil: bool = False
     unit: str | None = None
 
     def quantity(self, amounts: Amounts, universe: int) -> Quantity:
@@ -545,7 +540,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True):
                     by_socket[socket] = by_socket.get(socket, 0) | 1 << i
             found.sockets = tuple(by_socket.values())
         if not found.possible():
-            found.nil = any(d.nothing_is_no_wish for d in demands)
+            found.nil = any(d.empty_is_nil for d in demands)
         return found
 
     def amounts(self, numa_ids: NUMASet) -> Iterable[tuple[int, int, int]]:
@@ -684,11 +679,11 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
         mask = self.preferred()
         if mask is not None:
             return mask, True
-        asking = [f for f in self.lists if f.nil is None]
-        if not asking or self.single:
+        lists = [f for f in self.lists if f.nil is None]
+        if not lists or self.single:
             return self.machine, False
         if len(self.order.nodes) > EXACT_UPTO:
-            mask = self._cover(asking, lambda m: all(f.untied(m) for f in asking)).narrowest(
+            mask = self._cover(lists, lambda m: all(f.untied(m) for f in lists)).narrowest(
                 self.order, self.distances, self.steps
             )
             return (self.machine if mask is None else mask), False
@@ -705,21 +700,21 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
 
         Preferred masks of a list have one width, with socket alignment several.
         """
-        asking = [f for f in self.lists if f.nil is not True]
-        for f in asking:
+        lists = [f for f in self.lists if f.nil is not True]
+        for f in lists:
             if f.nil is False:
                 return None
-        if not asking:
+        if not lists:
             return None if self.machine in but else self.machine
-        widths = {f.width for f in asking if not (f.sockets and f.aligned_sockets)}
+        widths = {f.width for f in lists if not (f.sockets and f.aligned_sockets)}
         if len(widths) > 1:
             return None
         if self.single or widths <= {1}:
             alone = self.machine
-            for f in asking:
+            for f in lists:
                 alone &= f.alone
             ones = [i for i in self.order.nodes if alone >> i & 1]
-            for f in asking:
+            for f in lists:
                 if f.width != 1:
                     ones = [i for i in ones if f.prefers_width(1 << i)]
             if but:
@@ -729,8 +724,8 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
                 far = [self.distances.here(i) for i in ones] if self.distances else [0]
                 return 1 << ones[far.index(min(far))]
         cover = self._cover(
-            asking,
-            lambda m: m not in but and all(f.prefers_width(m) and f.untied(m) for f in asking),
+            lists,
+            lambda m: m not in but and all(f.prefers_width(m) and f.untied(m) for f in lists),
         )
         for width in () if self.single else widths or range(2, cover.within.bit_count() + 1):
             mask = cover.best(width, self.order, self.distances, self.steps)
@@ -757,14 +752,14 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
         ways = _over_supersets(ways, -1)
         return [m for m, count in zip(masks, ways, strict=True) if m and count], neediest
 
-    def _cover(self, asking: Sequence[Hints], accept: Callable[[int], bool]) -> Cover:
+    def _cover(self, lists: Sequence[Hints], accept: Callable[[int], bool]) -> Cover:
         within, required = self.machine, 0
-        for f in asking:
+        for f in lists:
             within &= f.universe
             required |= f.required
         return Cover(
             within=within,
-            quantities=tuple([q for f in asking for q in f.free]),
+            quantities=tuple([q for f in lists for q in f.free]),
             required=required,
             accept=accept,
         )

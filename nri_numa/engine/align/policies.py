@@ -67,7 +67,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def small(self) -> bool:
-        """All masks can be looked at."""
+        """All masks can be entries at."""
         return len(self.numa_ids) <= EXACT_UPTO
 
     def distances(self) -> Distances | None:
@@ -110,18 +110,9 @@ class ResourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What one resource asked and which masks suit it.
 
     Attributes:
-        resource: its name.
-        need: how much of it.
-        unit: ``bytes``, ``cpus``, ``millicpu`` or empty.
-        state: the kind of its answer.
         preferred_width: NUMA nodes an empty machine would need; 0 without masks.
         narrowest_width: NUMA nodes needed now; 0 when no mask suits.
-        hints: some hints, narrowest first, then the tie-break of the alignment.
-        hint_count: how many there are; None on machines too large to count them.
         narrowest_count: how many of the narrowest width; None on machines too large.
-        every_set: every set of that many NUMA nodes suits.
-        numa_nodes: free and capacity of each NUMA node, by id.
-        text: the above in one sentence.
     """
 
     resource: str
@@ -139,13 +130,7 @@ class ResourceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A mask that lost.
-
-    Attributes:
-        affinity: its NUMA nodes.
-        preferred: whether it would have been a preferred result.
-        separated_by: what made the winner better, one clause.
-    """
+    """A mask that lost."""
 
     affinity: NUMASet
     preferred: bool
@@ -384,8 +369,6 @@ class Shortage(msgspec.Struct, frozen=True):
     """Why not.
 
     Attributes:
-        text: one clause: resource, need, have.
-        detail: what each NUMA node has free; may be empty.
         widths: no state of the machine would help, see `DIFFERENT_WIDTHS`.
     """
 
@@ -413,20 +396,20 @@ def reason(problem: Problem, affinity: NUMASet | None, preferred: bool) -> str:
     return str(shortage(problem))
 
 
-_Looked = tuple[ResourceSummary, Hints, HintDemand]
+_Entry = tuple[ResourceSummary, Hints, HintDemand]
 
 
 def shortage(problem: Problem) -> Shortage:
     """Which resource, or which several, kept the result from being a preferred one."""
     merge = problem.merge()
-    looked = list(zip(summarize(problem), merge.lists, problem.demands, strict=True))
-    impossible = [one for one in looked if one[0].state is HintState.IMPOSSIBLE]
+    entries = list(zip(summarize(problem), merge.lists, problem.demands, strict=True))
+    impossible = [one for one in entries if one[0].state is HintState.IMPOSSIBLE]
     if impossible:
         # What the machine lacks comes before what is not free, and that before what is both but
         # not together; then in the order of the demands.
         summary, _, demand = min(impossible, key=lambda one: _severity(one[0], one[2]))
         return _alone(summary, lacking(summary, demand))
-    hinting = [one for one in looked if one[0].state is HintState.MASKS]
+    hinting = [one for one in entries if one[0].state is HintState.MASKS]
     order = merge.order
     for _, hints, _ in hinting:
         if replace(merge, lists=[hints], distances=None).preferred() is None:
@@ -448,7 +431,7 @@ def _severity(summary: ResourceSummary, demand: HintDemand) -> int:
     return 1 if sum(n.free for n in summary.numa_nodes) < demand.need else 3
 
 
-def _wider(group: Sequence[_Looked], problem: Problem, order: Order, width: int) -> Shortage:
+def _wider(group: Sequence[_Entry], problem: Problem, order: Order, width: int) -> Shortage:
     """One list of hints is nowhere as narrow as it should be: whose fault that is."""
     for summary, _, demand in group:
         if not isinstance(demand, ResourceDemand):
@@ -473,7 +456,7 @@ def _wider(group: Sequence[_Looked], problem: Problem, order: Order, width: int)
     if problem.policy is not Policy.SINGLE_NUMA_NODE:
         return Shortage(summary.text)
     most = max((n.free for n in summary.numa_nodes), default=0)
-    # There is enough of it, as was looked at above: groups of NUMA nodes keep it from there.
+    # There is enough of it, as was entries at above: groups of NUMA nodes keep it from there.
     have = f"at most {amount_text(most, summary.unit)} free on one NUMA node"
     return _alone(summary, f"{have}, which is tied to others by the kubelet's rules")
 
@@ -484,10 +467,10 @@ def _most(demand: ResourceDemand, amounts: Amounts, numa_ids: NUMASet, width: in
     return sum(sorted((max(0, found.get(i, 0)) for i in numa_ids), reverse=True)[:width])
 
 
-def _apart(looked: Sequence[_Looked], problem: Problem, order: Order) -> Shortage:
+def _apart(entries: Sequence[_Entry], problem: Problem, order: Order) -> Shortage:
     """Each has a place, and they have none in common."""
-    names = " and ".join(s.resource for s, _, _ in looked)
-    lists = [id(f) for _, f, _ in looked]
+    names = " and ".join(s.resource for s, _, _ in entries)
+    lists = [id(f) for _, f, _ in entries]
     told = ", ".join(
         f"{_amount(s)} on "
         + (
@@ -495,7 +478,7 @@ def _apart(looked: Sequence[_Looked], problem: Problem, order: Order) -> Shortag
             if isinstance(d, ResourceDemand) and lists.count(id(f)) > 1
             else _where(s, f, problem, order)
         )
-        for s, f, d in looked
+        for s, f, d in entries
     )
     return Shortage(f"{names}: each fits, but not on the same NUMA nodes: {told}")
 
@@ -540,13 +523,11 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The outcome of a merge under a policy.
 
     Attributes:
-        admitted: the policy lets the container in.
         affinity: NUMA nodes its resources should come from; None for no restriction. Filled for
             refusals of ``restricted`` too: it is where best-effort would have put the container.
         preferred: no wider than an empty machine would have required: for every resource, or with
             ``one_width`` for the neediest one.
         exact: False when a search on a large machine stopped early and this is the best it found.
-        steps: NUMA nodes tried, a measure of the work.
         problem: the inputs. What explains the outcome is worked out from them when asked for, so
             a decision costs nothing for explanations that nobody reads.
     """

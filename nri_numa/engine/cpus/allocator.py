@@ -49,14 +49,9 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
             they are taken as they are.
         held: CPUs that the container owns already; all of them stay, unless they went offline.
         affinity: take from these NUMA nodes first; None is anywhere.
-        strict: take nothing outside ``affinity``.
-        smt: see `SMT`.
         load: of this container, for ``pair``; None counts as high.
-        loads: CPU to the load of the exclusive container that owns it, for ``pair``.
-        busy: CPUs owned by other containers, or kept idle for them.
         last: CPUs to take when there are no others: somebody else pinned containers to them.
         listed: CPUs of lists that give way: others are taken where they are as good.
-        settings: order, distribution, L3 groups, sockets, isolated CPUs and core kinds.
     """
 
     count: int
@@ -74,13 +69,11 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = msgspec.field(default_factory=Settings)
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class ChosenCPUs(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs were found.
 
     Attributes:
-        cpus: exactly as many as wanted, ``held`` ones included.
         idle: siblings of them that nobody may use (``isolate``).
-        notes: why these, in sentences.
     """
 
     cpus: CPUSet
@@ -92,43 +85,21 @@ class NotEnoughCPUs(msgspec.Struct, frozen=True, kw_only=True):
     """Fewer CPUs can be had than wanted.
 
     Attributes:
-        requested: CPUs wanted.
-        available: CPUs that could have been taken under the request's rules.
         per_numa: their number by NUMA node, for all NUMA nodes with CPUs (`NOWHERE` for CPUs
             without one).
-        smt: the rule that was applied.
-        held: CPUs the container had already; they count towards ``requested``.
     """
 
     requested: int
     available: CPUSet
     per_numa: Mapping[int, int]
-    smt: SMT = SMT.ANY
     held: int = 0
-
-    def __str__(self) -> str:
-        what = {
-            SMT.ISOLATE: "CPUs on wholly free cores",
-            SMT.FULL_CORE: "CPUs of wholly free cores",
-        }.get(self.smt, "free CPUs")
-        nodes = ", ".join(
-            f"{'CPUs without a NUMA node' if i == NOWHERE else f'NUMA node {i}'} has {c}"
-            for i, c in self.per_numa.items()
-        )
-        had = f" besides the {self.held} it has" if self.held else ""
-        return (
-            f"{self.requested} CPUs were asked for, {len(self.available)} {what} are there"
-            f"{had}: {nodes or 'no CPU at all'}"
-        )
 
 
 class SMTAlignmentRefused(msgspec.Struct, frozen=True, kw_only=True):
     """``full-core``, and whole cores cannot make exactly the number wanted.
 
     Attributes:
-        requested: CPUs wanted.
         threads_per_core: the largest number of threads on one core of the machine.
-        available: CPUs of the wholly free cores.
         fitting: the next lower and the next higher number that these make; where they make none,
             that all cores of the machine make.
     """
@@ -137,13 +108,6 @@ class SMTAlignmentRefused(msgspec.Struct, frozen=True, kw_only=True):
     threads_per_core: int
     available: CPUSet
     fitting: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return (
-            f"{self.requested} CPUs were asked for as whole cores, which cannot be made of cores "
-            f"with {self.threads_per_core} threads (CPUs of wholly free cores: "
-            f"{self.available or 'none'})"
-        )
 
 
 class Partners(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,13 +128,7 @@ class Threads(msgspec.Struct, frozen=True, kw_only=True):
     """What single threads are chosen from.
 
     Attributes:
-        index: the machine.
-        free: every CPU that is free for exclusive use, wherever.
         own: CPUs of this container, those taken a moment ago included.
-        prefer: CPUs to take before others.
-        good_tick: CPUs with the preferred timer tick; all CPUs when there is no preference.
-        good_kind: CPUs of the preferred core kind; all CPUs when there is no preference.
-        partners: see `Partners`; for ``pair``.
     """
 
     index: AllocatorIndex
@@ -414,7 +372,7 @@ def _whose(smt: SMT, theirs: int, owned: int, known: Partners) -> str:
 
 def take_cpus(
     topology: Topology, request: TakeRequest, tables: AllocatorIndex | None = None
-) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
     """Choose CPUs.
 
     The same for equal arguments, whatever was decided before. Building the tables anew costs more
@@ -457,12 +415,14 @@ def _keep(ix: AllocatorIndex, held: int, count: int, smt: SMT, affinity: NUMASet
     return kept
 
 
-def _shrink(ix: AllocatorIndex, request: TakeRequest, held: int) -> Taken | SMTAlignmentRefused:
+def _shrink(
+    ix: AllocatorIndex, request: TakeRequest, held: int
+) -> ChosenCPUs | SMTAlignmentRefused:
     if request.smt is SMT.FULL_CORE and counts_that_fit(_cores(ix, ix.all), request.count) is None:
         return _misaligned(ix, request.count, held)
     kept = _keep(ix, held, request.count, request.smt, request.affinity)
     idle = _idle(ix, request, kept)
-    return Taken(
+    return ChosenCPUs(
         cpus=CPUSet.from_bits(kept),
         idle=CPUSet.from_bits(idle),
         notes=(
@@ -550,7 +510,7 @@ class _Take:
                     inside |= socket.bits
         return inside
 
-    def run(self) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+    def run(self) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
         request, smt = self.request, self.request.smt
         if (
             smt is SMT.FULL_CORE
@@ -702,7 +662,7 @@ class _Take:
     def _narrowest_first(self, region: int) -> Iterator[int]:
         """A region, split where half-used cores would spare it another NUMA node.
 
-        Taken kind by kind, the last wholly free cores would be collected from all over the
+        ChosenCPUs kind by kind, the last wholly free cores would be collected from all over the
         machine. So the fewest NUMA nodes that have one thread on as many cores as are needed come
         first, whoever is on the other threads; for ``pair``, cores that are busy at the same hours
         do not count.
@@ -769,7 +729,7 @@ class _Take:
             n,
         )
 
-    def _full_cores(self) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+    def _full_cores(self) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
         ix = self.ix
         if self.kubelet and not self.held and not self.prefer:
             chosen = self._kubelet_full_cores()
@@ -822,7 +782,7 @@ class _Take:
         self.free &= ~cpus
         self.needed -= cpus.bit_count()
 
-    def _done(self, *reasons: str) -> Taken:
+    def _done(self, *reasons: str) -> ChosenCPUs:
         ix, request = self.ix, self.request
         fresh = self.taken & ~self.held
         notes = [*reasons]
@@ -843,7 +803,7 @@ class _Take:
             free_core_left=bool(ix.whole(self.free) & ix.touched(self.room)),
         )
         notes += crowded_cores(ix, request.smt, self.taken)
-        return Taken(
+        return ChosenCPUs(
             cpus=CPUSet.from_bits(self.taken),
             idle=CPUSet.from_bits(_idle(ix, request, self.taken)),
             notes=tuple(notes),
@@ -862,7 +822,6 @@ class _Take:
             requested=self.request.count,
             available=CPUSet.from_bits(free),
             per_numa={u.id: (free & u.bits).bit_count() for u in ix.numa},
-            smt=smt,
             held=self.held.bit_count(),
         )
 

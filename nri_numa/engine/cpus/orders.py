@@ -35,15 +35,11 @@ class CorePlaces(msgspec.Struct, frozen=True, kw_only=True):
     """What `select` chooses from and how.
 
     Attributes:
-        index: the machine.
         candidates: what may be chosen: CPUs, or lowest threads that stand for cores.
         free: every CPU that is free now, candidates or not; tells how used a unit is.
         own: CPUs the container has already: the rest is taken next to them.
         weight: CPUs that one candidate stands for (a lowest thread stands for its whole core).
-        fill: see `Filler`.
-        align_l3: look at L3 groups at all.
         align_by_socket: more NUMA nodes of one socket rather than fewer of several.
-        distribute: share evenly between NUMA nodes when more than one is needed.
         hint: positions of the NUMA nodes that the policy chose, as bits; with ``distribute`` all
             that have a candidate are used, since devices may be on any of them.
     """

@@ -47,18 +47,11 @@ class Basis(NamedTuple):
     """What an explanation is made from besides the alignment: texts and numbers that can be kept.
 
     Attributes:
-        qos: QoS class of the pod.
-        asked: value and source by annotation key; None when what was asked is not understood.
-        scope: of the alignment.
-        needs: None when that was not worked out.
-        cpu_left, memory_left: by NUMA node, before the decision.
-        pool_before, pool_after: kernel lists of the shared pool.
-        steps: plain sentences, in order.
-        rule: the rule that refused; empty when none did.
+        requested: value and source by annotation key; None when what was asked is not understood.
     """
 
     qos: str
-    asked: dict[str, tuple[str, str]] | None
+    requested: dict[str, tuple[str, str]] | None
     scope: str
     needs: Needs | None
     cpu_left: dict[int, int]
@@ -107,7 +100,7 @@ def grounds(trace: Trace) -> Grounds:
         container=trace.container.name,
         basis=Basis(
             qos=str(trace.pod.qos),
-            asked=None if requested is None else _asked(requested),
+            requested=None if requested is None else _requested(requested),
             scope=str(Scope.CONTAINER if requested is None else requested.scope),
             needs=needs,
             cpu_left=dict(trace.cpu_left),
@@ -168,12 +161,12 @@ def of_refusal(known: Grounds, reason: str, message: str) -> Document:
 
 def _traced(known: Grounds) -> Document:
     basis, alignment = known.basis, known.alignment
-    asked, memory_left = basis.asked or {}, basis.memory_left
+    asked, memory_left = basis.requested or {}, basis.memory_left
     return {
         "asked": [
             {"key": key, "value": value, "source": source} for key, (value, source) in asked.items()
         ],
-        "understood": basis.asked is not None,
+        "understood": basis.requested is not None,
         "demand": None if basis.needs is None else _demand(basis.qos, asked, basis.needs),
         "alignment": None
         if alignment is None
@@ -204,7 +197,7 @@ def _traced(known: Grounds) -> Document:
 # --- what was asked ---------------------------------------------------------------------------
 
 
-def _asked(requested: Requested) -> dict[str, tuple[str, str]]:
+def _requested(requested: Requested) -> dict[str, tuple[str, str]]:
     """Value and source by key, in the annotations' grammar; defaults of ours left out."""
     values = {
         "numacpu": requested.numacpu,
@@ -228,7 +221,7 @@ def _asked(requested: Requested) -> dict[str, tuple[str, str]]:
 # --- what it needs ----------------------------------------------------------------------------
 
 
-def _demand(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> Document:
+def _demand(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) -> Document:
     return {
         "cpuMilli": needs.cpu_milli,
         "exclusiveCpus": needs.exclusive_cpus,
@@ -236,7 +229,7 @@ def _demand(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> Doc
         "cpuQuota": needs.cpu_quota,
         "cpuPeriod": needs.cpu_period,
         "cpuShares": needs.cpu_shares,
-        "why": _why(qos, asked, needs),
+        "why": _why(qos, requested, needs),
         "memoryBytes": needs.memory_bytes,
         "memoryFrom": needs.memory_from,
         "oomScore": needs.oom_score,
@@ -249,18 +242,18 @@ def _demand(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> Doc
 
 def shares_because(known: Grounds) -> str:
     """Why a whole number of CPUs as a limit is no exclusive CPUs; else empty."""
-    asked, needs = known.basis.asked or {}, known.basis.needs
+    asked, needs = known.basis.requested or {}, known.basis.needs
     if needs is None or needs.cpu_from != "limit" or needs.cpu_milli % 1000 or "cpus" in asked:
         return ""
     return _why(known.basis.qos, asked, needs)
 
 
-def _why(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> str:
+def _why(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) -> str:
     """Why it owns or shares CPUs; a clause after *because*, empty where lists decide."""
-    if "numacpu" in asked:
+    if "numacpu" in requested:
         return ""
-    if "cpus" in asked:
-        value, source = asked["cpus"]
+    if "cpus" in requested:
+        value, source = requested["cpus"]
         return f"cpus: {value} is in force ({source})"
     if needs.exclusive_cpus:
         return f"the pod is {qos} and the number is whole"

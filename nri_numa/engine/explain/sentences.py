@@ -93,7 +93,7 @@ def sections(document: Document) -> list[Section]:
         # The answer to the question first; what it was worked out from below it.
         found += [
             ("Why this place" if document["result"] else "Why no place", list(_choice(document))),
-            ("What it asked for", list(_asked(document))),
+            ("What it asked for", list(_requested(document))),
             ("What it needs", list(_needs(document))),
             ("Where that fits", list(_fits(document))),
             ("How it came about", list(_steps(document))),
@@ -152,7 +152,7 @@ def _outcome(document: Document) -> Iterator[str]:
         yield "How this came about is not known: it was placed before the agent last started."
 
 
-def _asked(document: Document) -> Iterator[str]:
+def _requested(document: Document) -> Iterator[str]:
     if not document["understood"]:
         return
     demand = document["demand"]
@@ -193,9 +193,9 @@ def _meaning(key: str, value: str) -> str:
     return _MEANING.get((key, value), "when it is busy")
 
 
-def _computed(asked: Mapping[str, Mapping[str, Any]]) -> bool:
+def _computed(requested: Mapping[str, Mapping[str, Any]]) -> bool:
     """CPUs are computed beside memory that is listed."""
-    return "policy" in asked and asked["policy"]["value"] != "none"
+    return "policy" in requested and requested["policy"]["value"] != "none"
 
 
 def _idle_talk(key: str, demand: Mapping[str, Any]) -> bool:
@@ -335,17 +335,17 @@ def _lacking(resource: Mapping[str, Any]) -> str:
 
 def _free(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What each NUMA node has free of everything that is needed, and whether that is enough."""
-    told: dict[int, list[str]] = {}
+    by_node: dict[int, list[str]] = {}
     for r in resources:
         if r["wish"] == "no wish":
             continue
         for n in r["numaNodes"]:
             less = "" if n["enough"] else f" ({amount_text(r['needed'], r['unit'])} needed)"
-            told.setdefault(n["numaNode"], []).append(f"{_share(n, r)}{less}")
-    for i in sorted(told)[:_MANY]:
-        yield f"Free on NUMA node {i}: {_listed(told[i])}."
-    if len(told) > _MANY:
-        yield f"And so on for {len(told) - _MANY} more NUMA nodes."
+            by_node.setdefault(n["numaNode"], []).append(f"{_share(n, r)}{less}")
+    for i in sorted(by_node)[:_MANY]:
+        yield f"Free on NUMA node {i}: {_listed(by_node[i])}."
+    if len(by_node) > _MANY:
+        yield f"And so on for {len(by_node) - _MANY} more NUMA nodes."
 
 
 def _lost(document: Document, one: Mapping[str, Any]) -> str:

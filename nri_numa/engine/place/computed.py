@@ -20,9 +20,9 @@ from nri_numa.engine.accounting import grant_refused, share_out, take_within
 from nri_numa.engine.align.hints import Amounts, Steps, hints_of, together
 from nri_numa.engine.align.policies import Alignment, align, short
 from nri_numa.engine.cpus.allocator import (
+    ChosenCPUs,
     NotEnoughCPUs,
     SMTAlignmentRefused,
-    Taken,
     TakeRequest,
     partners,
 )
@@ -32,10 +32,9 @@ from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
 from nri_numa.engine.place.memory import (
     STRICT,
     MemoryGrant,
-    MemoryRefused,
     by_distance,
     charges_of,
-    grant,
+    kubelet_grant,
     near,
     near_cpus,
     needs_of,
@@ -74,7 +73,7 @@ from nri_numa.engine.values.workload import (
     Scope,
     Strategy,
 )
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.machine.model import Topology, agree, cpus_text, human_milli, numa_text
 
 WHOLE = 1 << 40
@@ -101,7 +100,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     machine, settings = case.machine, case.machine.settings
     if settings.kubelet_ties:
         return None
-    asked = _asked(case, table)
+    asked = _wanted(case, table)
     need, ids = case.demand.exclusive_cpus, machine.place_ids
     quiet = _quiet(case, table) if need else None
     kernels = (_suiting_isolation(case, table) or None) if need else None
@@ -134,32 +133,34 @@ Asked = tuple[int, Amounts, Amounts]
 """How much is needed, what is left and what there is, by NUMA node."""
 
 
-def _asked(case: Case, table: ResourceTable) -> list[Asked]:
-    """Everything that is asked for: CPUs, memory, huge pages."""
+def _wanted(case: Case, table: ResourceTable) -> list[Asked]:
+    """Everything that is wanted for: CPUs, memory, huge pages."""
     machine, demand = case.machine, case.demand
     if demand.exclusive_cpus:
-        asked: list[Asked] = [(demand.exclusive_cpus, table.free_by_node, machine.cpu_counts)]
+        wanted: list[Asked] = [(demand.exclusive_cpus, table.free_by_node, machine.cpu_counts)]
     else:
-        asked = [(demand.cpu_milli, table.cpu_left, machine.shared_total)]
+        wanted = [(demand.cpu_milli, table.cpu_left, machine.shared_total)]
     near = machine.tiers.near
     if demand.memory_bytes and table.memory_left:
         left, there = together(near, table.memory_left), together(near, machine.memory_capacity)
-        asked.append((demand.memory_bytes, left, there))
+        wanted.append((demand.memory_bytes, left, there))
     for size, left in sorted(table.hugepages_left.items()):
         there = together(near, machine.hugepages_capacity(size))
-        asked.append((demand.hugepages[size], together(near, left), there))
-    return asked
+        wanted.append((demand.hugepages[size], together(near, left), there))
+    return wanted
 
 
-def measures(asked: list[Asked], ids: tuple[int, ...], strategy: Strategy) -> list[tuple[int, ...]]:
+def measures(
+    wanted: list[Asked], ids: tuple[int, ...], strategy: Strategy
+) -> list[tuple[int, ...]]:
     """By NUMA node, what its place among others is worked out from; the least is tried first."""
     if strategy is Strategy.MOST_LEFT:
-        by = asked[1:2] + asked[:1]
+        by = wanted[1:2] + wanted[:1]
         return [tuple([-left[i] for _, left, _ in by]) for i in ids]
     # The shares of each resource that would be in use, largest first.
     columns = [
         [(there[i] - left[i] + need) * WHOLE // there[i] if there[i] > 0 else WHOLE for i in ids]
-        for need, left, there in asked
+        for need, left, there in wanted
     ]
     rows: list[tuple[int, ...]]
     if len(columns) == 2:  # CPUs and memory: every second container
@@ -288,7 +289,6 @@ class MemoryNodes(msgspec.Struct, frozen=True):
     Attributes:
         mems: cpuset.mems; empty leaves the memory alone.
         widened: other NUMA nodes than those of the CPUs and what serves them had to be taken.
-        steps: why, in sentences.
     """
 
     mems: NUMASet
@@ -367,37 +367,6 @@ def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -
     return NUMASet([nearest])
 
 
-class _Aligned(msgspec.Struct, frozen=True):
-    """What the policy chose, for the CPUs to be taken there.
-
-    Attributes:
-        affinity: NUMA nodes; None when any will do.
-        preferred: it is no wider than an empty machine would need.
-        steps: why, in sentences.
-        warnings: of these, what an operator should know.
-    """
-
-    affinity: NUMASet | None
-    preferred: bool = True
-    alignment: Alignment | None = None
-    steps: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-class _CPUs(msgspec.Struct, frozen=True):
-    """The CPUs that were chosen, for memory to be found beside them.
-
-    Attributes:
-        numa_nodes: where they are.
-        cpus, idle: of an exclusive container.
-    """
-
-    kind: Kind
-    numa_nodes: NUMASet = NO_NUMA_NODES
-    cpus: CPUSet = NO_CPUS
-    idle: CPUSet = NO_CPUS
-
-
 def place_computed(case: Case) -> Placed | Refusal:
     """Choose NUMA nodes, CPUs and memory nodes for one container."""
     machine, whole = case.machine, case
@@ -418,25 +387,26 @@ def place_computed(case: Case) -> Placed | Refusal:
     elif table.listed is not None:
         affinity = near(machine, table.listed)
         step = f"no policy: CPUs near the memory that numamem lists, {numa_text(affinity)}"
-        found = _Aligned(affinity, steps=(step,))
+        found = replace(case.unplaced, affinity=affinity, steps=(step,))
     else:
-        found = _Aligned(None, steps=("no policy: any NUMA node will do",))
+        found = replace(case.unplaced, steps=("no policy: any NUMA node will do",))
     if case.demand.exclusive_cpus:
         return _exclusive(case, table, found)
     if case.by_kubelet:
         # As under the kubelet: all shared CPUs, and no CPU time allocated anywhere.
-        return _finish(case, table, found, _CPUs(Kind.UNBOUND))
+        return _finish(case, table, found)
     numa_nodes = found.affinity if found.affinity is not None else machine.places
     if not machine.topology.bits_of(numa_nodes.bits) & machine.topology.allowed.bits:
         numa_nodes = machine.topology.cpu_nodes
     numa_nodes = numa_nodes & machine.topology.cpu_nodes
     if not numa_nodes:
         why = "no NUMA node of this machine has CPUs"
-        return Placed(kind=Kind.UNBOUND, preferred=False, reason=f"not pinned: {why}", steps=(why,))
-    return _finish(case, table, found, _CPUs(Kind.SHARED, numa_nodes))
+        reason = f"not pinned: {why}"
+        return replace(case.unplaced, preferred=False, reason=reason, steps=(why,))
+    return _finish(case, table, replace(found, kind=Kind.SHARED, numa_nodes=numa_nodes))
 
 
-def _aligned(case: Case, table: ResourceTable, own: int) -> _Aligned | Refusal:
+def _aligned(case: Case, table: ResourceTable, own: int) -> Placed | Refusal:
     """Ask the policy for NUMA nodes, once for each pod under scope ``pod``.
 
     The demand of ``case`` is the pod's then, of which ``own`` exclusive CPUs are the container's.
@@ -448,7 +418,12 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> _Aligned | Refusal:
         if refused is not None:
             return refused
         step = f"scope pod: the pod was placed on {numa_text(record.affinity)}"
-        return _Aligned(record.affinity, record.affinity_preferred, steps=(step,))
+        return replace(
+            case.unplaced,
+            affinity=record.affinity,
+            preferred=record.affinity_preferred,
+            steps=(step,),
+        )
     asked = demands(case, table)
     ranks = rank(case, table)
     if table.listed is not None:
@@ -497,7 +472,14 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> _Aligned | Refusal:
         elif found is not None:
             # It chose by what was published then; here is what is true now.
             warnings = (f"{held}, which no longer suits best: placed on {where} instead",)
-    return _Aligned(found, alignment.preferred, alignment, (*steps, *warnings), warnings)
+    return replace(
+        case.unplaced,
+        affinity=found,
+        preferred=alignment.preferred,
+        alignment=alignment,
+        steps=(*steps, *warnings),
+        warnings=warnings,
+    )
 
 
 def _who_has_them(case: Case) -> str:
@@ -510,7 +492,7 @@ def _who_has_them(case: Case) -> str:
     return holders_text(case.state, requests=True)
 
 
-def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Refusal:
+def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal:
     machine, state, affinity = case.machine, case.state, found.affinity
     settings = machine.settings
     if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
@@ -554,7 +536,7 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
         ),
         table.free_by_node,
     )
-    if not isinstance(taken, Taken):
+    if not isinstance(taken, ChosenCPUs):
         return _take_failed(taken, case, table, found)
     what = f"{case.who}: cpu: {exclusive_text(case.demand.exclusive_cpus)}"
     refused = grant_refused(case, what, taken.cpus, taken.idle)
@@ -571,8 +553,16 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
     return _finish(
         case,
         table,
-        _Aligned(affinity, preferred, found.alignment, tuple(steps), found.warnings),
-        _CPUs(Kind.EXCLUSIVE, numa_nodes, taken.cpus, taken.idle),
+        replace(
+            found,
+            kind=Kind.EXCLUSIVE,
+            owned=True,
+            numa_nodes=numa_nodes,
+            cpus=taken.cpus,
+            idle=taken.idle,
+            preferred=preferred,
+            steps=tuple(steps),
+        ),
     )
 
 
@@ -587,7 +577,7 @@ def _reach(settings: Settings, machine: Machine, affinity: NUMASet) -> NUMASet:
 
 
 def _take_failed(
-    failed: NotEnoughCPUs | SMTAlignmentRefused, case: Case, table: ResourceTable, found: _Aligned
+    failed: NotEnoughCPUs | SMTAlignmentRefused, case: Case, table: ResourceTable, found: Placed
 ) -> Refusal:
     left, holders = left_text(case, table), holders_text(case.state, requests=True)
     if isinstance(failed, SMTAlignmentRefused):
@@ -608,16 +598,16 @@ def _take_failed(
     )
 
 
-def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) -> Placed | Refusal:
+def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal:
     """Choose memory nodes, allocate everything, and say it."""
     machine, demand, policy = case.machine, case.demand, case.policy
     affinity, preferred, alignment = found.affinity, found.preferred, found.alignment
-    kind, numa_nodes, steps = chosen.kind, chosen.numa_nodes, [*found.steps]
+    kind, numa_nodes, steps = found.kind, found.numa_nodes, [*found.steps]
     # Neither CPUs nor memory to speak of: nothing to pin.
     loose = kind is Kind.UNBOUND and not needs_of(demand)
     mems = NO_NUMA_NODES
     warnings = found.warnings
-    granted: MemoryGrant | MemoryRefused | None = None
+    granted: MemoryGrant | str | None = None
     if table.listed is not None:
         mems = table.listed
         doubts = doubtful(machine, mems)
@@ -629,12 +619,12 @@ def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) ->
         if case.pod.qos is QoSClass.GUARANTEED and needs_of(demand):
             # Without a policy there was no hint, which is not a preferred one.
             hinted = preferred and policy is not Policy.NONE
-            granted = grant(table.kubelet, demand, affinity, preferred=hinted)
-            if isinstance(granted, MemoryRefused):
+            granted = kubelet_grant(table.kubelet, needs_of(demand), affinity, hinted)
+            if isinstance(granted, str):
                 return Refusal(
                     reason="NotEnoughMemory",
                     message=f"{case.who}: {memory_short(table.kubelet, demand, affinity)} "
-                    f"(kubeletMemory); {granted.message}; it needs {needed_text(case)}; "
+                    f"(kubeletMemory); {granted}; it needs {needed_text(case)}; "
                     f"free: {left_text(case, table)}",
                     rule="the kubelet's memory rules: kubeletMemory is set",
                     widenable=True,
@@ -654,7 +644,7 @@ def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) ->
         mems = memory.mems
         preferred = preferred and not memory.widened
         steps += memory.steps
-    milli = _milli(case, table, chosen)
+    milli = _milli(case, table, found)
     charges: Mapping[int, Charge]
     if isinstance(granted, MemoryGrant):
         charges = charges_of(granted, demand, milli)
@@ -669,24 +659,19 @@ def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) ->
         doubts = all_isolated(machine, shares)
         warnings += doubts
         steps += doubts
-    what = exclusive_text(len(chosen.cpus)) if kind is Kind.EXCLUSIVE else "shared CPUs"
+    what = exclusive_text(len(found.cpus)) if kind is Kind.EXCLUSIVE else "shared CPUs"
     where = f" on {numa_text(numa_nodes)}"
     if kind is Kind.UNBOUND:
         what, where = "not pinned to CPUs (kubeletCPUs)", f", memory of {numa_text(mems)}"
         where = where if mems else ""
     ideal = "" if preferred else ", wider than ideal"
-    return Placed(
-        kind=kind,
-        cpus=chosen.cpus,
-        idle=chosen.idle,
-        owned=kind is Kind.EXCLUSIVE,
-        numa_nodes=numa_nodes,
+    return replace(
+        found,
         mems=mems,
         charges=charges,
         policy=policy,
         preferred=preferred,
         reason=f"{what}{where}{ideal}",
-        alignment=alignment,
         steps=tuple(steps),
         warnings=warnings,
         pod_affinity=_remembered(machine, affinity)
@@ -701,7 +686,7 @@ def _remembered(machine: Machine, affinity: NUMASet | None) -> NUMASet | None:
     return only if affinity is None else affinity
 
 
-def _milli(case: Case, table: ResourceTable, chosen: _CPUs) -> dict[int, int]:
+def _milli(case: Case, table: ResourceTable, chosen: Placed) -> dict[int, int]:
     """Thousandths of a CPU to allocate on each NUMA node."""
     if chosen.cpus:
         bits, nodes = chosen.cpus.bits, case.machine.topology.numa_nodes

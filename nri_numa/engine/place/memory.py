@@ -32,7 +32,7 @@ from nri_numa.engine.align.hints import (
     hints_of,
 )
 from nri_numa.engine.decision import Case, Machine, Placed, homes
-from nri_numa.engine.request.annotations import asked_by_pod
+from nri_numa.engine.request.annotations import by_annotation
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NOTHING, Charge, Kind, NodeState
 from nri_numa.engine.values.workload import (
@@ -46,19 +46,6 @@ from nri_numa.engine.values.workload import (
 )
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.machine.model import numa_text
-
-
-def available(capacity: Amounts, bound: Amounts, kernel: Amounts | None) -> dict[int, int]:
-    """What is left for a new container.
-
-    ``kernel`` says free and reclaimable bytes; None trusts the table alone, and NUMA nodes that it
-    does not name are trusted too.
-    """
-    left: dict[int, int] = {}
-    for i, amount in capacity.items():
-        rest = max(0, amount - bound.get(i, 0))
-        left[i] = rest if kernel is None else min(rest, max(0, kernel.get(i, rest)))
-    return left
 
 
 def charge(mask: NUMASet, amount: int, left: Amounts) -> dict[int, int] | None:
@@ -115,7 +102,6 @@ class Cells(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         groups: NUMA node to its group; every NUMA node has one, at first itself alone.
-        assigned: NUMA nodes with assignments.
     """
 
     groups: Mapping[int, NUMASet]
@@ -145,7 +131,6 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's memory state, as far as decisions need it.
 
     Attributes:
-        capacity: by type, what is allocatable on each NUMA node.
         masks: the mask of each live assignment, by any key.
         charges: by the same key and type, what it is allocated with.
     """
@@ -165,7 +150,8 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
         for allocated in self.charges.values():
             for i, amount in allocated.get(resource, {}).items():
                 bound[i] = bound.get(i, 0) + amount
-        return available(self.capacity.get(resource, {}), bound, None)
+        capacity = self.capacity.get(resource, {})
+        return {i: max(0, amount - bound.get(i, 0)) for i, amount in capacity.items()}
 
     def demands(self, needs: Mapping[str, int]) -> list[ResourceDemand]:
         """What a Guaranteed container asks of memory, judged as the kubelet does.
@@ -183,7 +169,7 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
                 groups=tied.groups,
                 assigned=tied.assigned,
                 share="memory",
-                nothing_is_no_wish=True,
+                empty_is_nil=True,
             )
             for resource, need in sorted(needs.items())  # by type: the result never depends on it
         ]
@@ -194,12 +180,6 @@ class MemoryGrant(msgspec.Struct, frozen=True, kw_only=True):
 
     mask: NUMASet
     charges: Mapping[str, Amounts]
-
-
-class MemoryRefused(msgspec.Struct, frozen=True):
-    """Why there is no grant, in one sentence."""
-
-    message: str
 
 
 def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUMASet, bool] | None:
@@ -221,27 +201,27 @@ def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUM
 
 def kubelet_grant(
     table: MemoryTable, needs: Mapping[str, int], affinity: NUMASet | None, preferred: bool
-) -> MemoryGrant | MemoryRefused:
-    """Turn the merged affinity into a grant, as the kubelet's memory manager does."""
+) -> MemoryGrant | str:
+    """Turn the merged affinity into a grant, as the kubelet's memory manager, or say why not."""
     wanted = {r: n for r, n in needs.items() if n > 0}
     if not wanted:
-        return MemoryRefused("no memory was asked for")
+        return "no memory was asked for"
     machine = table.numa_ids
     demands = table.demands(wanted)
     if affinity is None:
         default = _best_hint(demands, machine)
         if default is None:
-            return MemoryRefused(
+            return (
                 "failed to get the default NUMA affinity, no NUMA nodes with enough memory is "
                 "available"
             )
         if preferred and not default[1]:
-            return MemoryRefused("failed to find the default preferred hint")
+            return "failed to find the default preferred hint"
         affinity = default[0]
     if not _has(demands, affinity):
         extended = _best_hint([replace(d, required=affinity) for d in demands], machine)
         if extended is None:
-            return MemoryRefused(
+            return (
                 f"{numa_text(affinity, 'has', 'have')} too little memory, and no "
                 "wider set that holds it fits"
             )
@@ -250,9 +230,7 @@ def kubelet_grant(
     for i in affinity:
         group = tied.groups[i]
         if group != affinity and (len(group) > 1 or (len(affinity) > 1 and i in tied.assigned)):
-            return MemoryRefused(
-                f"NUMA node {i} is tied to the group of {numa_text(group)}, expected {affinity}"
-            )
+            return f"NUMA node {i} is tied to the group of {numa_text(group)}, expected {affinity}"
     charges: dict[str, Amounts] = {}
     for d in demands:
         allocated = charge(affinity, d.need, d.available)
@@ -311,13 +289,6 @@ def tied_text(table: MemoryTable | None) -> str:
     return f"; other containers tie NUMA nodes {' and '.join(groups)} together (kubeletMemory)"
 
 
-def grant(
-    table: MemoryTable, demand: Demand, affinity: NUMASet | None, *, preferred: bool
-) -> MemoryGrant | MemoryRefused:
-    """What the Memory Manager's ``Allocate`` gives for an affinity; see `kubelet_grant`."""
-    return kubelet_grant(table, needs_of(demand), affinity, preferred)
-
-
 def charges_of(
     granted: MemoryGrant, demand: Demand, cpu_milli: Mapping[int, int]
 ) -> dict[int, Charge]:
@@ -350,7 +321,7 @@ def near(machine: Machine, listed: NUMASet) -> NUMASet:
     return found
 
 
-def near_cpus(asked: Sequence[HintDemand], place: NUMASet, policy: Policy) -> list[HintDemand]:
+def near_cpus(demands: Sequence[HintDemand], place: NUMASet, policy: Policy) -> list[HintDemand]:
     """Keep the demand for CPUs near the listed memory, where the policy is strict.
 
     CPUs and memory together are then no wider than they would be on an empty machine: inside
@@ -361,7 +332,7 @@ def near_cpus(asked: Sequence[HintDemand], place: NUMASet, policy: Policy) -> li
         _inside(demand, place)
         if policy in STRICT and isinstance(demand, ResourceDemand) and demand.resource == "cpu"
         else demand
-        for demand in asked
+        for demand in demands
     ]
 
 
@@ -419,17 +390,17 @@ def spread_charges(
 def _node_by_node(mems: NUMASet, amount: int, left: Mapping[int, int]) -> dict[int, int]:
     if not amount or not mems:
         return {}
-    taken: dict[int, int] = {}
+    shares: dict[int, int] = {}
     for i in mems:
         part = min(amount, left.get(i, 0))
         if part > 0:
-            taken[i] = part
+            shares[i] = part
             amount -= part
         if not amount:
-            return taken
+            return shares
     first = mems.first
-    taken[first] = taken.get(first, 0) + amount
-    return taken
+    shares[first] = shares.get(first, 0) + amount
+    return shares
 
 
 KEY: Final = "mempolicy"
@@ -448,7 +419,7 @@ def with_memory_policy(case: Case, placed: Placed, *, running: bool) -> Placed |
     if placed.kind is Kind.FOREIGN:
         return _without(placed, mode, "somebody else pins the container")
     if mode.on_nodes and not placed.mems:
-        if asked_by_pod(case.requested, KEY):
+        if by_annotation(case.requested, KEY):
             return without_nodes(case.requested, case.who)
         return _without(placed, mode, "nothing pins the memory of the container")
     missing = case.machine.memory_policies.refused.get(mode)
@@ -496,15 +467,15 @@ def in_turn(
 
 def _by_weight(amount: int, weights: Mapping[int, int], left: Mapping[int, int]) -> dict[int, int]:
     """Share an amount out; what a NUMA node lacks comes from the others, what all lack from one."""
-    taken: dict[int, int] = {}
+    shares: dict[int, int] = {}
     # Least room for its weight first, then by id: what it cannot give is shared by the others.
     order = sorted(weights, key=lambda i: (left.get(i, 0) // weights[i], i))
     for n, i in enumerate(order):
         among = sum(weights[j] for j in order[n:])
-        taken[i] = min(left.get(i, 0), -(-amount * weights[i] // among))
-        amount -= taken[i]
-    taken[min(order)] += amount
-    return taken
+        shares[i] = min(left.get(i, 0), -(-amount * weights[i] // among))
+        amount -= shares[i]
+    shares[min(order)] += amount
+    return shares
 
 
 def without_nodes(requested: Requested, who: str) -> Refusal:

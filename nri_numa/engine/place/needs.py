@@ -68,14 +68,10 @@ class ResourceTable:
     """What one decision looks at; built once, filled as needed, dropped with the decision.
 
     Attributes:
-        cpu_left: by NUMA node, thousandths of a CPU that can be promised.
-        memory_left, hugepages_left: bytes.
-        pool: the shared pool.
         free: CPUs that may be owned: of the pool, or isolated.
         former: CPUs of them that the pod had before; empty when the container owns none.
         free_by_node: how many of them the container could own; see
             `nri_numa.engine.accounting.exclusive_left`. Empty when it owns none.
-        listed: the memory nodes that ``numamem`` names; None when memory is computed.
         kubelet: the kubelet's memory state, where its rules are kept; else None.
     """
 
@@ -179,73 +175,70 @@ def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> De
     )
 
 
-def demands(case: Case, table: ResourceTable) -> list[HintDemand]:
-    """What each resource asks for, CPU first, in a fixed order."""
+def cpu_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
+    """CPUs: whole ones to own, or a share; under the kubelet's rules sharing asks for nothing."""
     machine, demand = case.machine, case.demand
-    sockets = _sockets(machine) if machine.settings.align_by_socket else None
-    if demand.exclusive_cpus:
-        cpu = ResourceDemand(
+    # Something that asks for nothing still has to run somewhere.
+    need, capacity, available = max(1, demand.cpu_milli), machine.cpu_milli, table.cpu_left
+    own = bool(demand.exclusive_cpus) or case.by_kubelet
+    if own:
+        need, capacity, available = demand.exclusive_cpus, machine.whole_cpus, table.free_by_node
+    return [
+        ResourceDemand(
             resource="cpu",
-            need=demand.exclusive_cpus,
-            capacity=machine.whole_cpus,
-            available=table.free_by_node,
-            required=machine.topology.numa_of(case.held) if case.held else NO_NUMA_NODES,
-            sockets=sockets,
-            unit="cpus",
+            need=need,
+            capacity=capacity,
+            available=available,
+            required=machine.topology.numa_of(case.held) if own and case.held else NO_NUMA_NODES,
+            sockets=_sockets(machine) if machine.settings.align_by_socket else None,
+            unit="cpus" if own else "millicpu",
         )
-    elif case.by_kubelet:
-        cpu = ResourceDemand(
-            resource="cpu", need=0, capacity=machine.whole_cpus, available={}, unit="cpus"
-        )
-    else:
-        cpu = ResourceDemand(
-            resource="cpu",
-            # Something that asks for nothing still has to run somewhere.
-            need=max(1, demand.cpu_milli),
-            capacity=machine.cpu_milli,
-            available=table.cpu_left,
-            sockets=sockets,
-            unit="millicpu",
-        )
-    demands: list[HintDemand] = [cpu]
-    if case.requested.bind is Bind.CPU_MEM and table.listed is None:
-        demands += _memory_demands(case, table)
-    if case.container.devices or case.container.pod_devices:
-        demands += [DeviceDemand(request=request) for request in aligned_devices(case)]
-    return demands
+    ]
 
 
-def _memory_demands(case: Case, table: ResourceTable) -> list[HintDemand]:
+def memory_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
+    """Memory and huge pages, judged together, unless memory is listed or left alone."""
     machine, demand = case.machine, case.demand
+    if case.requested.bind is not Bind.CPU_MEM or table.listed is not None:
+        return []
     if table.kubelet is not None:
-        # The others' memory is nobody's business, under the kubelet.
+        # Under the kubelet the memory of other pods is not looked at.
         guaranteed = case.pod.qos is QoSClass.GUARANTEED
         return [*table.kubelet.demands(needs_of(demand))] if guaranteed else []
-    found: list[HintDemand] = []
+    kinds: list[tuple[str, int, Amounts, Amounts]] = []
     if demand.memory_bytes:
-        found.append(
-            ResourceDemand(
-                resource="memory",
-                need=demand.memory_bytes,
-                capacity=machine.usable_memory,
-                available=table.memory_left,
-                near=machine.tiers.near,
-                share="memory",
-            )
-        )
+        kinds.append(("memory", demand.memory_bytes, machine.usable_memory, table.memory_left))
     for size, amount in sorted(demand.hugepages.items()):
         pages = machine.hugepages_capacity(size)
-        found.append(
-            ResourceDemand(
-                resource=pages_name(size),
-                need=amount,
-                capacity={i: pages[i] for i in machine.numa_ids},
-                available=table.hugepages_left[size],
-                near=machine.tiers.near,
-                share="memory",
-            )
+        capacity = {i: pages[i] for i in machine.numa_ids}
+        kinds.append((pages_name(size), amount, capacity, table.hugepages_left[size]))
+    return [
+        ResourceDemand(
+            resource=resource,
+            need=need,
+            capacity=capacity,
+            available=left,
+            near=machine.tiers.near,
+            share="memory",
         )
-    return found
+        for resource, need, capacity, left in kinds
+    ]
+
+
+def device_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
+    """Devices that the container has already."""
+    if not (case.container.devices or case.container.pod_devices):
+        return []
+    return [DeviceDemand(request=request) for request in aligned_devices(case)]
+
+
+HINT_PROVIDERS: Final = (cpu_hints, memory_hints, device_hints)
+"""Everything that asks for NUMA nodes, in the order of explanations: CPUs first."""
+
+
+def demands(case: Case, table: ResourceTable) -> list[HintDemand]:
+    """What each resource asks for."""
+    return [demand for provider in HINT_PROVIDERS for demand in provider(case, table)]
 
 
 def _sockets(machine: Machine) -> dict[int, int]:

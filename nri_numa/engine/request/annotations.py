@@ -92,7 +92,7 @@ def barred(permission: Permission, key: str, value: str) -> str | None:
     return f"no others than {','.join(allowed)}"
 
 
-def asked_by_pod(requested: Requested, key: str) -> bool:
+def by_annotation(requested: Requested, key: str) -> bool:
     """Say whether a key's value comes from an annotation, not from the operator."""
     return requested.sources.get(key, "").startswith("annotation ")
 
@@ -501,7 +501,7 @@ def resolve(
     chosen: _Level = {}
     given: frozenset[str] = frozenset()
     for number, level in enumerate(levels):
-        heard: _Level = {}
+        new: _Level = {}
         for key, (value, source) in level.items():
             if key in chosen:
                 continue
@@ -510,13 +510,13 @@ def resolve(
             if expected is not None:
                 return _wrong(pod, container, key, value, expected, source)
             if _clash(key, value, chosen) is None:
-                heard[key] = (value, source)
-        found = _contradiction(heard)
+                new[key] = (value, source)
+        found = _contradiction(new)
         if found is not None:
             key, expected = found
-            value, source = heard[key]
+            value, source = new[key]
             return _wrong(pod, container, key, value, expected, source)
-        chosen.update(heard)
+        chosen.update(new)
         if number == configured_from - 1:
             given = frozenset(chosen)
     requested = _requested(chosen, given, permission, ignored)
@@ -733,12 +733,7 @@ def addressees(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """A name that an annotation has and no container.
-
-    Attributes:
-        annotation: the first that names it.
-        had: names of the containers that the pod has had.
-    """
+    """A name that an annotation has and no container."""
 
     annotation: str
     name: str

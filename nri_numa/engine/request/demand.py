@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.annotations import asked_by_pod, permission_of
+from nri_numa.engine.request.annotations import by_annotation, permission_of
 from nri_numa.engine.state import NOTHING, Charge, NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
@@ -54,22 +54,17 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         cpu_milli: thousandths of a CPU: the limit, else the request, else 0; in a Guaranteed pod
             at most what the pod's sum leaves it.
         cpu_at_least: it may be more: shares cannot tell more than 256 CPUs.
-        exclusive_cpus: whole CPUs to own; 0 for a container that shares.
         memory_bytes: the limit, else the request as far as the OOM score tells, else 0; in a
             Guaranteed pod at most what the pod's sum leaves it.
-        hugepages: bytes by page size in bytes, whole pages, no zero entries.
         cpu_paid_milli: thousandths of a CPU that the request pays for: what may be owned, and what
             is allocated for a container that shares.
         pod_paid_milli: for a pod's list: what the pod's requests pay for beside what others of it
             have; None where the runtime does not tell.
         memory_paid: bytes that the request pays for, which is what is allocated; the pin must hold
             ``memory_bytes``.
-        cpu_source: ``limit``, ``request`` or ``none``.
         memory_source: ``limit``, ``request`` (to a thousandth of the machine) or ``none``.
         size_milli, size_bytes: as ``cpu_milli`` and ``memory_bytes``, whatever its pod has: what a
             resize changes.
-        notes: values that were disregarded, and why, one clause each.
-        ignored: what is requested, not permitted and was passed over, in a sentence; or empty.
     """
 
     cpu_milli: int = 0
@@ -155,7 +150,7 @@ def demand(
         counted = saturated and requested.slots is not None
         if 1000 * exclusive > paid and not requested.unpaid_cpus and not counted:
             if "cpus" in requested.given and not (
-                requested.lenient and asked_by_pod(requested, "cpus")
+                requested.lenient and by_annotation(requested, "cpus")
             ):
                 return _unpaid(pod, container, requested, paid, exclusive)
             ignored = f"cpus: exclusive is ignored: {_pays(paid, exclusive)}"

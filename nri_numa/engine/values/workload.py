@@ -44,12 +44,7 @@ class MemoryPolicy(StrEnum):
 
 
 class MemoryPolicySetting(msgspec.Struct, frozen=True):
-    """A memory policy for one container.
-
-    Attributes:
-        mode: never ``default``.
-        nodes: which NUMA nodes it is about; empty for ``local``.
-    """
+    """A memory policy for one container."""
 
     mode: MemoryPolicy
     nodes: NUMASet = NO_NUMA_NODES
@@ -285,8 +280,6 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
         cpu_shares: cgroup v1 scale, 1024 is one CPU; 2 is the minimum and means no request.
         cpu_quota, cpu_period: microseconds; a quota of -1 or 0 is no limit.
         memory_limit: bytes; 0 or negative is no limit.
-        hugepages: limit in bytes by page size in bytes.
-        cpus, mems: kernel lists somebody set already.
     """
 
     cpu_shares: int | None = None
@@ -302,9 +295,7 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A pod as the runtime knows it.
 
     Attributes:
-        id: the runtime's sandbox id.
         uid: the Kubernetes pod UID (falls back to the sandbox id when the runtime tells none).
-        runtime_handler: RuntimeClass handler, empty for the default.
         resources: the sum over the pod's containers as the kubelet told the runtime; nothing given
             when the runtime does not tell.
         network_namespace: its path, where it was read; empty for a pod on the host's network.
@@ -334,10 +325,6 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         labels: only of containers that are being made up; the runtime's are not read.
         oom_score_adj: encodes the memory request of Burstable pods (kubelet's formula).
-        pid: init process, 0 before it exists.
-        cgroups_path: the OCI cgroupsPath.
-        mentions: what the runtime's message says of its devices, where that was read.
-        devices: device requests, when some source tells them.
         pod_devices: those of all containers of its pod, where more is known than its own; they
             count where the pod is placed as a whole.
         device_notes: sentences about what it was said to have and gives no hint.
@@ -376,11 +363,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownDevices(msgspec.Struct, frozen=True):
-    """What is known of the devices of a container at some moment.
-
-    Attributes:
-        devices, pod_devices, notes: as `Container` has them (``device_notes``).
-    """
+    """What is known of the devices of a container at some moment."""
 
     devices: tuple[DeviceRequest, ...] = ()
     pod_devices: tuple[DeviceRequest, ...] = ()
@@ -404,8 +387,6 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
     """Exclusive CPUs that the scheduler counted; see `nri_numa.engine.request.demand`.
 
     Attributes:
-        ids: as they were handed over, separated by commas.
-        count: how many.
         by_node: how many on each NUMA node; empty where the kubelet has chosen none.
     """
 
@@ -423,18 +404,11 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         numacpu, numamem: explicit kernel lists as they were written, checked for form only; None
             when not asked for.
-        listed_cpus, listed_mems: the same lists as sets, so that they are read once.
         pods_list: ``numacpu`` is given for its whole pod, not for this container.
         cpus: None when nobody said: then a Guaranteed whole-number container that has a policy
             is exclusive and everything else is shared, as in the kubelet's static policy.
-        on_failure: None when nobody said: then the policy decides.
         sources: key to where its value came from (``annotation numa.kubernetes.io/policy``,
             ``rule 2``, ``default``), for explanations.
-        ignored: sentences about annotations that are not permitted and were passed over.
-        unpaid_cpus: it may own CPUs that no request pays for.
-        reserved_cpus: its list may name reserved CPUs.
-        lenient: what is not permitted is ignored instead of refused.
-        permission: name of the permission that says so, for sentences.
         slots: what the kubelet gave it of the extended resource; None where that is nothing.
         placed: NUMA nodes that the scheduler held for it; see
         `nri_numa.engine.request.annotations`.
@@ -500,16 +474,11 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything the kubelet's CPU Manager and Memory Manager granted on this node.
 
     Attributes:
-        cpu_policy, memory_policy: as the state files name them; empty when unknown.
         shared: sets that the CPU Manager gives to containers without a grant, the one in force
             first, then those it gave before.
         cpus: granted CPUs by holder.
-        mems: NUMA nodes of granted memory by holder.
         pods: CPUs granted to whole pods, by pod UID; containers without a grant of their own run
             on what their pod has.
-        pod_mems: the same for memory.
-        memory: granted bytes by NUMA node.
-        hugepages: granted bytes by NUMA node and page size.
     """
 
     cpu_policy: str = ""
@@ -523,7 +492,7 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
 
     @cached_property
-    def taken(self) -> CPUSet:
+    def granted(self) -> CPUSet:
         """All granted CPUs."""
         bits = 0
         for cpus in (*self.cpus.values(), *self.pods.values()):
@@ -537,7 +506,7 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def cpus_of(self, pod_uid: str, container: str, container_id: str) -> CPUSet:
         """CPUs granted to one container, or to its pod; empty when it shares with everybody."""
-        if not self.taken:
+        if not self.granted:
             return NO_CPUS
         own = self.cpus.get((pod_uid, container)) or self.cpus.get(("", container_id))
         return own or self.pods.get(pod_uid, NO_CPUS)
@@ -565,9 +534,6 @@ class Pods:
 
     A container that is known is compared with what is remembered of it, and of its pod nobody asks
     more than the UID. So a pod is made at the first question, and only once.
-
-    Attributes:
-        uids: pod UID by sandbox id.
     """
 
     __slots__ = ("_made", "_make", "uids")
@@ -602,11 +568,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         reason: CamelCase, from a bounded set; metric label and first word of the message.
         message: one line for the pod's author, with pod and container: the thing, its value and
             what was expected, or what was needed, what there was, and which rule said no.
-        rule: the rule in words.
         key, value, source: the annotation, rule or default that cannot be read or granted, as it
             was given; empty where a number or a shortage is refused.
-        widenable: a wider set of NUMA nodes could help.
-        alignment: what the policy came to, where it was asked.
     """
 
     reason: str
@@ -625,9 +588,6 @@ class ContainerAdjustment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cpus, mems: kernel lists; empty leaves what the request says.
         quota: CFS quota in microseconds per period, `NO_QUOTA` to lift it, None to leave it.
-        annotations: added to the container (they end up in the OCI spec only).
-        env: added to the environment, in the mapping's order.
-        memory_policy: set before the program runs; None sets none.
     """
 
     cpus: str = ""
@@ -645,8 +605,6 @@ class ContainerUpdate(NamedTuple):
     quarter of the time of a frozen dataclass.
 
     Attributes:
-        container_id: must be set, also when it is the container of an UpdateContainer request.
-        cpus, mems: kernel lists; empty leaves them.
         cpu_quota, cpu_period: microseconds; `NO_QUOTA` lifts the quota, None leaves it.
         cpu_shares: cgroup v1 scale, None leaves them.
         memory_limit: bytes, None leaves it.
@@ -692,12 +650,7 @@ NO_ADJUSTMENT: Final = ContainerAdjustment()
 
 
 class StateChange(msgspec.Struct, frozen=True):
-    """What a step may have changed of the state; the store writes what really differs.
-
-    Attributes:
-        containers: ids.
-        pods: UIDs.
-    """
+    """What a step may have changed of the state; the store writes what really differs."""
 
     containers: tuple[str, ...] = ()
     pods: tuple[str, ...] = ()

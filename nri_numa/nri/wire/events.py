@@ -1,7 +1,7 @@
 """What a session reports: small frozen events, for the plugin role and for the runtime role.
 
 An event with a `stream` waits for an answer on it. `StateChange` and the methods of NRI 0.12 make
-the same events; nobody above this line can tell them apart.
+the same events; they do not differ above this line.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class RegisterRequested(msgspec.Struct, frozen=True):
 
 
 class UpdateContainersRequested(msgspec.Struct, frozen=True):
-    """A plugin sends updates nobody asked for."""
+    """A plugin sends updates that answer no request."""
 
     stream: int
     request: pb.UpdateContainersRequest

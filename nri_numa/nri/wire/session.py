@@ -37,7 +37,6 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -145,48 +144,37 @@ class Step(enum.Enum):
     SHUTDOWN = "Shutdown"
 
 
-_TABLE: Final = {
-    Phase.CONNECTED: {
-        Step.REGISTER: Phase.REGISTERING,
-    },
-    Phase.REGISTERING: {
-        # Real runtimes accept a second registration and ignore it.
-        Step.REGISTER: Phase.REGISTERING,
-        Step.CONFIGURE: Phase.CONFIGURING,
-        Step.SHUTDOWN: Phase.REGISTERING,
-    },
-    Phase.CONFIGURING: {
-        Step.REGISTER: Phase.CONFIGURING,
-        Step.CONFIGURE_ANSWERED: Phase.CONFIGURED,
-        Step.SHUTDOWN: Phase.CONFIGURING,
-    },
+_TABLE: Final[Mapping[Phase, Mapping[Step, Phase]]] = {
+    Phase.CONNECTED: {Step.REGISTER: Phase.REGISTERING},
+    Phase.REGISTERING: {Step.CONFIGURE: Phase.CONFIGURING},
+    Phase.CONFIGURING: {Step.CONFIGURE_ANSWERED: Phase.CONFIGURED},
     Phase.CONFIGURED: {
-        Step.REGISTER: Phase.CONFIGURED,
         Step.SYNCHRONIZE: Phase.SYNCHRONIZING,
         Step.EVENT: Phase.CONFIGURED,
         Step.UPDATE_CONTAINERS: Phase.CONFIGURED,
-        Step.SHUTDOWN: Phase.CONFIGURED,
     },
     Phase.SYNCHRONIZING: {
-        Step.REGISTER: Phase.SYNCHRONIZING,
         Step.SYNCHRONIZE: Phase.SYNCHRONIZING,
         Step.SYNCHRONIZE_ANSWERED: Phase.ACTIVE,
         # The update and the first slice may cross on the wire.
         Step.UPDATE_CONTAINERS: Phase.SYNCHRONIZING,
-        Step.SHUTDOWN: Phase.SYNCHRONIZING,
     },
     Phase.ACTIVE: {
-        Step.REGISTER: Phase.ACTIVE,
         Step.SYNCHRONIZE: Phase.SYNCHRONIZING,
         Step.EVENT: Phase.ACTIVE,
         Step.UPDATE_CONTAINERS: Phase.ACTIVE,
-        Step.SHUTDOWN: Phase.ACTIVE,
     },
-    Phase.CLOSED: {},
-    Phase.DEAD: {},
 }
 
-TRANSITIONS: Final[Mapping[Phase, Mapping[Step, Phase]]] = MappingProxyType(_TABLE)
+TRANSITIONS: Final[Mapping[Phase, Mapping[Step, Phase]]] = {
+    phase: {
+        # Once registered: real runtimes accept a second registration and ignore it, and a goodbye
+        # is followed by the end of the socket.
+        **({} if phase is Phase.CONNECTED else {Step.REGISTER: phase, Step.SHUTDOWN: phase}),
+        **steps,
+    }
+    for phase, steps in _TABLE.items()
+} | {Phase.CLOSED: {}, Phase.DEAD: {}}
 """Phase and step to the next phase; what is missing is illegal."""
 
 

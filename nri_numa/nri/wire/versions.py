@@ -14,7 +14,7 @@ import enum
 import re
 from typing import Final
 
-from nri_numa.runtime import PushPath, RuntimeInfo
+from nri_numa.runtime import RuntimeInfo
 
 NRI_VERSION: Final = "v0.12.2"
 """The release of NRI whose messages this package speaks."""
@@ -71,6 +71,19 @@ validator included.
 """
 
 
+class PushPath(enum.StrEnum):
+    """How an update may be sent that answers no request."""
+
+    UPDATE_CONTAINERS = "update-containers"
+    """The plain call; safe from NRI 0.12.1 on."""
+
+    ONE_SHOT = "one-shot"
+    """A second registration that answers Synchronize with the updates; safe from NRI 0.6.1 on."""
+
+    NONE = "none"
+    """No way is known to be safe: registrations and events deadlock (containerd#10085)."""
+
+
 _VERSION: Final = re.compile(r"\s*v?([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?(.*)", re.DOTALL)
 _NO_RELEASE: Final = (0, 0, 0)
 
@@ -97,7 +110,7 @@ def push_path(info: RuntimeInfo) -> PushPath:
     if _is_at_least(info.nri_version, nri, (0, 12, 1)):
         return PushPath.UPDATE_CONTAINERS
     if info.registration_timeout or info.nri_version:
-        return PushPath.ONE_SHOT  # timeouts are told from NRI 0.7 on
+        return PushPath.ONE_SHOT  # timeouts are given from NRI 0.7 on
     release = parse_version(info.version) or _NO_RELEASE
     since = {"containerd": (1, 7, 16), "cri-o": (1, 31, 0)}.get(info.name.lower())
     if since is not None and release >= since:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.cluster.claims import ClaimDesk
-from nri_numa.dra.handover import Asker, Teller
+from nri_numa.dra.handover import HandoverClient, HandoverServer
 from nri_numa.kube.api import KubeAPI
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
 from tests.unit.dra.test_claims import UID, claim
@@ -35,11 +35,11 @@ def answers(
 
     async def look() -> None:
         api = KubeAPI(str(credentials), "test")
-        desk = ClaimDesk(Teller(str(handover)), api, lambda: told.append("taken"))
+        desk = ClaimDesk(HandoverServer(str(handover)), api, lambda: told.append("taken"))
         try:
             await desk.look()
             await desk.look()
-            Asker(str(handover)).registered()
+            HandoverClient(str(handover)).registered()
             await desk.look()
         finally:
             await api.close()

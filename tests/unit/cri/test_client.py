@@ -216,8 +216,8 @@ async def test_a_refused_update_is_a_value(directory: Path) -> None:
     async with serving(directory, Runtime()) as client:
         narrow = await client.update(ContainerUpdate("narrow", cpus="9"))
         gone = await client.update(ContainerUpdate("gone", cpus="9"))
-    assert narrow == UpdateFailed(container_id="narrow", gone=False, message="permission denied")
-    assert gone == UpdateFailed(container_id="gone", gone=True, message="no such container")
+    assert narrow == UpdateFailed(container_id="narrow", unknown=False, message="permission denied")
+    assert gone == UpdateFailed(container_id="gone", unknown=True, message="no such container")
 
 
 @pytest.mark.asyncio

@@ -84,7 +84,7 @@ class Bed:
     def resize_refused(self, container_id: str, quota: int) -> None:
         self.world.agent.limited(container_id, quota)
 
-    def gone(self, container_id: str) -> None:
+    def ended(self, container_id: str) -> None:
         self.ends.append(container_id)
 
     def kind(self, container_id: str) -> Kind | None:
@@ -358,7 +358,7 @@ async def test_no_socket_is_tried_again_until_there_is_one(directory: Path) -> N
         await until(lambda: bed.states == [LinkState.DISCONNECTED], "said once")
         async with bed.runtime:
             await until(lambda: bed.link.state is LinkState.ACTIVE, "found")
-            assert await bed.link.look() == ""
+            assert await bed.link.refresh() == ""
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -434,7 +434,7 @@ async def test_a_lost_runtime_and_a_closed_connection_are_failures_not_exception
     runtime.open("a")
     failed = await lost
     assert failed is not None
-    assert (failed.gone, failed.message) == (False, "no answer")
+    assert (failed.unknown, failed.message) == (False, "no answer")
     under_way = outbox.put(ContainerUpdate("b", cpus="0"))
     await turns()
     waiting = [outbox.put(ContainerUpdate(name, cpus="0")) for name in "bc"]
@@ -457,7 +457,7 @@ def sized(shares: int = 0, quota: int = 0, limit: int = 0) -> Container:
 
 def change(of: Change | None) -> tuple[Size, Size]:
     assert of is not None
-    return Size.of(of.asked), Size.of(of.before)
+    return Size.of(of.requested), Size.of(of.before)
 
 
 def test_what_differs_was_asked_for_and_what_was_before_is_told() -> None:

@@ -19,7 +19,7 @@ from nri_numa.errors import DevicePluginBusy, RuntimeUnavailable
 from tests.beds.fake_kubelet import FakeKubelet
 
 RESOURCE = "numa.example.com/exclusive-cpu"
-QUICK = Pace(ask=0.02, look=0.02, silent=0.1, settle=0.01, watched=0.3)
+QUICK = Pace(ask=0.02, poll=0.02, silent=0.1, settle=0.01, watched=0.3)
 
 
 @pytest.fixture
@@ -57,10 +57,16 @@ class FakeAgent:
 
 @asynccontextmanager
 async def running(
-    directory: Path, agent: FakeAgent, taken: Callable[[], set[str]] = set
+    directory: Path, agent: FakeAgent, allocated: Callable[[], set[str]] = set
 ) -> AsyncIterator[DevicePlugin]:
     plugin = DevicePlugin(
-        str(directory), RESOURCE, agent.ask, SlotList(), taken=taken, pace=QUICK, waits=(0.02,)
+        str(directory),
+        RESOURCE,
+        agent.ask,
+        SlotList(),
+        allocated=allocated,
+        pace=QUICK,
+        waits=(0.02,),
     )
     task = asyncio.create_task(plugin.run())
     try:
@@ -192,7 +198,7 @@ def test_two_on_one_node_and_none_left_behind(directory: Path) -> None:
             # A killed one leaves its socket; the next one takes it over.
             (directory / OWN_SOCKET).unlink(missing_ok=True)
             os.close(_left_behind(directory / OWN_SOCKET))
-            async with running(directory, FakeAgent(), taken=lambda: {"slot-9"}):
+            async with running(directory, FakeAgent(), allocated=lambda: {"slot-9"}):
                 assert set(await kubelet.listed(lambda it: "slot-9" in it)) == {
                     "slot-0", "slot-1", "slot-9",
                 }  # fmt: skip

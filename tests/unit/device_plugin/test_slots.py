@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.device_plugin.slots import UNDER_WAY, Counted, SlotList, counted
+from nri_numa.device_plugin.slots import UNDER_WAY, Counted, SlotList, parse_counts
 from nri_numa.errors import UnknownSlots
 
 
@@ -79,7 +79,7 @@ def test_numa_nodes_are_announced_where_that_is_asked_for() -> None:
 
 def test_what_the_kubelet_gave_away_before_we_started() -> None:
     slots = SlotList()
-    slots.taken({"slot-7"}, 0)
+    slots.allocated({"slot-7"}, 0)
     slots.count(told({0: 2}), 0)
     assert ids(slots) == ["slot-0", "slot-7"]
     assert slots.allocate(["slot-7"], 1) == "slot-7"
@@ -139,7 +139,7 @@ def test_the_agents_answer_is_read() -> None:
         "ready": True, "reason": "", "annotation": "p/slots", "total": 3, "ids": ["slot-1"],
         "numaNodes": [{"id": 0, "held": 1, "free": 2}], "more": 1,
     }  # fmt: skip
-    read = counted(document)
+    read = parse_counts(document)
     assert (read.free, read.held, read.ready) == ({0: 2}, {"slot-1"}, True)
 
 

@@ -41,7 +41,7 @@ def late(tmp_path: Path) -> Path:
 
 def registry(*directories: Path) -> CDIRegistry:
     made = CDIRegistry(tuple(map(str, directories)))
-    assert made.look()
+    assert made.refresh()
     return made
 
 
@@ -145,11 +145,11 @@ def test_what_is_huge_no_file_or_not_utf8_is_not_read(early: Path) -> None:
 
 def test_files_are_read_again_when_they_changed_and_only_then(early: Path, late: Path) -> None:
     found = registry(early, late / "not there yet")
-    assert not found.look()
+    assert not found.refresh()
     (early / "a.json").write_text(spec("example.com/x", a={"deviceNodes": [node(1, 1)]}))
-    assert found.look()
+    assert found.refresh()
     assert found.devices
-    assert not found.look()
+    assert not found.refresh()
     (early / "a.json").unlink()
-    assert found.look()
+    assert found.refresh()
     assert not found.devices

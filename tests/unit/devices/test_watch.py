@@ -309,8 +309,8 @@ def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: Be
     watch.settle()
     assert has(seen(watch, POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
     assert "the kubelet" in seen(watch, other, container(other), NO_MENTIONS).device_notes[0]
-    watch.gone(POD.id)
-    watch.gone(POD.id)
+    watch.removed(POD.id)
+    watch.removed(POD.id)
     assert watch.known(POD.id, "app", NO_MENTIONS) is NO_DEVICES
     watch.kept([])
     assert watch.known(other.id, "app", NO_MENTIONS) is NO_DEVICES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,32 @@ def test_a_renewed_authority_is_trusted(tmp_path: Path, monkeypatch: pytest.Monk
                 await asyncio.sleep(0.05)
 
     run(tmp_path, talk)
+
+
+def test_a_request_that_was_given_up_leaves_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_it, over = threading.Event(), threading.Event()
+
+    def answer(asked: Asked) -> Said:
+        asked_it.set()
+        over.wait(60)
+        return Said(201, {})
+
+    async def talk(made: KubeAPI) -> None:
+        post = asyncio.create_task(made.ask("POST", PATH, {}))
+        await asyncio.to_thread(asked_it.wait, 60)
+        (connection,) = made._sockets
+        post.cancel()
+        await asyncio.wait([post])
+        await made.close()
+        assert connection.fileno() == -1
+
+    with fake(tmp_path, monkeypatch, answer):
+        try:
+            run(tmp_path, talk)
+        finally:
+            over.set()
 
 
 def test_a_watch_is_read_line_by_line_however_it_comes(

@@ -58,7 +58,7 @@ def test_version_4_wraps_the_document_and_the_outer_copy_does_not_count() -> Non
 def test_policy_none_has_no_cpusets() -> None:
     document = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
     found, problems = grants(cpu_state(document), None, CPUSet.parse("0-7"), NUMASet(), NO_GRANTS)
-    assert (found.cpu_policy, found.shared, found.taken, problems) == ("none", (), CPUSet(), ())
+    assert (found.cpu_policy, found.shared, found.granted, problems) == ("none", (), CPUSet(), ())
 
 
 def test_keys_are_read_without_regard_to_case() -> None:

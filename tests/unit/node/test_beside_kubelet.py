@@ -174,7 +174,7 @@ def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: Bed) -> None
         bed.beside.refresh_kubelet_grants()
     assert bed.log.getvalue().count("the kubelet's state is not understood") == 1
     assert bed.metric("kubelet_state_problems") == 1
-    assert str(bed.world.agent.state.kubelet.taken) == "2-3"
+    assert str(bed.world.agent.state.kubelet.granted) == "2-3"
     assert bed.beside.problems
     bed.grant()
     bed.beside.refresh_kubelet_grants()

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.dra.claims import BadClaim, variable
-from nri_numa.dra.handover import Asker
+from nri_numa.dra.handover import HandoverClient
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, Mentions
 from nri_numa.machine.cpuset import CPUSet
@@ -47,7 +47,7 @@ class Bed:
         """A new process."""
         bed = self
 
-        class FromObjects(Asker):
+        class FromObjects(HandoverClient):
             def ask(self, namespace: str, name: str, uid: str) -> object:
                 if uid not in bed.objects:
                     raise BadClaim("not found")

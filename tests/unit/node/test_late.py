@@ -63,7 +63,7 @@ def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: Bed) -> None:
     assert bed.tree.cpus_of(f"/pods/{one}") == "2"
     assert bed.late.known == {one: 0.25}
     assert bed.metric("nri_numa_late_seconds_count") == 1
-    bed.late.gone(one)
+    bed.late.ended(one)
     assert bed.late.known == {}
 
 

@@ -29,46 +29,9 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.runtime import page_size
 
 G, B, BE = QoSClass.GUARANTEED, QoSClass.BURSTABLE, QoSClass.BEST_EFFORT
-UID = "0a1b2c3d-1111-2222-3333-444455556666"
-SLICE_UID = UID.replace("-", "_")
 
 
 # --- pods -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("cgroup_parent", "qos"),
-    [
-        (f"/kubepods/burstable/pod{UID}", B),
-        (f"/kubepods/besteffort/pod{UID}", BE),
-        (f"/kubepods/pod{UID}", G),
-        (f"kubepods/pod{UID}", G),
-        (f"/kubelet/kubepods/burstable/pod{UID}", B),
-        (
-            f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE_UID}.slice",
-            B,
-        ),
-        (f"kubepods-burstable-pod{SLICE_UID}.slice", B),
-        (f"kubepods-besteffort-pod{SLICE_UID}.slice", BE),
-        (f"kubepods-pod{SLICE_UID}.slice", G),
-        (f"/kubepods.slice/kubepods-pod{SLICE_UID}.slice", G),
-        # kind: the kubelet's root is below a slice of its own
-        (
-            "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
-            f"kubelet-kubepods-besteffort-pod{SLICE_UID}.slice",
-            BE,
-        ),
-        ("", None),
-        ("/", None),
-        ("/system.slice", None),
-        ("/burstable/pod1", None),
-        ("user-1000.slice", None),
-    ],
-)
-def test_the_qos_class_is_in_the_pods_cgroup(cgroup_parent: str, qos: QoSClass | None) -> None:
-    assert QoSClass.of_cgroup(cgroup_parent) is qos
-    found = pod_from(pb.PodSandbox(linux=pb.LinuxPodSandbox(cgroup_parent=cgroup_parent)))
-    assert found.qos is (qos or BE)
 
 
 def resources(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.values.workload import MOST_CHARACTERS, MOST_DEVICES, NO_MENTIONS, DeviceNode
+from nri_numa.engine.values.workload import NO_MENTIONS, DeviceNode
 from nri_numa.nri.conversion import mentions_of, pod_from
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 
@@ -57,20 +57,6 @@ def test_the_variables_of_a_privileged_container_count() -> None:
     made.linux.resources.devices.add(allow=True, access="rwm")
     found = mentions_of(made)
     assert (found.nodes, found.variables) == ((), {"PCIDEVICE_A": "0000:3b:00.0"})
-
-
-def test_what_is_read_is_bounded() -> None:
-    made = container(
-        MOST_DEVICES + 5,
-        env=[f"PCIDEVICE_{i}=x" for i in range(500)] + ["PCIDEVICE_LONG=" + "x" * MOST_CHARACTERS],
-        annotations={
-            "cdi.k8s.io/a": ",".join(f"example.com/a={i}" for i in range(100)),
-            "cdi.k8s.io/b": "x" * (MOST_CHARACTERS + 1),
-        },
-    )
-    found = mentions_of(made)
-    assert len(found.nodes) == len(found.variables) == len(found.cdi) == MOST_DEVICES
-    assert found.unread == 5 + 100 - MOST_DEVICES
 
 
 def test_the_network_namespace_is_the_pods_and_a_pod_of_the_hosts_has_none() -> None:

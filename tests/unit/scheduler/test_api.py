@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -362,11 +362,14 @@ class Recorder(Watched):
         self.changes: list[tuple[str, Any]] = []
         self.empty = asyncio.Event()
 
-    def put(self, document: dict[str, Any]) -> None:
+    def put(self, document: Mapping[str, Any]) -> None:
         self.changes.append(("put", name_of(document)))
 
-    def remove(self, document: dict[str, Any]) -> None:
+    def remove(self, document: Mapping[str, Any]) -> None:
         self.changes.append(("removed", name_of(document)))
+
+    def gone(self, key: str) -> None:
+        self.changes.append(("gone", key))
 
     def listed(self, keys: frozenset[str]) -> None:
         self.changes.append(("all", sorted(keys)))
@@ -404,9 +407,9 @@ def test_pages_changes_and_a_second_list_after_410(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await connection.close()
-        assert objects.changes[:6] == [
+        assert objects.changes[:9] == [
             ("put", "a"), ("put", "b"), ("all", ["a", "b"]), ("put", "c"), ("removed", "a"),
-            ("all", []),
+            ("gone", "a"), ("gone", "b"), ("gone", "c"), ("all", []),
         ]  # fmt: skip
         assert "resourceVersion=10" in watched[0]
         assert "resourceVersion=12" in watched[1]
@@ -431,7 +434,7 @@ def test_a_watch_that_ends_is_resumed_soon(tmp_path: Path, monkeypatch: pytest.M
         enough = asyncio.Event()
 
         class Counted(Recorder):
-            def put(self, document: dict[str, Any]) -> None:
+            def put(self, document: Mapping[str, Any]) -> None:
                 super().put(document)
                 if len(self.changes) == 14:  # the empty list is one
                     enough.set()

@@ -112,9 +112,9 @@ def test_nodes_come_change_and_go() -> None:
     watched.topologies.put({"metadata": {"name": "n1"}, "zones": 3})
     assert isinstance(watched.nodes.room("n1"), Unreadable)
     watched.topologies.put(topology(1, 1, name="n2"))
-    watched.topologies.listed(frozenset({"n2"}))
+    watched.topologies.gone("n1")
     assert watched.nodes.names == {"n2"}
-    watched.topologies.remove(topology(1, 1, name="n2"))
+    watched.topologies.gone("n2")
     assert not watched.nodes.names
     for garbage in ({}, {"metadata": 3}, {"metadata": {"name": 3}}):
         watched.topologies.put(garbage)

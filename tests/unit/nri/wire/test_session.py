@@ -296,7 +296,9 @@ def test_pod_events_are_the_same_in_both_styles(method: str, number: Event) -> N
     new, old = SessionPair().active(), SessionPair().active()
     new.runtime.request(method, PLUGIN_METHODS[method](pod=POD))
     old.runtime.request("StateChange", pb.StateChangeEvent(event=number.name, pod=POD))
-    assert new.to_plugin() == old.to_plugin() == [ev.PodEvent(5, number, POD)]
+    expected = ev.PodEvent(5, number, POD)
+    assert new.to_plugin() == old.to_plugin() == [expected]
+    assert expected.method == method
 
 
 @pytest.mark.parametrize(
@@ -309,8 +311,9 @@ def test_container_events_are_the_same_in_both_styles(method: str, number: Event
     old.runtime.request(
         "StateChange", pb.StateChangeEvent(event=number.name, pod=POD, container=CONTAINER)
     )
-    expected = [ev.ContainerEvent(5, number, POD, CONTAINER)]
-    assert new.to_plugin() == old.to_plugin() == expected
+    expected = ev.ContainerEvent(5, number, POD, CONTAINER)
+    assert new.to_plugin() == old.to_plugin() == [expected]
+    assert expected.method == method
 
 
 def test_together_the_two_styles_and_the_requests_cover_every_method() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from nri_numa.nri.wire import versions
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import Event
-from nri_numa.runtime import PushPath, RuntimeInfo
+from nri_numa.nri.wire.versions import Event, PushPath
+from nri_numa.runtime import RuntimeInfo
 
 
 def info(

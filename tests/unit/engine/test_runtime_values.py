@@ -1,0 +1,81 @@
+"""Values that every link to a runtime makes: the QoS class, mentions of devices, updates."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa.engine.values.workload import (
+    CLAIM_VARIABLE,
+    MOST_CHARACTERS,
+    MOST_DEVICES,
+    NO_MENTIONS,
+    ContainerUpdate,
+    DeviceNode,
+    QoSClass,
+    mentions_in,
+)
+
+G, B, BE = QoSClass.GUARANTEED, QoSClass.BURSTABLE, QoSClass.BEST_EFFORT
+UID = "0a1b2c3d-1111-2222-3333-444455556666"
+SLICE_UID = UID.replace("-", "_")
+
+
+@pytest.mark.parametrize(
+    ("cgroup_parent", "qos"),
+    [
+        (f"/kubepods/burstable/pod{UID}", B),
+        (f"/kubepods/besteffort/pod{UID}", BE),
+        (f"/kubepods/pod{UID}", G),
+        (f"kubepods/pod{UID}", G),
+        (f"/kubelet/kubepods/burstable/pod{UID}", B),
+        (
+            f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE_UID}.slice",
+            B,
+        ),
+        (f"kubepods-burstable-pod{SLICE_UID}.slice", B),
+        (f"kubepods-besteffort-pod{SLICE_UID}.slice", BE),
+        (f"kubepods-pod{SLICE_UID}.slice", G),
+        (f"/kubepods.slice/kubepods-pod{SLICE_UID}.slice", G),
+        # kind: the kubelet's root is below a slice of its own
+        (
+            "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
+            f"kubelet-kubepods-besteffort-pod{SLICE_UID}.slice",
+            BE,
+        ),
+        ("", None),
+        ("/", None),
+        ("/system.slice", None),
+        ("/burstable/pod1", None),
+        ("user-1000.slice", None),
+    ],
+)
+def test_the_qos_class_is_in_the_pods_cgroup(cgroup_parent: str, qos: QoSClass | None) -> None:
+    assert QoSClass.of_cgroup(cgroup_parent) is qos
+
+
+def test_nothing_that_tells_of_devices_is_no_mention() -> None:
+    environment = ["PATH=/bin", "PCIDEVICE_A_INFO={}"]
+    found = mentions_in(nodes=(), environment=environment, annotations={"other": "a/b=1"})
+    assert found is NO_MENTIONS
+
+
+def test_what_is_read_is_bounded() -> None:
+    claims = [f"{CLAIM_VARIABLE}{number}=x" for number in range(MOST_DEVICES + 1)]
+    variables = [f"PCIDEVICE_{i}=x" for i in range(500)]
+    found = mentions_in(
+        nodes=[DeviceNode("c", 240, minor) for minor in range(MOST_DEVICES + 5)],
+        environment=[*variables, "PCIDEVICE_LONG=" + "x" * MOST_CHARACTERS, *claims],
+        annotations={
+            "cdi.k8s.io/a": ",".join(f"example.com/a={i}" for i in range(100)),
+            "cdi.k8s.io/b": "x" * (MOST_CHARACTERS + 1),
+        },
+    )
+    assert len(found.nodes) == len(found.variables) == len(found.cdi) == MOST_DEVICES
+    assert len(found.claims) == MOST_DEVICES
+    assert found.unread == 5 + 100 - MOST_DEVICES
+
+
+def test_a_later_update_counts_where_both_change_something() -> None:
+    first = ContainerUpdate("a", cpus="0-3", mems="0", cpu_shares=2, ignore_failure=True)
+    later = ContainerUpdate("a", cpus="0-1", cpu_quota=-1)
+    assert later.over(first) == ContainerUpdate("a", "0-1", "0", cpu_quota=-1, cpu_shares=2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from itertools import repeat
+from operator import attrgetter
 from typing import Final
 
 from msgspec.structs import replace
@@ -549,6 +550,9 @@ def _drop_leftovers(state: NodeState, pod: PodSandbox, container: Container) -> 
     return state
 
 
+_kept = attrgetter(*Allocation.__struct_fields__)
+
+
 def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
     """What the state keeps of a placement."""
     requested, needs = case.requested, case.demand
@@ -556,8 +560,7 @@ def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
     lifted = placed.owned and case.machine.settings.lift_quota and quota is not None and quota > 0
     if lifted and requested.pods_list and needs.size_milli < 1000 * len(placed.cpus):
         lifted = False  # others of its pod run there too
-    kept = {field: getattr(placed, field) for field in Allocation.__struct_fields__}
-    kept |= {
+    kept = dict(zip(Allocation.__struct_fields__, _kept(placed), strict=True)) | {
         "pinned": _pinned(case) if placed.kind is Kind.FOREIGN else NO_CPUS,
         "cpu_milli": needs.size_milli,
         "memory_bytes": needs.size_bytes,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any, Final
 from zlib import crc32
 
@@ -174,27 +175,26 @@ def loaded_from(parsed: Parsed, problems: list[str]) -> Loaded:
 
 _NAMES: Final = {"numa_nodes": "numa", "memory_bytes": "memory"}
 """Fields that documents call otherwise."""
-_EMPTY: Final = (CPUSet, NUMASet, dict)
-"""Types of which nothing is left out too."""
 _ALWAYS: Final = frozenset(("kind", "qos", "since", "reason"))
-_FIELDS: Final = tuple(
+_FIELDS: Final = tuple(f for f in msgspec.structs.fields(Allocation) if f.name != "container_id")
+_KEYS: Final = {f.name: _NAMES.get(f.name, f.name) for f in _FIELDS}
+_DEFAULTS: Final = tuple(
     (
-        f.name,
-        _NAMES.get(f.name, f.name),
-        msgspec.NODEFAULT if f.name in _ALWAYS else f.default,
+        _KEYS[f.name],
+        {} if f.default is msgspec.NODEFAULT else f.default,
+        f.required or f.name in _ALWAYS,
     )
-    for f in msgspec.structs.fields(Allocation)
-    if f.name != "container_id"
+    for f in _FIELDS
 )
+_values = attrgetter(*_KEYS)
 
 
 def allocation_document(a: Allocation) -> Document:
-    """One container, as `encode` takes it."""
-    values = msgspec.structs.astuple(a)[1:]
+    """One container, as `encode` takes it: fields that are not as usual."""
     document = {
         key: value
-        for (_, key, default), value in zip(_FIELDS, values, strict=True)
-        if value is not default and (value or type(value) not in _EMPTY)
+        for (key, default, always), value in zip(_DEFAULTS, _values(a), strict=True)
+        if always or (value is not default and value != default)
     }
     if a.load is not None:
         document["load"] = a.load.busy
@@ -207,7 +207,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     Raises:
         ValueError, KeyError, TypeError, msgspec.MsgspecError: the document is damaged.
     """
-    found = {name: document[key] for name, key, _ in _FIELDS if key in document}
+    found = {name: document[key] for name, key in _KEYS.items() if key in document}
     if found.get("load") is not None:
         found["load"] = {"busy": found["load"]}
     missing = _ALWAYS - found.keys()

@@ -77,6 +77,7 @@ def agent(
     later: Callable[[Callable[[], object]], object] = lambda function: function(),
     store: MemoryStore | None = None,
 ) -> Agent:
+    store = MemoryStore() if store is None else store
     made = agent_of(machine, clock=StillClock(lambda: 7.0, later=later), store=store)
     made.synchronize((), ())
     return made

@@ -182,7 +182,8 @@ class DeferredTasks:
     def add(self, *functions: Callable[[], object]) -> None:
         """Do this when the reply has left."""
         context, idle = copy_context(), not self._waiting
-        self._waiting.extend((context, function) for function in functions)
+        for function in functions:
+            self._waiting.append((context, function))
         if idle:
             self._clock.call_soon(self._work)
 
@@ -783,13 +784,13 @@ class Agent:
         return self._pending.pop(container_id, None)
 
     def _forget(self, container_id: str) -> None:
-        self._traces.pop(container_id, None)
-        self._take_pending(container_id)
+        for known in (self._traces, self._pending, self.starting, self._begun):
+            known.pop(container_id, None)
+        self._in_cgroup.discard(container_id)
         place, kept = self.places.pop(container_id, None), self.state.allocations.get(container_id)
         if place is not None and kept is not None:
             path = place.cgroups_path.replace(container_id, kept.pod_id)
             self._sandboxes[kept.pod_id] = CgroupPlace(path)
-        self._end_start(container_id)
         self.differences.forget(container_id)
         self._ended[container_id] = None
         if len(self._ended) > _ENDED:

@@ -76,17 +76,13 @@ class CPUShare:
 class Clock:
     """Time, and the loop's next turn; tests have one of their own."""
 
-    def time(self) -> float:
-        """Unix time in seconds."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Seconds that only grow."""
-        return time.monotonic()
-
-    def cpu_time(self) -> float:
-        """CPU time of this thread in seconds."""
-        return time.thread_time()
+    # Python's own, so that none of them costs a call more.
+    monotonic = staticmethod(time.monotonic)
+    """Seconds that only grow."""
+    cpu_time = staticmethod(time.thread_time)
+    """CPU time of this thread in seconds."""
+    time = staticmethod(time.time)
+    """Unix time in seconds."""
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call this when the loop has nothing more urgent."""

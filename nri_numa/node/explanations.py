@@ -219,7 +219,7 @@ def encoded(snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_BYTES
 
 
 def _mark(allocation: Allocation) -> int:
-    """Tells one decision about a container from a later one, over a restart."""
+    """Another one for each decision about a container, also after a restart."""
     return crc32(encode(allocation_document(allocation)))
 
 

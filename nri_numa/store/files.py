@@ -1,6 +1,6 @@
 """Files of the state directory: whether they are ours, and the key that signs annotations.
 
-Whoever can write the state directory can say which container owns which CPUs, and whoever can put
+Who can write the state directory can say which container owns which CPUs, and who can put
 a FIFO or a link there can make a start wait for ever or write elsewhere. Files are judged by the
 descriptor that is used afterwards, so nothing can be put in their place in between.
 

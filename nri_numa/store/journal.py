@@ -155,7 +155,7 @@ def _apply(record: Line, parsed: Parsed) -> None:
 
 
 def loaded_from(parsed: Parsed, problems: list[str]) -> Loaded:
-    """Read the documents of the intact lines; those that cannot be read are told and left out."""
+    """Read the documents of the intact lines; those that cannot be read are named and left out."""
     entries: dict[str, Document] = {}
     for container_id, raw in parsed.entries.items():
         try:

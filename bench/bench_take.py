@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from nri_numa.engine.cpus.allocator import AllocatorIndex, Taken, TakeRequest, index, take_cpus
-from nri_numa.engine.request.load import parse_load
+from nri_numa.engine.cpus.allocator import AllocatorIndex, ChosenCPUs, TakeRequest, index, take_cpus
+from nri_numa.engine.request.annotations import parse_load
 from nri_numa.engine.values.settings import CPUOrder, Settings
 from nri_numa.engine.values.workload import HIGH, LOW, SMT
 from nri_numa.machine.cpuset import CPUSet
@@ -84,7 +84,7 @@ def main() -> int:
                         loads=loads if smt is SMT.PAIR else {},
                         settings=settings,
                     )
-                    done = isinstance(take_cpus(topology, request, tables), Taken)
+                    done = isinstance(take_cpus(topology, request, tables), ChosenCPUs)
                     times = measure(topology, tables, request)
                     mark = "" if done else "-"
                     cells += f"{mark + format(times[ROUNDS // 2], '.0f'):>9}"

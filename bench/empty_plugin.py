@@ -13,9 +13,15 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from bench.beds import EXCLUSIVE
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
+    Container,
+    ContainerAdjustment,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+    Resources,
+)
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.runtime import LinkState, RuntimeInfo
 

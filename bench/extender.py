@@ -21,8 +21,9 @@ from bench.beds import cpu_seconds, rss_bytes
 from bench.stats import ms, summary, table
 from nri_numa.config import AgentConfig
 from nri_numa.config.scheduling import Scheduling
+from nri_numa.kube.api import KubeAPI
+from nri_numa.scheduler.extender import Extender
 from nri_numa.scheduler.protocol import Binding
-from nri_numa.scheduler.service import Extender
 
 PREFIX = "numa.kubernetes.io"
 NODES, ZONES, PODS = 5000, 4, 20
@@ -121,14 +122,16 @@ def _question(document: dict[str, Any], names: list[str]) -> bytes:
     return json.dumps({"Pod": document, "Nodes": None, "NodeNames": names}).encode()
 
 
-class _Instant:
+class _Instant(KubeAPI):
     """An API server that takes no time: what is left is what binding costs here."""
 
     async def renew(self) -> None:
         """There is none to renew."""
 
-    async def post(self, path: str, document: object) -> tuple[int, bytes]:
-        return 201, b"{}"
+    async def ask(
+        self, method: str, path: str, document: object = None, *, form: str = "application/json"
+    ) -> dict[str, Any]:
+        return {}
 
 
 class Samples:
@@ -158,13 +161,13 @@ def extender(
 ) -> tuple[Extender, list[str]]:
     """One in this process that has read all nodes."""
     made = Extender(AgentConfig(scheduler=Scheduling(narrow=narrow)))
-    made._nodes.synced.set()
-    made._pods.synced.set()
-    made.binder._connection = _Instant()  # type: ignore[assignment]
+    made.topologies.synced.set()
+    made.pods.synced.set()
+    made.binder._api = _Instant("", "bench")
     draw = random.Random(seed)
     names = [f"node-{n:05d}.example.internal" for n in range(nodes)]
     for name in names:
-        made.world.node(topology(draw, name))
+        made.node_watcher.put(topology(draw, name))
     return made, names
 
 

@@ -11,10 +11,8 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from bench.beds import (
     EXCLUSIVE,

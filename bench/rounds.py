@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.stats import table, us
 from nri_numa.config.cpu_waiting import CPUWaiting
@@ -22,10 +22,9 @@ from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Res
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.agent import Agent
-from nri_numa.node.locality import MemoryWatch
-from nri_numa.node.rounds import Rounds
-from nri_numa.node.waiting import WaitingWatch
-from nri_numa.observe.metrics import Metrics
+from nri_numa.node.loop import Clock
+from nri_numa.node.usage import MemoryWatch, Rounds, WaitingWatch
+from tests.beds.world import agent_of
 
 BUDGET = 0.5
 """Per cent of one CPU, as it is by default."""
@@ -68,10 +67,7 @@ READS = {
 
 def _agent(root: Path, read: Read) -> Agent:
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=16)
-    agent = Agent(
-        Machine(topology=topology, settings=Settings()), metrics=Metrics("0"), store=None,
-        now=time.time,
-    )  # fmt: skip
+    agent = agent_of(Machine(topology=topology, settings=Settings()), clock=Clock())
     (root / "cgroup.controllers").touch()
     for n in range(read.containers):
         pod = PodSandbox(
@@ -94,37 +90,39 @@ def _agent(root: Path, read: Read) -> Agent:
     return agent
 
 
-def _watch(name: str, root: Path, agent: Agent, cost: Callable[[], float]) -> Rounds[object]:
-    made: Rounds[object]
+class _Restless(Clock):
+    """Rests not, unless it is told so."""
+
+    resting = False
+
+    async def sleep(self, seconds: float) -> None:
+        if self.resting:
+            await asyncio.sleep(seconds)
+
+
+def _watch(name: str, root: Path, agent: Agent, clock: Clock) -> Rounds[Any]:
+    proc = str(root / "proc")
     if name == "waiting":
-        made = WaitingWatch(  # type: ignore[assignment]
-            agent, CPUWaiting(enabled=True, budget=BUDGET), str(root), now=time.time,
-            proc=str(root / "proc"), cost=cost,
-        )  # fmt: skip
-    else:
-        made = MemoryWatch(  # type: ignore[assignment]
-            agent, MemoryLocality(enabled=True, budget=BUDGET), str(root), now=time.time,
-            proc=str(root / "proc"), cost=cost,
-        )  # fmt: skip
-    return made
+        waiting = CPUWaiting(enabled=True, budget=BUDGET)
+        return WaitingWatch(agent, waiting, str(root), clock, proc=proc)
+    memory = MemoryLocality(enabled=True, budget=BUDGET)
+    return MemoryWatch(agent, memory, str(root), clock, proc=proc)
 
 
 async def _one(name: str, read: Read, rounds: int) -> tuple[object, ...]:
     with tempfile.TemporaryDirectory(prefix="nri-numa-rounds-") as directory:
         root = Path(directory)
         agent = _agent(root, read)
-        watch = _watch(name, root, agent, time.thread_time)
-
-        async def at_once(seconds: float) -> None:
-            """No rest: what reading alone costs."""
-
-        await watch.round(at_once)  # files are in the page cache, and code is loaded
+        clock = _Restless()
+        watch = _watch(name, root, agent, clock)
+        await watch.round()  # files are in the page cache, and code is loaded
         before = time.process_time()
         for _ in range(rounds):
-            await watch.round(at_once)
+            await watch.round()
         each = (time.process_time() - before) / rounds / read.containers
         before, begun = time.process_time(), time.perf_counter()
-        await watch.round(asyncio.sleep)
+        clock.resting = True
+        await watch.round()
         took = time.perf_counter() - begun
         spent = time.process_time() - before
     return (

@@ -31,6 +31,8 @@ LONGEST: Final = 65536
 """Bytes of one document; 1,024 NUMA nodes take less than half."""
 LIMIT: Final = 1024
 """NUMA node ids are below it, as in the kernel's largest builds."""
+MOST_CPUS: Final = 65536
+"""CPU ids are below it."""
 LONGEST_VALIDITY: Final = 7 * 86400.0
 """Seconds from now to ``until`` at most: a mistake in a date must not last for ever."""
 
@@ -166,7 +168,7 @@ def list_of(ids: frozenset[int] | set[int]) -> str:
     """The shortest list of these NUMA nodes, as `numa_nodes` reads it."""
     parts: list[str] = []
     start = previous = -2
-    for i in [*sorted(ids), LIMIT + 1]:
+    for i in [*sorted(ids), -1]:
         if i != previous + 1:
             if start >= 0:
                 parts.append(str(start) if start == previous else f"{start}-{previous}")

@@ -15,9 +15,15 @@ from typing import Final, Protocol
 import msgspec
 
 from nri_numa.engine.request.demand import limit_milli, request_milli
-from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    Container,
+    ContainerAdjustment,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
 from nri_numa.errors import AgentError
 
 STABLE_SECONDS: Final = 10.0

@@ -25,7 +25,7 @@ COLUMNS: Final[Mapping[str, int]] = {
     "http": 60, "kubelet": 180, "store": 300, "nri": 420, "simulate": 540, "cri": 660,
     "device_plugin": 780, "dra": 900, "devices": 480, "measure": 780, "runtime": 480,
     "config": 120, "observe": 300, "engine": 300, "machine": 300, "errors": 300,
-    "safe_yaml": 180, "text": 420, "offline_capacity": 540, "kube_client": 60,
+    "safe_yaml": 180, "text": 420, "offline_capacity": 540, "kube": 200,
     "service": 660, "charged": 780,
 }  # fmt: skip
 """Where a room stands in its row, by its middle; a new room is given a place here."""

@@ -21,11 +21,13 @@ from types import FrameType
 
 from google.protobuf.message import Message
 
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.values.settings import Settings
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.agent import Agent
 from nri_numa.node.handler import AgentHandler
+from nri_numa.node.loop import Clock
 from nri_numa.nri import conversion
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -61,12 +63,30 @@ class Hops:
     values: tuple[str, ...]
 
 
+class _Clock(Clock):
+    """Stands still; what may wait until the reply has left is put in a list."""
+
+    def __init__(self, later: list[Callable[[], object]]) -> None:
+        self._later = later
+
+    def time(self) -> float:
+        return 1.0
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        self._later.append(function)
+
+
 class Node:
     """An agent beside a runtime without a socket; one container follows the shared pool.
 
     Args:
         directory: for the checkpoint.
     """
+
+    memory: Reading | None = None
 
     def __init__(self, directory: str) -> None:
         topology = synthetic(sockets=2, numa_per_socket=2, cores_per_numa=8, memory_gib=64)
@@ -78,8 +98,9 @@ class Node:
             Machine(topology=topology, settings=Settings(), key=b"signs annotations"),
             metrics=metrics,
             store=store,
-            now=lambda: 1.0,
-            later=self._later.append,
+            clock=_Clock(self._later),
+            readings=self,
+            cgroups=CgroupWriter(CgroupReader("/nowhere")),
         )
         self._handler = AgentHandler(agent, metrics)
         self._plugin, self._runtime = PluginSession(), RuntimeSession()

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from nri_numa.engine.accounting import largest
 from nri_numa.engine.admit import admit, forget_pod, release
 from nri_numa.engine.decision import Admitted, Machine, Reading
-from nri_numa.engine.place.offer import largest
 from nri_numa.engine.state import NodeState
 from nri_numa.simulate.manifests.reader import read_text
 from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox

@@ -18,22 +18,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
-
-from msgspec.structs import replace
 
 from bench.cluster import chaos, real
 from bench.cluster.checker import Checker
 from bench.cluster.fleet import SECONDS, Agent, Fleet, Life
 from bench.stats import quantile, table
-from nri_numa.cluster import node_topology
+from nri_numa.cluster import topology
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node import zones
+from nri_numa.node.view import zones_document
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.build import find_programs
@@ -296,10 +294,10 @@ class Published:
         agent = self._made[node]
         if agent.away and ready:
             return
-        found = zones.document(agent.machine, agent.state, Reading())
-        what = node_topology.contents(PREFIX, found)
-        what = what if ready else node_topology.silent(PREFIX, what)
-        written = node_topology.body(node, self._uids[node], {}, what)
+        found = zones_document(agent.machine, agent.state, Reading())
+        what = topology.contents(PREFIX, found)
+        what = what if ready else topology.silent(PREFIX, what)
+        written = topology.body(node, self._uids[node], {}, what)
         self.writes += 1
         self.largest = max(self.largest, len(json.dumps(written, separators=(",", ":"))))
         self._client.ask(

@@ -26,7 +26,7 @@ from bench.cluster import chaos, stream
 from bench.stats import quantile, table
 from nri_numa.config import parse_duration
 from nri_numa.config.scheduling import Scheduling
-from nri_numa.scheduler.world import PARTLY
+from nri_numa.scheduler.watcher import PARTLY
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, Client

@@ -69,7 +69,7 @@ def _path(given: str | None, state_dir: str | None) -> Path:
 
 def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
     from nri_numa.store import checkpoint as store
-    from nri_numa.store import documents
+    from nri_numa.store.journal import state_from
 
     try:
         loaded = store.read(str(path))
@@ -77,7 +77,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
         raise Failure(harmless(str(error))) from error
     except CheckpointError as error:
         raise Unreachable(harmless(str(error))) from error
-    state, damaged = documents.state_from(loaded.entries)
+    state, damaged = state_from(loaded.entries)
     document = {
         "file": str(path),
         "writtenBy": loaded.head,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nri_numa.cli.common import human_duration
-from nri_numa.engine.explain.actual import actual_text, displaced_text
+from nri_numa.engine.explain.sentences import actual_text, displaced_text
 from nri_numa.text import harmless
 
 MARK = "!"

@@ -139,7 +139,7 @@ def _asked(
         what = harmless(pod)
         raise NotKnown(
             f"nothing is known about a pod called {what} in any namespace; it does not run on "
-            f"this node, or it is gone and its refusal is too old{_near(asked, '', pod)}"
+            f"this node{_near(asked, '', pod)}"
         )
     found: list[Any] = []
     for namespace in spaces:

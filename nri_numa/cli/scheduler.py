@@ -39,6 +39,6 @@ def scheduler(
 
 
 def _run(config: AgentConfig) -> int:
-    from nri_numa.scheduler import service
+    from nri_numa.scheduler import extender
 
-    return service.run(config)
+    return extender.run(config)

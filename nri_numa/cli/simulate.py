@@ -209,7 +209,7 @@ def _warnings(result: Simulation) -> list[str]:
 
 def _memory_policies(result: Simulation) -> list[str]:
     """Who sets the memory policies that were asked for: any runtime is taken for one that does."""
-    from nri_numa.engine.values.memory_policy import RUNTIMES, SINCE, MemoryPolicy
+    from nri_numa.engine.values.workload import RUNTIMES, SINCE, MemoryPolicy
 
     modes = {
         o.allocation.mempolicy

@@ -11,20 +11,24 @@ from typing import Any, Final
 import yaml
 
 from nri_numa import safe_yaml
+from nri_numa.cli.captured_cluster import (
+    EXPECTED,
+    LARGEST,
+    Captured,
+    CaptureError,
+    Search,
+    captured,
+    search,
+)
 from nri_numa.cli.common import Mistake, Unreachable, emit, progress, terminal_width
-from nri_numa.controller.evictions import movable
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy
 from nri_numa.machine.model import counted
-from nri_numa.scheduler.captured import EXPECTED, Captured, CaptureError, captured
-from nri_numa.scheduler.fleet import Hold
-from nri_numa.scheduler.moving import LARGEST, Search, search
-from nri_numa.scheduler.panel import Panel
-from nri_numa.scheduler.pods import Reader, wish_of_manifest
-from nri_numa.scheduler.published import Table
-from nri_numa.scheduler.scoring import score
-from nri_numa.scheduler.verdict import Fits
-from nri_numa.scheduler.wish import Wish
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.fit import Fits
+from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.nodes import Hold
+from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.simulate.manifests.pods import PodManifest, unmatched
 from nri_numa.simulate.manifests.yaml_documents import parse_all
 from nri_numa.text import harmless
@@ -72,12 +76,12 @@ def simulate_cluster(
     """
     with progress(f"reading {file}"):
         try:
-            reader = Reader(settings, counted_by, claims=claims)
-            cluster = captured(_documents(file), reader, settings.prefix, movable)
+            reader = PodReader(settings, counted_by, claims=claims)
+            cluster = captured(_documents(file), reader, settings.prefix)
         except CaptureError as error:
             raise Mistake(harmless(f"--cluster {file}: {error}")) from error
-    with progress(f"judging {len(pods)} pods on {len(cluster.nodes)} nodes"):
-        document = answer(cluster, pods, settings, claims=claims)
+    with progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
+        document = answer(cluster, pods, reader, settings, claims=claims)
     if output == "table":
         sys.stdout.write("\n".join(story(document)) + "\n")
     else:
@@ -129,35 +133,29 @@ def _documents(file: str) -> Iterator[object]:
 
 
 def answer(
-    cluster: Captured, pods: Sequence[PodManifest], settings: Settings, *, claims: bool = False
+    cluster: Captured,
+    pods: Sequence[PodManifest],
+    reader: PodReader,
+    settings: Settings,
+    *,
+    claims: bool = False,
 ) -> dict[str, Any]:
     """The document: for each pod where it fits, why not elsewhere, and what would have to move."""
-    fleet, strategy = cluster.fleet, settings.strategy
-    panel = Panel(fleet, strategy)
+    nodes, strategy = cluster.nodes, settings.strategy
+    candidates = CandidateIndex(nodes, strategy)
     claimed = claims and any(one.claims for pod in pods for one in pod.containers)
-    names = [name for name in cluster.nodes if name not in cluster.cordoned]
-    unknown = [name for name in cluster.nodes if not isinstance(fleet.published(name), Table)]
+    unknown = [name for name in cluster.names if not isinstance(nodes.published(name), NodeRoom)]
     return {
         "cluster": {
-            "nodes": len(cluster.nodes),
+            "nodes": len(cluster.names),
             "cordoned": sorted(cluster.cordoned),
             "unknown": {
-                name: panel.why(name) or "it has no NodeResourceTopology" for name in unknown
+                name: candidates.why(name) or "it has no NodeResourceTopology" for name in unknown
             },
             "pods": cluster.pods,
-            "onTheirWay": len(fleet.holds),
+            "onTheirWay": len(nodes.holds),
         },
-        "pods": [
-            _judged(
-                pod,
-                wish_of_manifest(settings, pod, claims=claims),
-                cluster,
-                panel,
-                names,
-                strategy,
-            )
-            for pod in pods
-        ],
+        "pods": [_judged(pod, reader, cluster, candidates, strategy) for pod in pods],
         "notes": [
             *unmatched(pods, settings.prefix),
             *cluster.notes,
@@ -169,19 +167,20 @@ def answer(
 
 def _judged(
     pod: PodManifest,
-    wish: Wish,
+    reader: PodReader,
     cluster: Captured,
-    panel: Panel,
-    names: Sequence[str],
+    candidates: CandidateIndex,
     strategy: Strategy,
 ) -> dict[str, Any]:
-    filtered = panel.filter(wish, names)
+    request = reader.request_of(pod)
+    names = [name for name in cluster.names if name not in cluster.cordoned]
+    filtered = candidates.filter(request, names)
     fits: list[tuple[int, str, Fits]] = []
-    if not wish.nothing:
+    if not request.nothing:
         for name in filtered.fits:
-            verdict = panel.verdict(wish, name)
+            verdict = candidates.verdict(request, name)
             assert isinstance(verdict, Fits)  # noqa: S101  # the filter said so
-            fits.append((score(verdict, strategy), name, verdict))
+            fits.append((verdict.score, name, verdict))
     # The best first, as the scheduler takes them; then by name.
     fits.sort(key=lambda one: (-one[0], one[1]))
     reasons: dict[str, list[str]] = {}
@@ -191,7 +190,7 @@ def _judged(
         "namespace": pod.namespace,
         "pod": pod.name,
         "fits": bool(filtered.fits),
-        "asks": not wish.nothing,
+        "asks": not request.nothing,
         "node": fits[0][1] if fits else "",
         "numaNodes": _places(fits[0][2]) if fits else {},
         "nodes": [{"name": n, "score": s, "numaNodes": _places(v)} for s, n, v in fits],
@@ -204,21 +203,21 @@ def _judged(
     if fits:
         _, node, verdict = fits[0]
         hold = Hold(
-            wish=wish,
+            request=request,
             node=node,
             places=dict(verdict.places),
             charge=verdict.charge,
             since=0.0,
             until=float("inf"),
         )
-        cluster.fleet.hold(hold)
-    elif not filtered.fits and not wish.wrong:
+        cluster.nodes.hold(hold)
+    elif not filtered.fits and not request.wrong:
         rooms = {
             name: room
             for name in names
-            if isinstance(room := cluster.fleet.room(name), Table) and not room.silent
+            if isinstance(room := cluster.nodes.room(name), NodeRoom) and not room.silent
         }
-        document["wouldHaveToMove"] = _moving(search(wish, rooms, cluster.running, strategy))
+        document["wouldHaveToMove"] = _moving(search(request, rooms, cluster.running, strategy))
     return document
 
 

@@ -60,6 +60,7 @@ _REFUSALS = (
     Column("POD", Kind.NAME),
     Column("CONTAINER", Kind.NAME),
     Column("REASON"),
+    Column("TIMES"),
     Column("AGO", spare=1),
 )
 _NUMA_NODES = (
@@ -262,7 +263,11 @@ def lines(
         yield from _table(
             _REFUSALS,
             [
-                (r["namespace"], r["pod"], r["container"], r["reason"], _age(r["at"], now))
+                (
+                    *(r[key] for key in ("namespace", "pod", "container", "reason")),
+                    r.get("count", 1),
+                    _age(r["at"], now),
+                )
                 for r in told
             ],
             wide=wide,

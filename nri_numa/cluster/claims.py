@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from nri_numa.cluster.kube import APIServer
-from nri_numa.cluster.requests import Request, Resource, Result, Verb
 from nri_numa.dra.claims import pruned
 from nri_numa.dra.handover import HandoverServer
+from nri_numa.kube.api import KubeAPI
+from nri_numa.kube.requests import Request, Resource, Result, Verb
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
@@ -22,13 +22,11 @@ class ClaimDesk:
     """Answers the agent's questions.
 
     Args:
-        teller: finds them.
-        api: asks the API server.
-        registered: told when the kubelet has taken the driver, or we have just begun.
+        registered: is called when the kubelet has taken the driver, or we have just begun.
     """
 
     def __init__(
-        self, teller: HandoverServer, api: APIServer, registered: Callable[[], object]
+        self, teller: HandoverServer, api: KubeAPI, registered: Callable[[], object]
     ) -> None:
         self._teller, self._api, self._tell_registered = teller, api, registered
         self._said = ""
@@ -36,12 +34,9 @@ class ClaimDesk:
 
     async def run(self) -> None:
         """Answer until cancelled."""
-        try:
-            while True:
-                await self.look()
-                await asyncio.sleep(EVERY)
-        finally:
-            await self._api.close()
+        while True:
+            await self.look()
+            await asyncio.sleep(EVERY)
 
     async def look(self) -> None:
         """Answer what is asked now."""
@@ -61,14 +56,13 @@ class ClaimDesk:
         namespace, name = question.get("namespace"), question.get("name")
         if not (isinstance(namespace, str) and isinstance(name, str) and namespace and name):
             return {"problem": "the question names no claim"}
-        outcome = await self._api.ask(
+        outcome = await self._api.do(
             Request(
                 output="claims",
                 verb=Verb.GET,
                 resource=Resource.CLAIMS,
                 namespace=namespace,
                 name=name,
-                whole=True,
             )
         )
         if outcome.result is not Result.DONE:

@@ -1,4 +1,4 @@
-"""Volcano's Numatopology of a node, from the agent's documents. Pure.
+"""Volcano's Numatopology of a node, from the agent's documents, and when it is written. Pure.
 
 The form is that of nodeinfo.volcano.sh/v1alpha1 (volcano-sh/apis, pkg/apis/nodeinfo), as Volcano's
 resource exporter fills it and its plugin numaaware reads it. It is the one form that names single
@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from nri_numa.cluster.outbox import AppliedObject, owner
 from nri_numa.http.responses import Assignment, TopologyDocument
 from nri_numa.http.zones import Zones
+from nri_numa.kube.requests import Resource
+from nri_numa.offline_capacity import MOST_CPUS, list_of, numa_nodes
 
 Object = dict[str, Any]
 
@@ -21,7 +24,7 @@ STATIC: Final = "static"
 """The plugin takes a node for one that gives whole CPUs where its CPU Manager has this policy."""
 NONE: Final = "none"
 _OWN: Final = ("exclusive", "kubelet")
-"""Kinds of containers whose CPUs are nobody else's."""
+"""Kinds of containers that share their CPUs with no other."""
 _NAMED: Final = ("explicit", "foreign")
 """Kinds whose CPUs may be shared: the agent's numbers say how many of them can be had."""
 
@@ -31,41 +34,38 @@ def contents(topology: TopologyDocument, assignments: Iterable[Assignment], foun
 
     Free CPUs are those that no container has, no more on each NUMA node than one container could
     have there, and no more in all than the node can give, so that the shared pool keeps its floor.
-    Left out are those that somebody was pinned to, then the highest. No reserved CPU is among
+    Left out are those that a container was pinned to, then the highest. No reserved CPU is among
     them, and ``resReserved`` is 0: numaaware subtracts that many CPUs of its own choice.
-
-    Args:
-        topology: the machine.
-        assignments: all containers.
-        found: NUMA nodes as who schedules counts them.
     """
     containers = sorted(assignments, key=lambda one: (one.namespace, one.pod, one.container))
-    reserved = numbers(topology["cpus"]["reserved"])
+    reserved = _cpus_of(topology["cpus"]["reserved"])
     own = reserved | {cpu for one in containers if one.kind in _OWN for cpu in _cpus(one)}
     named = {cpu for one in containers if one.kind in _NAMED for cpu in _cpus(one)}
     free = _free(topology, own, named, found)
-    cpus = numbers(topology["cpus"]["online"])
+    cpus = _cpus_of(topology["cpus"]["online"])
     return {
         "policies": {
             "CPUManagerPolicy": STATIC if found.ready and not found.shares else NONE,
             "TopologyManagerPolicy": found.policy,
         },
         "resReserved": {"cpu": "0"},
-        "numares": {"cpu": {"allocatable": text_of(free), "capacity": len(cpus)}},
+        "numares": {"cpu": {"allocatable": list_of(free), "capacity": len(cpus)}},
         "cpuDetail": {
             str(cpu): {
                 "numa": core["numaNode"], "socket": core["socket"], "core": core["id"],
             }
             for core in topology["cores"]
-            for cpu in sorted(numbers(core["cpus"]))
+            for cpu in sorted(_cpus_of(core["cpus"]))
         },
         "podAllocations": _pods(containers),
     }  # fmt: skip
 
 
-def _free(topology: TopologyDocument, own: set[int], named: set[int], found: Zones) -> set[int]:
+def _free(
+    topology: TopologyDocument, own: frozenset[int], named: set[int], found: Zones
+) -> set[int]:
     of = {
-        node["id"]: sorted(numbers(node["cpus"]) - own, key=lambda cpu: (cpu in named, cpu))
+        node["id"]: sorted(_cpus_of(node["cpus"]) - own, key=lambda cpu: (cpu in named, cpu))
         for node in topology["numaNodes"]
     }
     for zone in found.zones:
@@ -79,8 +79,12 @@ def _free(topology: TopologyDocument, own: set[int], named: set[int], found: Zon
     return {cpu for cpus in left.values() for cpu in cpus}
 
 
-def _cpus(one: Assignment) -> set[int]:
-    return numbers(one.cpus) | numbers(one.pinned) | numbers(one.idle)
+def _cpus_of(text: str) -> frozenset[int]:
+    return numa_nodes(text, MOST_CPUS)  # CPUs are listed in the same form
+
+
+def _cpus(one: Assignment) -> frozenset[int]:
+    return _cpus_of(one.cpus) | _cpus_of(one.pinned) | _cpus_of(one.idle)
 
 
 def _pods(containers: Iterable[Assignment]) -> list[Object]:
@@ -96,42 +100,43 @@ def _pods(containers: Iterable[Assignment]) -> list[Object]:
                 "containerAllocations": [],
             },
         )
-        cpus = numbers(one.cpus) | numbers(one.pinned)
+        cpus = _cpus_of(one.cpus) | _cpus_of(one.pinned)
         if cpus and one.kind in (*_OWN, *_NAMED):
-            allocations = {"cpu": text_of(cpus)}
+            allocations = {"cpu": list_of(cpus)}
             pod["containerAllocations"].append({"name": one.container, "allocations": allocations})
     return list(pods.values())
 
 
 def silent(spec: Object) -> Object:
-    """The same for an agent that does not answer any more: nothing that anybody could have."""
+    """The same for an agent that does not answer any more: nothing that a container could have."""
     policies = {**spec["policies"], "CPUManagerPolicy": NONE}
     cpu = {**spec["numares"]["cpu"], "allocatable": ""}
     return {**spec, "policies": policies, "numares": {"cpu": cpu}}
 
 
-def body(node: str, uid: str, spec: Object) -> Object:
-    """The whole object, as it is applied; see `nri_numa.cluster.node_topology.body`."""
-    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
-    metadata = {"name": node, "ownerReferences": [owner]}
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+class NumatopologyOutput(AppliedObject):
+    """The Numatopology of one Node; fields that Volcano's own exporter owns are not taken."""
 
+    resource = Resource.NUMATOPOLOGIES
+    complaint = "the Numatopology is not written"
+    undefined = "Volcano brings its definition"
+    instead = "stop that, or leave publish.numatopology off"
 
-def numbers(text: str) -> set[int]:
-    """The CPUs of a kernel list such as ``0-3,8``, as the agent writes it."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+    def __init__(self, node: str) -> None:
+        super().__init__("numatopology", node)
 
+    def want(self, spec: Object | None) -> None:
+        """It should be this; None when the agent has said nothing for a while."""
+        if spec is None:
+            spec = self._wanted and silent(self._wanted)
+        if spec != self._wanted:
+            self._wanted = spec
 
-def text_of(cpus: Iterable[int]) -> str:
-    """A kernel list of CPUs; empty for none."""
-    runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and cpu == runs[-1][1] + 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    def _body(self) -> Object:
+        metadata = {"name": self._node, "ownerReferences": [owner(self._node, self._owner_uid)]}
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": metadata,
+            "spec": self._wanted,
+        }

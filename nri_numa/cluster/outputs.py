@@ -1,19 +1,20 @@
-"""The objects that are written: what of each is still to be done, and what an outcome means. Pure.
+"""What is written about this node: its labels and annotations, capacity, pods and Events. Pure.
 
-An output knows what should be there and what it believes to be there, and makes requests of the
-difference. Another kind of object is another class of this form in `outputs` of the publisher.
+The objects that belong to the Node are in `nri_numa.cluster.topology`, `nri_numa.cluster.slices`
+and `nri_numa.cluster.numatopology`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from nri_numa.cluster import wanted
-from nri_numa.cluster.one_node import OneNode
-from nri_numa.cluster.outbox import LONGEST_PAUSE, Bucket, Shelf
-from nri_numa.cluster.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.cluster.outbox import Bucket, OneObject, Output, Shelf, pause
 from nri_numa.http.responses import Assignment, Notice
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.offline_capacity import DRAINED, LONGEST, OFFLINE_CAPACITY
 
 MOST: Final = 1024
 """Things of one output that are remembered; a node has 110 pods, the agent keeps 256 notices."""
@@ -26,107 +27,167 @@ LONGEST_PACE: Final = 300.0
 """Of something that goes on and on one update in five minutes, as client-go does."""
 POD_BURST: Final = 25
 """New Events of one pod at once, then one in `LONGEST_PACE`: client-go's measure."""
-FORBIDDEN_PAUSE: Final = LONGEST_PAUSE
-"""Somebody must mend a role first."""
 
 
-class Output(Protocol):
-    """One kind of object."""
+class PartOfNode(OneObject):
+    """Keeps a part of the Node as it should be: look first, then write the difference."""
 
-    name: str
-    dropped: int
-    hold_until: float
+    def __init__(self, name: str, node: str) -> None:
+        super().__init__(name, node)
+        self._asked = self._looked = False
 
-    def due(self, now: float) -> Request | None:
-        """The next request; None when nothing may be sent now."""
-        ...
+    def _read(self, document: Mapping[str, Any]) -> None:
+        """This came when the Node was read or written."""
+        raise NotImplementedError
 
-    def next_due(self) -> float:
-        """When that will be otherwise; infinity when nothing waits."""
-        ...
+    def _write(self) -> Request | None:
+        """What makes the part that was read into the wanted one; None when it is."""
+        raise NotImplementedError
 
-    def done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
-        """This came of a request of ours."""
-        ...
+    def _pending(self) -> bool:
+        return self._asked and (not self._looked or self._write() is not None)
 
-    def waiting(self) -> int:
-        """How much is still to be sent."""
-        ...
+    def _due(self, now: float) -> Request | None:
+        return self._write() if self._looked else self._read_node()
+
+    def _patch(self, resource: Resource, body: dict[str, Any]) -> Request:
+        return self._request(Verb.PATCH, resource, self._node, body=body)
+
+    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+        if outcome.result is not Result.DONE:
+            # Not registered yet, or deleted: it is looked for until it is there.
+            self._looked = False
+            self._later(now, jitter)
+            return
+        self._read(outcome.documents[0])
+        self._looked = True
+        if request.verb is Verb.PATCH and self._write() is not None:
+            # Another one writes the same: not faster than once in a while.
+            self._later(now, jitter)
+        else:
+            self._works()
 
     def resync(self) -> None:
-        """Look at what is really there."""
-        ...
+        """Look at the Node again."""
+        self._looked = False
 
 
-class NodeOutput(OneNode):
-    """Annotations and labels of the Node.
-
-    Args:
-        node: its name.
-        prefix: of all keys.
-        annotations, labels: whether each is written; ours that are there all the same are removed.
-    """
+class NodeOutput(PartOfNode):
+    """Annotations and labels of the Node; ours that are there but switched off are removed."""
 
     def __init__(self, node: str, prefix: str, *, annotations: bool, labels: bool) -> None:
         super().__init__("node", node)
-        self._prefix = prefix
         self._with = {"annotations": annotations, "labels": labels}
+        self._ours = {
+            "annotations": {f"{prefix}/{key}" for key in wanted.NODE_ANNOTATIONS},
+            "labels": {f"{prefix}/{key}" for key in wanted.NODE_LABELS},
+        }
         self._wanted: dict[str, dict[str, str]] = {"annotations": {}, "labels": {}}
         self._there = self._wanted
 
     def want(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
         """The machine is like this."""
-        self._wanted = {
-            "annotations": dict(annotations) if self._with["annotations"] else {},
-            "labels": dict(labels) if self._with["labels"] else {},
-        }
-        self._ask()
+        machine = {"annotations": annotations, "labels": labels}
+        self._wanted = {part: dict(machine[part]) if on else {} for part, on in self._with.items()}
+        self._asked = True
 
-    def _take(self, document: Mapping[str, Any]) -> None:
+    def _read(self, document: Mapping[str, Any]) -> None:
         metadata = document.get("metadata", {})
-        self._there = {part: metadata.get(part) or {} for part in ("annotations", "labels")}
+        self._there = {part: metadata.get(part) or {} for part in self._with}
 
     def _write(self) -> Request | None:
-        if not (changes := self._changes()):
-            return None
-        return Request(
-            output=self.name,
-            verb=Verb.PATCH,
-            resource=Resource.NODES,
-            name=self._node,
-            body={"metadata": changes},
-        )
-
-    def _changes(self) -> dict[str, dict[str, str | None]]:
-        """What must change on the Node; keys that are not wanted get None."""
         changes: dict[str, dict[str, str | None]] = {}
-        for part, ours in (
-            ("annotations", wanted.NODE_ANNOTATIONS),
-            ("labels", wanted.NODE_LABELS),
-        ):
+        for part, ours in self._ours.items():
             should, there = self._wanted[part], self._there[part]
-            keys = {f"{self._prefix}/{key}" for key in ours} | should.keys()
-            changed = {k: should.get(k) for k in sorted(keys) if should.get(k) != there.get(k)}
-            if changed:
+            keys = sorted(ours | should.keys())
+            if changed := {k: should.get(k) for k in keys if should.get(k) != there.get(k)}:
                 changes[part] = changed
-        return changes
+        return self._patch(Resource.NODES, {"metadata": changes}) if changes else None
+
+
+class CapacityOutput(PartOfNode):
+    """Exclusive CPUs in the capacity of the Node's status: what the scheduler counts by.
+
+    The kubelet takes a capacity that it does not know of over into allocatable, and sets it to 0
+    when it registers the Node anew (kubernetes ``pkg/kubelet/nodestatus/setters.go`` and
+    ``kubelet_node_status.go``), so it is looked at again at every resync.
+    """
+
+    def __init__(self, node: str, resource: str) -> None:
+        super().__init__("capacity", node)
+        self._resource, self._wanted = resource, ""
+        self._there: str | None = None
+
+    def want(self, count: int) -> None:
+        """So many exclusive CPUs may be counted."""
+        self._wanted, self._asked = str(count), True
+
+    def _read(self, document: Mapping[str, Any]) -> None:
+        capacity = (document.get("status") or {}).get("capacity") or {}
+        self._there = capacity.get(self._resource)
+
+    def _write(self) -> Request | None:
+        if self._there == self._wanted:
+            return None
+        capacity = {self._resource: self._wanted}
+        return self._patch(Resource.NODE_STATUS, {"status": {"capacity": capacity}})
+
+
+class HandoverOutput(Output):
+    """What the Node's annotations say of its capacity, as a document for the agent.
+
+    The agent asks nothing but the machine it is on, so its publisher looks at the Node for it. The
+    texts are handed on as they are: the agent judges them.
+
+    Attributes:
+        document: for the agent's file; empty before the Node was seen.
+        problem: why a text is not handed on.
+    """
+
+    complaint = "capacity not handed to the agent"
+
+    def __init__(self, node: str, prefix: str, interval: float) -> None:
+        super().__init__("handover")
+        self.document = ""
+        self._node, self._prefix, self._interval = node, prefix, interval
+        self._failures = 0
+
+    def _due(self, now: float) -> Request | None:
+        return self._request(Verb.GET, Resource.NODES, self._node)
+
+    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+        """A Node that cannot be read says what it said before."""
+        if outcome.result is not Result.DONE:
+            self._failures += 1
+            self.hold_until = now + pause(self._failures, jitter)
+            return
+        self._failures = 0
+        self.hold_until = now + self._interval * (0.9 + 0.2 * jitter)
+        annotations = outcome.documents[0].get("metadata", {}).get("annotations") or {}
+        texts = {
+            key: str(annotations.get(f"{self._prefix}/{key}", ""))
+            for key in (OFFLINE_CAPACITY, DRAINED)
+        }
+        document = json.dumps(texts, separators=(",", ":"))
+        self.problem = ""
+        if len(document) > LONGEST:
+            # The agent would refuse it too, and go on with what it knows.
+            self.problem = (
+                f"the annotations {OFFLINE_CAPACITY} and {DRAINED} have {len(document)} bytes "
+                f"together, expected {LONGEST} at most"
+            )
+        else:
+            self.document = document
 
 
 _PodName = tuple[str, str]
 
 
-class PodOutput:
-    """The ``assigned`` annotation of pods.
-
-    Args:
-        node: whose pods are looked at.
-        prefix: of the annotation.
-    """
+class PodOutput(Output):
+    """The ``assigned`` annotation of the node's pods."""
 
     def __init__(self, node: str, prefix: str) -> None:
-        self.name = "pods"
-        self.dropped = 0
-        self.hold_until = 0.0
+        super().__init__("pods")
         self._node, self._key = node, f"{prefix}/assigned"
         self._shelf: Shelf[_PodName] = Shelf(MOST)
         self._look = False
@@ -141,17 +202,10 @@ class PodOutput:
             if not self._shelf.want(name, version):
                 self.dropped += 1
 
-    def due(self, now: float) -> Request | None:
+    def _due(self, now: float) -> Request | None:
         """A look at all pods when it is time for that, else the next annotation."""
-        if self.hold_until > now:
-            return None
         if self._look:
-            return Request(
-                output=self.name,
-                verb=Verb.LIST,
-                resource=Resource.PODS,
-                field_selector={"spec.nodeName": self._node},
-            )
+            return self._list_pods(spec_nodeName=self._node)
         for name in self._shelf.due(now):
             version = self._shelf.wanted(name)
             assert isinstance(version, tuple)  # noqa: S101  # as `want` made it
@@ -160,27 +214,18 @@ class PodOutput:
             if "-" in uid:
                 # Not to a namesake. What the runtime has of a static pod is a hash, no UID.
                 metadata["uid"] = uid
-            return Request(
-                output=self.name,
-                verb=Verb.PATCH,
-                resource=Resource.PODS,
-                namespace=name[0],
-                name=name[1],
-                body={"metadata": metadata},
-                key=name,
-                version=version,
-            )
+            body = {"metadata": metadata}
+            return self._request(
+                Verb.PATCH, Resource.PODS, name[1],
+                namespace=name[0], body=body, key=name, version=version,
+            )  # fmt: skip
         return None
 
     def next_due(self) -> float:
         """When the next request may be made."""
         return max(self.hold_until, 0.0 if self._look else self._shelf.next_due())
 
-    def done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
-        """Remember what is there now."""
-        if outcome.result is Result.FORBIDDEN:
-            self.hold_until = now + FORBIDDEN_PAUSE
-            return
+    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         if request.verb is Verb.LIST:
             if outcome.result is Result.DONE:
                 self._look = False
@@ -200,7 +245,7 @@ class PodOutput:
             self._shelf.later(name, now, jitter)
 
     def _compare(self, documents: Iterable[Mapping[str, Any]]) -> None:
-        """Whose annotation somebody removed or changed gets it again."""
+        """A pod whose annotation was removed or changed gets it again."""
         for document in documents:
             metadata = document["metadata"]
             name = (metadata["namespace"], metadata["name"])
@@ -218,19 +263,16 @@ class PodOutput:
         self._look = bool(self._shelf.keys())
 
 
-class EventOutput:
+class EventOutput(Output):
     """Events of what happened to containers.
 
-    Args:
-        node: which reports.
-        prefix: names the reporting controller.
+    Attributes:
+        old: notices that were an hour old when they were first read.
     """
 
     def __init__(self, node: str, prefix: str) -> None:
-        self.name = "events"
-        self.dropped = 0
+        super().__init__("events")
         self.old = 0
-        self.hold_until = 0.0
         self._node, self._prefix = node, prefix
         self._shelf: Shelf[str] = Shelf(MOST)
         self._notices: dict[str, Notice] = {}
@@ -239,12 +281,7 @@ class EventOutput:
         self._pods: dict[str, Bucket] = {}
 
     def want(self, notices: Iterable[Notice], at: float) -> None:
-        """These are new, or changed.
-
-        Args:
-            notices: from the agent.
-            at: Unix time in seconds, on the clock that the notices were made with.
-        """
+        """These are new, or changed, at this Unix time."""
         for notice in notices:
             if notice.id not in self._shelf and at - notice.last > FORGOTTEN:
                 self.old += 1
@@ -255,10 +292,8 @@ class EventOutput:
         for gone in [key for key in self._notices if key not in self._shelf]:
             self._forget(gone)
 
-    def due(self, now: float) -> Request | None:
+    def _due(self, now: float) -> Request | None:
         """The next Event to be made, or to be counted up."""
-        if self.hold_until > now:
-            return None
         for key in self._shelf.due(now):
             notice = self._notices[key]
             new = key not in self._there
@@ -273,16 +308,11 @@ class EventOutput:
                 if new
                 else wanted.series(notice)
             )
-            return Request(
-                output=self.name,
-                verb=Verb.CREATE if new else Verb.PATCH,
-                resource=Resource.EVENTS,
-                namespace=notice.namespace,
-                name=wanted.event_name(notice),
-                body=body,
-                key=key,
-                version=notice.count,
-            )
+            verb, name = Verb.CREATE if new else Verb.PATCH, wanted.event_name(notice.pod, key)
+            return self._request(
+                verb, Resource.EVENTS, name,
+                namespace=notice.namespace, body=body, key=key, version=notice.count,
+            )  # fmt: skip
         return None
 
     def _bucket(self, pod_uid: str, now: float) -> Bucket:
@@ -297,8 +327,7 @@ class EventOutput:
         """When the next request may be made."""
         return max(self.hold_until, self._shelf.next_due())
 
-    def done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
-        """Remember what is there now."""
+    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         key = str(request.key)
         match outcome.result:
             case Result.DONE:
@@ -312,13 +341,11 @@ class EventOutput:
                 # An earlier process of ours made it, or the answer did not reach us.
                 self._there.add(key)
             case Result.MISSING if request.verb is Verb.PATCH:
-                # The API server forgot it, or somebody removed it: it happened again all the same.
+                # The API server forgot it, or it was removed: it happened again all the same.
                 self._there.discard(key)
             case Result.MISSING | Result.ENDING | Result.INVALID:
                 self.dropped += 1
                 self._forget(key)
-            case Result.FORBIDDEN:
-                self.hold_until = now + FORBIDDEN_PAUSE
             case _:
                 self._shelf.later(key, now, jitter)
 
@@ -329,8 +356,5 @@ class EventOutput:
         self._updates.pop(key, None)
 
     def waiting(self) -> int:
-        """Notices that are not told yet."""
+        """Notices that are not written yet; Events that were removed stay removed."""
         return len(self._shelf)
-
-    def resync(self) -> None:
-        """Events that somebody removed stay removed."""

@@ -8,59 +8,79 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import time
 from collections.abc import Callable
+from typing import Final
 
 from nri_numa import __version__, service
 from nri_numa.cluster import numatopology, slices, wanted
-from nri_numa.cluster.capacity import CapacityOutput
 from nri_numa.cluster.claims import ClaimDesk
-from nri_numa.cluster.desk import Desk
-from nri_numa.cluster.handover import HandoverOutput
-from nri_numa.cluster.handover_file import HandoverFile
-from nri_numa.cluster.kube import SKEW, APIServer
-from nri_numa.cluster.metrics import PublishMetrics
-from nri_numa.cluster.node_topology import UNLISTED
-from nri_numa.cluster.numatopology_output import NumatopologyOutput
-from nri_numa.cluster.outbox import pause
-from nri_numa.cluster.outputs import EventOutput, NodeOutput, Output, PodOutput
-from nri_numa.cluster.requests import WHOLE, Outcome, Request, Resource, Result
+from nri_numa.cluster.numatopology import NumatopologyOutput
+from nri_numa.cluster.outbox import Output, pause
+from nri_numa.cluster.outputs import (
+    CapacityOutput,
+    EventOutput,
+    HandoverOutput,
+    NodeOutput,
+    PodOutput,
+)
 from nri_numa.cluster.source import AgentGone, AgentSource, Changed
-from nri_numa.cluster.topology_output import TopologyOutput
+from nri_numa.cluster.topology import UNLISTED, TopologyOutput
+from nri_numa.cluster.writer import Writer, WriterMetrics
 from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.config.node_name import node_name
-from nri_numa.dra.handover import HandoverServer
+from nri_numa.dra.handover import HandoverServer, write
 from nri_numa.errors import ConfigError
 from nri_numa.http.guarded import Site
 from nri_numa.http.zones import Zones
+from nri_numa.kube.api import KubeAPI
+from nri_numa.kube.requests import Outcome, Request, Result
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
 
-SETTLE = 1.0
+SETTLE: Final = 1.0
 """Seconds in which several changes of the agent are read as one: a pod's containers, say."""
-SOONER = 0.7
+SOONER: Final = 0.7
 """The same where schedulers read what is free: within a second, the wait for a turn included."""
-COUNTED = 5.0
+COUNTED: Final = 5.0
 """Seconds until devices are counted again, where the agent counts them: the kubelet's book changes
 without the agent's."""
-SILENT = 4
+SILENT: Final = 4
 """Attempts in vain, some ten seconds, after which the agent is gone; a restart is quicker."""
-LEAST = 0.05
-"""Seconds of the shortest pause while nothing may be sent."""
+SKEW: Final = 60.0
+"""Seconds that our clock may differ from the API server's before it is said."""
+
+
+class PublishMetrics(WriterMetrics):
+    """Metrics of the publisher; names begin with ``nri_numa_publish_``."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__("nri_numa_publish", version)
+        self.dropped = self.counter(
+            "dropped_total",
+            "What will never be written: refused as invalid, its namespace ending, or no place.",
+            "output",
+        )
+        self.old = self.counter(
+            "old_notices_total",
+            "Notices of the agent that were an hour old when they were first seen.",
+        )
+        self.waiting = self.gauge("waiting", "What is still to be written.", "output")
+        self.last_success = self.gauge(
+            "last_success_timestamp_seconds",
+            "When the API server last did what it was asked; 0 before the first time.",
+        )
+        self.agent_up = self.gauge("agent_up", "Whether the agent's socket answers.")
+        self.clock_skew = self.gauge(
+            "clock_skew_seconds", "How far this node's clock is ahead of the API server's."
+        )
 
 
 class Publisher:
-    """One node's publisher.
-
-    Args:
-        config: checked; ``http.socket`` is set.
-        node: name of the Node.
-        clock: seconds that only grow.
-        wall: Unix time in seconds.
-        jitter: from 0 to 1, another one each time.
-        settle: see `SETTLE`.
+    """One node's publisher; `settle` is `SETTLE` but for tests.
 
     Raises:
         ConfigError: there is no socket to read.
@@ -86,8 +106,7 @@ class Publisher:
         self._settle = min(settle, SOONER) if publish.node_resource_topology else settle
         self.metrics = PublishMetrics(__version__)
         self._source = AgentSource(config.http.socket)
-        agent = f"nri-numa-publish/{__version__}"
-        self._api = APIServer(publish.credentials, user_agent=agent, wall=wall, skewed=self._skewed)
+        self._api = KubeAPI(publish.credentials, "nri-numa-publish", wall=wall, skewed=self._skewed)
         self._node = self._pods = self._events = self._capacity = self._topology = None
         outputs: list[Output] = []
         if publish.node_resource_topology:
@@ -117,9 +136,9 @@ class Publisher:
             self._driver, self._lists = config.dra.driver, config.dra.list_attributes
             self._slices = slices.SliceOutput(node, self._driver)
             outputs.append(self._slices)
-            # Its own connection: pods wait for a claim, whatever else is being written.
-            api = APIServer(publish.credentials, user_agent=agent, wall=wall)
-            self._claims = ClaimDesk(HandoverServer(config.dra.handover), api, self._driver_taken)
+            self._claims = ClaimDesk(
+                HandoverServer(config.dra.handover), self._api, self._driver_taken
+            )
         if publish.events:
             self._events = EventOutput(node, prefix)
             outputs.append(self._events)
@@ -128,17 +147,25 @@ class Publisher:
             interval = parse_duration(config.offline_capacity.interval)
             self._handover = HandoverOutput(node, prefix, interval)
             outputs.append(self._handover)
-        self._handover_file = HandoverFile(config.offline_capacity.file)
-        self._handover_problem = ""
-        self.desk = Desk(outputs, rate=publish.rate, burst=publish.burst, now=clock())
-        self._wake, self._zones_turn = asyncio.Event(), asyncio.Lock()
+        self._handover_file, self._handed = config.offline_capacity.file, ""
+        self._writer = Writer(
+            self._api,
+            outputs,
+            self.metrics,
+            "publish",
+            rate=publish.rate,
+            burst=publish.burst,
+            clock=clock,
+            jitter=jitter,
+            written=self._written,
+            again=self._again,
+        )
+        self.desk, self._wake = self._writer.desk, self._writer.wake
+        self._zones_turn = asyncio.Lock()
         self._instance, self._number, self._serial = "", 0, -1
         self._machine_read = self._number_known = self._counted = False
         self._agent_problem = "the agent was not asked yet"
-        self._api_problem = ""
         self._unlisted_said = False
-        self._topology_problem = self._slices_problem = self._numatopology_problem = ""
-        self._said: set[tuple[str, str]] = set()
         self._skew_said = False
         self._address = split_address(publish.address)
         self.probes = Site(
@@ -153,7 +180,7 @@ class Publisher:
     @property
     def problem(self) -> str:
         """Why nothing can be published now, as a sentence; empty when all is well."""
-        return self._agent_problem or self._api_problem
+        return self._agent_problem or self._writer.problem
 
     async def run(self) -> None:
         """Publish until cancelled.
@@ -163,7 +190,7 @@ class Publisher:
         """
         if self._address is not None:
             self.probes.listen(self._address[1])
-        tasks = [self._follow(), self._write(), self._look_again()]
+        tasks = [self._follow(), self._writer.run(), self._look_again()]
         if self._topology is not None:
             tasks.append(self._count_again())
         if self._claims is not None:
@@ -197,12 +224,11 @@ class Publisher:
             # It may be another process by now, of another machine state.
             self._machine_read, self._serial, self._number_known = False, -1, False
             failures += 1
-            if self._topology is not None and failures == SILENT:
-                self._topology.want(None)
-                self._wake.set()
-            if self._numatopology is not None and failures == SILENT:
-                self._numatopology.want(None)
-                self._wake.set()
+            if failures == SILENT:
+                for output in (self._topology, self._numatopology):
+                    if output is not None:
+                        output.want(None)
+                        self._wake.set()
             await asyncio.sleep(min(10.0, pause(failures, self._jitter())))
 
     async def _read(self, changed: Changed) -> None:
@@ -292,88 +318,31 @@ class Publisher:
 
     # --- the API server's side --------------------------------------------------------------------
 
-    async def _write(self) -> None:
-        while True:
-            request = self.desk.next(self._clock())
-            if request is None:
-                wait = max(LEAST, self.desk.wait(self._clock()))
-                self._wake.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait if wait < float("inf") else None):
-                        await self._wake.wait()
-                continue
-            outcome = await self._api.ask(request)
-            self.desk.done(request, outcome, self._clock(), self._jitter())
-            self._tell(request, outcome)
-            if self._handover is not None and request.output == self._handover.name:
-                self._hand_over(self._handover)
-
-    def _hand_over(self, handover: HandoverOutput) -> None:
-        problem = handover.problem
-        try:
-            if handover.document and self._handover_file.write(handover.document):
-                log.info("capacity handed to the agent", document=handover.document)
-        except OSError as error:
-            problem = f"offlineCapacity.file: {error.filename}: {error.strerror or error}"
-        if problem and problem != self._handover_problem:
-            log.warning("capacity not handed to the agent", problem=problem)
-        self._handover_problem = problem
-
-    def _tell(self, request: Request, outcome: Outcome) -> None:
-        metrics, result = self.metrics, outcome.result
-        metrics.requests.labels(request.output, request.verb.value, result.value).inc()
-        metrics.api_up.set(result not in WHOLE)
+    def _written(self, request: Request, outcome: Outcome) -> None:
         for output in self.desk.outputs:
             self._count(output)
-        if result in WHOLE:
-            if not self._api_problem:
-                log.warning("nothing can be published for now", problem=outcome.text)
-            self._api_problem = outcome.text
+        if outcome.result in (Result.DONE, Result.EXISTS):
+            self.metrics.last_success.set(self._wall())
+        if self._handover is not None and request.output == self._handover.name:
+            self._hand_over(self._handover)
+
+    def _hand_over(self, handover: HandoverOutput) -> None:
+        """Write the agent's file where it is not there or says something else."""
+        file, document = self._handover_file, handover.document
+        if not document or (document == self._handed and os.path.exists(file)):
             return
-        if self._api_problem:
-            log.info("the API server answers again")
-            if self._topology is not None:
-                self._topology.resync()  # the Node may be another one by now
-        self._api_problem = ""
-        self._tell_topology()
-        self._tell_slices()
-        self._tell_numatopology()
-        log.debug("request", target=request.target, verb=request.verb.value, result=result.value)
-        if result in (Result.DONE, Result.EXISTS):
-            metrics.last_success.set(self._wall())
-            self._said.discard((request.verb.value, request.resource.plural))
-        elif result in (Result.FORBIDDEN, Result.INVALID, Result.FAILED) or (
-            result is Result.MISSING
-            and request.output in ("node", "handover", "slices")
-            and request.resource is not Resource.SLICES
-        ):
-            self._say_once(request, outcome)
+        try:
+            write(file, document)
+        except OSError as error:
+            where = f"offlineCapacity.file: {error.filename}"
+            handover.problem = f"{where}: {error.strerror or error}"
+        else:
+            log.info("capacity handed to the agent", document=document)
+            self._handed = document
 
-    def _tell_topology(self) -> None:
-        problem = "" if self._topology is None else self._topology.problem
-        if problem and problem != self._topology_problem:
-            log.warning("the NodeResourceTopology is not written", problem=problem)
-        elif self._topology_problem and not problem:
-            log.info("the NodeResourceTopology is written")
-        self._topology_problem = problem
-
-    def _tell_slices(self) -> None:
-        problem = "" if self._slices is None else self._slices.problem
-        if problem and problem != self._slices_problem:
-            log.warning("the ResourceSlice is without effect", problem=problem)
-        self._slices_problem = problem
-
-    def _tell_numatopology(self) -> None:
-        problem = "" if self._numatopology is None else self._numatopology.problem
-        if problem and problem != self._numatopology_problem:
-            log.warning("the Numatopology is not written", problem=problem)
-        self._numatopology_problem = problem
-
-    def _say_once(self, request: Request, outcome: Outcome) -> None:
-        key = request.verb.value, request.resource.plural
-        level = log.debug if key in self._said else log.warning
-        level("not published", result=outcome.result.value, problem=outcome.text)
-        self._said.add(key)
+    def _again(self) -> None:
+        if self._topology is not None:
+            self._topology.resync()  # the Node may be another one by now
 
     def _count(self, output: Output) -> None:
         self.metrics.waiting.labels(output.name).set(output.waiting())

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nri_numa.cluster.outbox import Shelf
-from nri_numa.cluster.outputs import FORBIDDEN_PAUSE
-from nri_numa.cluster.requests import Form, Outcome, Request, Resource, Result, Verb
+from nri_numa.cluster.outbox import AppliedObject, owner
+from nri_numa.cluster.topology import page_resource
 from nri_numa.dra.claims import CPU, MEMORY, PAGES, device_name
 from nri_numa.http.responses import Slots
 from nri_numa.http.zones import Zone, Zones
+from nri_numa.kube.requests import Request, Resource
+from nri_numa.text import HUGEPAGES
 
 API_VERSION: Final = "resource.k8s.io/v1"
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
@@ -79,7 +80,7 @@ def _device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool) -> di
     }
     for pages in zone.huge_pages:
         if pages.allocatable_bytes:
-            name = f"{driver}/{PAGES}{_size(pages.size_bytes)}"
+            name = f"{driver}/{page_resource(pages.size_bytes)}".replace(HUGEPAGES, PAGES)
             capacity[name] = _amount(pages.allocatable_bytes)
     return {
         "name": device_name(zone.id),
@@ -100,77 +101,48 @@ def _amount(size: int) -> dict[str, Any]:
     return {"value": str(size), "requestPolicy": {"default": "0", "validRange": {"min": "0"}}}
 
 
-def _size(size: int) -> str:
-    for unit, shift in (("Gi", 30), ("Mi", 20)):
-        if size % (1 << shift) == 0:
-            return f"{size >> shift}{unit}"
-    return f"{size >> 10}Ki"
+class SliceOutput(AppliedObject):
+    """The ResourceSlice of one Node; no other process has business with our driver's devices."""
 
-
-class SliceOutput:
-    """One ResourceSlice.
-
-    Args:
-        node: name of the Node, and of the pool.
-        driver: whose devices.
-
-    Attributes:
-        problem: why it is not published, as a sentence; else empty.
-    """
+    resource = Resource.SLICES
+    complaint = "the ResourceSlice is without effect"
 
     def __init__(self, node: str, driver: str) -> None:
-        self.name = "slices"
-        self.dropped = 0
-        self.hold_until = 0.0
-        self.problem = ""
-        self._node, self._driver = node, driver
-        self._slice = f"00000-{driver}-{node}"[:253].rstrip("-.")
-        self._wanted: list[dict[str, Any]] | None = None
-        self._sent: list[dict[str, Any]] | None = None
-        self._owner_uid = ""
+        # Applying what is there already changes nothing, so there is no look before.
+        super().__init__("slices", node, force=True)
+        self._driver = driver
+        self._object = f"00000-{driver}-{node}"[:253].rstrip("-.")
         self._looks: list[float] = []
-        self._failures: Shelf[str] = Shelf(1)
 
     def want(self, found: list[dict[str, Any]]) -> None:
         """These are the devices."""
         if found != self._wanted:
             self._wanted = found
-            self._failures.want("slice", self)
 
     def look(self, now: float) -> None:
         """The kubelet took the driver, and may have deleted the slice."""
         self._looks = [now + after for after in AGAIN]
 
-    def due(self, now: float) -> Request | None:
-        """The Node's UID first, then the slice."""
-        if self.next_due() > now:
-            return None
+    def _due(self, now: float) -> Request | None:
         if self._looks and self._looks[0] <= now:
             self._looks = [at for at in self._looks if at > now]
             self._sent = None
-        if not self._owner_uid:
-            return Request(
-                output=self.name, verb=Verb.GET, resource=Resource.NODES, name=self._node
-            )
-        # Applying what is there already changes nothing, so nobody has to look first; and nobody
-        # else has any business with the devices of our driver.
-        return Request(
-            output=self.name,
-            verb=Verb.PATCH,
-            resource=Resource.SLICES,
-            name=self._slice,
-            form=Form.APPLY,
-            body=self._body(),
-            force=True,
-            whole=True,
-        )
+        return super()._due(now)
+
+    def next_due(self) -> float:
+        """When the next request may be made."""
+        if self._wanted is None or self.waiting():
+            return super().next_due()
+        return max(self.hold_until, min(self._looks, default=float("inf")))
 
     def _body(self) -> dict[str, Any]:
-        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._owner_uid}
         return {
             "apiVersion": API_VERSION,
             "kind": "ResourceSlice",
-            "metadata": {"name": self._slice, "ownerReferences": [{**owner, "controller": True}]},
+            "metadata": {
+                "name": self._object,
+                "ownerReferences": [{**owner(self._node, self._owner_uid), "controller": True}],
+            },
             "spec": {
                 "driver": self._driver,
                 "nodeName": self._node,
@@ -179,47 +151,11 @@ class SliceOutput:
             },
         }
 
-    def next_due(self) -> float:
-        """When the next request may be made."""
-        if self._wanted is None:
-            return float("inf")
-        if self.waiting():
-            return max(self.hold_until, self._failures.next_due())
-        return max(self.hold_until, min(self._looks, default=float("inf")))
-
-    def waiting(self) -> int:
-        """1 while the slice is not known to be as it should."""
-        if self._wanted is None:
-            return 0
-        return int(not self._owner_uid or self._wanted != self._sent)
-
-    def done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
-        """Remember what is there now."""
-        result = outcome.result
-        if result is Result.DONE and request.resource is Resource.NODES:
-            self._owner_uid = outcome.documents[0]["metadata"].get("uid") or "-"
-        elif result is Result.DONE:
-            self._did(request, outcome.documents[0], now)
-        elif result is Result.FORBIDDEN:
-            self.hold_until = now + FORBIDDEN_PAUSE
-        else:  # the Node is not registered yet, or the server does not know the kind
-            self._owner_uid = ""
-            self._failures.later("slice", now, jitter)
-
-    def _did(self, request: Request, document: Mapping[str, Any], now: float) -> None:
-        self._sent = request.body["spec"]["devices"]
+    def _applied(self, request: Request, document: Mapping[str, Any], now: float) -> None:
         self.hold_until = now + MERGED
         found = (document.get("spec") or {}).get("devices") or []
-        kept = all(one.get("allowMultipleAllocations") for one in found)
-        self.problem = (
-            ""
-            if kept
-            else "the API server dropped allowMultipleAllocations: it does not know consumable "
-            "capacity (feature gate DRAConsumableCapacity, on by default from Kubernetes 1.36)"
-        )
-        self._failures.drop("slice")
-        self._failures.want("slice", self)
-
-    def resync(self) -> None:
-        """Look at the Node again, and apply the slice once more."""
-        self._owner_uid, self._sent = "", None
+        if not all(one.get("allowMultipleAllocations") for one in found):
+            self.problem = (
+                "the API server dropped allowMultipleAllocations: it does not know consumable "
+                "capacity (feature gate DRAConsumableCapacity, on by default from Kubernetes 1.36)"
+            )

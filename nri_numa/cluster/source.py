@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
-import httpx2
+import aiohttp
 import msgspec
 
 from nri_numa.http.responses import Assignments, Notices, NUMAInfo, Slots, TopologyDocument
@@ -17,8 +18,8 @@ fifteen."""
 MOST: Final = 64 << 20
 """Bytes of one answer; the list of 10,000 containers has six million."""
 
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
-"""What msgspec raises for other documents than expected, and for bytes that are no text."""
+LONGEST_LINE: Final = 1 << 16
+"""Bytes of a line of the stream; one has less than a hundred."""
 
 T = TypeVar("T")
 
@@ -40,40 +41,57 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class AgentSource:
-    """Reads one agent.
-
-    Args:
-        socket: path of its unix socket.
-    """
+    """Reads one agent, by its unix socket."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
-        transport = httpx2.AsyncHTTPTransport(uds=socket, trust_env=False)
-        self._client = httpx2.AsyncClient(
-            transport=transport,
-            base_url="http://localhost",
-            timeout=httpx2.Timeout(10.0, read=HEARTBEAT),
-        )
+        self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         """End the connections."""
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
-    async def changes(self) -> AsyncIterator[Changed]:
-        """Where the agent is, and then each change, until it goes away.
+    @asynccontextmanager
+    async def _answer(self, path: str) -> AsyncIterator[aiohttp.StreamReader]:
+        """The body of the answer to a GET.
 
         Raises:
-            AgentGone: it does.
+            AgentGone: there is none, it ends in the middle, or it is not what an agent says.
         """
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                "http://localhost",
+                connector=aiohttp.UnixConnector(self._socket),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=HEARTBEAT),
+                read_bufsize=LONGEST_LINE,
+            )
         try:
-            async with self._client.stream("GET", "/v1/events") as response:
-                if response.status_code != 200:
-                    raise AgentGone(self._not_ours(response.status_code))
-                async for line in response.aiter_lines():
-                    if line.startswith("data: "):
-                        yield msgspec.json.decode(line[6:], type=Changed)
-        except (httpx2.HTTPError, *_UNREADABLE, OSError) as error:
-            raise AgentGone(self._why(error)) from error
+            async with self._session.get(path) as response:
+                if response.status != 200:
+                    raise AgentGone(
+                        f"{self._socket}: answers with status {response.status}, expected 200; "
+                        "is it an old agent?"
+                    )
+                yield response.content
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            # What msgspec raises for other documents than expected, and for bytes that are no text.
+            text = f"{self._socket}: answers with something else than expected: {error}"
+            raise AgentGone(text) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            text = str(error) or type(error).__name__
+            raise AgentGone(f"no answer at {self._socket}: {text}") from error
+
+    async def changes(self) -> AsyncIterator[Changed]:
+        """Where the agent is, and then each change, until it does not answer any more.
+
+        Raises:
+            AgentGone: it does not.
+        """
+        async with self._answer("/v1/events") as body:
+            async for line in body:
+                if line.startswith(b"data: "):
+                    yield msgspec.json.decode(line[6:], type=Changed)
         raise AgentGone(f"the agent at {self._socket} ended the stream")
 
     async def notices(self, after: int) -> Notices:
@@ -101,20 +119,10 @@ class AgentSource:
         return await self._get("/v1/topology", dict[str, Any])
 
     async def _get(self, path: str, kind: type[T]) -> T:
-        try:
-            response = await self._client.get(path)
-            if response.status_code != 200:
-                raise AgentGone(self._not_ours(response.status_code))
-            if len(response.content) > MOST:
-                raise AgentGone(f"{self._socket}: answers with more than {MOST} bytes")
-            return msgspec.json.decode(response.content, type=kind)
-        except (httpx2.HTTPError, *_UNREADABLE, OSError) as error:
-            raise AgentGone(self._why(error)) from error
-
-    def _not_ours(self, status: int) -> str:
-        return f"{self._socket}: answers with status {status}, expected 200; is it an old agent?"
-
-    def _why(self, error: Exception) -> str:
-        if isinstance(error, _UNREADABLE):
-            return f"{self._socket}: answers with something else than expected: {error}"
-        return f"no answer at {self._socket}: {str(error) or type(error).__name__}"
+        async with self._answer(path) as body:
+            data = bytearray()
+            async for piece in body.iter_any():
+                data += piece
+                if len(data) > MOST:
+                    raise AgentGone(f"{self._socket}: answers with more than {MOST} bytes")
+            return msgspec.json.decode(data, type=kind)

@@ -1,6 +1,6 @@
 """What should be in the API server, from the agent's documents. Pure.
 
-The texts are the promise to whoever reads Nodes, Pods and Events; docs/kubernetes-objects.md lists
+The texts are the promise to all that read Nodes, Pods and Events; docs/kubernetes-objects.md lists
 them.
 """
 
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from nri_numa.http.responses import Assignment, Notice, NUMAInfo
-from nri_numa.offline_capacity import NUMA_IDS, list_of
+from nri_numa.offline_capacity import MOST_CPUS, NUMA_IDS, list_of, numa_nodes
 from nri_numa.text import harmless
 
 Object = dict[str, Any]
@@ -44,42 +44,24 @@ def node_annotations(prefix: str, info: NUMAInfo) -> dict[str, str]:
 
 
 def numa_ids(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
-    """Which NUMA nodes there are; says too that capacity from outside counts on this node.
-
-    Args:
-        prefix: of the key.
-        topology: the document of ``/v1/topology``.
-    """
+    """Which NUMA nodes there are; says too that capacity from outside counts on this node."""
     return {f"{prefix}/{NUMA_IDS}": list_of({one["id"] for one in topology["numaNodes"]})}
 
 
 def node_labels(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
-    """The shape of a machine, for node selectors.
-
-    Args:
-        prefix: of all keys.
-        topology: the document of ``/v1/topology``.
-    """
-    counts, numa_nodes = topology["counts"], topology["numaNodes"]
-    with_cpus = [len(_ids(one["cpus"])) for one in numa_nodes if one["cpus"]]
+    """The shape of a machine, for node selectors."""
+    counts, listed = topology["counts"], topology["numaNodes"]
+    with_cpus = [len(numa_nodes(one["cpus"], MOST_CPUS)) for one in listed if one["cpus"]]
     return {
         f"{prefix}/sockets": str(counts["sockets"]),
         f"{prefix}/numa-nodes": str(counts["numaNodes"]),
-        f"{prefix}/memory-only-numa-nodes": str(len(numa_nodes) - len(with_cpus)),
+        f"{prefix}/memory-only-numa-nodes": str(len(listed) - len(with_cpus)),
         f"{prefix}/cores": str(counts["cores"]),
         f"{prefix}/cpus": str(counts["cpus"]),
         f"{prefix}/threads-per-core": str(counts["threadsPerCore"]),
         # For requests that must fit one NUMA node, and for who adds nodes by their labels.
         f"{prefix}/largest-numa-node-cpus": str(max(with_cpus, default=0)),
     }
-
-
-def _ids(text: str) -> set[int]:
-    found: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
 
 
 NODE_ANNOTATIONS: Final = ("numacpu", "numamem", NUMA_IDS)
@@ -116,42 +98,47 @@ def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], 
     }
 
 
-def event_name(notice: Notice) -> str:
-    """The same for the same notice, whoever publishes it: so it is made once."""
-    end = f".{notice.id}"
-    return notice.pod[: LONGEST_NAME - len(end)].rstrip("-.") + end
+def event_name(pod: str, id: str) -> str:
+    """The same for the same id, whichever process writes it: so it is made once."""
+    end = f".{id}"
+    return pod[: LONGEST_NAME - len(end)].rstrip("-.") + end
 
 
 def event(notice: Notice, *, prefix: str, node: str) -> Object:
-    """An Event of events.k8s.io/v1.
-
-    Args:
-        notice: what happened.
-        prefix: names the reporting controller.
-        node: name of the Node, which reports.
-    """
+    """An Event of events.k8s.io/v1; the prefix names the reporting controller."""
     reason, kind = REASONS.get(notice.what, (f"NUMA{notice.what[:100].title()}", "Warning"))
+    text = f"{notice.reason}: {notice.message}" if notice.reason else notice.message
+    made = pod_event(
+        notice.namespace,
+        notice.pod,
+        # For a static pod the hash of its manifest, by which kubectl and the kubelet know it.
+        notice.pod_uid,
+        id=notice.id,
+        at=notice.first,
+        text=text,
+        reportingController=f"{prefix}/nri-numa",
+        reportingInstance=node[:128],
+        action="Placing",
+        reason=reason,
+        type=kind,
+    )
+    made["regarding"]["fieldPath"] = f"spec.containers{{{notice.container}}}"
+    return {**made, **series(notice)}
+
+
+def pod_event(
+    namespace: str, name: str, uid: str, *, id: str, at: float, text: str, **fields: str
+) -> Object:
+    """An Event about a pod."""
+    regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name}
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": event_name(notice), "namespace": notice.namespace},
-        "eventTime": micro_time(notice.first),
-        "reportingController": f"{prefix}/nri-numa",
-        "reportingInstance": node[:128],
-        "action": "Placing",
-        "reason": reason,
-        "type": kind,
-        "note": _note(notice),
-        "regarding": {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": notice.namespace,
-            "name": notice.pod,
-            # For a static pod the hash of its manifest, by which kubectl and the kubelet know it.
-            "uid": notice.pod_uid,
-            "fieldPath": f"spec.containers{{{notice.container}}}",
-        },
-        **series(notice),
+        "metadata": {"name": event_name(name, id), "namespace": namespace},
+        "eventTime": micro_time(at),
+        "note": _note(text),
+        "regarding": {**regarding, "uid": uid},
+        **fields,
     }
 
 
@@ -162,9 +149,8 @@ def series(notice: Notice) -> Object:
     return {"series": {"count": notice.count, "lastObservedTime": micro_time(notice.last)}}
 
 
-def _note(notice: Notice) -> str:
-    text = f"{notice.reason}: {notice.message}" if notice.reason else notice.message
-    # One line that obeys nobody, whatever prints it: kubectl, a bridge to chat, a log.
+def _note(text: str) -> str:
+    # One line that moves no cursor, whatever prints it: kubectl, a bridge to chat, a log.
     data = harmless(text).encode()
     if len(data) <= LONGEST_NOTE:
         return data.decode()

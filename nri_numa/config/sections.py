@@ -22,9 +22,8 @@ from nri_numa.config.measured_capacity import MeasuredCapacity
 from nri_numa.config.names import camel_case
 from nri_numa.config.scheduling import Scheduling
 from nri_numa.config.tenants import PermissionDocument, PodMatch, Quotas, SharedPool
-from nri_numa.engine.values.kubelet import KubeletOverride
 from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores
-from nri_numa.engine.values.workload import Strategy
+from nri_numa.engine.values.workload import KubeletOverride, Strategy
 
 # --- The ``publish`` section: what ``nri-numa publish`` writes to the API server, and how fast ----
 
@@ -327,7 +326,8 @@ class Reconcile(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_ca
     interval: Annotated[
         Duration,
         Meta(
-            description="Time between two rounds: seconds, or a text such as 30s or 5m. 0 is off."
+            description="Time between two rounds: seconds, or a text such as 30s or 5m. 0 is off. "
+            "A container whose cpuset somebody writes is looked at within a second."
         ),
     ] = "30s"
     max_repairs: Annotated[

@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from nri_numa.config.names import camel_case
-from nri_numa.engine.values.limits import (
+from nri_numa.engine.values.settings import (
     ANY_KEY,
     CPUAmount,
     Limits,

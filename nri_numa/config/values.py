@@ -160,7 +160,7 @@ def settings(config: AgentConfig) -> Settings:
         memory_only_nodes=NUMASet.parse(str(config.memory_only_nodes)),
         memory_tiers=frozenset(NUMASet.parse(str(config.memory_tiers))),
         lift_quota=config.lift_quota,
-        tell_environment=config.environment,
+        set_environment=config.environment,
         permissions=tenants.permissions(config.permissions),
         limits=tenants.limits(config.quotas, config.shared_pool),
         kept_seconds=parse_duration(config.keep_exclusive_cpus),

@@ -1,10 +1,16 @@
-"""One Node's capacity out of what several sources say, and when its annotation is written. Pure.
+"""Capacity that others measure: documents, one Node's capacity out of them, its annotation. Pure.
+
+A PUT carries the NUMA nodes of one Node::
+
+    {"zones": {"0": 0.5, "1": 1}, "validity": 60}
+
+A file holds those of many, and a query of Prometheus one sample for each NUMA node.
 
 Each source has a value of its own for each NUMA node, which counts as long as it is valid; of
-several the lowest counts: whoever knows of less is right. The values of a source are averaged over
-time, and a factor is written again when it is different by more than the hysteresis: a source that
-says something else every second moves nobody every second. Where nothing lowers a node, it has no
-annotation.
+several the lowest counts: the source that knows of less is right. The values of a source are
+averaged over time, and a factor is written again when it is different by more than the hysteresis:
+a source that says something else every second moves no pod every second. Where nothing lowers a
+node, it has no annotation.
 
 Time is handed in, in seconds of a clock that only grows; `wall` is Unix time, for what is written.
 """
@@ -12,11 +18,30 @@ Time is handed in, in seconds of a clock that only grows; `wall` is Unix time, f
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from nri_numa.offline_capacity import OfflineCapacity
+from nri_numa.cluster.outbox import Output, pause
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb, annotations_of
+from nri_numa.offline_capacity import (
+    NUMA_IDS,
+    OFFLINE_CAPACITY,
+    BadCapacity,
+    OfflineCapacity,
+    factor,
+    list_of,
+    numa_nodes,
+    parsed,
+    text_of,
+    zone,
+    zones,
+)
+
+MOST_NODES: Final = 20_000
+MOST_PROBLEMS: Final = 20
+"""Problems of one document that are named; the rest is counted."""
+LEAST_VALIDITY: Final = 5.0
 
 END: Final = 0.005
 """An average that is so near to what the source says is there: an average alone never arrives."""
@@ -24,6 +49,126 @@ DIGITS: Final = 3
 """Decimals of what is written; a thousandth of a NUMA node is less than a CPU."""
 RENEW: Final = 0.5
 """Part of the validity that is left when an unchanged value is written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one source says of one Node.
+
+    Attributes:
+        node: its name.
+        zones: by NUMA node, the part of its CPUs that is there.
+        validity: seconds that this counts; None for the source's own.
+    """
+
+    node: str
+    zones: Mapping[int, float]
+    validity: float | None = None
+
+
+def from_put(node: str, document: object, *, longest: float) -> Offer:
+    """The body of a PUT about a node, with so many seconds of validity at most.
+
+    Raises:
+        BadCapacity: it is not as expected.
+    """
+    if not isinstance(document, Mapping):
+        raise BadCapacity('expected a JSON object such as {"zones": {"0": 0.5}}')
+    if unknown := sorted(str(key) for key in document if key not in ("zones", "validity")):
+        raise BadCapacity(f"unknown key {ascii(unknown[0])[:60]}, expected zones and validity")
+    found = zones(document.get("zones"))
+    if not found:
+        raise BadCapacity("zones: is empty, expected at least one NUMA node")
+    validity = document.get("validity")
+    if validity is None:
+        return Offer(node, found)
+    if isinstance(validity, bool) or not isinstance(validity, int | float):
+        raise BadCapacity(f"validity: {ascii(validity)[:60]}, expected seconds")
+    if not LEAST_VALIDITY <= validity <= longest:
+        raise BadCapacity(
+            f"validity: {ascii(validity)[:60]}, expected {LEAST_VALIDITY:g} to {longest:g} seconds"
+        )
+    return Offer(node, found, float(validity))
+
+
+def from_file(document: object) -> tuple[list[Offer], list[str]]:
+    """A file ``{nodes: {worker-1: {0: 0.5}}}``: what is sound of it, and what is wrong.
+
+    Raises:
+        BadCapacity: nothing of it can be used.
+    """
+    nodes = document.get("nodes") if isinstance(document, Mapping) else None
+    if not isinstance(nodes, Mapping) or set(document) != {"nodes"}:  # type: ignore[call-overload]
+        raise BadCapacity("expected a mapping with the one key nodes: {worker-1: {0: 0.5}}")
+    if len(nodes) > MOST_NODES:
+        raise BadCapacity(f"nodes: has {len(nodes)} entries, expected {MOST_NODES} at most")
+    offers: list[Offer] = []
+    problems: list[str] = []
+    for name, one in nodes.items():
+        try:
+            offers.append(Offer(str(name), zones(one)))
+        except BadCapacity as error:
+            problems.append(f"nodes.{ascii(str(name))[:80]}: {error}")
+    return offers, shortened(problems)
+
+
+def from_query(
+    document: object, *, node_label: str, numa_node_label: str
+) -> tuple[list[Offer], list[str]]:
+    """The answer to an instant query (``/api/v1/query``): what is sound of it, and what is wrong.
+
+    Raises:
+        BadCapacity: it is no such answer.
+    """
+    if not isinstance(document, Mapping) or document.get("status") != "success":
+        said = document.get("error") if isinstance(document, Mapping) else None
+        raise BadCapacity(f"the query failed: {ascii(said)[:200]}")
+    data = document.get("data")
+    samples = data.get("result") if isinstance(data, Mapping) else None
+    if not isinstance(samples, list) or data.get("resultType") != "vector":  # type: ignore[union-attr]
+        raise BadCapacity("the query's result is no instant vector")
+    found: dict[str, dict[int, float]] = {}
+    problems: list[str] = []
+    for sample in samples:
+        try:
+            node, i, value = _sample(sample, node_label, numa_node_label)
+            if i in found.setdefault(node, {}):
+                raise BadCapacity(f"node {node}, NUMA node {i}: has more than one sample")
+            found[node][i] = value
+        except BadCapacity as error:
+            problems.append(str(error))
+    if len(found) > MOST_NODES:
+        raise BadCapacity(f"the query tells {len(found)} nodes, expected {MOST_NODES} at most")
+    offers = [Offer(node, zones) for node, zones in sorted(found.items()) if zones]
+    return offers, shortened(problems)
+
+
+def _sample(sample: Any, node_label: str, numa_node_label: str) -> tuple[str, int, float]:
+    labels = sample.get("metric") if isinstance(sample, Mapping) else None
+    value = sample.get("value") if isinstance(sample, Mapping) else None
+    if not isinstance(labels, Mapping) or not isinstance(value, list) or len(value) != 2:
+        raise BadCapacity(f"a sample is not as expected: {ascii(sample)[:120]}")
+    node, numa_node = labels.get(node_label), labels.get(numa_node_label)
+    if not isinstance(node, str) or not node:
+        raise BadCapacity(f"a sample has no label {node_label}: {ascii(dict(labels))[:120]}")
+    where = f"node {ascii(node)[:80]}, {numa_node_label}={ascii(numa_node)[:40]}"
+    try:
+        # A text in JSON, so that NaN and infinities can be written.
+        return node, zone(numa_node), factor(float(str(value[1])[:40]))
+    except BadCapacity as error:
+        raise BadCapacity(f"{where}: {error}") from None
+    except ValueError:
+        raise BadCapacity(f"{where}: {ascii(value[1])[:40]} is no number") from None
+
+
+def shortened(problems: Iterable[str]) -> list[str]:
+    """The first problems, and how many more there are."""
+    found = list(problems)
+    more = len(found) - MOST_PROBLEMS
+    return [*found[:MOST_PROBLEMS], f"and {more} more"] if more > 0 else found
+
+
+# --- one Node -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +267,7 @@ class NodeCapacity:
             if kept is None or self._withdrawn:
                 return None
             if not self.rules.keep_last:
-                # A new leader has heard nobody yet: what an earlier one wrote holds to its end.
+                # A new leader knows no source yet: what an earlier one wrote holds to its end.
                 return self.written if not self._heard and wall < kept.until else None
             return OfflineCapacity(kept.zones, wall + self.rules.validity, kept.source)
         before = self.written.zones if self.written is not None else {}
@@ -162,6 +307,155 @@ class NodeCapacity:
             self._changed_at = now
         self.written = what
 
-    def read(self, what: OfflineCapacity | None) -> None:
-        """The annotation says this, whoever wrote it."""
-        self.written = what
+
+# --- all Nodes ------------------------------------------------------------------------------------
+
+_UNREADABLE: Final = OfflineCapacity({}, 0.0, "unreadable")
+"""What stands for an annotation that cannot be read: different from whatever is wanted."""
+
+
+class UnknownNode(Exception):
+    """There is no Node of that name."""
+
+
+class CapacityOutput(Output):
+    """The annotation ``offline-capacity`` of every Node that has less than everything.
+
+    It is written as a merge patch of that one key, so that no other fields are touched.
+    """
+
+    def __init__(self, prefix: str, rules: Rules) -> None:
+        super().__init__("offline-capacity")
+        self._key, self._ids_key = f"{prefix}/{OFFLINE_CAPACITY}", f"{prefix}/{NUMA_IDS}"
+        self._rules = rules
+        self._ids: dict[str, frozenset[int] | None] = {}
+        self._capacity: dict[str, NodeCapacity] = {}
+        self._ready: list[str] = []
+        self._failures: dict[str, tuple[int, float]] = {}
+        self._wall = 0.0
+
+    # --- what is there ----------------------------------------------------------------------------
+
+    def node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+        """A Node exists, new or changed."""
+        annotations = annotations_of(document)
+        ids: frozenset[int] | None = None
+        if text := annotations.get(self._ids_key):
+            try:
+                ids = numa_nodes(text)
+            except BadCapacity:
+                ids = None
+        self._ids[name] = ids
+        text = annotations.get(self._key)
+        if text is None and name not in self._capacity:
+            return
+        try:
+            written = None if text is None else parsed(text)
+        except BadCapacity:
+            written = _UNREADABLE
+        self._of(name).written = written
+
+    def node_gone(self, name: str) -> None:
+        """A Node does not exist any more."""
+        self._ids.pop(name, None)
+        self._capacity.pop(name, None)
+        self._failures.pop(name, None)
+
+    def nodes(self) -> frozenset[str]:
+        """The names of all Nodes."""
+        return frozenset(self._ids)
+
+    # --- what is said -----------------------------------------------------------------------------
+
+    def offer(self, source: str, offer: Offer, now: float) -> str:
+        """A source says something of a Node.
+
+        Returns:
+            A sentence about what may keep it from having an effect; empty when nothing does.
+
+        Raises:
+            UnknownNode: there is no such Node.
+            BadCapacity: it has no such NUMA node.
+        """
+        self.known(offer.node)
+        ids = self._ids[offer.node]
+        if ids is not None and (absent := offer.zones.keys() - ids):
+            raise BadCapacity(
+                f"Node {offer.node} has no NUMA node {list_of(set(absent))}; it has {list_of(ids)}"
+            )
+        self._of(offer.node).offer(source, offer.zones, now, offer.validity)
+        if ids is None:
+            return (
+                f"Node {offer.node} does not tell its NUMA nodes (annotation {self._ids_key}): "
+                "is offlineCapacity.file set there, and does nri-numa publish run?"
+            )
+        return ""
+
+    def known(self, node: str) -> None:
+        """Raises UnknownNode where there is no such Node."""
+        if node not in self._ids:
+            raise UnknownNode(f"there is no Node {ascii(node)[:80]}")
+
+    def withdraw(self, source: str, node: str) -> None:
+        """A source has nothing to say of a Node any more."""
+        if node in self._capacity:
+            self._capacity[node].withdraw(source)
+
+    def spoken_of(self) -> frozenset[str]:
+        """Nodes that anything is known of."""
+        return frozenset(self._capacity)
+
+    def current(self, node: str, now: float) -> OfflineCapacity | None:
+        """What holds for a Node; None for everything it has."""
+        found = self._capacity.get(node)
+        return None if found is None else found.current(now)
+
+    def _of(self, node: str) -> NodeCapacity:
+        return self._capacity.setdefault(node, NodeCapacity(self._rules))
+
+    # --- what is written --------------------------------------------------------------------------
+
+    def tick(self, now: float, wall: float) -> None:
+        """Find out whose annotation must be written; once a second does."""
+        self._wall = wall
+        self._ready = sorted(
+            (
+                node
+                for node, capacity in self._capacity.items()
+                if self._failures.get(node, (0, 0.0))[1] <= now and capacity.due(now, wall)
+            ),
+            reverse=True,
+        )
+
+    def _due(self, now: float) -> Request | None:
+        while self._ready:
+            node = self._ready.pop()
+            capacity = self._capacity.get(node)
+            if capacity is None or not capacity.due(now, self._wall):
+                continue
+            wanted = capacity.wanted(now, self._wall)
+            text = None if wanted is None else text_of(wanted)
+            body = {"metadata": {"annotations": {self._key: text}}}
+            return self._request(Verb.PATCH, Resource.NODES, node, body=body, version=wanted)
+        return None
+
+    def next_due(self) -> float:
+        """When the next request may be made."""
+        return self.hold_until if self._ready else float("inf")
+
+    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+        node, wanted = request.name, request.version
+        if outcome.result is Result.DONE:
+            self._failures.pop(node, None)
+            if node in self._capacity:
+                assert wanted is None or isinstance(wanted, OfflineCapacity)  # noqa: S101
+                self._capacity[node].wrote(wanted, now)
+        elif outcome.result is Result.MISSING:
+            self.node_gone(node)
+        else:
+            failures = self._failures.get(node, (0, 0.0))[0] + 1
+            self._failures[node] = failures, now + pause(failures, jitter)
+
+    def waiting(self) -> int:
+        """Nodes whose annotation is to be written now."""
+        return len(self._ready)

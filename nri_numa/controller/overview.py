@@ -13,20 +13,21 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from nri_numa.config import AgentConfig, settings
+from nri_numa.kube.requests import annotations_of
 from nri_numa.offline_capacity import DRAINED, BadCapacity, numa_nodes
-from nri_numa.scheduler.asking import POLICIES, wish_for
-from nri_numa.scheduler.fleet import Fleet
-from nri_numa.scheduler.panel import NO_OBJECT, Panel
-from nri_numa.scheduler.pods import Reader
-from nri_numa.scheduler.published import Table, read
-from nri_numa.scheduler.verdict import Fits
-from nri_numa.scheduler.wish import Wish
+from nri_numa.scheduler.candidates import NO_OBJECT, CandidateIndex
+from nri_numa.scheduler.fit import Fits
+from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.pod_reader import POLICIES, PodReader
+from nri_numa.scheduler.pod_request import PodRequest
+from nri_numa.scheduler.published import read
 from nri_numa.text import BadQuantity, whole_bytes
 
 MOST: Final = 500
 """Nodes of one answer; with four NUMA nodes each it has a quarter of a megabyte."""
 _CHUNK: Final = 100
-"""Nodes that are judged before somebody else has a turn."""
+"""Nodes that are judged before other tasks have a turn."""
 
 
 DEFAULT: Final = "single-numa-node"
@@ -37,12 +38,11 @@ class BadQuery(Exception):
 
 
 class Query(Struct, frozen=True):
-    """What is asked.
+    """A pod that should fit, and which nodes are shown.
 
     Attributes:
-        cpus: exclusive CPUs of a pod that should fit; 0 for none.
-        memory: bytes of it.
-        policy: of it.
+        cpus: exclusive CPUs; 0 for none.
+        memory: bytes.
         only: nodes on which it does not fit are left out.
         name: part of the names of nodes.
         offset, limit: which of them.
@@ -128,160 +128,142 @@ def query_of(given: Mapping[str, str]) -> Query:
 
 
 class Overview:
-    """What is known of all nodes.
-
-    Attributes:
-        revision: another one after each change.
-
-    Args:
-        config: the settings of the nodes are read from it.
-    """
+    """What is known of all nodes; `revision` is another one after each change."""
 
     def __init__(self, config: AgentConfig) -> None:
         self.revision = 0
         self._prefix = config.annotation_prefix
-        nodes = settings(config)
-        self._reader = Reader(nodes)
-        self._fleet = Fleet()
-        self._panel = Panel(self._fleet, nodes.strategy)
+        found = settings(config)
+        self._reader = PodReader(found)
+        self._nodes = Nodes()
+        self._candidates = CandidateIndex(self._nodes, found.strategy)
         self._drained: dict[str, frozenset[int]] = {}
 
     # --- what is there ----------------------------------------------------------------------------
 
-    def see(self, node: str, annotations: Mapping[str, str]) -> None:
-        """A Node is there, with these annotations."""
+    def node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+        """A Node exists, new or changed."""
         try:
-            drained = numa_nodes(annotations.get(f"{self._prefix}/{DRAINED}", ""))
+            drained = numa_nodes(annotations_of(document).get(f"{self._prefix}/{DRAINED}", ""))
         except BadCapacity:
             drained = frozenset()
-        if self._drained.get(node) != drained:
-            self._drained[node] = drained
+        if self._drained.get(name) != drained:
+            self._drained[name] = drained
             self.revision += 1
 
-    def gone(self, node: str) -> None:
-        """A Node is not there any more."""
-        if self._drained.pop(node, None) is not None:
+    def node_gone(self, name: str) -> None:
+        """A Node does not exist any more."""
+        if self._drained.pop(name, None) is not None:
             self.revision += 1
 
-    def put(self, document: Mapping[str, Any]) -> None:
-        """A NodeResourceTopology is there."""
-        name = _name(document)
-        before = self._fleet.published(name)
-        self._fleet.put(name, read(document, self._prefix))
-        if self._fleet.published(name) is not before:
+    def topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
+        """A NodeResourceTopology exists, new or changed."""
+        before = self._nodes.published(name)
+        self._nodes.put(name, read(document, self._prefix))
+        if self._nodes.published(name) is not before:
             self.revision += 1
 
-    def remove(self, document: Mapping[str, Any]) -> None:
-        """A NodeResourceTopology is gone."""
-        self._fleet.remove(_name(document))
+    def topology_gone(self, name: str) -> None:
+        """A NodeResourceTopology does not exist any more."""
+        self._nodes.remove(name)
         self.revision += 1
-
-    def listed(self, names: frozenset[str]) -> None:
-        """These NodeResourceTopology are all there are."""
-        for name in self._fleet.names - names:
-            self._fleet.remove(name)
-            self.revision += 1
 
     # --- what is shown ----------------------------------------------------------------------------
 
     async def document(self, query: Query) -> dict[str, Any]:
         """The answer to a query; gives way to others while it judges thousands of nodes."""
         revision = self.revision
-        every = sorted(self._drained.keys() | self._fleet.names)
+        every = sorted(self._drained.keys() | self._nodes.names)
         names = [name for name in every if query.name in name]
-        wish = self._wish(query)
+        request = self._request(query)
         verdicts: dict[str, str] = {}  # reason by node; empty where it fits
         fits: dict[str, int] = {}
-        if wish is not None:
+        if request is not None:
             for at in range(0, len(names), _CHUNK):
-                fits.update(self._judged(wish, names[at : at + _CHUNK], verdicts))
+                fits.update(self._judged(request, names[at : at + _CHUNK], verdicts))
                 await asyncio.sleep(0)
             names = [name for name in names if name in fits or not query.only]
             # The best first, as the scheduler takes them; then by name.
             names.sort(key=lambda name: (name not in fits, -fits.get(name, 0), name))
         chosen = names[query.offset : query.offset + query.limit]
-        tables = [t for name in every if isinstance(t := self._fleet.published(name), Table)]
+        rooms = [t for name in every if isinstance(t := self._nodes.published(name), NodeRoom)]
         return {
             "revision": revision,
             "total": {
                 "nodes": len(every),
-                "unknownNodes": len(every) - len(tables),
-                "exclusiveCpus": sum(sum(one.exclusive.there) for one in tables),
-                "freeExclusiveCpus": sum(sum(one.exclusive.left) for one in tables),
-                "largestExclusiveRequest": max((max(t.exclusive.left) for t in tables), default=0),
+                "unknownNodes": len(every) - len(rooms),
+                "exclusiveCpus": sum(sum(one.exclusive.capacity) for one in rooms),
+                "freeExclusiveCpus": sum(sum(one.exclusive.free) for one in rooms),
+                "largestExclusiveRequest": max((max(t.exclusive.free) for t in rooms), default=0),
                 "fragmentation": fragmentation(
-                    sum(max(one.exclusive.left) for one in tables), sum(map(_at_best, tables))
+                    sum(max(one.exclusive.free) for one in rooms), sum(map(_at_best, rooms))
                 ),
                 "drainedNumaNodes": sum(map(len, self._drained.values())),
             },
-            "asked": wish is not None,
-            "problem": wish.wrong if wish is not None else "",
+            "asked": request is not None,
+            "problem": request.wrong if request is not None else "",
             "matching": len(names),
             "fitting": len(fits),
             "offset": query.offset,
-            "nodes": [self._machine(name, wish, verdicts.get(name)) for name in chosen],
+            "nodes": [self._machine(name, request, verdicts.get(name)) for name in chosen],
         }
 
-    def _wish(self, query: Query) -> Wish | None:
+    def _request(self, query: Query) -> PodRequest | None:
         """What a pod of one container would ask for; None where nothing is."""
         if not query.cpus and not query.memory:
             return None
-        return wish_for(
-            self._reader,
-            self._prefix,
-            cpus=query.cpus,
-            memory=query.memory,
-            policy=query.policy,
-        )
+        return self._reader.plain(cpus=query.cpus, memory=query.memory, policy=query.policy)
 
-    def _judged(self, wish: Wish, names: Sequence[str], reasons: dict[str, str]) -> dict[str, int]:
+    def _judged(
+        self, request: PodRequest, names: Sequence[str], reasons: dict[str, str]
+    ) -> dict[str, int]:
         """The scores of those that fit; the others' reasons are put into ``reasons``."""
-        found = self._panel.filter(wish, names)
+        found = self._candidates.filter(request, names)
         reasons.update(found.failed)
         reasons.update(found.hopeless)
         reasons.update(dict.fromkeys(found.fits, ""))
         # What was found for the filter is remembered: nothing is judged twice.
-        return dict.fromkeys(found.fits, 0) | dict(self._panel.prioritize(wish, found.fits))
+        return dict.fromkeys(found.fits, 0) | dict(self._candidates.prioritize(request, found.fits))
 
-    def _machine(self, name: str, wish: Wish | None, reason: str | None) -> Machine:
-        table = self._fleet.published(name)
+    def _machine(self, name: str, request: PodRequest | None, reason: str | None) -> Machine:
+        room = self._nodes.published(name)
         drained = self._drained.get(name, frozenset())
         places = ""
-        if wish is not None and not wish.nothing and reason == "":
-            verdict = self._panel.verdict(wish, name)
+        if request is not None and not request.nothing and reason == "":
+            verdict = self._candidates.verdict(request, name)
             if isinstance(verdict, Fits) and verdict.places:
                 places = str(verdict.places[0][1])
-        if not isinstance(table, Table):
-            problem = self._panel.why(name) or NO_OBJECT
+        if not isinstance(room, NodeRoom):
+            problem = self._candidates.why(name) or NO_OBJECT
             zones: list[Zone] = []
         else:
             problem = ""
-            memory = next((one for one in table.others if one.name == "memory"), None)
+            memory = next((one for one in room.others if one.name == "memory"), None)
             zones = [
                 Zone(
                     id=i,
-                    exclusive_cpus=table.exclusive.there[place],
-                    free_exclusive_cpus=table.exclusive.left[place],
-                    memory_bytes=memory.there[place] if memory else 0,
-                    free_memory_bytes=memory.left[place] if memory else 0,
-                    capacity_factor=table.factor[place] / 1000,
+                    exclusive_cpus=room.exclusive.capacity[place],
+                    free_exclusive_cpus=room.exclusive.free[place],
+                    memory_bytes=memory.capacity[place] if memory else 0,
+                    free_memory_bytes=memory.free[place] if memory else 0,
+                    capacity_factor=room.factor[place] / 1000,
                     drained=i in drained,
                 )
-                for place, i in enumerate(table.ids)
+                for place, i in enumerate(room.ids)
             ]
         return Machine(
             name=name,
             problem=problem,
-            agent_ready=isinstance(table, Table) and not table.silent,
+            agent_ready=isinstance(room, NodeRoom) and not room.silent,
             drained=",".join(map(str, sorted(drained))),
             zones=zones,
             largest_exclusive_request=max((z.free_exclusive_cpus for z in zones), default=0),
             fragmentation=(
-                fragmentation(max(table.exclusive.left), _at_best(table))
-                if isinstance(table, Table)
+                fragmentation(max(room.exclusive.free), _at_best(room))
+                if isinstance(room, NodeRoom)
                 else 0.0
             ),
-            fits=None if wish is None else reason == "",
+            fits=None if request is None else reason == "",
             numa_nodes=places,
             reason=reason or "",
         )
@@ -290,17 +272,10 @@ class Overview:
 def fragmentation(largest: int, at_best: int) -> float:
     """Part of the largest possible exclusive request that is lost because free CPUs lie apart.
 
-    Args:
-        largest: that fits one NUMA node.
-        at_best: that would if all free CPUs were together: no more than the largest NUMA node has.
+    `at_best` would fit if all free CPUs were together: no more than the largest NUMA node has.
     """
     return round(1 - largest / at_best, 3) if at_best > 0 else 0.0
 
 
-def _at_best(table: Table) -> int:
-    return min(sum(table.exclusive.left), max(table.exclusive.there))
-
-
-def _name(document: Mapping[str, Any]) -> str:
-    metadata = document.get("metadata")
-    return str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
+def _at_best(room: NodeRoom) -> int:
+    return min(sum(room.exclusive.free), max(room.exclusive.capacity))

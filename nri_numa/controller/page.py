@@ -11,16 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from nri_numa import __version__
 from nri_numa.config import AgentConfig
 from nri_numa.controller.overview import BadQuery, Overview, query_of
 from nri_numa.http.api import CONTENT_SECURITY_POLICY, APIError, Request, Response
 from nri_numa.http.guarded import TEXT, Route
 from nri_numa.http.security import TokenFile
-from nri_numa.scheduler.follow import Follower
-from nri_numa.scheduler.kinds import Topology
-from nri_numa.scheduler.lean import LeanConnection
-from nri_numa.scheduler.world import name_of
+from nri_numa.kube.api import Watch
 
 PATH: Final = "/cluster/"
 DOCUMENT: Final = "/v1/cluster"
@@ -33,37 +29,16 @@ _TYPES: Final = {
 
 
 class Page:
-    """Serves the page, and follows what it shows.
-
-    Attributes:
-        overview: what it shows.
-        follower: of the NodeResourceTopology objects.
-        connection: to the API server.
-
-    Args:
-        config: with the section ``controller``.
+    """Serves the page.
 
     Raises:
         ConfigError: the token cannot be read.
     """
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, overview: Overview, topologies: Watch) -> None:
         section = config.controller
-        self.connection = LeanConnection(
-            section.credentials,
-            user_agent=f"nri-numa-controller/{__version__}",
-            field_manager="nri-numa-controller",
-        )
-        self.overview = Overview(config)
-        self.follower = Follower(
-            self.connection,
-            Topology,
-            put=self.overview.put,
-            remove=self.overview.remove,
-            listed=self.overview.listed,
-            key=name_of,
-            directory=section.credentials,
-        )
+        self._overview = overview
+        self._topologies = topologies
         file = section.page.token_file
         self._token = TokenFile(file, setting="controller.page") if file else None
         # A revision belongs to one life of one replica.
@@ -102,20 +77,20 @@ class Page:
                 "controller.page.tokenFile",
                 [("WWW-Authenticate", "Bearer")],
             )
-        if not self.follower.synced.is_set():
-            problem = self.follower.problem or "the nodes are not known yet"
+        if not self._topologies.synced.is_set():
+            problem = self._topologies.problem or "the nodes are not known yet"
             raise APIError(503, "NotReady", problem, [("Retry-After", "2")])
         asked = hashlib.sha256(repr(sorted(request.query.items())).encode()).hexdigest()[:12]
-        tag = f'"{self._life}-{self.overview.revision}-{asked}"'
+        tag = f'"{self._life}-{self._overview.revision}-{asked}"'
         if request.header(b"if-none-match") == tag.encode():
             return Response(304, b"", headers=[("ETag", tag)])
         try:
             query = query_of(request.query)
         except BadQuery as error:
             raise APIError(400, "BadRequest", str(error)) from error
-        document: dict[str, Any] = await self.overview.document(query)
-        if self.follower.problem:
-            document["stale"] = self.follower.problem
+        document: dict[str, Any] = await self._overview.document(query)
+        if self._topologies.problem:
+            document["stale"] = self._topologies.problem
         return Response(200, msgspec.json.encode(document), headers=[("ETag", tag)])
 
 

@@ -1,4 +1,4 @@
-"""The controller's process: one of its replicas leads, hears what others measured, and writes it.
+"""The controller's process: one of its replicas leads, takes what others measured, and writes it.
 
 What was said is kept in memory only. A new leader lets stand what an earlier one wrote until its
 time is over, and by then the sources have said it again.
@@ -8,53 +8,138 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
-import socket
 import time
-import uuid
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from nri_numa import __version__, service
-from nri_numa.cluster.desk import Desk
-from nri_numa.cluster.election import Election
-from nri_numa.cluster.kube import APIServer
-from nri_numa.cluster.lease import Lease
-from nri_numa.cluster.outputs import Output
-from nri_numa.cluster.requests import WHOLE, Outcome, Request, Resource, Result
+from nri_numa import config as configuration
+from nri_numa.cluster.writer import Writer, WriterMetrics
 from nri_numa.config import AgentConfig, parse_duration, split_address
-from nri_numa.controller.capacity import Rules
-from nri_numa.controller.following import Following
-from nri_numa.controller.metrics import ControllerMetrics
-from nri_numa.controller.moving import Moving
-from nri_numa.controller.nodes import NodeOutput, UnknownNode
-from nri_numa.controller.offers import Offer, from_put
-from nri_numa.controller.server import Server
+from nri_numa.config.controlling import Drain, Steal, Stuck
+from nri_numa.config.extended_resource import slots_resource
+from nri_numa.controller import capacity, evictor
+from nri_numa.controller.capacity import CapacityOutput, Offer, UnknownNode, from_put
+from nri_numa.controller.evictor import Drained, Stolen
+from nri_numa.controller.overview import Overview
+from nri_numa.controller.page import Page
+from nri_numa.controller.refused import FIELDS, Refused
 from nri_numa.controller.sources import FileSource, PrometheusSource
-from nri_numa.kube_client import namespace
+from nri_numa.http.api import APIError, Response
+from nri_numa.http.api import Request as HTTPRequest
+from nri_numa.http.guarded import Route, Site
+from nri_numa.http.security import Certificate, TokenFile
+from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, namespace, uid_of
+from nri_numa.kube.lease import Lease
+from nri_numa.kube.lease import identity as own_identity
+from nri_numa.kube.requests import Outcome, Request, Resource, Result
 from nri_numa.observe.logs import get_logger
 from nri_numa.offline_capacity import LONGEST_VALIDITY, BadCapacity
-
-if TYPE_CHECKING:
-    from nri_numa.controller.page import Page
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.pod_reader import PodReader
+from nri_numa.scheduler.watcher import PODS, TOPOLOGIES
 
 log = get_logger("controller")
 
 TICK: Final = 1.0
 """Seconds between two looks at what should be written."""
-LEAST: Final = 0.05
 PUT: Final = "put"
+LARGEST: Final = 65536
+"""Bytes of a body; 1,024 NUMA nodes take less than half."""
+PATH: Final = "/v1/nodes/{node}/offline-capacity"
+NODES: Final = Resource.NODES.path()
+EVENTS: Final = "/api/v1/events"
+
+
+class ControllerMetrics(WriterMetrics):
+    """Metrics of the controller; names begin with ``nri_numa_controller_``."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__("nri_numa_controller", version)
+        self.leader = self.gauge("leader", "Whether this replica holds the Lease.")
+        self.nodes = self.gauge("nodes", "Nodes of the cluster.")
+        self.lowered = self.gauge(
+            "lowered_nodes", "Nodes of which a source says that less than everything is there."
+        )
+        self.drained = self.gauge(
+            "drained_numa_nodes",
+            "NUMA nodes that the annotation drained names; 0 without evictions.",
+        )
+        self.to_move = self.gauge(
+            "pods_to_move", "Pods on drained NUMA nodes that are still to be evicted."
+        )
+        self.stuck = self.gauge(
+            "stuck_pods",
+            "Pods that wait for NUMA nodes of their node; 0 without stuck.evict.",
+        )
+        self.stolen = self.gauge(
+            "stolen_numa_nodes",
+            "NUMA nodes whose measured factor stays low; 0 without steal.evict.",
+        )
+        self.offers = self.counter(
+            "offers_total",
+            "What sources said of one Node, by source and by accepted or refused.",
+            "source",
+            "result",
+        )
+        self.source_up = self.gauge(
+            "source_up", "Whether a source could be read the last time.", "source"
+        )
+
+
+class _Objects(Watched):
+    """Objects of one kind by name, as several parts of the controller follow them."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        changed: Iterable[Callable[[str, Mapping[str, Any], float], object]],
+        gone: Iterable[Callable[[str], object]],
+    ) -> None:
+        self._clock, self._changed, self._gone = clock, tuple(changed), tuple(gone)
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        """One exists, new or changed."""
+        for changed in self._changed:
+            changed(name_of(document), document, self._clock())
+
+    def gone(self, key: str) -> None:
+        """One does not exist any more."""
+        for gone in self._gone:
+            gone(key)
+
+
+class _PendingPods(Watched):
+    """Pods in the phase Pending."""
+
+    def __init__(self, refused: Refused, clock: Callable[[], float]) -> None:
+        self._refused, self._clock = refused, clock
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        """A pod is Pending, or changed."""
+        self._refused.pod(document, self._clock())
+
+    def gone(self, key: str) -> None:
+        """A pod is not Pending any more."""
+        self._refused.pod_gone(key)
+
+
+class _FailedEvents(Watched):
+    """Events of containers that could not be created."""
+
+    def __init__(self, refused: Refused, clock: Callable[[], float]) -> None:
+        self._refused, self._clock = refused, clock
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        """One exists, or happened again."""
+        self._refused.event(document, self._clock())
 
 
 class Service:
     """One replica.
-
-    Args:
-        config: checked.
-        identity: in the Lease; another one for each replica.
-        clock: seconds that only grow.
-        wall: Unix time in seconds.
-        jitter: from 0 to 1, another one each time.
 
     Raises:
         ConfigError: a file of the configuration cannot be used.
@@ -69,66 +154,119 @@ class Service:
         wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        controller = self._config = config.controller
-        self._clock, self._wall, self._jitter = clock, wall, jitter
+        section, prefix = config.controller, config.annotation_prefix
+        self._section, self._clock, self._wall = section, clock, wall
         self._metrics = ControllerMetrics(__version__)
-        self._api = APIServer(
-            controller.credentials,
-            user_agent=f"nri-numa-controller/{__version__}",
-            wall=wall,
-            field_manager="nri-numa-controller",
-        )
-        self._rules = Rules(
-            validity=parse_duration(controller.validity),
-            keep_last=controller.silent == "last",
-            smoothing=parse_duration(controller.smoothing),
-            hysteresis=controller.hysteresis,
-            least_time=parse_duration(controller.least_time),
-        )
-        self.nodes = NodeOutput(config.annotation_prefix, self._rules)
-        self.lease = Lease(
-            controller.lease.name,
-            controller.lease.namespace or namespace(controller.credentials),
-            identity or f"{socket.gethostname()[:60]}_{uuid.uuid4()}",
-            parse_duration(controller.lease.duration),
+        self._api = KubeAPI(section.credentials, "nri-numa-controller", wall=wall)
+        self.capacity = CapacityOutput(
+            prefix,
+            capacity.Rules(
+                validity=parse_duration(section.validity),
+                keep_last=section.silent == "last",
+                smoothing=parse_duration(section.smoothing),
+                hysteresis=section.hysteresis,
+                least_time=parse_duration(section.least_time),
+            ),
         )
         now = clock()
-        self._election = Election(
-            self.lease,
-            self._api.ask,
-            duration=parse_duration(controller.lease.duration),
+        self.drained = self.stolen = self.refused = None
+        if section.drain.evict:
+            self.drained = Drained(prefix, _rules(section.drain), now)
+        if (steal := section.steal).evict:
+            below, well, at_most = steal.below, steal.well, steal.at_most
+            self.stolen = Stolen(
+                prefix, _rules(steal), now, below=below, well=well, at_most=at_most
+            )
+        if section.stuck.evict:
+            settings, nodes = configuration.settings(config), Nodes()
+            self.refused = Refused(
+                prefix,
+                _rules(section.stuck),
+                nodes,
+                CandidateIndex(nodes, settings.strategy),
+                PodReader(settings, slots_resource(config), claims=config.dra.enabled).request,
+                now,
+            )
+        self._evictors = [
+            one for one in (self.drained, self.stolen, self.refused) if one is not None
+        ]
+        self._writer = Writer(
+            self._api,
+            [self.capacity, *self._evictors],
+            self._metrics,
+            "controller",
+            rate=section.rate,
+            burst=section.burst,
+            clock=clock,
+            jitter=jitter,
+            may=self._may_write,
+            written=self._written,
+        )
+        self.lease = Lease(
+            section.lease.name,
+            section.lease.namespace or namespace(section.credentials),
+            self._api.do,
+            duration=parse_duration(section.lease.duration),
+            identity=identity or own_identity(),
             clock=clock,
             wall=wall,
             jitter=jitter,
-            told=self._tell,
-            changed=self._leads,
+            answered=self._writer.answered,
+            changed=self._writer.wake.set,
         )
-        self.moving = Moving(config, clock=clock, jitter=jitter)
-        outputs: list[Output] = [self.nodes, *self.moving.outputs]
-        page = self._page = _page(config)
-        self._desk = Desk(outputs, rate=controller.rate, burst=controller.burst, now=now)
-        self._wake = asyncio.Event()
-        self._following = Following(
-            self._api,
-            self.nodes,
-            *self.moving.hears,
-            *((page.overview,) if page is not None else ()),
-            changed=self._wake.set,
-            jitter=jitter,
-            node=self.moving.node,
+        self._watches = self._followed(config, jitter)
+        self._address = split_address(section.address)
+        self._token = (
+            TokenFile(section.token_file, setting="controller") if section.token_file else None
         )
-        self._said: set[tuple[str, str]] = set()
-        self._api_problem = ""
-        self._address = split_address(controller.address)
-        self.server = Server(
+        self.server = Site(
             self._address[0] if self._address else "",
-            self,
             version=__version__,
-            token_file=controller.token_file,
-            certificate=controller.tls_cert,
-            key=controller.tls_key,
-            more=page.routes() if page is not None else (),
+            metrics=self.metrics,
+            not_ready=self.not_ready,
+            certificate=(
+                Certificate(section.tls_cert, section.tls_key, setting="controller")
+                if section.tls_cert
+                else None
+            ),
+            routes=[
+                Route("PUT", PATH, self._put, LARGEST, self._may),
+                Route("DELETE", PATH, self._delete, LARGEST, self._may),
+                Route("GET", PATH, self._get, LARGEST, self._may),
+                *(self.page.routes() if self.page is not None else ()),
+            ],
         )
+
+    def _followed(self, config: AgentConfig, jitter: Callable[[], float]) -> list[Watch]:
+        """Watches of the objects that are needed; what is off is not asked for."""
+        overview = Overview(config) if self._section.page.enabled else None
+        shown = [overview] if overview is not None else []
+        listeners = [self.capacity, *self._evictors, *shown]
+        objects = _Objects(
+            self._clock, [one.node for one in listeners], [one.node_gone for one in listeners]
+        )
+        self._nodes = Watch(self._api, NODES, objects, jitter=jitter)
+        watches = [self._nodes]
+        self.page: Page | None = None
+        published = [one for one in (self.stolen, self.refused, overview) if one is not None]
+        if published:
+            objects = _Objects(
+                self._clock,
+                [one.topology for one in published],
+                [one.topology_gone for one in published],
+            )
+            watches.append(Watch(self._api, TOPOLOGIES, objects, jitter=jitter))
+            if overview is not None:
+                self.page = Page(config, overview, watches[-1])
+        if (refused := self.refused) is not None:
+            pods, pending = _PendingPods(refused, self._clock), "status.phase=Pending"
+            watches.append(Watch(self._api, PODS, pods, fields=pending, key=uid_of, jitter=jitter))
+            if self._section.stuck.partly_running:
+                events = _FailedEvents(refused, self._clock)
+                watches.append(
+                    Watch(self._api, EVENTS, events, fields=FIELDS, key=uid_of, jitter=jitter)
+                )
+        return watches
 
     async def run(self) -> None:
         """Work until cancelled; at the end the Lease is given back.
@@ -137,69 +275,51 @@ class Service:
             OSError: the address cannot be had.
         """
         log.info("controller", version=__version__)
-        controller = self._config
-        work: list[Coroutine[Any, Any, None]] = [
-            self._following.run(),
-            self._election.run(),
-            self._write(),
-            self._tick(),
-            *self.moving.work(),
-        ]
-        if controller.capacity_file:
-            up = self._metrics.source_up.labels(FileSource.name).set
-            work.append(FileSource(controller.capacity_file, self._take, up).run())
-        if controller.prometheus.url:
-            up = self._metrics.source_up.labels(PrometheusSource.name).set
-            work.append(PrometheusSource(controller.prometheus, self._take, up).run())
-        if self._page is not None:
-            work.append(self._page.follower.run())
-        try:
-            if self._address is not None:
-                self.server.listen(self._address[1])
-        except BaseException:
-            for one in work:
-                one.close()
-            raise
+        section, up = self._section, self._metrics.source_up
+        if self._address is not None:
+            self.server.listen(self._address[1])
         try:
             async with asyncio.TaskGroup() as group:
-                for one in work:
-                    group.create_task(one)
+                for watch in self._watches:
+                    group.create_task(watch.run())
+                group.create_task(self.lease.run())
+                group.create_task(self._writer.run())
+                group.create_task(self._tick())
+                if section.capacity_file:
+                    readable = up.labels(FileSource.name).set
+                    file = FileSource(section.capacity_file, self._take, readable)
+                    group.create_task(file.run())
+                if section.prometheus.url:
+                    readable = up.labels(PrometheusSource.name).set
+                    query = PrometheusSource(section.prometheus, self._take, readable)
+                    group.create_task(query.run())
         finally:
             await self.server.stop()
-            await self._election.give_back()
+            await self.lease.give_back()
             await self._api.close()
-            if self._page is not None:
-                await self._page.connection.close()
 
     def left(self) -> dict[str, object]:
-        """Nothing: the next leader hears it all again."""
+        """Nothing: the sources say everything to the next leader, too."""
         return {}
 
     # --- what others say --------------------------------------------------------------------------
 
     def put(self, node: str, document: object) -> str:
-        """Take what a PUT says."""
+        """Take what a PUT says; a sentence about what may keep it from having an effect."""
         try:
             offer = from_put(node, document, longest=LONGEST_VALIDITY)
-            warning = self.nodes.offer(PUT, offer, self._clock())
+            warning = self.capacity.offer(PUT, offer, self._clock())
         except (BadCapacity, UnknownNode):
             self._metrics.offers.labels(PUT, "refused").inc()
             raise
         self._metrics.offers.labels(PUT, "accepted").inc()
         return warning
 
-    def delete(self, node: str) -> None:
-        """What was PUT for a node does not count any more."""
-        if node not in self.nodes.nodes():
-            raise UnknownNode(f"there is no Node {ascii(node)[:80]}")
-        self.nodes.withdraw(PUT, node)
-
     def shown(self, node: str) -> dict[str, Any]:
         """What holds for a node."""
-        if node not in self.nodes.nodes():
-            raise UnknownNode(f"there is no Node {ascii(node)[:80]}")
+        self.capacity.known(node)
         now = self._clock()
-        current = self.nodes.current(node, now)
+        current = self.capacity.current(node, now)
         if current is None:
             return {"node": node, "zones": {}, "seconds": 0, "source": ""}
         return {
@@ -209,111 +329,127 @@ class Service:
             "source": current.source,
         }
 
+    def _may(self, request: HTTPRequest) -> None:
+        if self._token is None:
+            raise APIError(403, "Forbidden", "controller.tokenFile is not set, so nobody may PUT")
+        if not self._token.admits(request.header(b"authorization")):
+            raise APIError(
+                401,
+                "Unauthorized",
+                "expected the header Authorization: Bearer with the token of controller.tokenFile",
+                [("WWW-Authenticate", "Bearer")],
+            )
+        if problem := self.not_ready():
+            raise APIError(503, "NotReady", problem, [("Retry-After", "2")])
+
+    def _put(self, request: HTTPRequest) -> Response:
+        try:
+            document = json.loads(request.body)
+        except (ValueError, RecursionError) as error:
+            raise APIError(400, "BadRequest", f"the body is no JSON: {str(error)[:100]}") from error
+        node = request.segments[2]
+        with _refusals():
+            return _json({"warning": self.put(node, document), **self.shown(node)})
+
+    def _delete(self, request: HTTPRequest) -> Response:
+        node = request.segments[2]
+        with _refusals():
+            self.capacity.known(node)
+        self.capacity.withdraw(PUT, node)
+        return Response(204, b"")
+
+    def _get(self, request: HTTPRequest) -> Response:
+        with _refusals():
+            return _json(self.shown(request.segments[2]))
+
     def not_ready(self) -> str:
-        """Why this replica takes nothing."""
-        if not self.lease.leads(self._clock()):
+        """Why this replica takes nothing, as a sentence; empty when it does."""
+        if not self.lease.leads:
             return f"this replica does not lead; {self.lease.holder or 'nobody'} does"
-        return "" if self._following.known else "the nodes are not known yet"
+        return "" if self._nodes.synced.is_set() else "the nodes are not known yet"
 
     def metrics(self) -> bytes:
         """In Prometheus' text format."""
-        now = self._clock()
-        self._metrics.leader.set(self.lease.leads(now))
-        self._metrics.nodes.set(len(self.nodes.nodes()))
-        spoken = self.nodes.spoken_of()
-        lowered = sum(
-            1
-            for node in spoken
-            if (one := self.nodes.current(node, now)) and min(one.zones.values()) < 1
-        )
-        self._metrics.lowered.set(lowered)
-        self.moving.measure(self._metrics)
-        return self._metrics.text()
+        metrics, now = self._metrics, self._clock()
+        metrics.leader.set(self.lease.leads)
+        metrics.nodes.set(len(self.capacity.nodes()))
+        currents = [self.capacity.current(node, now) for node in self.capacity.spoken_of()]
+        metrics.lowered.set(sum(1 for one in currents if one and min(one.zones.values()) < 1))
+        if self.drained is not None:
+            metrics.drained.set(self.drained.emptied())
+            metrics.to_move.set(self.drained.waiting())
+        if self.refused is not None:
+            metrics.stuck.set(self.refused.waiting())
+        if self.stolen is not None:
+            metrics.stolen.set(self.stolen.poor())
+        return metrics.text()
 
     def _take(self, source: str, offers: Sequence[Offer]) -> list[str]:
         """What a source says of all nodes: those it names no more are withdrawn."""
-        if not self._following.known:
+        if not self._nodes.synced.is_set():
             return []
         problems: list[str] = []
         now = self._clock()
         for offer in offers:
             try:
-                self.nodes.offer(source, offer, now)
+                self.capacity.offer(source, offer, now)
             except (BadCapacity, UnknownNode) as error:
                 self._metrics.offers.labels(source, "refused").inc()
                 problems.append(str(error))
             else:
                 self._metrics.offers.labels(source, "accepted").inc()
-        for node in self.nodes.spoken_of() - {offer.node for offer in offers}:
-            self.nodes.withdraw(source, node)
+        for node in self.capacity.spoken_of() - {offer.node for offer in offers}:
+            self.capacity.withdraw(source, node)
         return problems
 
     # --- the API server ---------------------------------------------------------------------------
 
-    def _leads(self, leads: bool, holder: str) -> None:
-        log.info("leading" if leads else "not leading", holder=holder)
-        self._wake.set()
-
     async def _tick(self) -> None:
         while True:
-            self.moving.tick(self._clock(), self._wall())  # a new leader goes on at once
+            now, wall = self._clock(), self._wall()
+            for one in self._evictors:
+                one.tick(now, wall)  # also where this replica does not lead: a new leader goes on
             if self._may_write():
-                self.nodes.tick(self._clock(), self._wall())
-                self._wake.set()
+                self.capacity.tick(now, wall)
+                self._writer.wake.set()
             await asyncio.sleep(TICK)
 
     def _may_write(self) -> bool:
-        return self._following.known and self.lease.leads(self._clock())
+        return self._nodes.synced.is_set() and self.lease.leads
 
-    async def _write(self) -> None:
-        while True:
-            now = self._clock()
-            leads = self._may_write()
-            request = self._desk.next(now) if leads else None
-            if request is None:
-                # `_tick` wakes when something is to be done.
-                wait = self._desk.wait(now) if leads else TICK
-                self._wake.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(LEAST, min(wait, TICK))):
-                        await self._wake.wait()
-                continue
-            outcome = await self._api.ask(request)
-            self._desk.done(request, outcome, self._clock(), self._jitter())
-            self._tell(request, outcome)
-
-    def _tell(self, request: Request, outcome: Outcome) -> None:
-        metrics, result = self._metrics, outcome.result
-        metrics.requests.labels(request.output, request.verb.value, result.value).inc()
-        metrics.api_up.set(result not in WHOLE)
-        if result in WHOLE:
-            if not self._api_problem:
-                log.warning("the API server cannot be used for now", problem=outcome.text)
-            self._api_problem = outcome.text
+    def _written(self, request: Request, outcome: Outcome) -> None:
+        if outcome.result is not Result.DONE:
             return
-        if self._api_problem:
-            log.info("the API server answers again")
-        self._api_problem = ""
-        key = request.verb.value, request.resource.plural
-        if result is Result.DONE:
-            self._said.discard(key)
-            if request.output == self.nodes.name:
-                log.info("capacity", node=request.name, wanted=_zones(request))
-            elif request.resource is Resource.EVICTIONS:
-                log.info("evicted", pod=f"{request.namespace}/{request.name}")
-        elif result in (Result.FORBIDDEN, Result.INVALID, Result.FAILED):
-            level = log.debug if key in self._said else log.warning
-            level("not done", result=result.value, problem=outcome.text)
-            self._said.add(key)
+        if request.output == self.capacity.name:
+            log.info("capacity", node=request.name, wanted=_zones(request))
+        elif request.resource is Resource.EVICTIONS:
+            log.info("evicted", pod=f"{request.namespace}/{request.name}")
 
 
-def _page(config: AgentConfig) -> Page | None:
-    """The page of the cluster; what it needs is loaded only where it is switched on."""
-    if not config.controller.page.enabled:
-        return None
-    from nri_numa.controller.page import Page
+def _rules(section: Drain | Stuck | Steal) -> evictor.Rules:
 
-    return Page(config)
+    return evictor.Rules(
+        after=parse_duration(section.after),
+        per_minute=section.per_minute,
+        dry_run=section.dry_run,
+        per_workload=0 if isinstance(section, Drain) else section.per_workload,
+        per=0.0 if isinstance(section, Drain) else parse_duration(section.per),
+    )
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What is wrong with a request, as an answer."""
+    try:
+        yield
+    except BadCapacity as error:
+        raise APIError(422, "BadCapacity", str(error)) from error
+    except UnknownNode as error:
+        raise APIError(404, "NotFound", str(error)) from error
+
+
+def _json(document: Mapping[str, Any]) -> Response:
+    return Response(200, json.dumps(document).encode())
 
 
 def _zones(request: Request) -> str:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-import httpx2
+import aiohttp
+import msgspec
 
 from nri_numa.config import parse_duration, yaml_reader
 from nri_numa.config.controlling import Prometheus
-from nri_numa.controller.offers import Offer, from_file, from_query, shortened
+from nri_numa.controller.capacity import Offer, from_file, from_query, shortened
 from nri_numa.observe.logs import get_logger
 from nri_numa.offline_capacity import BadCapacity
 
@@ -26,128 +27,102 @@ LARGEST: Final = 16 << 20
 TIMEOUT: Final = 10.0
 
 Take = Callable[[str, Sequence[Offer]], list[str]]
-"""Takes what a source says of all nodes, and returns problems."""
 
 
-class Teller:
-    """Says problems of a source once, and that it is well again.
+class Source:
+    """Says what it reads again and again, and its problems once.
 
     Args:
-        source: its name.
-        up: told whether it could be read.
+        take: takes what a source says of all nodes, and returns problems.
+        up: gets whether it could be read.
     """
 
-    def __init__(self, source: str, up: Callable[[bool], object]) -> None:
-        self._source, self._up = source, up
+    name = where = ""
+    interval = LOOK
+
+    def __init__(self, take: Take, up: Callable[[bool], object]) -> None:
+        self._take, self._up = take, up
         self._said: frozenset[str] = frozenset()
 
-    def tell(self, problems: Sequence[str], *, readable: bool) -> None:
-        """These are the problems now."""
+    async def run(self) -> None:
+        """Read until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self.interval)
+
+    async def look(self) -> None:
+        """Read once."""
+        try:
+            offers, problems = await self._read()
+        except BadCapacity as error:
+            self._tell([str(error)], readable=False)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            text = getattr(error, "strerror", None) or str(error)[:300] or type(error).__name__
+            self._tell([f"cannot be read: {text}"], readable=False)
+        else:
+            found = [*problems, *shortened(self._take(self.name, offers))]
+            self._tell(found, readable=True)
+
+    async def _read(self) -> tuple[list[Offer], list[str]]:
+        """What is said now: what is sound of it, and what is wrong."""
+        raise NotImplementedError
+
+    def _tell(self, problems: Sequence[str], *, readable: bool) -> None:
         self._up(readable)
         for problem in problems:
             if problem not in self._said:
-                log.warning("capacity not as expected", source=self._source, problem=problem)
+                text = f"{self.where}: {problem}"
+                log.warning("capacity not as expected", source=self.name, problem=text)
         if self._said and not problems:
-            log.info("capacity is as expected again", source=self._source)
+            log.info("capacity is as expected again", source=self.name)
         self._said = frozenset(problems)
 
 
-class FileSource:
+class FileSource(Source):
     """A YAML or JSON file with many nodes.
 
     What stands there counts as long as it can be read; one that is away is silent.
-
-    Args:
-        path: of the file.
-        take: takes what it says.
-        up: told whether it could be read.
     """
 
     name = "file"
 
     def __init__(self, path: str, take: Take, up: Callable[[bool], object]) -> None:
-        self._path = Path(path)
-        self._take = take
-        self._teller = Teller(self.name, up)
+        super().__init__(take, up)
+        self.where = path
         self._seen: tuple[int, ...] = ()
-        self._offers: list[Offer] = []
-        self._problems: list[str] = []
+        self._last: tuple[list[Offer], list[str]] = [], []
 
-    async def run(self) -> None:
-        """Look at it until cancelled."""
-        while True:
-            await self.look()
-            await asyncio.sleep(LOOK)
+    async def _read(self) -> tuple[list[Offer], list[str]]:
+        return await asyncio.to_thread(self._read_changed)
 
-    async def look(self) -> None:
-        """Read it when it changed, and say again what stands there."""
-        try:
-            await asyncio.to_thread(self._read)
-        except BadCapacity as error:
-            self._teller.tell([f"{self._path}: {error}"], readable=False)
-            return
-        except OSError as error:
-            self._seen = ()
-            self._teller.tell([f"{self._path}: {error.strerror or error}"], readable=False)
-            return
-        problems = [*self._problems, *shortened(self._take(self.name, self._offers))]
-        self._teller.tell([f"{self._path}: {one}" for one in problems], readable=True)
-
-    def _read(self) -> None:
-        with self._path.open("rb") as file:
+    def _read_changed(self) -> tuple[list[Offer], list[str]]:
+        seen, self._seen = self._seen, ()
+        with open(self.where, "rb") as file:
             status = os.fstat(file.fileno())
-            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if seen == self._seen:
-                return
-            data = file.read(LARGEST + 1)
-        self._seen = ()
-        if len(data) > LARGEST:
-            raise BadCapacity(f"is larger than {LARGEST} bytes")
-        try:
-            document = yaml_reader.parse(data.decode())
-        except (yaml_reader.YAMLProblem, UnicodeDecodeError) as error:
-            raise BadCapacity(str(error)[:300]) from None
-        self._offers, self._problems = from_file(document)
-        self._seen = seen
+            now = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if now != seen:
+                data = file.read(LARGEST + 1)
+                if len(data) > LARGEST:
+                    raise BadCapacity(f"is larger than {LARGEST} bytes")
+                try:
+                    self._last = from_file(yaml_reader.parse(data.decode()))
+                except (yaml_reader.YAMLProblem, UnicodeDecodeError) as error:
+                    raise BadCapacity(str(error)[:300]) from None
+        self._seen = now
+        return self._last
 
 
-class PrometheusSource:
-    """An instant query, asked again and again.
-
-    Args:
-        config: server, query and labels.
-        take: takes what it says.
-        up: told whether it answered.
-    """
+class PrometheusSource(Source):
+    """An instant query, asked again and again."""
 
     name = "prometheus"
 
     def __init__(self, config: Prometheus, take: Take, up: Callable[[bool], object]) -> None:
+        super().__init__(take, up)
+        self.where, self.interval = config.url, parse_duration(config.interval)
         self._config = config
-        self._take = take
-        self._teller = Teller(self.name, up)
 
-    async def run(self) -> None:
-        """Ask until cancelled."""
-        interval = parse_duration(self._config.interval)
-        while True:
-            await self.ask()
-            await asyncio.sleep(interval)
-
-    async def ask(self) -> None:
-        """Ask once."""
-        try:
-            offers, problems = await self._query()
-        except BadCapacity as error:
-            self._teller.tell([str(error)], readable=False)
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
-            text = str(error)[:300] or type(error).__name__
-            self._teller.tell([f"no answer from {self._config.url}: {text}"], readable=False)
-        else:
-            problems = [*problems, *shortened(self._take(self.name, offers))]
-            self._teller.tell(problems, readable=True)
-
-    async def _query(self) -> tuple[list[Offer], list[str]]:
+    async def _read(self) -> tuple[list[Offer], list[str]]:
         config = self._config
         headers = {}
         if config.token_file:
@@ -157,18 +132,25 @@ class PrometheusSource:
         if config.ca_file:
             verify = await asyncio.to_thread(ssl.create_default_context, cafile=config.ca_file)
         url = f"{config.url.rstrip('/')}/api/v1/query"
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
         async with (
-            httpx2.AsyncClient(verify=verify, timeout=TIMEOUT, trust_env=False) as client,
-            client.stream("GET", url, params={"query": config.query}, headers=headers) as response,
+            aiohttp.ClientSession(timeout=limits) as client,
+            client.get(
+                url,
+                params={"query": config.query},
+                headers=headers,
+                ssl=verify,
+                allow_redirects=False,
+            ) as response,
         ):
             data = bytearray()
-            async for piece in response.aiter_bytes():
+            async for piece in response.content.iter_any():
                 data += piece
                 if len(data) > LARGEST:
                     raise BadCapacity(f"the answer is larger than {LARGEST} bytes")
-            # An error of a query is told in the same form, with another status.
-            if response.status_code not in (200, 400, 422, 503):
-                raise BadCapacity(f"{config.url} answers with status {response.status_code}")
+            # An error of a query has the same form, with another status.
+            if response.status not in (200, 400, 422, 503):
+                raise BadCapacity(f"answers with status {response.status}")
             document = await asyncio.to_thread(_json, bytes(data))
         return from_query(
             document,
@@ -178,8 +160,6 @@ class PrometheusSource:
 
 
 def _json(data: bytes) -> object:
-    import msgspec
-
     try:
         document: object = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -20,9 +20,15 @@ import msgspec
 from google.protobuf.message import Message
 
 from nri_numa.cri.pb import cri_pb2
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.mentions import DeviceNode, mentions_in
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    Container,
+    ContainerUpdate,
+    DeviceNode,
+    PodSandbox,
+    QoSClass,
+    Resources,
+    mentions_in,
+)
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.runtime import (
     NOTHING_GIVEN,

@@ -32,9 +32,14 @@ from nri_numa.cri.client import (
     CRIContainerState,
     UpdateFailed,
 )
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    Container,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.observe.logs import get_logger
 from nri_numa.runtime import (

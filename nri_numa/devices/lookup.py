@@ -15,14 +15,15 @@ import msgspec
 
 from nri_numa.devices.cdi import CDIDevice, CDIRegistry
 from nri_numa.devices.sysfs import Found, SysfsDevices
-from nri_numa.engine.values.mentions import (
+from nri_numa.engine.values.workload import (
     MOST_DEVICES,
     NVIDIA_VARIABLE,
     PCI_VARIABLE,
+    Device,
     DeviceNode,
+    DeviceRequest,
     Mentions,
 )
-from nri_numa.engine.values.workload import Device, DeviceRequest
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.model import numa_text
 from nri_numa.machine.pci import GPU, PCI_ADDRESS

@@ -23,8 +23,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nri_numa.devices import interfaces
 from nri_numa.devices.lookup import GivenDevice, Lookup, Missed, hints, read_gpus
 from nri_numa.devices.sysfs import Found
-from nri_numa.engine.values.mentions import MOST_DEVICES, NO_MENTIONS, Mentions
-from nri_numa.engine.values.workload import NO_DEVICES, KnownDevices, PodSandbox
+from nri_numa.engine.values.workload import (
+    MOST_DEVICES,
+    NO_DEVICES,
+    NO_MENTIONS,
+    KnownDevices,
+    Mentions,
+    PodSandbox,
+)
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.pci import NIC
 from nri_numa.observe.logs import get_logger

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nri_numa.engine.values.mentions import CLAIM_VARIABLE
+from nri_numa.engine.values.workload import CLAIM_VARIABLE
 from nri_numa.errors import AgentError
 from nri_numa.text import BadQuantity, quantity
 

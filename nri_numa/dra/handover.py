@@ -161,7 +161,8 @@ def write(path: str, text: str, *, mode: int = 0o644) -> None:
     """
     # Names that begin with a dot are not read: neither by us nor as CDI files.
     head, tail = os.path.split(path)
-    beside = os.path.join(head, f".{tail}.{secrets.token_hex(4)}.new")
+    beside = os.path.join(head, f".{tail}.new")
+    _unlink(beside)  # of a process that was killed
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(beside, flags, mode)
     try:

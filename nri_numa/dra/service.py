@@ -28,8 +28,8 @@ VERSION: Final = "v1.DRAPlugin"
 """Kubernetes 1.34 and newer; what we need of it is there from 1.36."""
 _SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 _REGISTRATION: Final = "pluginregistration.Registration"
-_WORKERS: Final = 4
-"""Calls at the same time; claims are prepared one after the other in any case."""
+_WORKERS: Final = 16
+"""Calls at the same time; some wait for containers that still end."""
 
 
 class Prepared(msgspec.Struct, frozen=True):

@@ -14,61 +14,34 @@ Two bounds hold for the CPUs of a NUMA node, and the lower one counts:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.cpus.allocator import Taken, TakeRequest, take_cpus
+from nri_numa.engine.cpus.allocator import (
+    ChosenCPUs,
+    NotEnoughCPUs,
+    SMTAlignmentRefused,
+    TakeRequest,
+    take_cpus,
+)
 from nri_numa.engine.cpus.index import AllocatorIndex
-from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import CPUOrder
-from nri_numa.engine.values.workload import SMT
+from nri_numa.engine.decision import Case, Machine, shared_milli
+from nri_numa.engine.others import holders_text, named
+from nri_numa.engine.state import Allocation, NodeState, union
+from nri_numa.engine.values.settings import (
+    EVERYTHING,
+    CPUAmount,
+    CPUOrder,
+    IsolatedCPUs,
+    NamespaceQuota,
+)
+from nri_numa.engine.values.workload import SMT, PodSandbox, Refusal
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-
-if TYPE_CHECKING:
-    from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTAlignmentRefused
-    from nri_numa.engine.decision import Machine
-
-
-def cpu_left(machine: Machine, state: NodeState) -> dict[int, int]:
-    """By NUMA node, thousandths of a CPU that can still be promised; never negative."""
-    left = dict(machine.cpu_total)
-    for i, charge in state.charges.items():
-        if i in left:
-            rest = left[i] - charge.cpu_milli
-            left[i] = rest if rest > 0 else 0
-    withdrawn = state.withheld_bits
-    if withdrawn:
-        serving = state.grantable(machine.topology, machine.settings).bits
-        for i, cpus in machine.node_cpus.items():
-            if cpus.bits & withdrawn:
-                serves = machine.serves((cpus.bits & serving).bit_count())
-                left[i] = max(0, min(left[i], serves - shared_milli(state, i, cpus)))
-    return left
-
-
-def shared_left(machine: Machine, state: NodeState, left: dict[int, int]) -> dict[int, int]:
-    """By NUMA node, thousandths that can still be promised to containers that share.
-
-    Args:
-        machine: where.
-        state: as it is.
-        left: `cpu_left`, which counts isolated CPUs that only owners get.
-    """
-    if not machine.isolated:
-        return left
-    pool = state.pool(machine.topology, machine.settings).bits
-    return {
-        i: max(
-            0,
-            min(
-                left[i],
-                machine.serves((cpus.bits & pool).bit_count()) - shared_milli(state, i, cpus),
-            ),
-        )
-        for i, cpus in machine.node_cpus.items()
-    }
+from nri_numa.machine.model import counted
 
 
 def exclusive_left(
@@ -76,16 +49,9 @@ def exclusive_left(
 ) -> dict[int, int]:
     """By NUMA node, how many CPUs one more container could own there.
 
-    No more than are free, than the accounting has, and than the pool can lose: what is promised
-    to containers without CPUs of their own must still run there.
-
-    Args:
-        machine: where.
-        state: as it is.
-        free: CPUs that may be owned: grantable, not reserved, not listed.
-        smt: ``full-core`` counts CPUs of whole cores only; ``isolate`` counts cores, each of which
-            costs the pool all of its threads.
-        left: `cpu_left`.
+    No more than are free, than the accounting has, and than the pool can lose: what is promised to
+    containers without CPUs of their own must still run there. ``full-core`` counts CPUs of whole
+    cores only; ``isolate`` counts cores, each of which costs the pool all of its threads.
     """
     pool = state.pool(machine.topology, machine.settings).bits
     sizes = _core_sizes(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
@@ -106,16 +72,6 @@ def exclusive_left(
             count = min((cpus.bits & free.bits).bit_count(), spare)
         found[i] = min(count, left.get(i, 0) // 1000)
     return found
-
-
-def shared_milli(state: NodeState, numa_node: int, cpus: CPUSet) -> int:
-    """Thousandths promised on a NUMA node to containers without CPUs of their own.
-
-    An owner is allocated exactly its CPUs. One that is offline is no longer seen among them and
-    counts as promised to others, which errs on the safe side.
-    """
-    owned = (cpus.bits & state.owned.bits).bit_count()
-    return max(0, state.charge(numa_node).cpu_milli - 1000 * owned)
 
 
 def _core_sizes(machine: Machine, free: CPUSet) -> dict[int, list[int]]:
@@ -144,20 +100,16 @@ def _how_many(sizes: list[int], spare: int) -> int:
 
 def take_within(
     machine: Machine, request: TakeRequest, limits: Mapping[int, int]
-) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
     """Choose CPUs, on no NUMA node more than can be owned there.
 
     CPUs of soft lists are left out where others on the same NUMA nodes are as good. The kubelet's
-    order, CPUs that are preferred and loads to be paired with take no notice of lists.
-
-    Args:
-        machine: where.
-        request: what is wanted.
-        limits: `exclusive_left`; CPUs that belong to no NUMA node have no limit.
+    order, CPUs that are preferred and loads to be paired with take no notice of lists. CPUs that
+    belong to no NUMA node have no limit.
     """
     taken = _take_within(machine, request, limits)
     if (
-        not isinstance(taken, Taken)
+        not isinstance(taken, ChosenCPUs)
         or not (taken.cpus - request.held) & request.listed
         or request.prefer
         or request.smt is SMT.PAIR
@@ -166,16 +118,16 @@ def take_within(
         return taken
     rest = replace(request, available=request.available - request.listed)
     others = _take_within(machine, rest, limits)
-    alike = isinstance(others, Taken) and _sort(machine, others) == _sort(machine, taken)
+    alike = isinstance(others, ChosenCPUs) and _sort(machine, others) == _sort(machine, taken)
     return others if alike else taken
 
 
-def _sort(machine: Machine, taken: Taken) -> tuple[object, ...]:
+def _sort(machine: Machine, chosen: ChosenCPUs) -> tuple[object, ...]:
     """What makes some CPUs as good as others."""
     ix: AllocatorIndex = machine.index
-    cpus = taken.cpus.bits
+    cpus = chosen.cpus.bits
     return (
-        machine.topology.numa_of(taken.cpus),
+        machine.topology.numa_of(chosen.cpus),
         sum(1 for group in ix.l3_groups if group.bits & cpus),
         ix.touched(cpus).bit_count(),
         *((cpus & kind).bit_count() for kind in (ix.isolated, ix.nohz_full, ix.efficient)),
@@ -184,11 +136,11 @@ def _sort(machine: Machine, taken: Taken) -> tuple[object, ...]:
 
 def _take_within(
     machine: Machine, request: TakeRequest, limits: Mapping[int, int]
-) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
     topology = machine.topology
     taken = take_cpus(topology, request, machine.index)
     for _ in limits:
-        over = _over(machine, request, taken, limits) if isinstance(taken, Taken) else None
+        over = _over(machine, request, taken, limits) if isinstance(taken, ChosenCPUs) else None
         if over is None:
             return taken
         # Of that NUMA node leave what the allocator itself would take first.
@@ -206,7 +158,7 @@ def _take_within(
             machine.index,
         )
         rest = request.available - here
-        if isinstance(keep, Taken):
+        if isinstance(keep, ChosenCPUs):
             rest = rest | keep.cpus | keep.idle
         request = replace(request, available=rest)
         taken = take_cpus(topology, request, machine.index)
@@ -214,12 +166,12 @@ def _take_within(
 
 
 def _over(
-    machine: Machine, request: TakeRequest, taken: Taken, limits: Mapping[int, int]
+    machine: Machine, request: TakeRequest, chosen: ChosenCPUs, limits: Mapping[int, int]
 ) -> int | None:
-    """The lowest NUMA node of which too much was taken."""
+    """The lowest NUMA node of which too much was chosen."""
     for i in sorted(limits):
         bits = machine.node_cpus[i].bits
-        count = (taken.cpus.bits & bits).bit_count()
+        count = (chosen.cpus.bits & bits).bit_count()
         if count > max(limits[i], (request.held.bits & bits).bit_count()):
             return i
     return None
@@ -244,3 +196,341 @@ def share_out(milli: int, numa_nodes: NUMASet, left: Mapping[int, int]) -> dict[
     for n, i in enumerate(sorted(order)):
         allocated[i] += each + (1 if n < odd else 0)
     return allocated
+
+
+def grant_refused(case: Case, who: str, cpus: CPUSet, idle: CPUSet) -> Refusal | None:
+    """Why a container may not own these CPUs: the floor of the pool, or a quota."""
+    withheld = cpus | idle
+    return _below_floor(case.machine, case.state, who, withheld) or _over_quota(
+        case, who, withheld, idle
+    )
+
+
+def cpu_count(machine: Machine) -> int:
+    """What percentages are of: CPUs that containers may use, or could if they were online."""
+    topology = machine.topology
+    return len(topology.present - (topology.online - topology.allowed))
+
+
+# --- the floor of the shared pool -----------------------------------------------------------------
+
+
+def floor(machine: Machine) -> int:
+    """CPUs that stay in the shared pool of the machine; isolated ones do not count.
+
+    Unless it is configured: where reserved CPUs are part of the pool, the operator has said what
+    the system needs, and one is enough; else a twentieth of the CPUs, at least one.
+    """
+    settings, total = machine.settings, cpu_count(machine) - len(machine.isolated)
+    if settings.limits.pool is not None:
+        return max(1, settings.limits.pool.of(total))
+    if settings.reserved_cpus and not settings.strict_reserved:
+        return 1
+    return max(1, total // 20)
+
+
+def ownable(machine: Machine, state: NodeState) -> CPUSet:
+    """CPUs that a container may own, before the floors of the pool are looked at."""
+    settings = machine.settings
+    bits = state.grantable(machine.topology, settings).bits
+    if settings.isolated is IsolatedCPUs.ONLY:
+        bits &= machine.topology.isolated.bits
+    return CPUSet.from_bits(bits & ~(settings.reserved_cpus.bits | state.listed_cpus.bits))
+
+
+def ownable_at_most(machine: Machine, state: NodeState, smt: SMT) -> int:
+    """How many CPUs one more container could own at all, so that the pool keeps its floor.
+
+    Where cores differ in their threads, fewer are named for ``isolate`` than might be had.
+    """
+    pool = state.pool(machine.topology, machine.settings)
+    apart = ownable(machine, state) - pool
+    only = machine.isolated and machine.settings.isolated is IsolatedCPUs.ONLY
+    most = len(apart) + (0 if only else max(0, len(pool) - floor(machine)))
+    threads = machine.topology.threads_per_core
+    if smt is SMT.ISOLATE:
+        return most // threads
+    uniform = len({len(offsets) for _, offsets in machine.index.shapes}) == 1
+    return most - most % threads if smt is SMT.FULL_CORE and uniform else most
+
+
+def kept_for_pool(machine: Machine, state: NodeState, pool: CPUSet, free: CPUSet) -> CPUSet:
+    """Free CPUs that no exclusive grant may take, so that each NUMA node keeps its floor.
+
+    Where isolated CPUs may be owned instead, CPUs are also kept for the floor of the machine and
+    for what is promised to containers that share. Kept are those that spare most whole cores:
+    threads of cores in use first, then from the highest core and CPU down. The same CPUs from one
+    decision to the next, while they last.
+    """
+    amount = machine.settings.limits.numa_pool
+    if amount == CPUAmount(0) and not machine.isolated:
+        return NO_CPUS
+    topology, kept = machine.topology, 0
+    in_use = machine.index.members(machine.index.touched(topology.allowed.bits & ~free.bits))
+
+    def keep(here: CPUSet, most: int) -> int:
+        order = sorted(here, key=lambda i: (not in_use >> i & 1, -topology.cpus[i].core, -i))
+        return sum(1 << i for i in order[: max(0, most)])
+
+    for i, cpus in machine.node_cpus.items():
+        here = pool & cpus
+        floor_here = amount.of(len(cpus - machine.isolated))
+        if machine.isolated:
+            promised = -(-shared_milli(state, i, cpus) // max(1, machine.serves(1)))
+            floor_here = max(floor_here, promised)
+        kept |= keep(here & free, floor_here - len(here - free))
+    if machine.isolated:
+        stays = CPUSet.from_bits(kept) | (pool - free)
+        kept |= keep(pool - stays, floor(machine) - len(stays))
+    return CPUSet.from_bits(kept)
+
+
+def _below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet) -> Refusal | None:
+    pool = state.pool(machine.topology, machine.settings)
+    withheld = withheld & pool
+    if not withheld:
+        return None  # isolated CPUs are no part of it
+    left, keep = pool - withheld, floor(machine)
+    if not left:
+        return Refusal(
+            reason="SharedPoolEmpty",
+            message=f"{who} would leave 0 of the {counted(len(pool), 'CPU')} in the shared pool "
+            f"for other containers; expected at least {keep} to stay{holders_text(state)}",
+            rule="the shared pool is never empty",
+        )
+    if len(left) < keep:
+        return Refusal(
+            reason="SharedPoolFloor",
+            message=f"{who} would leave {len(left)} of the {counted(len(pool), 'CPU')} in the "
+            f"shared pool for other containers; expected at least {keep} to stay (sharedPool.cpus)"
+            + holders_text(state),
+            rule=f"the shared pool of the machine keeps {counted(keep, 'CPU')}",
+        )
+    amount = machine.settings.limits.numa_pool
+    for i, cpus in machine.node_cpus.items():
+        keep = amount.of(len(cpus - machine.isolated))
+        if withheld & cpus and len(left & cpus) < keep:
+            return Refusal(
+                reason="SharedPoolFloor",
+                message=f"{who} would leave {len(left & cpus)} of the "
+                f"{counted(len(pool & cpus), 'CPU')} in the shared pool of NUMA node {i} for other "
+                f"containers; expected at least {keep} to stay (sharedPool.numaNodeCPUs)"
+                + holders_text(state, NUMASet([i])),
+                rule=f"the shared pool of NUMA node {i} keeps {counted(keep, 'CPU')}",
+                widenable=True,
+            )
+    return None
+
+
+# --- quotas ---------------------------------------------------------------------------------------
+
+
+def _over_quota(case: Case, who: str, withheld: CPUSet, idle: CPUSet) -> Refusal | None:
+    machine, state, pod = case.machine, case.state, case.pod
+    limits, total = machine.settings.limits, cpu_count(machine)
+    every, used = state.allocations.values(), len(state.idle)
+    name, what = "quotas.idleCPUs", "idle siblings"
+    limit = limits.idle.of(total)
+    if idle and used + len(idle) > limit:
+        return _refused(who, name, what, limit, used, len(idle), (a for a in every if a.idle))
+    name, what = "quotas.exclusiveCPUs", "exclusive CPUs"
+    limit, used, more = (
+        limits.quota.exclusive.of(total),
+        len(state.owned | state.idle),
+        len(withheld),
+    )
+    if limits.quota.exclusive != EVERYTHING and used + more > limit:
+        return _refused(who, name, what, limit, used, more, (a for a in every if a.owned))
+    entry = _entry(machine, pod)
+    if entry is not None and entry.quota.exclusive != EVERYTHING:
+        mine = [a for a in every if a.owned and a.namespace == pod.namespace]
+        limit, used = entry.quota.exclusive.of(total), len(union(a.cpus | a.idle for a in mine))
+        if used + more > limit:
+            what = f"exclusive CPUs of namespace {pod.namespace}"
+            return _refused(who, f"{entry.name}.exclusiveCPUs", what, limit, used, more, mine)
+    return None
+
+
+def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
+    """Why a container may not list these CPUs, which nobody could own any more.
+
+    A list that the request pays for is within every quota; soft ones are never refused.
+    """
+    machine, state, pod = case.machine, case.state, case.pod
+    if cpus <= state.listed_cpus or case.demand.cpu_paid_milli >= 1000 * len(cpus):
+        return None
+    # Alone, reserved CPUs withhold nothing: nobody can own them anyway.
+    reserved = machine.settings.reserved_cpus
+    every = [state.allocations[i] for i in state.listed]
+    entry = _entry(machine, pod)
+    quotas = [("quotas.listedCPUs", "listed CPUs", machine.settings.limits.quota.listed, every)]
+    if entry is not None and entry.quota.listed != EVERYTHING:
+        mine = [a for a in every if a.namespace == pod.namespace]
+        what = f"listed CPUs of namespace {pod.namespace}"
+        quotas.append((f"{entry.name}.listedCPUs", what, entry.quota.listed, mine))
+    for name, what, amount, holders in quotas:
+        used = union(a.cpus for a in holders) - reserved
+        limit, more = _listed_at_most(machine, amount), len(cpus - reserved - used)
+        if len(used) + more > limit:
+            return _refused(who, name, what, limit, len(used), more, holders)
+    return None
+
+
+def _listed_at_most(machine: Machine, amount: CPUAmount) -> int:
+    """A quota of lists; a part of a small machine is at least a core, and two CPUs."""
+    count = amount.of(cpu_count(machine))
+    return max(count, 2, machine.topology.threads_per_core) if amount.percent else count
+
+
+def _entry(machine: Machine, pod: PodSandbox) -> NamespaceQuota | None:
+    return next(
+        (
+            entry
+            for entry in machine.settings.limits.namespaces
+            if any(fnmatchcase(pod.namespace, p) for p in entry.namespaces)
+        ),
+        None,
+    )
+
+
+def _refused(
+    who: str,
+    name: str,
+    what: str,
+    limit: int,
+    used: int,
+    wanted: int,
+    holders: Iterable[Allocation],
+) -> Refusal:
+    return Refusal(
+        reason="QuotaExceeded",
+        message=f"{who} would be over the quota of {limit} {what} ({name}): {used} are used and "
+        f"{wanted} are asked for, expected at most {max(0, limit - used)} more{named(holders)}",
+        rule=f"{name} allows {limit} {what}",
+    )
+
+
+def kept_for_groups(
+    machine: Machine,
+    state: NodeState,
+    pool: CPUSet,
+    free: CPUSet,
+    held: CPUSet = NO_CPUS,
+    *,
+    pair: bool = False,
+) -> CPUSet:
+    """CPUs that are not given away, so that no group of shared containers leaves its NUMA nodes.
+
+    One for each group that has nothing there but free CPUs; one may do for several. With ``pair``
+    the other threads of cores in use are what the container looks for.
+    """
+    kept = 0
+    for key in sorted(state.groups):
+        if key < 0:
+            continue
+        theirs = pool & machine.topology.cpus_of(NUMASet.from_bits(key))
+        spare = theirs - held
+        if not spare or theirs - free or spare.bits & kept:
+            continue
+        # The least loss is a thread whose core is in use already, or one of a whole core where
+        # such threads are wanted; then the highest number.
+        whole = machine.index.members(machine.index.whole(free.bits))
+        bits = spare.bits & (whole if pair else ~whole) or spare.bits
+        kept |= 1 << bits.bit_length() - 1
+    return CPUSet.from_bits(kept)
+
+
+_SMTS: Final = {smt.value: smt for smt in SMT}
+
+
+class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """Exclusive CPUs, counted.
+
+    Attributes:
+        held: by NUMA node, CPUs of containers that hold slots for them.
+    """
+
+    held: dict[int, int]
+    free: dict[int, int]
+    holders: tuple[Allocation, ...]
+
+    @property
+    def total(self) -> int:
+        """What the scheduler may count."""
+        return sum(self.held.values()) + sum(self.free.values())
+
+
+def slot_capacity(machine: Machine, state: NodeState) -> SlotCapacity:
+    """Count what is held with slots and what could still be given.
+
+    What becomes of siblings is counted as the configured defaults say; rules and annotations that
+    say something else cost more than is counted here (``smt: isolate``). Quotas of single
+    namespaces are the business of a ResourceQuota.
+    """
+    holders = tuple(a for _, a in sorted(state.allocations.items()) if a.slots)
+    held = {
+        i: sum((a.cpus.bits & cpus.bits).bit_count() for a in holders)
+        for i, cpus in machine.node_cpus.items()
+    }
+    return SlotCapacity(held=held, free=_free(machine, state), holders=holders)
+
+
+def largest(machine: Machine, state: NodeState) -> dict[int, int]:
+    """By NUMA node, how many exclusive CPUs one more container could have there and nowhere else.
+
+    `slot_capacity` splits what the machine as a whole can give between its NUMA nodes, so that the
+    sum is right; here each NUMA node is counted as if the container went to it.
+    """
+    left, most = _left(machine, state)
+    return {i: max(0, min(count, most)) for i, count in left.items()}
+
+
+def together(machine: Machine, state: NodeState) -> int:
+    """How many exclusive CPUs containers could have in all.
+
+    Less than `largest` adds up to where the floor of the shared pool, or a quota, is one of the
+    whole machine.
+    """
+    left, most = _left(machine, state)
+    return max(0, min(sum(left.values()), most))
+
+
+def _free(machine: Machine, state: NodeState) -> dict[int, int]:
+    left, most = _left(machine, state)
+    # What is too much for the machine as a whole is taken from where most is free, of equals from
+    # the highest NUMA node.
+    for _ in range(sum(left.values()) - max(0, most)):
+        left[max(left, key=lambda i: (left[i], i))] -= 1
+    return left
+
+
+def _left(machine: Machine, state: NodeState) -> tuple[dict[int, int], int]:
+    """What each NUMA node has left, and what the machine as a whole can give."""
+    smt = _smt(machine)
+    pool = state.pool(machine.topology, machine.settings)
+    free = ownable(machine, state)
+    free = free - kept_for_pool(machine, state, pool, free)
+    free = free - kept_for_groups(machine, state, pool, free, pair=smt is SMT.PAIR)
+    left = exclusive_left(machine, state, free, smt, machine.cpu_left(state))
+    most = min(ownable_at_most(machine, state, smt), _quota_left(machine, state, smt))
+    return left, most
+
+
+def _smt(machine: Machine) -> SMT:
+    default = machine.settings.defaults.get("smt")
+    if default is None:
+        kubelet = machine.settings.cpu_order is CPUOrder.KUBELET
+        return SMT.ANY if kubelet else SMT.SPREAD
+    return _SMTS[default]
+
+
+def _quota_left(machine: Machine, state: NodeState, smt: SMT) -> int:
+    limits, total = machine.settings.limits, cpu_count(machine)
+    used = len(state.owned | state.idle)
+    left = limits.quota.exclusive.of(total) - used
+    if smt is SMT.ISOLATE:
+        threads = machine.topology.threads_per_core
+        left //= threads
+        if threads > 1:
+            left = min(left, (limits.idle.of(total) - len(state.idle)) // (threads - 1))
+    return left

@@ -7,35 +7,33 @@ doors, built from the same parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import repeat
+from operator import attrgetter
 from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.adopt.assigned import ASSIGNED, assigned
-from nri_numa.engine.case import NO_DEMAND, Case
+from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import (
+    NO_DEMAND,
     Admitted,
+    Case,
     Decision,
     Machine,
+    Placed,
     Reading,
     Refused,
     Released,
     Trace,
 )
-from nri_numa.engine.others.foreign import covers, pinned_to
+from nri_numa.engine.others import Kubelets, Ours, covers, pinned_to, whose
 from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
-from nri_numa.engine.place.kubelet_claims import Kubelets, Ours, whose
-from nri_numa.engine.place.memory_policy import with_memory_policy
+from nri_numa.engine.place.memory import with_memory_policy
 from nri_numa.engine.place.needs import pod_demand
-from nri_numa.engine.place.placement import Placed
-from nri_numa.engine.request.claims import in_use
-from nri_numa.engine.request.demand import Demand, demand
-from nri_numa.engine.request.slots import with_slots
-from nri_numa.engine.request.static_cpus import with_static_cpus
+from nri_numa.engine.request.demand import Demand, demand, in_use, with_slots, with_static_cpus
 from nri_numa.engine.state import (
     ALL,
     Allocation,
@@ -46,23 +44,25 @@ from nri_numa.engine.state import (
     displaced,
     effective_cpus,
     group_cpus,
-    identity,
     union,
 )
-from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate, StateChange
-from nri_numa.engine.values.kubelet import KubeletGrants
-from nri_numa.engine.values.memory_policy import MemoryPolicy, MemoryPolicySetting
-from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import (
     SMT,
     Bind,
     Container,
+    ContainerAdjustment,
+    ContainerUpdate,
     CPUMode,
+    KubeletGrants,
+    MemoryPolicy,
+    MemoryPolicySetting,
     OnFailure,
     PodSandbox,
     Policy,
+    Refusal,
     Requested,
     Scope,
+    StateChange,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
 from nri_numa.machine.model import NO_QUOTA, Topology, cpus_text
@@ -78,34 +78,21 @@ def admit(
     held: CPUSet = NO_CPUS,
     *,
     running: bool = False,
-    asked: Requested | Refusal | None = None,
-    add: Callable[[NodeState, Allocation], NodeState] = NodeState.with_allocation,
+    resolved: Requested | Refusal | None = None,
 ) -> Decision:
     """Decide about one container that is being created.
 
     A container of the same pod and name that still has something (a failed start, a repeated
-    request) gives it back first; its CPUs are preferred for this one.
-
-    Args:
-        machine: topology and settings.
-        state: as it is.
-        pod: the pod.
-        container: the container.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds, recorded with the allocation.
-        held: CPUs that a running stranger has; it keeps those of them it can own.
-        running: it runs already: what is set at the creation alone cannot be set, and no annotation
-            of ours can be written on it any more, so none is made.
-        asked: what ``machine.resolve`` says of it, where that was asked already.
-        add: makes the state with its allocation; see `nri_numa.engine.growing`.
-
-    Returns:
-        `Admitted` with the new state, or `Refused` with the reason. Raises only for bugs.
+    request) gives it back first; its CPUs are preferred for this one. CPUs that a running stranger
+    has (``held``) it keeps, as far as it can own them. For one that is ``running`` already nothing
+    can be set that is set at the creation alone, and no annotation of ours is written. ``resolved``
+    is what ``machine.resolve`` says of it, where that is known. Times are Unix times in seconds,
+    here and in all that follows.
     """
     before, record = state, state.pods.get(pod.uid)
     pool_before = before.pool(machine.topology, machine.settings)
     state = _drop_leftovers(state, pod, container)
-    requested = machine.resolve(pod, container) if asked is None else asked
+    requested = machine.resolve(pod, container) if resolved is None else resolved
     kept = state.kept_for(pod.uid)
     open_to_pod = _without(state, kept)
     if container.annotations:
@@ -153,7 +140,7 @@ def admit(
     if side is not None and isinstance(side, Refusal):
         return Refused(side, _trace(case, side, pool_before, pool_before))
     if side is not None and isinstance(side, Kubelets):
-        placed: Placed | Refusal = _kubelets(side)
+        placed: Placed | Refusal = _kubelets(case, side)
     elif alone:
         placed = _unbound(case, pool_before)
     elif isinstance(needs, Refusal):
@@ -179,7 +166,7 @@ def admit(
             steps=(*side.warnings, *placed.steps),
         )
     allocation = new_allocation(case, placed, now)
-    after = add(state, allocation)
+    after = state.with_allocation(allocation)
     elsewhere = len(allocation.cpus - union(a.cpus for a in kept)) if allocation.owned else 0
     if placed.pod_affinity is not None:
         grown = after.pods[pod.uid]
@@ -210,7 +197,7 @@ def admit(
     )
 
 
-_NOBODY: Final = NodeState()
+_EMPTY_NODE: Final = NodeState()
 """Who else is there makes no difference to a container that nothing asks to pin."""
 
 
@@ -220,24 +207,16 @@ def left_alone(
     pod: PodSandbox,
     container: Container,
     now: float,
-    asked: Requested | Refusal,
+    resolved: Requested | Refusal,
 ) -> Allocation | None:
     """What `admit` gives a container that nothing pins or asks to pin; None for any other.
 
     Such a container has nothing and is allocated nothing, so it makes no difference to others, and
     a node full of them can be taken in without deciding about one after the other.
-
-    Args:
-        machine: topology and settings.
-        grants: what the kubelet granted.
-        pod: the pod.
-        container: the container.
-        now: Unix time in seconds, recorded with the allocation.
-        asked: what ``machine.resolve`` says of it.
     """
     if container.resources.cpus:
         return None
-    requested = asked
+    requested = resolved
     if container.annotations:
         requested = with_slots(machine.settings, pod, container, requested)
     requested = with_static_cpus(machine.settings, pod, container, requested)
@@ -245,7 +224,7 @@ def left_alone(
         return None
     if not grants.nothing and grants.cpus_of(pod.uid, container.name, container.id):
         return None
-    case = Case(machine, _NOBODY, pod, container, requested)
+    case = Case(machine, _EMPTY_NODE, pod, container, requested)
     return new_allocation(case, _unbound(case, NO_CPUS), now)
 
 
@@ -335,7 +314,7 @@ def sandbox(
     requested = machine.resolve(pod, all_of_it)
     if isinstance(requested, Refusal) or requested.scope is not Scope.POD:
         return Released(state=state)
-    decided = admit(machine, state, pod, all_of_it, reading, now, asked=requested)
+    decided = admit(machine, state, pod, all_of_it, reading, now, resolved=requested)
     if isinstance(decided, Refused) or not decided.allocation.owned:
         return Released(state=state)
     after = decided.state.with_kept(all_of_it.id, now)
@@ -347,22 +326,17 @@ def _kept_again(
     topology: Topology,
     state: NodeState,
     kept: Iterable[Allocation],
-    taken: CPUSet,
+    used: CPUSet,
     elsewhere: int,
 ) -> NodeState:
     """Keep for a pod what its next container did not take.
 
-    Args:
-        topology: for where it lies.
-        state: with the container.
-        kept: for its pod.
-        taken: CPUs that it took, or keeps idle.
-        elsewhere: how many it took that were not kept: so many fewer are still to come.
+    ``elsewhere`` CPUs were used that were not kept: so many fewer are still to come.
     """
     for one in kept:
         if one.container_id in state.allocations:
             continue
-        cpus, idle = one.cpus - taken, one.idle - taken
+        cpus, idle = one.cpus - used, one.idle - used
         if one.container == ALL and elsewhere:
             cpus = CPUSet(sorted(cpus)[elsewhere:])
             idle = idle & topology.siblings_of(cpus)
@@ -383,12 +357,7 @@ def release(
 ) -> Released:
     """Take back what a container has; unknown ids change nothing (stop may come twice).
 
-    Args:
-        machine: topology and settings.
-        state: as it is.
-        container_id: of the container.
-        ended: Unix time in seconds; its pod keeps its exclusive CPUs from then on. None when
-            nobody is to keep them.
+    Its pod keeps its exclusive CPUs from ``ended`` on.
     """
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.ended:
@@ -498,15 +467,7 @@ def adjustment(
     *,
     marked: bool = True,
 ) -> ContainerAdjustment:
-    """What to tell the runtime about a container that is being created.
-
-    Args:
-        machine: topology and settings.
-        allocation: what was decided.
-        cpus: what it starts with; empty leaves it alone.
-        memory_policy: what its processes begin with, when asked for.
-        marked: with our ``assigned`` annotation.
-    """
+    """What to tell the runtime about a container that is being created."""
     settings = machine.settings
     cpus_text, mems_text = str(cpus), str(allocation.mems)
     pinned = allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN) or bool(allocation.mems)
@@ -518,7 +479,7 @@ def adjustment(
         if marked
         else {},
         env={"NUMA_CPUS": cpus_text, "NUMA_MEMS": mems_text}
-        if pinned and settings.tell_environment
+        if pinned and settings.set_environment
         else {},
         memory_policy=memory_policy,
     )
@@ -535,18 +496,20 @@ def _unbound(case: Case, pool: CPUSet) -> Placed:
     cpus = case.container.resources.cpus
     if cpus and not covers(cpus, pool, case.state.kubelet.shared):
         # Another plugin before us owns this one, or a kubelet whose grants cannot be read.
-        return Placed(
+        return replace(
+            case.unplaced,
             kind=Kind.FOREIGN,
             reason=f"pinned by somebody else to {cpus_text(cpus)}",
             steps=("somebody else set a cpuset and the pod asks us for nothing: left alone",),
         )
     none = case.requested.bind is Bind.NONE
     why = "bind: none" if none else "no annotation and no rule asks for a pin"
-    return Placed(kind=Kind.UNBOUND, reason=f"not pinned: {why}", steps=(why,))
+    return replace(case.unplaced, reason=f"not pinned: {why}", steps=(why,))
 
 
-def _kubelets(side: Kubelets) -> Placed:
-    return Placed(
+def _kubelets(case: Case, side: Kubelets) -> Placed:
+    return replace(
+        case.unplaced,
         kind=Kind.FOREIGN,
         reason=side.reason,
         steps=("the kubelet pins it by its static policy: left to it", *side.warnings),
@@ -587,39 +550,30 @@ def _drop_leftovers(state: NodeState, pod: PodSandbox, container: Container) -> 
     return state
 
 
+_kept = attrgetter(*Allocation.__struct_fields__)
+
+
 def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
-    """Turn a placement into what the state keeps."""
-    pod, container, requested, needs = case.pod, case.container, case.requested, case.demand
-    quota = container.resources.cpu_quota
+    """What the state keeps of a placement."""
+    requested, needs = case.requested, case.demand
+    quota = case.container.resources.cpu_quota
     lifted = placed.owned and case.machine.settings.lift_quota and quota is not None and quota > 0
     if lifted and requested.pods_list and needs.size_milli < 1000 * len(placed.cpus):
         lifted = False  # others of its pod run there too
-    return Allocation(
-        **identity(pod, container),
-        kind=placed.kind,
-        cpus=placed.cpus,
-        pinned=_pinned(case) if placed.kind is Kind.FOREIGN else NO_CPUS,
-        idle=placed.idle,
-        owned=placed.owned,
-        soft=placed.soft,
-        numa_nodes=placed.numa_nodes,
-        mems=placed.mems,
-        charges=placed.charges,
-        cpu_milli=needs.size_milli,
-        memory_bytes=needs.size_bytes,
-        hugepages=needs.hugepages,
-        policy=placed.policy,
-        smt=requested.smt if placed.owned else SMT.ANY,
-        load=requested.load,
-        preferred=placed.preferred,
-        reason=placed.reason,
-        quota=quota if lifted else None,
-        slots=requested.slots.ids if requested.slots is not None and placed.owned else "",
-        mempolicy=MemoryPolicy.DEFAULT
-        if placed.memory_policy is None
-        else placed.memory_policy.mode,
-        since=now,
-    )
+    kept = dict(zip(Allocation.__struct_fields__, _kept(placed), strict=True)) | {
+        "pinned": _pinned(case) if placed.kind is Kind.FOREIGN else NO_CPUS,
+        "cpu_milli": needs.size_milli,
+        "memory_bytes": needs.size_bytes,
+        "hugepages": needs.hugepages,
+        "smt": requested.smt if placed.owned else SMT.ANY,
+        "load": requested.load,
+        "quota": quota if lifted else None,
+        "slots": requested.slots.ids if requested.slots is not None and placed.owned else "",
+        "since": now,
+    }
+    if placed.memory_policy is not None:
+        kept["mempolicy"] = placed.memory_policy.mode
+    return Allocation(**kept)
 
 
 def _pinned(case: Case) -> CPUSet:

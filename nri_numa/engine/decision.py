@@ -5,39 +5,109 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
+from typing import Final
 
 import msgspec
 
-from nri_numa.engine import accounting
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.cpus.index import AllocatorIndex, index
-from nri_numa.engine.memory.tiers import Tiers, tiers
-from nri_numa.engine.request.annotations import Resolver
-from nri_numa.engine.request.bounds import longest_list
-from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.request.slots import SLOTS
-from nri_numa.engine.state import Allocation, NodeState, isolated
-from nri_numa.engine.values.answers import (
+from nri_numa.engine.request.annotations import Resolver, longest_list
+from nri_numa.engine.request.demand import SLOTS, Demand
+from nri_numa.engine.state import Allocation, Kind, NodeState, PodRecord, identity, isolated
+from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, Settings
+from nri_numa.engine.values.workload import (
+    EVERY_MEMORY_POLICY,
     NO_ADJUSTMENT,
     NO_CHANGE,
+    SMT,
+    Container,
     ContainerAdjustment,
     ContainerUpdate,
+    CPUMode,
+    MemoryPolicies,
+    MemoryPolicySetting,
+    OnFailure,
+    PodSandbox,
+    Policy,
+    Refusal,
+    Requested,
     StateChange,
 )
-from nri_numa.engine.values.memory_policy import EVERY_MEMORY_POLICY, MemoryPolicies
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.settings import IsolatedCPUs, Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, Requested
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import Topology
+from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.machine.model import Topology, numa_text
+
+
+class Tiers(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine's NUMA nodes without CPUs are good for.
+
+    Attributes:
+        near: NUMA node that may be used to the NUMA nodes with CPUs that it serves.
+    """
+
+    near: Mapping[int, NUMASet] = msgspec.field(default_factory=dict)
+    outside: NUMASet = NO_NUMA_NODES
+
+    def serving(self, numa_nodes: NUMASet) -> NUMASet:
+        """The NUMA nodes without CPUs that serve any of these."""
+        if not self.near:
+            return NO_NUMA_NODES
+        return NUMASet(i for i, homes in self.near.items() if homes & numa_nodes)
+
+
+def tiers(topology: Topology, nodes: NUMASet, numbers: frozenset[int]) -> Tiers:
+    """Work out what may be used."""
+    with_cpus, with_memory = topology.cpu_nodes, topology.memory_nodes
+    alone = with_memory - with_cpus
+    if not alone:
+        return Tiers()
+    near: dict[int, NUMASet] = {}
+    for i in alone:
+        if i in nodes or topology.numa_nodes[i].tier in numbers:
+            near[i] = homes(topology, i)
+    for cpu_node in with_cpus - with_memory:
+        nearest = _nearest(topology, cpu_node, with_memory)
+        for i in nearest if nearest <= alone else NO_NUMA_NODES:
+            near[i] = near.get(i, NO_NUMA_NODES) | NUMASet([cpu_node])
+    if near and not with_memory & with_cpus:
+        usual = {topology.numa_nodes[i].tier for i in near}
+        for i in alone:
+            if i not in near and topology.numa_nodes[i].tier in usual:
+                near[i] = homes(topology, i)
+    return Tiers(near=dict(sorted(near.items())), outside=alone - NUMASet(near))
+
+
+def homes(topology: Topology, numa_node: int) -> NUMASet:
+    """The NUMA nodes with CPUs that a NUMA node without CPUs is near to."""
+    told = topology.numa_nodes[numa_node].initiators & topology.cpu_nodes
+    if told:
+        return told
+    distances = {i: topology.distance(i, numa_node) for i in topology.cpu_nodes}
+    least = min(distances.values(), default=0)
+    return NUMASet(i for i, distance in distances.items() if distance == least)
+
+
+def _nearest(topology: Topology, cpu_node: int, with_memory: NUMASet) -> NUMASet:
+    """The memory that is nearest to CPUs: what names them as initiators, else by distance."""
+    told = NUMASet(i for i in with_memory if cpu_node in topology.numa_nodes[i].initiators)
+    if told:
+        return told
+    distances = {i: topology.distance(cpu_node, i) for i in with_memory}
+    least = min(distances.values(), default=0)
+    return NUMASet(i for i, distance in distances.items() if distance == least)
+
+
+def tier_text(topology: Topology, numa_nodes: NUMASet) -> str:
+    """``memory-only NUMA nodes 2-3 (memory tier 22)``."""
+    found = {topology.numa_nodes[i].tier for i in numa_nodes}
+    told = sorted(t for t in found if t is not None)
+    tier = f" (memory tier{'' if len(told) == 1 else 's'} {', '.join(map(str, told))})"
+    return f"memory-only {numa_text(numa_nodes)}{tier if told else ''}"
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """What the kernel and the kubelet say is left, by NUMA node, at some moment.
 
     Attributes:
-        memory: bytes free or reclaimable.
-        hugepages: free bytes by page size.
         devices: how many devices of all kinds the kubelet can still give; empty where unknown.
     """
 
@@ -50,9 +120,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The machine and how to use it; tables that many decisions need are worked out once.
 
     Attributes:
-        key: signs what is written on containers (`nri_numa.engine.adopt.assigned`); empty signs
+        key: signs what is written on containers (`nri_numa.engine.adopt`); empty signs
             nothing.
-        memory_policies: what the runtime and the kernel can set.
     """
 
     topology: Topology
@@ -215,7 +284,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def cpu_left(self, state: NodeState) -> dict[int, int]:
         """By NUMA node, thousandths of a CPU left; see `nri_numa.engine.accounting`."""
-        return accounting.cpu_left(self, state)
+        return cpu_left(self, state)
 
     def memory_left(self, state: NodeState, reading: Reading | None) -> dict[int, int]:
         """By NUMA node, bytes left: bookable, and never more than the kernel has.
@@ -253,15 +322,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """How a decision came about; rendered by `engine.explain.explanation`, never logged whole.
-
-    Attributes:
-        steps: plain sentences, in order.
-        cpu_left, memory_left: by NUMA node before the decision, where they were looked at.
-        pool_before, pool_after: the shared pool.
-        rule: the rule that refused, empty when none did.
-        ignored: sentences about requests that are not permitted and were passed over.
-    """
+    """How a decision came about; rendered by `engine.explain.explanation`, never logged whole."""
 
     pod: PodSandbox
     container: Container
@@ -281,8 +342,6 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     """The container gets this, once the agent swaps ``state`` in.
 
     Attributes:
-        change: of the state: the container, and those whose place it takes.
-        updates: changes to other live containers, at most one for each.
         warnings: what was done as asked and is probably not meant.
     """
 
@@ -328,7 +387,6 @@ class Resized(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         own: what to answer for the container itself; None lets the request through as it is.
-        updates: changes to other live containers.
     """
 
     state: NodeState
@@ -343,7 +401,6 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         decision: about it; a refused one stays unpinned.
-        updates: for it and for others, so that all have what they should.
     """
 
     decision: Decision
@@ -356,19 +413,11 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     """The state after comparing notes with the runtime.
 
     Attributes:
-        adopted: ids of containers that are known and are where they should be.
-        repaired: ids of known containers that the runtime had elsewhere.
-        gap: ids of containers that started while we were away.
-        gone: ids of containers that we remembered and the runtime does not have.
-        problems: sentences for the log, such as two containers claiming one CPU.
         decisions: about strangers; one that changes nothing for others carries the state before
             all of them.
-        left_alone: strangers that nothing asks to pin.
-        resized: known containers whose resources changed while we were away.
-        disbelieved: sentences about ``assigned`` annotations that were not believed.
         unexplained: full names of containers with a cpuset that nothing explains.
         undecided: strangers for which no time was left, with their pods; they stay as they are
-            until `nri_numa.engine.resync.decide_late`.
+            until `nri_numa.engine.resync.take_in`.
     """
 
     state: NodeState
@@ -377,7 +426,7 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     adopted: tuple[str, ...] = ()
     repaired: tuple[str, ...] = ()
     gap: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     left_alone: tuple[Allocation, ...] = ()
@@ -385,3 +434,164 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     disbelieved: tuple[str, ...] = ()
     unexplained: tuple[str, ...] = ()
     undecided: tuple[tuple[PodSandbox, Container], ...] = ()
+
+
+class Placed(Allocation, frozen=True, kw_only=True):
+    """An allocation on its way, with what is said of it and not kept.
+
+    Attributes:
+        affinity: NUMA nodes that the policy chose; None when any will do.
+        pod_affinity: the same for the whole pod (scope ``pod``).
+        warnings: of these, what is probably not meant.
+        memory_policy: set before the program runs; None sets none.
+    """
+
+    affinity: NUMASet | None = None
+    pod_affinity: NUMASet | None = None
+    alignment: Alignment | None = None
+    steps: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    memory_policy: MemoryPolicySetting | None = None
+
+
+def cpu_left(machine: Machine, state: NodeState) -> dict[int, int]:
+    """By NUMA node, thousandths of a CPU that can still be promised; never negative."""
+    left = dict(machine.cpu_total)
+    for i, charge in state.charges.items():
+        if i in left:
+            rest = left[i] - charge.cpu_milli
+            left[i] = rest if rest > 0 else 0
+    withdrawn = state.withheld_bits
+    if withdrawn:
+        serving = state.grantable(machine.topology, machine.settings).bits
+        for i, cpus in machine.node_cpus.items():
+            if cpus.bits & withdrawn:
+                serves = machine.serves((cpus.bits & serving).bit_count())
+                left[i] = max(0, min(left[i], serves - shared_milli(state, i, cpus)))
+    return left
+
+
+def shared_left(machine: Machine, state: NodeState, left: dict[int, int]) -> dict[int, int]:
+    """By NUMA node, thousandths that can still be promised to containers that share.
+
+    `cpu_left` counts isolated CPUs that only owners get.
+    """
+    if not machine.isolated:
+        return left
+    pool = state.pool(machine.topology, machine.settings).bits
+    return {
+        i: max(
+            0,
+            min(
+                left[i],
+                machine.serves((cpus.bits & pool).bit_count()) - shared_milli(state, i, cpus),
+            ),
+        )
+        for i, cpus in machine.node_cpus.items()
+    }
+
+
+def shared_milli(state: NodeState, numa_node: int, cpus: CPUSet) -> int:
+    """Thousandths promised on a NUMA node to containers without CPUs of their own.
+
+    An owner is allocated exactly its CPUs. One that is offline is no longer seen among them and
+    counts as promised to others, which errs on the safe side.
+    """
+    owned = (cpus.bits & state.owned.bits).bit_count()
+    return max(0, state.charge(numa_node).cpu_milli - 1000 * owned)
+
+
+NO_DEMAND: Final = Demand()
+"""Of a container whose needs nobody looked at, since it is not pinned or they make no sense."""
+
+
+class Case(msgspec.Struct, frozen=True, dict=True):
+    """One container that is being placed, with everything that is looked at for it.
+
+    Attributes:
+        demand: what it needs; for a pod that is placed as a whole, what the pod needs.
+        policy: to align by. The degrade ladder tries a weaker one than was asked for.
+        held: CPUs that a running container has already and must keep.
+        again: it runs, or one of its name and pod did: a soft list may have given way already.
+    """
+
+    machine: Machine
+    state: NodeState
+    pod: PodSandbox
+    container: Container
+    requested: Requested
+    demand: Demand = NO_DEMAND
+    reading: Reading | None = None
+    policy: Policy = Policy.NONE
+    held: CPUSet = NO_CPUS
+    again: bool = False
+
+    @property
+    def unplaced(self) -> Placed:
+        """The container's allocation, before anything is chosen for it."""
+        return Placed(**identity(self.pod, self.container), kind=Kind.UNBOUND)
+
+    @property
+    def who(self) -> str:
+        """The start of a message: pod and container."""
+        return f"pod {self.pod.full_name}, container {self.container.name}"
+
+    @property
+    def record(self) -> PodRecord | None:
+        """What is remembered of the pod."""
+        return self.state.pods.get(self.pod.uid)
+
+    @cached_property
+    def cpu_left(self) -> dict[int, int]:
+        """By NUMA node, thousandths of a CPU that can be promised."""
+        return self.machine.cpu_left(self.state)
+
+    @cached_property
+    def shared_left(self) -> dict[int, int]:
+        """By NUMA node, of these what a container without CPUs of its own can be promised."""
+        return shared_left(self.machine, self.state, self.cpu_left)
+
+    @cached_property
+    def memory_left(self) -> dict[int, int]:
+        """By NUMA node, bytes of memory that can be allocated."""
+        return self.machine.memory_left(self.state, self.reading)
+
+    def hugepages_left(self) -> dict[int, Mapping[int, int]]:
+        """By page size that is needed and NUMA node, bytes of huge pages that can be allocated."""
+        left, state, reading = self.machine.hugepages_left, self.state, self.reading
+        return {size: left(size, state, reading) for size in self.demand.hugepages}
+
+    @property
+    def smt(self) -> SMT:
+        """What to do about siblings; with the kubelet's order nothing, unless somebody asks."""
+        requested = self.requested
+        if requested.smt is SMT.SPREAD and "smt" not in requested.given:
+            kubelet = self.machine.settings.cpu_order is CPUOrder.KUBELET
+            return SMT.ANY if kubelet else SMT.SPREAD
+        return requested.smt
+
+    @property
+    def by_kubelet(self) -> bool:
+        """As `by_kubelet` says."""
+        return by_kubelet(self.machine, self.requested)
+
+    @property
+    def on_failure(self) -> OnFailure:
+        """The degrade ladder's step, also where nobody named one."""
+        requested = self.requested
+        if requested.on_failure is not None:
+            return requested.on_failure
+        listed = requested.numacpu is not None or requested.numamem is not None
+        if not listed and requested.policy is Policy.BEST_EFFORT:
+            return OnFailure.WIDEN
+        return OnFailure.REJECT
+
+
+def by_kubelet(machine: Machine, requested: Requested) -> bool:
+    """Whether CPUs are the kubelet's business: none but whole ones of one's own are looked at.
+
+    A container that asks to share the CPUs of its NUMA nodes is heard all the same.
+    """
+    shares = requested.cpus is CPUMode.SHARED and "cpus" in requested.given
+    return machine.settings.kubelet_cpus and not shares

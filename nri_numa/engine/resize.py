@@ -1,35 +1,378 @@
 """A live container's resources change: in-place resize, or somebody else's cpuset.
 
 A resize keeps the CPUs it can: growing adds to them, shrinking gives some of them back, and NUMA
-nodes and memory nodes stay (`nri_numa.engine.place.in_place`). Where the new size does not fit, the
+nodes and memory nodes stay (`nri_numa.engine.resize`). Where the new size does not fit, the
 degrade ladder decides, and its default for strict policies refuses the resize, which leaves the
 container as it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
+from nri_numa.engine.accounting import (
+    exclusive_left,
+    grant_refused,
+    kept_for_groups,
+    kept_for_pool,
+    ownable,
+    share_out,
+    take_within,
+)
 from nri_numa.engine.admit import new_allocation, pool_updates
-from nri_numa.engine.case import Case
-from nri_numa.engine.decision import Machine, Reading, Refused, Resized, Trace
-from nri_numa.engine.others.foreign import judged, pinned_to
-from nri_numa.engine.others.kubelets import taken_back
-from nri_numa.engine.place.in_place import place_in_place
-from nri_numa.engine.place.kubelet_claims import Ours, whose
-from nri_numa.engine.request.demand import Demand, demand, limit_milli, request_milli
-from nri_numa.engine.request.slots import SLOTS, with_slots
+from nri_numa.engine.align.policies import short
+from nri_numa.engine.cpus.allocator import (
+    ChosenCPUs,
+    NotEnoughCPUs,
+    SMTAlignmentRefused,
+    TakeRequest,
+)
+from nri_numa.engine.decision import Case, Machine, Placed, Reading, Refused, Resized, Trace
+from nri_numa.engine.others import (
+    Ours,
+    given_last,
+    holders_text,
+    judged,
+    listed_softly,
+    pinned_to,
+    reclaimed,
+    whose,
+)
+from nri_numa.engine.place.explicit import gives_way, may_own, owned_by_pod, unpaid
+from nri_numa.engine.place.memory import in_turn, pages_name, spread_charges
+from nri_numa.engine.place.needs import (
+    exclusive_text,
+    human_bytes,
+    loads_of,
+    lowered_text,
+    misaligned,
+    too_few,
+)
+from nri_numa.engine.request.demand import (
+    SLOTS,
+    Demand,
+    demand,
+    limit_milli,
+    request_milli,
+    with_slots,
+)
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
-from nri_numa.engine.values.answers import NO_CHANGE, ContainerUpdate, StateChange
-from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import (
+    NO_CHANGE,
+    SMT,
     Container,
+    ContainerUpdate,
+    OnFailure,
     PodSandbox,
+    Refusal,
     Requested,
     Resources,
+    StateChange,
 )
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import NO_QUOTA, cpus_text
+from nri_numa.machine.model import NO_QUOTA, cpus_text, human_milli, numa_text
+
+RULE = "a resize stays in place"
+LESS = "less than asked for"
+"""The end of its reason where a running container could not grow."""
+WIDER = "wider than ideal"
+
+
+def place_in_place(case: Case, allocation: Allocation) -> Placed | Refusal:
+    """Give a running container its new size where it is.
+
+    What it uses is not in the reading. What cannot grow where it is, is the business of its
+    ``on-failure``: ``reject`` fails; ``widen`` adds CPUs of other NUMA nodes to those it owns;
+    otherwise, and for memory and shared CPUs, it stays with what it has and the new size is
+    allocated there.
+    """
+    change = _Change(replace(case, reading=_with_own(case.reading, allocation)), allocation)
+    if allocation.kind in (Kind.EXPLICIT, Kind.UNBOUND):
+        return change.listed()
+    if case.demand.exclusive_cpus:
+        return change.exclusive()
+    return change.shared()
+
+
+class _Change:
+    """One change of size on its way."""
+
+    def __init__(self, case: Case, allocation: Allocation) -> None:
+        self.case, self.had = case, allocation
+        self.steps: list[str] = []
+        self.less = False
+        self.wider = not allocation.preferred and (
+            LESS not in allocation.reason or WIDER in allocation.reason
+        )
+
+    def listed(self) -> Placed | Refusal:
+        """CPUs of a list stay that list; only the amounts change."""
+        case, had, topology = self.case, self.had, self.case.machine.topology
+        milli: dict[int, int] = {}
+        if had.owned:
+            # The runtime may tell the pod's sum of its creation, not that of now.
+            paid = case.demand.cpu_paid_milli
+            paid += sum(a.cpu_milli for a in owned_by_pod(case, had.cpus))
+            if case.demand.pod_paid_milli is not None:
+                paid = min(paid, case.demand.pod_paid_milli)
+            case = replace(case, demand=replace(case.demand, pod_paid_milli=paid))
+            if not may_own(case.requested, had.cpus, case.demand):
+                return unpaid(case, had.cpus)
+        if had.cpus:
+            want = 1000 * len(had.cpus) if had.owned else self._allocated_milli()
+            milli = {
+                i: want * len(topology.numa_nodes[i].cpus & had.cpus) // len(had.cpus)
+                for i in had.numa_nodes
+            }
+        return self._allocated(had.kind, had.cpus, NO_CPUS, had.numa_nodes, milli, had.reason)
+
+    def shared(self) -> Placed | Refusal:
+        """The shared CPUs of the NUMA nodes it is on."""
+        case, had, wanted = self.case, self.had, self.case.demand
+        numa_nodes = had.numa_nodes
+        self.steps.append(f"stays on {numa_text(numa_nodes)}")
+        left = case.shared_left
+        if wanted.cpu_milli > had.cpu_milli:
+            have = sum(left.get(i, 0) for i in numa_nodes)
+            if have < wanted.cpu_milli:
+                free = f"{human_milli(have)} free on {numa_text(numa_nodes)}"
+                free += lowered_text(case.machine, numa_nodes)
+                text = f"{case.who}: {short('cpu', human_milli(wanted.cpu_milli), free)}"
+                text += holders_text(case.state, numa_nodes, requests=True)
+                if case.on_failure is OnFailure.REJECT:
+                    return Refusal(reason="NotEnoughCPUs", message=text, rule=RULE)
+                self.steps.append(text)
+                self.less = True
+        milli = share_out(self._allocated_milli(), numa_nodes, left)
+        return self._allocated(
+            Kind.SHARED,
+            NO_CPUS,
+            NO_CPUS,
+            numa_nodes,
+            milli,
+            f"shared CPUs on {numa_text(numa_nodes)}",
+        )
+
+    def exclusive(self) -> Placed | Refusal:
+        """CPUs of its own: those it has, fewer of them, or these and more beside them."""
+        taken = self._take()
+        if isinstance(taken, Refusal):
+            if not self._may_stay(taken):
+                return taken
+            # Memory is booked at the new size all the same: that is what the container may use.
+            self.steps += (taken.message, f"it keeps what it has, which is {LESS}")
+            self.less = True
+            if self.had.kind is not Kind.EXCLUSIVE:
+                return self.shared()
+            taken = ChosenCPUs(cpus=self.had.cpus, idle=self.had.idle)
+        topology = self.case.machine.topology
+        numa_nodes = topology.numa_of(taken.cpus)
+        self.steps += taken.notes
+        if not numa_nodes <= self._home():
+            self.wider = True
+        milli = {i: 1000 * len(topology.numa_nodes[i].cpus & taken.cpus) for i in numa_nodes}
+        reason = f"{exclusive_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
+        return self._allocated(Kind.EXCLUSIVE, taken.cpus, taken.idle, numa_nodes, milli, reason)
+
+    def _may_stay(self, why: Refusal) -> bool:
+        """Whether it keeps its CPUs where it cannot have the new number of them.
+
+        What is not paid for is no matter of room: it is refused, whatever ``on-failure`` says.
+        """
+        case, had = self.case, self.had
+        if case.on_failure is OnFailure.REJECT or why.reason == "UnpaidCPUs":
+            return False
+        paid = 1000 * len(had.cpus) <= case.demand.cpu_paid_milli
+        return had.kind is not Kind.EXCLUSIVE or paid or case.requested.unpaid_cpus
+
+    def _home(self) -> NUMASet:
+        """The NUMA nodes that growing may use: its own, and those chosen for its whole pod."""
+        record = self.case.state.pods.get(self.had.pod_uid)
+        if record is None or record.affinity is None:
+            return self.had.numa_nodes
+        return self.had.numa_nodes | record.affinity
+
+    def _take(self) -> ChosenCPUs | Refusal:
+        case, held = self.case, self.had.cpus
+        count = case.demand.exclusive_cpus
+        if count == len(held):
+            # CPUs of it that are offline come back, and stay its own.
+            return ChosenCPUs(cpus=held, idle=self.had.idle)
+        if count < len(held):
+            fewer = self._ask(NO_CPUS, {}, strict=True)
+            return fewer if isinstance(fewer, ChosenCPUs) else self._misaligned(fewer)
+        machine, rest = case.machine, case.state
+        pool = rest.pool(machine.topology, machine.settings)
+        free = ownable(machine, rest)
+        if machine.isolated:
+            free = free - kept_for_pool(machine, rest, pool - held, free - held)
+        free = free - kept_for_groups(machine, rest, pool, free, held)
+        home = self._home()
+        limits = exclusive_left(machine, rest, free | held, self._smt(), case.cpu_left)
+        room = sum(limits.get(i, 0) for i in home)
+        found: ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused | None = None
+        if room >= count:
+            found = self._ask(free, limits, strict=True)
+            if isinstance(found, SMTAlignmentRefused):
+                return self._misaligned(found)
+        # A container that shares is on its NUMA nodes, and CPUs elsewhere would move it.
+        if not isinstance(found, ChosenCPUs) and case.on_failure is OnFailure.WIDEN and held:
+            found = self._ask(free, limits, strict=False)
+        if not isinstance(found, ChosenCPUs):
+            where = f"{numa_text(home)}{lowered_text(machine, home)}"
+            return Refusal(
+                reason="NotEnoughCPUs",
+                message=f"{case.who}: "
+                + short("cpu", exclusive_text(count), f"{room} free on {where} for it")
+                + f" (smt: {self._smt().value})"
+                + holders_text(rest, home, requests=True),
+                rule=RULE,
+            )
+        who = f"{case.who}: cpu: {exclusive_text(count)}"
+        refused = grant_refused(case, who, found.cpus, found.idle)
+        return found if refused is None else refused
+
+    def _allocated_milli(self) -> int:
+        """Thousandths of a CPU that are allocated for shared CPUs: what its request pays for."""
+        return min(self.case.demand.cpu_milli, self.case.demand.cpu_paid_milli)
+
+    def _smt(self) -> SMT:
+        return self.had.smt if self.had.owned else self.case.smt
+
+    def _ask(
+        self, available: CPUSet, limits: Mapping[int, int], *, strict: bool
+    ) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
+        case, state = self.case, self.case.state
+        return take_within(
+            case.machine,
+            TakeRequest(
+                count=case.demand.exclusive_cpus,
+                available=available,
+                held=self.had.cpus,
+                affinity=self._home(),
+                strict=strict,
+                smt=self._smt(),
+                load=case.requested.load if self.had.load is None else self.had.load,
+                loads=loads_of(state) if self._smt() is SMT.PAIR else {},
+                busy=state.withheld,
+                last=given_last(state, case.machine.topology, case.machine.settings),
+                listed=listed_softly(state, case.machine.topology),
+                # The rest of its sockets are not the NUMA nodes it is on.
+                settings=replace(case.machine.settings, align_by_socket=False),
+            ),
+            limits,
+        )
+
+    def _misaligned(self, refused: NotEnoughCPUs | SMTAlignmentRefused) -> Refusal:
+        told = (
+            misaligned(self.case, refused, self._smt())
+            if isinstance(refused, SMTAlignmentRefused)
+            else too_few(self.case.machine, refused, None)
+        )
+        return Refusal(
+            reason="SMTAlignmentError",
+            message=f"{self.case.who}: {told}",
+            rule="smt: full-core gives whole cores only",
+        )
+
+    def _allocated(
+        self,
+        kind: Kind,
+        cpus: CPUSet,
+        idle: CPUSet,
+        numa_nodes: NUMASet,
+        milli: Mapping[int, int],
+        reason: str,
+    ) -> Placed | Refusal:
+        """Book the new size on the memory nodes it has; see that growing fits there."""
+        case, had, wanted = self.case, self.had, self.case.demand
+        mems = had.mems
+        memory = wanted.memory_bytes if mems else 0
+        hugepages = wanted.hugepages if mems else {}
+        memory_left = case.memory_left
+        pages_left = case.hugepages_left() if hugepages else {}
+        has = sum(memory_left.get(i, 0) for i in mems)
+        needs = [("memory", memory, had.memory_bytes, has)]
+        for size, amount in sorted(hugepages.items()):  # by page size
+            has = sum(pages_left[size].get(i, 0) for i in mems)
+            before = had.hugepages.get(size, 0)
+            needs.append((pages_name(size), amount, before, has))
+        for what, amount, before, have in needs:
+            if amount <= before or have >= amount:
+                continue
+            free = f"{human_bytes(have)} free on {numa_text(mems)}"
+            text = f"{case.who}: {short(what, human_bytes(amount), free)}"
+            if case.on_failure is OnFailure.REJECT:
+                return Refusal(reason="NotEnoughMemory", message=text, rule=RULE)
+            self.steps.append(text + "; memory nodes of a running container do not change")
+            self.less = True
+        listed = kind in (Kind.EXPLICIT, Kind.UNBOUND)
+        owned = kind is Kind.EXCLUSIVE or (kind is had.kind and had.owned)
+        # A list that is paid for by now keeps its CPUs, unless others own some already.
+        soft = (
+            kind is Kind.EXPLICIT
+            and not owned
+            and (
+                gives_way(case.requested, cpus, wanted)
+                or (had.soft and bool(cpus & case.state.withheld))
+            )
+        )
+        reason = reason.removesuffix(f", {LESS}")
+        reason += f", {WIDER}" if self.wider and not listed else ""
+        reason += f", {LESS}" if self.less else ""
+        return replace(
+            case.unplaced,
+            kind=kind,
+            cpus=cpus,
+            idle=idle,
+            owned=owned,
+            soft=soft,
+            numa_nodes=numa_nodes,
+            mems=mems,
+            charges=in_turn(
+                case,
+                had.mempolicy,
+                mems,
+                spread_charges(
+                    numa_nodes,
+                    milli,
+                    mems,
+                    wanted.memory_paid if mems else 0,
+                    memory_left,
+                    hugepages,
+                    pages_left,
+                ),
+            ),
+            policy=had.policy,
+            preferred=not (self.wider or self.less),
+            reason=reason,
+            steps=tuple(self.steps),
+        )
+
+
+def _with_own(reading: Reading | None, allocation: Allocation) -> Reading | None:
+    """What the kernel has left for the container that runs: what it was promised counts as its own.
+
+    It uses some of that already, so only what it gets in addition has to be free.
+    """
+    if reading is None:
+        return None
+    charges = allocation.charges
+    return Reading(
+        memory={
+            i: free + (charges[i].memory if i in charges else 0)
+            for i, free in reading.memory.items()
+        },
+        hugepages={
+            i: {
+                size: free + (charges[i].hugepages.get(size, 0) if i in charges else 0)
+                for size, free in sizes.items()
+            }
+            for i, sizes in reading.hugepages.items()
+        },
+    )
 
 
 def resize(
@@ -37,43 +380,36 @@ def resize(
     state: NodeState,
     pod: PodSandbox,
     container: Container,
-    asked: Resources,
+    update: Resources,
     reading: Reading | None = None,
     now: float = 0.0,
 ) -> Resized | Refused:
     """Decide about an UpdateContainer request.
 
-    Args:
-        machine: topology and settings.
-        state: as it is.
-        pod: the pod.
-        container: as it was before the request.
-        asked: the request; None or empty fields are not part of it.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds.
+    None or empty fields are not part of the request.
     """
     allocation = state.allocations.get(container.id)
     trace = Trace(pod=pod, container=container)
     if allocation is None:
         return Resized(state=state, own=None, trace=trace)
     granted = state.kubelet.cpus_of(pod.uid, container.name, container.id)
-    wanted = pinned_to(asked.cpus) if granted and asked.cpus else NO_CPUS
+    wanted = pinned_to(update.cpus) if granted and update.cpus else NO_CPUS
     if wanted and (wanted <= granted or allocation.kind is Kind.FOREIGN):
-        given_up = _given_up(machine, state, pod, container, asked, trace)
+        given_up = _given_up(machine, state, pod, container, update, trace)
         if given_up is not None:
             return given_up
     if allocation.kind in (Kind.UNBOUND, Kind.FOREIGN) and not allocation.mems:
-        return _set_by_others(machine, state, allocation, asked, trace)
-    merged = _merged(container, allocation, asked)
+        return _set_by_others(machine, state, allocation, update, trace)
+    merged = _merged(container, allocation, update)
     after, change = state, NO_CHANGE
-    if _changes_size(asked):
+    if _changes_size(update):
         found = _resized(machine, state, pod, merged, allocation, reading, now)
         if isinstance(found, Refused):
             return found
         allocation, trace = found
         after = state.without(container.id).with_allocation(allocation)
         change = StateChange((container.id,), (pod.uid,))
-    own = _own_update(machine, after, allocation, state.allocations[container.id], asked)
+    own = _own_update(machine, after, allocation, state.allocations[container.id], update)
     updates = pool_updates(machine, state, after, skip=container.id)
     return Resized(state=after, change=change, own=own, updates=updates, trace=trace)
 
@@ -90,18 +426,6 @@ def resized_meanwhile(
     """Catch up with a resize that nobody told us of.
 
     Only the resources count: a rule that reads differently by now moves no running container.
-
-    Args:
-        machine: topology and settings.
-        state: as it is, with the container.
-        pod: the pod.
-        container: as the runtime has it.
-        resources: what it was resized to, by `other_size`.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds.
-
-    Returns:
-        As `resize` would have decided.
     """
     allocation = state.allocations[container.id]
     container = replace(container, resources=resources)
@@ -109,12 +433,7 @@ def resized_meanwhile(
 
 
 def other_size(allocation: Allocation, resources: Resources) -> Resources | None:
-    """What a container is resized to, by what the runtime has; None when that is as remembered.
-
-    Args:
-        allocation: as it is.
-        resources: as the runtime has them.
-    """
+    """What a container is resized to, by what the runtime has; None when that is as remembered."""
     if allocation.kind is Kind.FOREIGN or (allocation.kind is Kind.UNBOUND and not allocation.mems):
         return None
     if (resources.cpu_quota or 0) <= 0 and allocation.quota:
@@ -132,22 +451,22 @@ def other_size(allocation: Allocation, resources: Resources) -> Resources | None
     return resources
 
 
-def _changes_size(asked: Resources) -> bool:
-    return bool(asked.cpu_quota or asked.cpu_shares or asked.memory_limit or asked.hugepages)
+def _changes_size(update: Resources) -> bool:
+    return bool(update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages)
 
 
-def _merged(container: Container, allocation: Allocation, asked: Resources) -> Container:
+def _merged(container: Container, allocation: Allocation, update: Resources) -> Container:
     """The container as the request wants it; a lifted quota counts as what was asked for once."""
     now = container.resources
     quota = allocation.quota if allocation.quota else now.cpu_quota
     return replace(
         container,
         resources=Resources(
-            cpu_shares=asked.cpu_shares or now.cpu_shares,
-            cpu_quota=asked.cpu_quota or quota,
-            cpu_period=asked.cpu_period or now.cpu_period,
-            memory_limit=asked.memory_limit or now.memory_limit,
-            hugepages={**now.hugepages, **asked.hugepages},
+            cpu_shares=update.cpu_shares or now.cpu_shares,
+            cpu_quota=update.cpu_quota or quota,
+            cpu_period=update.cpu_period or now.cpu_period,
+            memory_limit=update.memory_limit or now.memory_limit,
+            hugepages={**now.hugepages, **update.hugepages},
             cpus=now.cpus,
             mems=now.mems,
         ),
@@ -159,7 +478,7 @@ def _given_up(
     state: NodeState,
     pod: PodSandbox,
     container: Container,
-    asked: Resources,
+    update: Resources,
     trace: Trace,
 ) -> Resized | None:
     """Leave a container to the kubelet, which granted it CPUs and writes them now.
@@ -175,13 +494,13 @@ def _given_up(
         side = whose(machine.topology, machine.settings, state.kubelet, pod, container, requested)
         if isinstance(side, Ours):
             return None
-    pinned = pinned_to(asked.cpus)
+    pinned = pinned_to(update.cpus)
     if allocation.kind is Kind.FOREIGN and allocation.pinned == pinned:
         return Resized(state=state, own=None, trace=trace)
-    theirs = taken_back(allocation, pinned)
+    theirs = reclaimed(allocation, pinned)
     after = state.without(container.id).with_allocation(theirs)
     mems = ""
-    if allocation.mems and not asked.mems:
+    if allocation.mems and not update.mems:
         mems = str(machine.topology.memory_nodes)  # nobody else takes our pin back
     return Resized(
         state=after,
@@ -208,25 +527,25 @@ def _with_what_it_holds(
 
 
 def _set_by_others(
-    machine: Machine, state: NodeState, allocation: Allocation, asked: Resources, trace: Trace
+    machine: Machine, state: NodeState, allocation: Allocation, update: Resources, trace: Trace
 ) -> Resized:
     """Somebody else's cpuset on a container that nothing of ours binds.
 
     It makes the container foreign, or unbound again when it holds the whole shared pool. It never
     takes an unbound container onto owned CPUs.
     """
-    if not asked.cpus or not pinned_to(asked.cpus):
+    if not update.cpus or not pinned_to(update.cpus):
         return Resized(state=state, own=None, trace=trace)  # what is no list, the runtime refuses
-    wanted = pinned_to(asked.cpus)
+    wanted = pinned_to(update.cpus)
     pool = state.pool(machine.topology, machine.settings)
     taken = wanted & state.withheld
     after = allocation
     if allocation.kind is Kind.FOREIGN or not taken:
-        after = judged(allocation, asked.cpus, pool, state.kubelet.shared)
+        after = judged(allocation, update.cpus, pool, state.kubelet.shared)
     own, step, change = None, after.reason, NO_CHANGE
     if after.kind is Kind.UNBOUND and wanted != pool:
         own = ContainerUpdate(container_id=allocation.container_id, cpus=str(pool))
-        step = f"{cpus_text(pool)}, which everybody shares, instead of {asked.cpus}"
+        step = f"{cpus_text(pool)}, which everybody shares, instead of {update.cpus}"
         if taken:
             step += f": {cpus_text(taken, 'is', 'are')} exclusive to others"
     if after is not allocation:
@@ -303,7 +622,7 @@ def _own_update(
     after: NodeState,
     allocation: Allocation,
     before: Allocation,
-    asked: Resources,
+    update: Resources,
 ) -> ContainerUpdate | None:
     """Override the request only where it would change what was decided.
 
@@ -311,22 +630,22 @@ def _own_update(
     """
     pool = after.pool(machine.topology, machine.settings)
     wanted = effective_cpus(allocation, pool, machine.topology, after.withheld_bits)
-    if not wanted and allocation.kind is Kind.UNBOUND and asked.cpus:
+    if not wanted and allocation.kind is Kind.UNBOUND and update.cpus:
         wanted = pool  # its memory is bound by us, so nobody else's pin makes it foreign
     changed = allocation.cpus != before.cpus or allocation.kind is not before.kind
     cpus = ""
-    if wanted and (changed or (asked.cpus and not _same_cpus(asked.cpus, wanted))):
+    if wanted and (changed or (update.cpus and not _same_cpus(update.cpus, wanted))):
         cpus = str(wanted)
     mems = ""
     if allocation.mems and (
         allocation.mems != before.mems
-        or (asked.mems and not _same_mems(asked.mems, allocation.mems))
+        or (update.mems and not _same_mems(update.mems, allocation.mems))
     ):
         mems = str(allocation.mems)
     quota: int | None = None
-    if allocation.quota is not None and (asked.cpu_quota or 0) > 0:
+    if allocation.quota is not None and (update.cpu_quota or 0) > 0:
         quota = NO_QUOTA
-    elif before.quota is not None and allocation.quota is None and not asked.cpu_quota:
+    elif before.quota is not None and allocation.quota is None and not update.cpu_quota:
         quota = before.quota or None
     if not (cpus or mems or quota is not None):
         return None

@@ -1,8 +1,12 @@
-"""Comparing notes with the runtime: adoption, gap containers, repairs.
+"""What really runs against what is meant: after a lost link, and while it runs.
 
 The runtime is the truth for *what is*, the prior state (from memory or from the checkpoint) for
-*what was meant*. No running container moves: what is known keeps what it has, and an update is
-only sent where the runtime has something else than was meant.
+*what was meant*. No running container moves: what is known keeps what it has, and an update is only
+sent where the runtime has something else than was meant. What the cgroups have is compared by
+`plan_corrections`: every correction moves one container to exactly what the state means for it and
+touches no other. So a plan may be cut off after any correction, the state may change meanwhile, and
+a new plan
+goes on from there: nothing that was put right is undone.
 """
 
 from __future__ import annotations
@@ -11,13 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import itemgetter
 
+import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.accounting import ownable
 from nri_numa.engine.admit import admit, left_alone, pool_updates
-from nri_numa.engine.adopt.assigned import ASSIGNED, is_signed
-from nri_numa.engine.adopt.carried import adopt
+from nri_numa.engine.adopt import ASSIGNED, adopt, is_signed
 from nri_numa.engine.decision import (
-    Admitted,
     Decision,
     Machine,
     Met,
@@ -26,9 +30,7 @@ from nri_numa.engine.decision import (
     Resynced,
     Trace,
 )
-from nri_numa.engine.growing import Growing
-from nri_numa.engine.others.foreign import covers, judged, pinned_to
-from nri_numa.engine.place.quotas import ownable
+from nri_numa.engine.others import covers, judged, pinned_to
 from nri_numa.engine.resize import other_size, resized_meanwhile
 from nri_numa.engine.state import (
     Allocation,
@@ -39,11 +41,180 @@ from nri_numa.engine.state import (
     group_of,
     identity,
 )
-from nri_numa.engine.values.answers import ContainerUpdate, StateChange
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import NO_QUOTA, cpus_text
+from nri_numa.engine.values.workload import (
+    NO_CHANGE,
+    Container,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+    StateChange,
+)
+from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.machine.model import NO_QUOTA, Observed, cpus_text
+
+
+class Correction(msgspec.Struct, frozen=True, kw_only=True):
+    """One container whose cgroup is not as meant.
+
+    Attributes:
+        quota: `NO_QUOTA` where somebody gave back a quota that was lifted; None leaves it.
+        meant_cpus, meant_mems: what it should be able to use; empty where it is so.
+        obstacle: which cgroup above or below keeps it from what is meant; empty when none does.
+        rank: 0 when it runs on CPUs that belong to another container, 1 when it owns CPUs itself,
+            2 otherwise.
+        follows_pool: what is meant for its CPUs changes with every owner that comes or goes.
+    """
+
+    container_id: str
+    name: str
+    cpus: CPUSet = NO_CPUS
+    mems: NUMASet = NO_NUMA_NODES
+    quota: int | None = None
+    meant_cpus: CPUSet = NO_CPUS
+    meant_mems: NUMASet = NO_NUMA_NODES
+    has_cpus: CPUSet = NO_CPUS
+    has_mems: NUMASet = NO_NUMA_NODES
+    found: str
+    obstacle: str = ""
+    rank: int = 2
+    follows_pool: bool = False
+
+    @property
+    def blocked(self) -> bool:
+        """Whether there is nothing that could be written, only something to report."""
+        return not (self.cpus or self.mems or self.quota)
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Sort key: whoever disturbs an owner first, then owners, then by id."""
+        return self.rank, self.container_id
+
+    def kept_from(self, cpus: str, mems: str) -> Correction:
+        """Without the lists that the kernel would refuse, for the reasons given."""
+        if not (cpus or mems):
+            return self
+        obstacle = "; ".join(dict.fromkeys(why for why in (cpus, mems) if why))
+        return replace(
+            self,
+            cpus=NO_CPUS if cpus else self.cpus,
+            mems=NO_NUMA_NODES if mems else self.mems,
+            found=f"{self.found}; {obstacle}",
+            obstacle=obstacle,
+        )
+
+    @property
+    def update(self) -> ContainerUpdate:
+        """What to send to the runtime."""
+        return ContainerUpdate(
+            container_id=self.container_id,
+            cpus=str(self.cpus),
+            mems=str(self.mems),
+            cpu_quota=self.quota,
+            ignore_failure=True,
+        )
+
+
+def plan_corrections(
+    machine: Machine,
+    state: NodeState,
+    observed: Mapping[str, Observed],
+    narrowed_at: float | None = None,
+) -> tuple[Correction, ...]:
+    """Compare real cgroups with what was meant.
+
+    Foreign containers are nobody's business here. An unbound container is left alone while the
+    shared pool is the whole machine, unless we may have narrowed it ourselves before: the update
+    that widens it again can get lost like any other. Containers without a cgroup are not observed,
+    and ids that the state does not know are passed over: both come and go meanwhile.
+    ``narrowed_at`` is the time until which the shared pool was last narrower than the machine. In
+    the order in which to apply them.
+    """
+    pool = state.pool(machine.topology, machine.settings)
+    found: list[Correction] = []
+    for container_id, real in observed.items():
+        allocation = state.allocations.get(container_id)
+        if allocation is None or allocation.kind is Kind.FOREIGN:
+            continue
+        wanted = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
+        meant_cpus, cpus, cpus_found = _cpus(machine, allocation, wanted, pool, real, narrowed_at)
+        meant_mems, mems, mems_found = _mems(machine, allocation, real)
+        quota, quota_found = _quota(allocation, real)
+        if not (cpus_found or mems_found or quota_found):
+            continue
+        own = allocation.cpus | allocation.idle if allocation.owned else NO_CPUS
+        own = own | state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
+        intrudes = bool(real.effective_cpus & (state.withheld - own))
+        rank = 0 if intrudes else 1 if allocation.owned else 2
+        found.append(
+            Correction(
+                container_id=container_id,
+                name=allocation.full_name,
+                cpus=cpus,
+                mems=mems,
+                quota=quota,
+                meant_cpus=meant_cpus,
+                meant_mems=meant_mems,
+                has_cpus=real.effective_cpus,
+                has_mems=real.effective_mems,
+                found="; ".join(text for text in (cpus_found, mems_found, quota_found) if text),
+                obstacle=real.above,
+                rank=rank,
+                follows_pool=bool(cpus) and group_of(allocation) is not None,
+            )
+        )
+    return tuple(sorted(found, key=lambda correction: correction.order))
+
+
+def _cpus(
+    machine: Machine,
+    allocation: Allocation,
+    wanted: CPUSet,
+    pool: CPUSet,
+    real: Observed,
+    narrowed_at: float | None,
+) -> tuple[CPUSet, CPUSet, str]:
+    """What is meant, what of it to write, and what was found; all empty where it is as meant.
+
+    With nothing to write, a cgroup above is in the way.
+    """
+    topology = machine.topology
+    if not wanted and allocation.kind is Kind.UNBOUND:
+        ours = narrowed_at is not None and allocation.since <= narrowed_at
+        wanted = pool if ours and real.cpus else NO_CPUS
+    # The effective set is what counts: a list may name offline CPUs, and the kernel keeps them.
+    if not wanted or real.effective_cpus == wanted:
+        return NO_CPUS, NO_CPUS, ""
+    if real.cpus & topology.online == wanted:
+        return (
+            wanted,
+            NO_CPUS,
+            f"cpuset.cpus is {real.cpus} as meant, but a cgroup above leaves "
+            f"{real.effective_cpus or 'none'} of it" + (f" ({real.above})" if real.above else ""),
+        )
+    return wanted, wanted, f"cpuset.cpus is {real.cpus or 'empty'}, meant {wanted}"
+
+
+def _mems(machine: Machine, allocation: Allocation, real: Observed) -> tuple[NUMASet, NUMASet, str]:
+    """Memory nodes, as `_cpus`."""
+    wanted = allocation.mems & machine.topology.memory_nodes
+    if not wanted or real.effective_mems == wanted:
+        return NO_NUMA_NODES, NO_NUMA_NODES, ""
+    if real.mems & machine.topology.memory_nodes == wanted:
+        return (
+            wanted,
+            NO_NUMA_NODES,
+            f"cpuset.mems is {real.mems} as meant, but a cgroup above leaves "
+            f"{real.effective_mems or 'none'} of it",
+        )
+    return wanted, wanted, f"cpuset.mems is {real.mems or 'empty'}, meant {wanted}"
+
+
+def _quota(allocation: Allocation, real: Observed) -> tuple[int | None, str]:
+    """A quota to lift again: whoever owns CPUs is not throttled on them."""
+    if allocation.quota is None or real.quota is None or real.quota <= 0:
+        return None, ""
+    return NO_QUOTA, f"the CFS quota is {real.quota} µs, meant none"
+
 
 _NO_TIME = "no time was left yet"
 
@@ -60,20 +231,11 @@ def resync(
     """Build a fresh state from what really runs.
 
     Known containers first, owners of CPUs before others, then those that carry our ``assigned``
-    annotation (the checkpoint was lost), then strangers, which are decided like new ones, in
-    order of namespace, pod, container and id. A stranger that is refused keeps running unpinned:
-    a running container cannot be refused any more. Somebody else's pins are judged by the cpuset
-    that the runtime has now. A stranger for which no time is left stays as it is, for
-    `decide_late`.
-
-    Args:
-        machine: topology and settings.
-        prior: what was meant.
-        pods: all pods the runtime reports.
-        containers: all containers it reports, with the cpus and mems they have now.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds.
-        in_time: asked before each stranger; once it says no, the others are left undecided.
+    annotation (the checkpoint was lost), then strangers, which are decided like new ones, in order
+    of namespace, pod, container and id. A stranger that is refused keeps running unpinned: a
+    running container cannot be refused any more. Somebody else's pins are judged by the cpuset that
+    the runtime has now. A stranger for which no time is left stays as it is, for `take_in`.
+    ``in_time`` is called before each stranger; once it says no, the others are left undecided.
     """
     by_pod = pods if isinstance(pods, Pods) else Pods.of(pods)
     uids_of = by_pod.uids
@@ -115,7 +277,7 @@ def resync(
     # A second container of that name in the pod would take the first one's place.
     names = Counter([(c.pod_id, c.name) for c in live.values()] if strangers else ())
     calm: list[Allocation] = []
-    base, growing = state, Growing()
+    base = state
     ordered = _ordered(by_pod, strangers)
     undecided: list[tuple[PodSandbox, Container]] = []
     for number, (pod, container) in enumerate(ordered):
@@ -129,34 +291,33 @@ def resync(
         held = NO_CPUS
         if container.resources.cpus:
             container, held = _as_it_runs(machine, state, pool, container)
-        asked = machine.resolve(pod, container)
+        resolved = machine.resolve(pod, container)
         if names[container.pod_id, container.name] == 1:
-            alone = left_alone(machine, state.kubelet, pod, container, now, asked)
+            alone = left_alone(machine, state.kubelet, pod, container, now, resolved)
             if alone is not None:
                 calm.append(alone)
                 continue
         decision = admit(
             machine, state, pod, container, reading, now, held,
-            running=True, asked=asked, add=growing.add,
+            running=True, resolved=resolved,
         )  # fmt: skip
         if isinstance(decision, Refused):
             decisions.append(decision)
             problems.append(f"started while we were away and stays unpinned: {decision.message}")
-            state = growing.add(state, _unpinned(pod, container, decision.reason, now))
+            state = state.with_allocation(_unpinned(pod, container, decision.reason, now))
             gap.append(container.id)
             continue
         state = decision.state
         if decision.updates:
-            growing.keep()
             decisions.append(decision)
         else:
             # A thousand states at once would take more memory than the rest of the agent.
-            decisions.append(_in(base, decision))
+            decisions.append(replace(decision, state=base))
         if decision.allocation.kind is Kind.FOREIGN:
             unexplained.append(decision.allocation.full_name)
         elif decision.allocation.kind is not Kind.UNBOUND:
             gap.append(container.id)
-    state = state.with_unbound(calm)
+    state = state.with_allocation(*calm) if calm else state
     if undecided:
         waiting = [_undecided(pool, state.kubelet.shared, now, *one) for one in undecided]
         every = [*state.allocations.values(), *waiting]
@@ -171,7 +332,7 @@ def resync(
         adopted=tuple(sorted(adopted)),
         repaired=repaired,
         gap=tuple(sorted(gap)),
-        gone=tuple(sorted(i for i in prior.allocations if i not in live)),
+        removed=tuple(sorted(i for i in prior.allocations if i not in live)),
         problems=tuple(problems),
         decisions=tuple(decisions),
         left_alone=tuple(calm),
@@ -196,12 +357,8 @@ def _ended(
 def without_answer(outcome: Resynced, unsure: Collection[str]) -> Resynced:
     """Tell containers that our answer never reached from those that somebody changed.
 
-    Args:
-        outcome: of a synchronisation.
-        unsure: ids of containers that were decided and not seen to start before the link was lost.
-
-    Returns:
-        With those of them that the runtime had elsewhere among the gap containers.
+    ``unsure`` were decided and not seen to start before the link was lost; those of them that the
+    runtime had elsewhere are gap containers.
     """
     missed = [i for i in outcome.repaired if i in unsure]
     if not missed:
@@ -221,64 +378,27 @@ def take_in(
     reading: Reading | None,
     now: float,
 ) -> Met:
-    """Decide about a container whose creation nobody told us.
+    """Decide about a container that runs and was never decided about.
 
     Runtimes whose NRI is older than 0.7 can lose the creation of a container that falls into a
-    registration (nri#63); its start tells of it. As at a synchronisation, it cannot be refused
-    any more.
-
-    Args:
-        machine: topology and settings.
-        state: as it is, without the container.
-        pod: the pod.
-        container: with the cpus and mems it has now.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds.
+    registration (nri#63); its start tells of it. For others `resync` had no time. As at a
+    synchronisation, it cannot be refused any more.
     """
     pool = state.pool(machine.topology, machine.settings)
     seen, held = _as_it_runs(machine, state, pool, container)
     decision = admit(machine, state, pod, seen, reading, now, held, running=True)
-    if isinstance(decision, Refused):
+    if not isinstance(decision, Refused):
+        after, change = decision.state, decision.change
+    elif container.id in state.allocations:
+        return Met(decision=decision, state=state, change=NO_CHANGE)
+    else:
         after = state.with_allocation(_unpinned(pod, container, decision.reason, now))
         change = StateChange((container.id,), (pod.uid,))
-    else:
-        after, change = decision.state, decision.change
     pool = after.pool(machine.topology, machine.settings)
     own = difference(machine, after, after.allocations[container.id], pool, container)
     others = pool_updates(machine, state, after, skip=container.id)
     updates = others if own is None else (own, *others)
     return Met(decision=decision, state=after, change=change, updates=updates)
-
-
-def decide_late(
-    machine: Machine,
-    state: NodeState,
-    pod: PodSandbox,
-    container: Container,
-    reading: Reading | None,
-    now: float,
-) -> tuple[Decision, tuple[ContainerUpdate, ...]]:
-    """Decide about a stranger that `resync` had no time for.
-
-    Args:
-        machine: topology and settings.
-        state: as it is, with the container.
-        pod: the pod.
-        container: as the runtime reported it.
-        reading: what the kernel has left, when known.
-        now: Unix time in seconds.
-
-    Returns:
-        The decision, and what to send for it: nothing when it is refused, since it runs already.
-    """
-    pool = state.pool(machine.topology, machine.settings)
-    container, held = _as_it_runs(machine, state, pool, container)
-    decision = admit(machine, state, pod, container, reading, now, held, running=True)
-    if isinstance(decision, Refused):
-        return decision, ()
-    pool = decision.trace.pool_after
-    own = difference(machine, decision.state, decision.allocation, pool, container)
-    return decision, decision.updates if own is None else (own, *decision.updates)
 
 
 def _ordered(pods: Pods, strangers: Iterable[Container]) -> list[tuple[PodSandbox, Container]]:
@@ -289,19 +409,6 @@ def _ordered(pods: Pods, strangers: Iterable[Container]) -> list[tuple[PodSandbo
         found.append((pod.full_name, container.name, container.id, pod, container))
     found.sort(key=itemgetter(0, 1, 2))
     return [each[3:] for each in found]
-
-
-def _in(state: NodeState, decision: Admitted) -> Admitted:
-    """A decision with another state: `dataclasses.replace` takes three times as long."""
-    return Admitted(
-        state=state,
-        change=decision.change,
-        allocation=decision.allocation,
-        adjustment=decision.adjustment,
-        updates=decision.updates,
-        warnings=decision.warnings,
-        trace=decision.trace,
-    )
 
 
 def _as_it_runs(

@@ -25,12 +25,20 @@ from typing import TypedDict
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.values.kubelet import NO_GRANTS, KubeletGrants
-from nri_numa.engine.values.memory_policy import MemoryPolicy
 from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, Settings
-from nri_numa.engine.values.workload import SMT, Container, Load, PodSandbox, Policy, QoSClass
+from nri_numa.engine.values.workload import (
+    NO_GRANTS,
+    SMT,
+    Container,
+    KubeletGrants,
+    Load,
+    MemoryPolicy,
+    PodSandbox,
+    Policy,
+    QoSClass,
+)
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.model import Topology
+from nri_numa.machine.model import Topology, cpus_text
 
 
 class Kind(StrEnum):
@@ -48,7 +56,7 @@ class Kind(StrEnum):
     """Pinned by somebody else (the kubelet's static policy): left alone."""
 
 
-class Charge(msgspec.Struct, frozen=True):
+class Charge(msgspec.Struct, frozen=True, array_like=True):
     """What is booked on one NUMA node: CPU in thousandths, memory in bytes, huge pages by size."""
 
     cpu_milli: int = 0
@@ -78,19 +86,12 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cpus: CPUs listed for or owned by it; empty for shared and unbound containers.
-        idle: thread siblings kept idle for it.
         owned: no other container may use ``cpus``, but those of its pod that own the same list.
         soft: ``cpus`` are a list that gives way: it runs on those of them that no container owns.
         numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
-        mems: cpuset.mems; empty means untouched.
-        charges: what is booked for it, by NUMA node.
         preferred: False when a wider set than ideal had to be taken.
-        reason: why it has what it has, one clause.
         pinned: CPUs that somebody else pinned a foreign container to, as far as we know.
         quota: the CFS quota that was asked for, kept while it is lifted; None when not lifted.
-        slots: ids of the extended resource that it holds, separated by commas.
-        mempolicy: the memory policy that the runtime was asked to start it with, if any.
-        since: Unix time in seconds at which it was decided.
         ended: Unix time in seconds at which its container ended; its CPUs are kept for the pod.
             0 while it lives.
     """
@@ -177,10 +178,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of a pod.
 
     Attributes:
-        containers: ids of its live containers.
         affinity: NUMA nodes chosen for the whole pod under scope ``pod``; None when none was.
-        affinity_preferred: whether that choice was the ideal one.
-        former: by container name.
     """
 
     uid: str
@@ -191,6 +189,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     former: Mapping[str, Former] = msgspec.field(default_factory=dict)
 
 
+NO_CONTAINERS: frozenset[str] = frozenset()
 ALL = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
 KEPT = "kept for its pod: the container ended"
@@ -203,16 +202,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is decided on this node.
 
     Attributes:
-        serial: grows by one with every change.
-        allocations: by container id.
-        pods: by pod UID.
-        owned, idle: unions over the allocations.
         listed: CPUs of explicit lists that are neither owned nor soft, by container id.
         listed_cpus: their union; never given exclusively to somebody else.
         foreign: sets of CPUs that somebody else pinned containers to, as bits, and how many
             containers to each.
-        charges: sums by NUMA node.
-        groups: container ids by group key.
         kubelet: what the kubelet granted; not of our making, and never saved.
     """
 
@@ -237,7 +230,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         bits = topology.allowed.bits & ~(self.owned.bits | self.idle.bits)
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
-        free = bits & ~self.kubelet.taken.bits
+        free = bits & ~self.kubelet.granted.bits
         return CPUSet.from_bits(free & ~isolated(topology, settings).bits or free or bits)
 
     def grantable(self, topology: Topology, settings: Settings) -> CPUSet:
@@ -253,7 +246,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def withheld_bits(self) -> int:
         """The bits of `withheld`, to compare two states without making sets."""
-        return self.owned.bits | self.idle.bits | self.kubelet.taken.bits
+        return self.owned.bits | self.idle.bits | self.kubelet.granted.bits
 
     def with_kubelet(self, grants: KubeletGrants) -> NodeState:
         """The kubelet granted something else."""
@@ -282,125 +275,20 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     def owned_beside(self, allocation: Allocation) -> bool:
         """Whether another container of its pod owns the list that this one owns."""
-        record = self.pods.get(allocation.pod_uid)
-        mine = allocation.exclusive_list
-        if mine is None or record is None:
-            return False
-        others = record.containers - {allocation.container_id}
-        return any(self.allocations[i].exclusive_list == mine for i in others)
+        return _beside(self.allocations, self.pods.get(allocation.pod_uid), allocation)
 
-    def with_allocation(self, allocation: Allocation) -> NodeState:
-        """Add one allocation; its container must not have one."""
-        allocations = dict(self.allocations)
-        allocations[allocation.container_id] = allocation
-        pods = dict(self.pods)
-        record = pods.get(allocation.pod_uid)
-        containers = frozenset((allocation.container_id,))
-        pods[allocation.pod_uid] = (
-            PodRecord(uid=allocation.pod_uid, pod_id=allocation.pod_id, containers=containers)
-            if record is None
-            else replace(record, containers=record.containers | containers)
-        )
-        listed, listed_cpus = self.listed, self.listed_cpus
-        owned, charges = self.owned, allocation.charges
-        if allocation.owned:
-            owned = owned | allocation.cpus
-            if allocation.kind is Kind.EXPLICIT and self.owned_beside(allocation):
-                charges = without_cpus(charges)
-        elif allocation.keeps_list:
-            listed = {**listed, allocation.container_id: allocation.cpus}
-            listed_cpus = listed_cpus | allocation.cpus
-        return NodeState(
-            serial=self.serial + 1,
-            allocations=allocations,
-            pods=pods,
-            owned=owned,
-            idle=self.idle | allocation.idle if allocation.idle else self.idle,
-            listed=listed,
-            listed_cpus=listed_cpus,
-            foreign=counted(self.foreign, allocation, 1)
-            if allocation.kind is Kind.FOREIGN
-            else self.foreign,
-            charges=charged(self.charges, charges, 1),
-            groups=grouped(self.groups, allocation, present=True),
-            kubelet=self.kubelet,
-        )
-
-    def with_unbound(self, allocations: Iterable[Allocation]) -> NodeState:
-        """Add many unbound allocations in one go; their containers must not have one."""
-        every = dict(self.allocations)
-        members = dict(self.groups.get(UNBOUND_GROUP, {}))
-        containers: dict[str, set[str]] = {}
-        pod_ids: dict[str, str] = {}
+    def with_allocation(self, *allocations: Allocation) -> NodeState:
+        """Add allocations; their containers must not have one."""
+        builder = StateBuilder(self)
         for allocation in allocations:
-            every[allocation.container_id] = allocation
-            members[allocation.container_id] = None
-            containers.setdefault(allocation.pod_uid, set()).add(allocation.container_id)
-            pod_ids[allocation.pod_uid] = allocation.pod_id
-        if not pod_ids:
-            return self
-        pods = dict(self.pods)
-        for uid, ids in containers.items():
-            record = pods.get(uid)
-            pods[uid] = (
-                PodRecord(uid=uid, pod_id=pod_ids[uid], containers=frozenset(ids))
-                if record is None
-                else replace(record, containers=record.containers | ids)
-            )
-        return replace(
-            self,
-            serial=self.serial + 1,
-            allocations=every,
-            pods=pods,
-            groups={**self.groups, UNBOUND_GROUP: members},
-        )
+            builder.add(allocation)
+        return builder.state()
 
     def without(self, container_id: str) -> NodeState:
         """Take one allocation out; the pod keeps a memory of what an owner had."""
-        allocation = self.allocations[container_id]
-        beside = allocation.kind is Kind.EXPLICIT and self.owned_beside(allocation)
-        allocations = dict(self.allocations)
-        del allocations[container_id]
-        pods = dict(self.pods)
-        record = pods[allocation.pod_uid]
-        former = record.former
-        if allocation.kind is Kind.EXCLUSIVE or allocation.soft:
-            former = {
-                **former,
-                allocation.container: Former(allocation.cpus, allocation.numa_nodes),
-            }
-        pods[allocation.pod_uid] = PodRecord(
-            uid=record.uid,
-            pod_id=record.pod_id,
-            containers=record.containers - {container_id},
-            affinity=record.affinity,
-            affinity_preferred=record.affinity_preferred,
-            former=former,
-        )
-        listed, listed_cpus = self.listed, self.listed_cpus
-        if container_id in listed:
-            # Lists may overlap, so what is left has to be looked through.
-            listed = {i: cpus for i, cpus in listed.items() if i != container_id}
-            listed_cpus = union(listed.values())
-        return NodeState(
-            serial=self.serial + 1,
-            allocations=allocations,
-            pods=pods,
-            owned=self.owned - allocation.cpus if allocation.owned and not beside else self.owned,
-            idle=self.idle - allocation.idle if allocation.idle else self.idle,
-            listed=listed,
-            listed_cpus=listed_cpus,
-            foreign=counted(self.foreign, allocation, -1)
-            if allocation.kind is Kind.FOREIGN
-            else self.foreign,
-            charges=charged(
-                self.charges,
-                without_cpus(allocation.charges) if beside else allocation.charges,
-                -1,
-            ),
-            groups=grouped(self.groups, allocation, present=False),
-            kubelet=self.kubelet,
-        )
+        builder = StateBuilder(self)
+        builder.remove(container_id)
+        return builder.state()
 
     def with_kept(self, container_id: str, now: float) -> NodeState:
         """Its container ended; its exclusive CPUs are kept for its pod, and nothing else."""
@@ -434,20 +322,104 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
             return self
         pods = dict(self.pods)
         del pods[uid]
-        # Every pod ends so: asking a dataclass for its fields takes three times as long.
+        return replace(self, serial=self.serial + 1, pods=pods)
+
+
+class StateBuilder:
+    """A node state that is being changed: every state that differs in allocations is made here."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._before = state
+        self._allocations, self.pods = dict(state.allocations), dict(state.pods)
+        self._owned, self._idle = state.owned, state.idle
+        self._listed, self._foreign = dict(state.listed), dict(state.foreign)
+        self._charges, self._groups = dict(state.charges), dict(state.groups)
+        self._members: dict[int, dict[str, None]] = {}  # of groups that differ already
+
+    def add(self, a: Allocation) -> None:
+        """Add one allocation; its container must not have one."""
+        record = self.pods.get(a.pod_uid) or PodRecord(uid=a.pod_uid, pod_id=a.pod_id)
+        self._count(a, record, 1)
+        self._allocations[a.container_id] = a
+        if a.container_id not in record.containers:
+            record = replace(record, containers=record.containers | {a.container_id})
+        self.pods[a.pod_uid] = record
+
+    def remove(self, container_id: str) -> None:
+        """Take one allocation out; the pod keeps a memory of what an owner had."""
+        a = self._allocations[container_id]
+        record = self.pods[a.pod_uid]
+        self._count(a, record, -1)
+        del self._allocations[container_id]
+        former = record.former
+        if a.kind is Kind.EXCLUSIVE or a.soft:
+            former = {**former, a.container: Former(a.cpus, a.numa_nodes)}
+        containers = record.containers - {container_id}
+        self.pods[a.pod_uid] = replace(record, containers=containers, former=former)
+
+    def state(self) -> NodeState:
+        """The state."""
+        before, listed = self._before, self._listed
         return NodeState(
-            serial=self.serial + 1,
-            allocations=self.allocations,
-            pods=pods,
-            owned=self.owned,
-            idle=self.idle,
-            listed=self.listed,
-            listed_cpus=self.listed_cpus,
-            foreign=self.foreign,
-            charges=self.charges,
-            groups=self.groups,
-            kubelet=self.kubelet,
+            serial=before.serial + 1,
+            allocations=self._allocations,
+            pods=self.pods,
+            owned=self._owned,
+            idle=self._idle,
+            listed=listed,
+            # Lists may overlap, so what is left has to be looked through.
+            listed_cpus=before.listed_cpus if listed == before.listed else union(listed.values()),
+            foreign=self._foreign,
+            charges=self._charges,
+            groups=self._groups,
+            kubelet=before.kubelet,
         )
+
+    def _count(self, a: Allocation, record: PodRecord, sign: int) -> None:
+        """Count a container in every sum (1), or no more (-1)."""
+        beside = a.kind is Kind.EXPLICIT and a.owned and _beside(self._allocations, record, a)
+        if a.owned:
+            if not beside:
+                self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus
+        elif a.kind is Kind.EXPLICIT and a.keeps_list:
+            if sign > 0:
+                self._listed[a.container_id] = a.cpus
+            else:
+                del self._listed[a.container_id]
+        if a.idle:
+            self._idle = self._idle | a.idle if sign > 0 else self._idle - a.idle
+        if a.pinned:
+            bits = a.pinned.bits
+            self._foreign[bits] = self._foreign.get(bits, 0) + sign
+            if not self._foreign[bits]:
+                del self._foreign[bits]
+        for numa_node, charge in (without_cpus(a.charges) if beside else a.charges).items():
+            total = self._charges.get(numa_node, NOTHING).plus(charge, sign)
+            self._charges[numa_node] = total
+            if total == NOTHING:
+                del self._charges[numa_node]
+        key = group_of(a)
+        if key is not None:
+            members = self._members.get(key)
+            if members is None:
+                members = self._members[key] = dict(self._groups.get(key, {}))
+            if sign > 0:
+                members[a.container_id] = None
+            else:
+                del members[a.container_id]
+            self._groups[key] = members
+            if not members:
+                del self._groups[key]
+
+
+def _beside(
+    allocations: Mapping[str, Allocation], record: PodRecord | None, allocation: Allocation
+) -> bool:
+    mine = allocation.exclusive_list
+    if mine is None or record is None:
+        return False
+    others = record.containers - {allocation.container_id}
+    return any(i in allocations and allocations[i].exclusive_list == mine for i in others)
 
 
 def isolated(topology: Topology, settings: Settings) -> CPUSet:
@@ -473,34 +445,9 @@ def union(sets: Iterable[CPUSet]) -> CPUSet:
     return CPUSet.from_bits(bits)
 
 
-def counted(sets: Mapping[int, int], allocation: Allocation, sign: int) -> Mapping[int, int]:
-    """How often each set is pinned by somebody else, with one container more (1) or less (-1)."""
-    bits = allocation.pinned.bits
-    if not bits:
-        return sets
-    count = sets.get(bits, 0) + sign
-    return {**{b: n for b, n in sets.items() if b != bits}, **({bits: count} if count else {})}
-
-
 def without_cpus(charges: Mapping[int, Charge]) -> dict[int, Charge]:
     """What a container adds to the sums where the CPUs of its list are counted already."""
     return {i: replace(charge, cpu_milli=0) for i, charge in charges.items()}
-
-
-def charged(
-    sums: Mapping[int, Charge], charges: Mapping[int, Charge], sign: int
-) -> Mapping[int, Charge]:
-    """What is booked on each NUMA node, with one container's charges more (1) or less (-1)."""
-    if not charges:
-        return sums
-    result = dict(sums)
-    for numa_node, charge in charges.items():
-        total = result.get(numa_node, NOTHING).plus(charge, sign)
-        if total.cpu_milli or total.memory or total.hugepages:
-            result[numa_node] = total
-        else:
-            result.pop(numa_node, None)
-    return result
 
 
 def group_of(allocation: Allocation) -> int | None:
@@ -512,37 +459,11 @@ def group_of(allocation: Allocation) -> int | None:
     return ~allocation.cpus.bits if allocation.soft else None
 
 
-def grouped(
-    groups: Mapping[int, Mapping[str, None]], allocation: Allocation, *, present: bool
-) -> Mapping[int, Mapping[str, None]]:
-    """The members of each group, with one container more or less."""
-    key = group_of(allocation)
-    if key is None:
-        return groups
-    members = dict(groups.get(key, {}))
-    if present:
-        members[allocation.container_id] = None
-    else:
-        del members[allocation.container_id]
-    result = dict(groups)
-    if members:
-        result[key] = members
-    else:
-        del result[key]
-    return result
-
-
 def group_cpus(key: int, pool: CPUSet, topology: Topology, withheld: int) -> CPUSet:
     """CPUs of a group: the pool, for shared containers cut down to their NUMA nodes; or its list.
 
     A group whose NUMA nodes or list have nothing left (the CPUs went offline, or are owned) falls
     back to the whole pool: an empty cpuset cannot be written and would mean *unchanged*.
-
-    Args:
-        key: of the group.
-        pool: the shared pool.
-        topology: the machine.
-        withheld: `NodeState.withheld_bits`.
     """
     if key >= 0:
         bits = pool.bits & topology.bits_of(key)
@@ -559,12 +480,6 @@ def effective_cpus(
     An unbound container is left alone while the pool is the whole machine, and a foreign one
     always. CPUs that went offline are left out, and come back when they do; those of a soft list
     that others own come back afterwards.
-
-    Args:
-        allocation: of the container.
-        pool: the shared pool.
-        topology: the machine.
-        withheld: `NodeState.withheld_bits`.
     """
     if allocation.kind is Kind.FOREIGN:
         return NO_CPUS
@@ -583,74 +498,100 @@ def displaced(allocation: Allocation, topology: Topology) -> bool:
     return not allocation.cpus & topology.online
 
 
-_NOBODY: frozenset[str] = frozenset()
-
-
 def build(
     allocations: Iterable[Allocation],
     pods: Iterable[PodRecord] = (),
     serial: int = 0,
     kubelet: KubeletGrants = NO_GRANTS,
 ) -> NodeState:
-    """Put a state together from parts, as after a restart, in one pass over them.
-
-    Args:
-        allocations: with different container ids.
-        pods: what is remembered of pods; their ``containers`` are worked out anew.
-        serial: of the state before.
-        kubelet: what the kubelet granted.
-    """
-    by_id: dict[str, Allocation] = {}
+    """Put a state together, as after a restart; which containers pods have is worked out anew."""
+    builder = StateBuilder(NodeState(serial=serial, kubelet=kubelet))
+    allocations = list(allocations)
     members: dict[str, set[str]] = {}
-    records = {p.uid: p for p in pods}
-    owned = idle = 0
-    listed: dict[str, CPUSet] = {}
-    milli: dict[int, int] = {}
-    memory: dict[int, int] = {}
-    pages: dict[int, Charge] = {}
-    foreign: Mapping[int, int] = {}
-    groups: dict[int, dict[str, None]] = {}
-    lists: set[tuple[str, CPUSet] | None] = set()
     for a in allocations:
-        charges = a.charges
-        by_id[a.container_id] = a
         members.setdefault(a.pod_uid, set()).add(a.container_id)
-        if a.pod_uid not in records:
-            records[a.pod_uid] = PodRecord(uid=a.pod_uid, pod_id=a.pod_id)
-        if a.owned:
-            owned |= a.cpus.bits
-            if a.kind is Kind.EXPLICIT:
-                charges = without_cpus(charges) if a.exclusive_list in lists else charges
-                lists.add(a.exclusive_list)
-        elif a.keeps_list:
-            listed[a.container_id] = a.cpus
-        idle |= a.idle.bits
-        if a.pinned:
-            foreign = counted(foreign, a, 1)
-        # Added up as numbers: a thousand sums of charges would be a thousand values.
-        for numa_node, charge in charges.items():
-            milli[numa_node] = milli.get(numa_node, 0) + charge.cpu_milli
-            memory[numa_node] = memory.get(numa_node, 0) + charge.memory
-            if charge.hugepages:
-                pages[numa_node] = pages.get(numa_node, NOTHING).plus(charge)
-        key = group_of(a)
-        if key is not None:
-            groups.setdefault(key, {})[a.container_id] = None
-    return NodeState(
-        serial=serial + 1,
-        allocations=by_id,
-        pods={
-            uid: record
-            if record.containers == (of := members.get(uid, _NOBODY))
-            else replace(record, containers=frozenset(of))
-            for uid, record in records.items()
-        },
-        owned=CPUSet.from_bits(owned),
-        idle=CPUSet.from_bits(idle),
-        listed=listed,
-        listed_cpus=union(listed.values()),
-        foreign=foreign,
-        charges={i: Charge(milli[i], memory[i], pages.get(i, NOTHING).hugepages) for i in milli},
-        groups=groups,
-        kubelet=kubelet,
-    )
+    for p in pods:
+        containers = members.get(p.uid, NO_CONTAINERS)
+        same = p.containers == containers
+        builder.pods[p.uid] = p if same else replace(p, containers=frozenset(containers))
+    for a in allocations:
+        builder.add(a)
+    return builder.state()
+
+
+def contradiction(a: Allocation) -> str:
+    """Say what cannot be true of any allocation; empty when nothing is wrong.
+
+    For allocations that were read back from somewhere: everything else relies on none of these.
+    """
+    if a.kind is Kind.EXCLUSIVE and not (a.owned and a.cpus):
+        return "an exclusive container must own CPUs"
+    if a.kind is Kind.SHARED and not a.numa_nodes:
+        return "a shared container must have NUMA nodes"
+    if a.owned and a.kind not in (Kind.EXCLUSIVE, Kind.EXPLICIT):
+        return f"a container that is {a.kind} cannot own CPUs"
+    if a.soft and (a.owned or a.kind is not Kind.EXPLICIT or not a.cpus):
+        return "only a list of shared CPUs can be soft"
+    if a.idle & a.cpus or (a.idle and not a.owned):
+        return "only siblings of owned CPUs are kept idle"
+    if a.kind is Kind.FOREIGN and a.mems:
+        return "a foreign container has no memory nodes of ours"
+    if a.pinned and a.kind is not Kind.FOREIGN:
+        return "only a foreign container is pinned by somebody else"
+    return ""
+
+
+def step_violations(
+    before: NodeState, after: NodeState, topology: Topology, settings: Settings
+) -> list[str]:
+    """Check what one step can break, at a cost that does not grow with the number of containers."""
+    found: list[str] = []
+    if not after.pool(topology, settings):
+        found.append("the shared pool is empty")
+    owned, reserved = after.owned.bits, settings.reserved_cpus.bits
+    if owned & after.idle.bits:
+        found.append(f"{cpus_text(after.owned & after.idle, 'is', 'are')} both owned and kept idle")
+    if owned & ~topology.possible.bits:
+        gone = after.owned - topology.possible
+        found.append(f"{cpus_text(gone, 'is owned but does', 'are owned but do')} not exist")
+    newly = owned & ~before.owned.bits & reserved
+    if newly:
+        taken = cpus_text(CPUSet.from_bits(newly), "was", "were")
+        found.append(f"reserved {taken} given exclusively")
+    return found
+
+
+def violations(state: NodeState, topology: Topology, settings: Settings) -> list[str]:
+    """Check every invariant, over all containers; one sentence for each that does not hold."""
+    found = step_violations(state, state, topology, settings)
+    lists: set[tuple[str, CPUSet]] = set()
+    owned = NO_CPUS
+    for container_id, allocation in sorted(state.allocations.items()):
+        if allocation.container_id != container_id:
+            found.append(f"{container_id} is filed under another id: {allocation.container_id}")
+        if wrong := contradiction(allocation):
+            found.append(f"{allocation.full_name}: {wrong}")
+        if allocation.owned and allocation.exclusive_list not in lists:
+            if allocation.cpus & owned:
+                both = cpus_text(allocation.cpus & owned)
+                found.append(f"owned twice: {both} of {allocation.full_name}")
+            owned = owned | allocation.cpus
+        if allocation.exclusive_list is not None:
+            lists.add(allocation.exclusive_list)
+        record = state.pods.get(allocation.pod_uid)
+        if record is None or container_id not in record.containers:
+            found.append(f"{allocation.full_name} is missing from its pod's record")
+    sums = build(state.allocations.values(), state.pods.values())
+    for container_id, cpus in sums.listed.items():
+        if cpus & owned:
+            both = f"owned by another container: {cpus_text(cpus & owned)}"
+            found.append(f"listed for {state.allocations[container_id].full_name}, but {both}")
+    for what in ("owned", "idle", "listed", "listed_cpus", "foreign", "charges", "groups"):
+        counted, real = getattr(state, what), getattr(sums, what)
+        if counted != real:
+            found.append(f"{what}: counted as {counted}, and the allocations add up to {real}")
+    for uid, record in state.pods.items():
+        missing = [i for i in record.containers if i not in state.allocations]
+        if missing:
+            found.append(f"pod {uid} remembers containers that are gone: {', '.join(missing)}")
+    return found

@@ -265,8 +265,7 @@ class API:
             raise APIError(
                 404,
                 "NotFound",
-                f"nothing is known about {what}pod {namespace}/{pod}; it does not run on this "
-                "node, or it is gone and its refusal is too old",
+                f"nothing is known about {what}pod {namespace}/{pod}; it does not run on this node",
             )
         return _json(Explanations(explanations=tuple(found)))
 

@@ -209,10 +209,11 @@ class Refusal(Document, frozen=True, kw_only=True):
             description="It only would have been refused: the agent observed and changed nothing."
         ),
     ] = False
+    count: Annotated[int, Meta(description="How often, at last at that moment.")] = 1
 
 
 class Refusals(Document, frozen=True, kw_only=True):
-    """The latest refusals, newest first."""
+    """The latest refusals of pods that are there, newest first; by container and reason."""
 
     refusals: tuple[Refusal, ...]
 

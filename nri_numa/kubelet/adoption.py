@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import AllocatorIndex
-from nri_numa.engine.cpus.kubelet_order import take_packed
+from nri_numa.engine.cpus.orders import take_packed
 from nri_numa.engine.values.settings import Settings
 from nri_numa.kubelet.configuration import KubeletFacts
 from nri_numa.kubelet.state_files import NAMES, STATIC

@@ -493,7 +493,7 @@ class CgroupWriter:
     """
 
     def __init__(self, reader: CgroupReader) -> None:
-        self._reader = reader
+        self.reader = reader
         self._thread = ThreadPoolExecutor(1, "cgroups")
         self._last: Future[object] | None = None
         self.held_up: Callable[[CgroupPlace], object] = lambda place: None
@@ -512,11 +512,11 @@ class CgroupWriter:
         follow a program that still runs on its former NUMA node.
         """
         try:
-            directory = self._reader.directory_of(place)
+            directory = self.reader.directory_of(place)
             if not directory:
                 return NO_CGROUP
             # crun's own cgroup in a scope as well, or it would keep what it has.
-            child = inner(directory) if self._reader.unified else ""
+            child = inner(directory) if self.reader.unified else ""
             changed = [
                 self._put(each, name, wanted)
                 for each in ((directory, child) if child else (directory,))
@@ -531,7 +531,7 @@ class CgroupWriter:
                 return NO_CGROUP
             name = os.path.basename(error.filename or "")
             wanted = {"cpuset.cpus": cpus, "cpuset.mems": mems}.get(name, "")
-            why = self._reader.in_the_way(place, name, wanted)
+            why = self.reader.in_the_way(place, name, wanted)
             because = f" ({why})" if why else ""
             return Written(problem=f"{error.filename}: {error.strerror}{because}")
         return Written(changed=any(changed))
@@ -543,11 +543,11 @@ class CgroupWriter:
         are mounted read-only have none.
         """
         with contextlib.suppress(OSError, ValueError):
-            os.setxattr(self._reader.directory_of(place), f"user.{name}", text.encode())
+            os.setxattr(self.reader.directory_of(place), f"user.{name}", text.encode())
 
     def _put(self, directory: str, name: str, wanted: str) -> bool:
         """Write one file whose list is another one; both in the kernel's own form."""
-        files = cpuset_files(directory, unified=self._reader.unified)
+        files = cpuset_files(directory, unified=self.reader.unified)
         if files.get_property(name) == wanted:
             return False
         if self.busy:

@@ -1,13 +1,14 @@
-"""Keeps the agent's books beside those of the kubelet's static managers.
+"""The kubelet beside us: what its static managers granted, and its configuration.
 
-What the kubelet granted is looked up before each decision, and every second. Where both of us write
-the cpuset of one container, that is said once, and kept for whoever shows it.
+What it granted is looked up before each decision, and every second. Where both of us write the
+cpuset of one container, that is said once, and kept for the page and the API. Its configuration is
+watched, and settings follow from it and from ours.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -15,12 +16,21 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.others.foreign import pinned_to
+from nri_numa import config as configuration
+from nri_numa.config import AgentConfig
+from nri_numa.engine.cpus.index import index
+from nri_numa.engine.others import pinned_to
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.engine.values.kubelet import KubeletGrants
-from nri_numa.kubelet.adoption import KubeletWatch
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import KubeletGrants
+from nri_numa.kubelet.adoption import Adopted, KubeletWatch, adopt
+from nri_numa.kubelet.configuration import AUTO, Found, read
 from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
+from nri_numa.node.capacity import CapacityFactors
+from nri_numa.node.loop import Clock
+from nri_numa.node.reload import Configured, put_in_force
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
@@ -59,7 +69,8 @@ class BesideKubelet:
     """Looks what the kubelet granted, and notes where it and we disagree.
 
     Attributes:
-        contests: by container id, whom both write; never changes, is replaced as a whole.
+        contests: by container id, what both write; never changes, is replaced as a whole.
+        configuration: the kubelet's.
     """
 
     def __init__(
@@ -67,32 +78,18 @@ class BesideKubelet:
         agent: Agent,
         metrics: Metrics,
         files: StateFiles,
-        *,
-        now: Callable[[], float],
-        later: Callable[[Callable[[], object]], object] = lambda function: function(),
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        configuration: KubeletSettings,
+        clock: Clock,
     ) -> None:
-        """Begin to look before each of the agent's decisions.
-
-        Args:
-            agent: has the state.
-            metrics: counted into.
-            files: the kubelet's.
-            now: Unix time in seconds.
-            later: calls a function when nobody waits.
-            sleep: waits.
-        """
         self._agent = agent
         self._metrics = metrics
         self._files = files
         self._watch = KubeletWatch(metrics, files.directory)
-        self._now = now
-        self._later = later
-        self._sleep = sleep
+        self._clock = clock
         self._said: frozenset[str] = frozenset()
+        self.configuration = configuration
         self.contests: Mapping[str, Contest] = MappingProxyType({})
-        agent.look_aside = self.look
-        agent.rewritten = self.rewritten
+        agent.kubelet = self
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -102,12 +99,12 @@ class BesideKubelet:
     async def run(self) -> None:
         """Look every second, until cancelled."""
         while True:
-            self.look()
-            self._look_at_cgroups()
-            self._forget_gone()
-            await self._sleep(TICK)
+            self.refresh_kubelet_grants()
+            self._check_cgroups()
+            self._forget_removed()
+            await self._clock.sleep(TICK)
 
-    def look(self) -> None:
+    def refresh_kubelet_grants(self) -> None:
         """Take over what the kubelet granted since the last look."""
         topology = self._agent.machine.topology
         if not self._files.refresh(topology.possible, topology.numa_ids):
@@ -115,33 +112,37 @@ class BesideKubelet:
         before, after = self._agent.state.kubelet, self._files.grants
         if after != before:
             self._agent.granted(after)
-        self._later(partial(self._tell, before, after, self._files.problems))
+        self._clock.call_soon(partial(self._report, before, after, self._files.problems))
 
-    def _tell(self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]) -> None:
+    def _report(
+        self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]
+    ) -> None:
         self._watch.judge({"cpu": after.cpu_policy, "memory": after.memory_policy})
-        self._metrics.kubelet_granted.set(len(after.taken))
+        self._metrics.kubelet_granted.set(len(after.granted))
         self._metrics.kubelet_state_problems.set(len(problems))
         new = frozenset(problems) - self._said
         self._said = frozenset(problems)
         for problem in sorted(new):
             log.warning("the kubelet's state is not understood", problem=problem)
-        if after.taken != before.taken:
+        if after.granted != before.granted:
             log.info(
                 "the kubelet's exclusive CPUs changed",
-                cpus=str(after.taken),
-                before=str(before.taken),
+                cpus=str(after.granted),
+                before=str(before.granted),
                 containers=len(after.cpus) + len(after.pods),
             )
-        owned = after.taken & self._agent.state.owned
-        if owned and owned != before.taken & self._agent.state.owned:
+        owned = after.granted & self._agent.state.owned
+        if owned and owned != before.granted & self._agent.state.owned:
             log.warning(
                 "the kubelet granted CPUs that are exclusive to a container of ours",
                 cpus=str(owned),
                 remedy="let each side have its part of the CPUs: docs/kubelet.md",
             )
 
-    def rewritten(self, before: Allocation, after: Allocation, asked: str, kept: str) -> None:
-        """Somebody sent a cpuset; see `Agent.rewritten`."""
+    def cpuset_rewritten(
+        self, before: Allocation, after: Allocation, asked: str, kept: str
+    ) -> None:
+        """A cpuset was sent for a container: by the kubelet?"""
         granted = self._agent.state.kubelet.cpus_of(
             after.pod_uid, after.container, after.container_id
         )
@@ -152,7 +153,7 @@ class BesideKubelet:
         elif before.kind not in (Kind.FOREIGN, Kind.UNBOUND):
             self._contest(after, asked, "", "kubelet", "UpdateContainer")
 
-    def _look_at_cgroups(self) -> None:
+    def _check_cgroups(self) -> None:
         """Containers that are left to whoever rewrites their cgroup: is it the kubelet?"""
         state = self._agent.state
         for container_id, one in self._agent.differences.known.items():
@@ -184,7 +185,7 @@ class BesideKubelet:
                 kept=kept,
                 yields_to=yields_to,
                 seen_in=seen_in,
-                since=self._now(),
+                since=self._clock.time(),
             )
         )
         self._metrics.kubelet_contest(yields_to)
@@ -203,8 +204,87 @@ class BesideKubelet:
         self.contests = MappingProxyType({**self.contests, contest.container_id: contest})
         self._agent.notify()
 
-    def _forget_gone(self) -> None:
+    def _forget_removed(self) -> None:
         live = self._agent.state.allocations
         if any(i not in live for i in self.contests):
             self.contests = MappingProxyType({i: c for i, c in self.contests.items() if i in live})
             self._agent.notify()
+
+
+# --- Settings that follow from the kubelet's configuration ---
+
+EVERY: Final = 5.0
+"""Seconds between two looks at the kubelet's command line and files."""
+
+
+class KubeletSettings:
+    """What the kubelet's configuration says, and what became ours of it.
+
+    Attributes:
+        found: the kubelet's configuration when it was last read.
+        adopted: what became ours of it.
+    """
+
+    def __init__(
+        self,
+        kubelet_root: str,
+        capacity: CapacityFactors | None = None,
+        *,
+        read: Callable[[str, str, str], Found] = read,
+    ) -> None:
+        self._root = kubelet_root
+        self._read = read
+        self._capacity = capacity
+        self._said: frozenset[str] = frozenset()
+        self.found = Found()
+        self.adopted: Adopted | None = None
+
+    def read(self, config: AgentConfig) -> bool:
+        """Read the kubelet's configuration; whether it is another one than before.
+
+        A kubelet that is being restarted, and a file that cannot be read, change nothing.
+        """
+        section, before = config.kubelet, self.found
+        found = self._read(section.config, section.config_dir, self._root)
+        if before.running and not found.running and section.config == AUTO:
+            return False
+        if found.facts is None and found.problems:
+            found = replace(found, facts=before.facts)
+        self.found = found
+        return found.signature != before.signature
+
+    def settings(self, config: AgentConfig, topology: Topology) -> Settings:
+        """Ours, with what the kubelet's configuration adds; any thread may ask."""
+        ours = configuration.settings(config)
+        facts = self.found.facts
+        self.adopted = (
+            None if facts is None else adopt(ours, config, facts, topology, index(topology))
+        )
+        settings = ours if self.adopted is None else self.adopted.settings
+        return settings if self._capacity is None else self._capacity.over(settings, topology)
+
+    def report(self) -> None:
+        """Log once what became ours, what differs, and what cannot be read."""
+        adopted = self.adopted
+        lines = {
+            **dict.fromkeys(adopted.adopted if adopted else (), log.info),
+            **dict.fromkeys(adopted.differences if adopted else (), log.warning),
+            **dict.fromkeys(self.found.problems, log.warning),
+        }
+        for sentence, level in lines.items():
+            if sentence not in self._said:
+                level("the kubelet's configuration", says=sentence, file=self.found.path)
+        self._said = frozenset(lines)
+
+    async def run(self, agent: Agent, configured: Configured) -> None:
+        """Look every few seconds, and put in force what changed, until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY)
+            await self.refresh(agent, configured.config)
+
+    async def refresh(self, agent: Agent, config: AgentConfig) -> None:
+        """Read it in a thread; where something changed, containers get what follows."""
+        if await asyncio.to_thread(self.read, config):
+            if not await put_in_force(agent, config, self):
+                self.found = Found()  # once more
+            self.report()

@@ -5,7 +5,7 @@ it. Whatever is missing after a kill is made when the kubelet asks again, or at 
 the record. A claim is forgotten in the opposite order, the record first.
 
 Its CPUs are chosen when its container is created, by the engine: what a claim holds reaches it as
-an annotation of the container (`nri_numa.engine.request.claims`), which the agent makes here from a
+an annotation of the container (`nri_numa.engine.request.demand`), which the agent makes here from a
 variable that the CDI file put there. A pod can write such a variable by hand: it counts only for
 pods that the claim is reserved for.
 """
@@ -16,7 +16,9 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -25,7 +27,9 @@ from nri_numa.config import AgentConfig
 from nri_numa.config.dra import sockets
 from nri_numa.dra import handover
 from nri_numa.dra.claims import (
+    CPU,
     LONGEST,
+    MEMORY,
     BadClaim,
     Claim,
     Result,
@@ -38,36 +42,37 @@ from nri_numa.dra.claims import (
     is_uid,
     results_named,
 )
+from nri_numa.engine.accounting import largest
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.request.claims import NOT_PREPARED, result_text
-from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.engine.request.annotations import Resolver
+from nri_numa.engine.request.demand import NOT_PREPARED, result_text, with_slots
+from nri_numa.engine.values.workload import Container, PodSandbox, Refusal, Requested, Resources
 from nri_numa.errors import RuntimeUnavailable
-from nri_numa.machine.model import counted
-from nri_numa.node.claim_judge import judge, with_parameters
+from nri_numa.machine.model import counted, numa_text
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
     from nri_numa.dra.service import Prepared
+    from nri_numa.node.agent import Agent
+
 
 log = get_logger("dra")
 
 _AGAIN: Final = 10.0
 """Seconds until sockets that cannot be made are tried again."""
+_EVERY: Final = 0.1
+_ENDING: Final = 10.0
+"""Seconds that containers may take to end whose pod was deleted without a grace period: the kubelet
+gives them two. It waits 45 for a claim, of which the publisher may need 20."""
 
 
 class ClaimBook:
     """The claims that are prepared on this node.
 
+    Records of them are in a directory of ours, CDI files in one of the runtime.
+
     Attributes:
         claims: by UID; replaced as a whole, so that any thread may read it.
-
-    Args:
-        driver: our name.
-        pool: of this node's devices, which is the node's name.
-        records: directory of ours.
-        cdi: directory of the runtime.
-        asker: gets claims.
-        machine: what decides now.
     """
 
     def __init__(
@@ -78,11 +83,13 @@ class ClaimBook:
         records: str,
         cdi: str,
         asker: handover.HandoverClient,
-        machine: Callable[[], Machine],
+        agent: Agent,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
+        self._sleep = sleep
         self._driver, self._pool = driver, pool
         self._records, self._cdi = records, cdi
-        self._asker, self._machine = asker, machine
+        self._asker, self._agent = asker, agent
         self._turn = threading.Lock()
         self.claims: Mapping[str, Claim] = {}
 
@@ -145,7 +152,7 @@ class ClaimBook:
         with self._turn:
             known = self.claims.get(uid)
             claim = self._read(namespace, name, uid)
-            judge(self._machine(), claim)
+            judge(self._agent.machine, claim)
             if known is not None and known.results != claim.results:
                 raise BadClaim(
                     f"claim {claim.full_name} is prepared with another allocation, expected the "
@@ -156,6 +163,7 @@ class ClaimBook:
             self._write_cdi(claim)
             self.claims = {**self.claims, uid: claim}
         if known is None:
+            self._wait_for_cpus(claim)
             log.info("claim prepared", claim=claim.full_name, uid=uid, devices=_words(claim))
         return [
             Prepared(
@@ -167,6 +175,20 @@ class ClaimBook:
             )
             for number, one in enumerate(claim.results)
         ]
+
+    def _wait_for_cpus(self, claim: Claim) -> None:
+        """Wait for the end of containers that the API server no longer knows, and counts no more.
+
+        A refused container would come back after the kubelet's back-off only.
+        """
+        needed: Counter[int] = Counter()
+        for one in claim.results:
+            needed[one.numa_node] += one.cpus
+        for _ in range(round(_ENDING / _EVERY)):
+            free = largest(self._agent.machine, self._agent.state)
+            if all(free.get(i, 0) >= cpus for i, cpus in needed.items()):
+                return
+            self._sleep(_EVERY)
 
     def unprepare(self, uid: str) -> None:
         """Forget a claim; one that is not known is forgotten already.
@@ -219,10 +241,10 @@ class ClaimBook:
             results.append((uid, number, claim.results[number]))
         if not text:
             text = ",".join(result_text(one.numa_node, u, n, one.cpus) for u, n, one in results)
-        key = self._machine().slots_key
+        key = self._agent.machine.slots_key
         container = replace(container, annotations={**container.annotations, key: text})
         found = [one for _, _, one in results]
-        return with_parameters(self._machine(), pod, container, found), container
+        return with_parameters(self._agent.machine, pod, container, found), container
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -248,7 +270,7 @@ def _words(claim: Claim) -> str:
     )
 
 
-def claim_book(config: AgentConfig, node: str, machine: Callable[[], Machine]) -> ClaimBook | None:
+def claim_book(config: AgentConfig, node: str, agent: Agent) -> ClaimBook | None:
     """A book by the configuration's section ``dra``; None when off."""
     if not config.dra.enabled:
         return None
@@ -258,7 +280,7 @@ def claim_book(config: AgentConfig, node: str, machine: Callable[[], Machine]) -
         records=os.path.join(config.state_dir, "claims"),
         cdi=config.dra.cdi_directory,
         asker=handover.HandoverClient(config.dra.handover),
-        machine=machine,
+        agent=agent,
     )
 
 
@@ -284,3 +306,92 @@ async def serve_kubelet(config: AgentConfig, book: ClaimBook) -> None:
         await asyncio.Event().wait()
     finally:
         await asyncio.to_thread(plugin.stop)
+
+
+# --- Whether a claim can be met on this machine ---
+
+_PERIOD = 100_000
+
+
+def judge(machine: Machine, claim: Claim) -> None:
+    """Say no to what this machine does not have, and to parameters that make no sense.
+
+    Raises:
+        BadClaim: with the first that was found.
+    """
+    for number, one in enumerate(claim.results):
+        who = f"claim {claim.full_name}, request {one.request}"
+        _amounts(machine, who, one)
+        requested = _requested(machine, claim, number)
+        if isinstance(requested, Refusal):
+            raise BadClaim(f"{who}: {requested.message}")
+        _memory(machine, who, one, requested)
+
+
+def with_parameters(
+    machine: Machine, pod: PodSandbox, container: Container, results: Sequence[Result]
+) -> PodSandbox:
+    """The pod as if its annotations said for this container what its claims say."""
+    prefix = machine.settings.prefix
+    said = {
+        f"{prefix}/{key}.{container.name}": value
+        for one in results
+        for key, value in one.parameters.items()
+    }
+    # What the pod itself says of this container is nearer to it.
+    return replace(pod, annotations={**said, **pod.annotations}) if said else pod
+
+
+def _amounts(machine: Machine, who: str, one: Result) -> None:
+    node = machine.topology.numa_nodes.get(one.numa_node)
+    if node is None or not node.cpus:
+        raise BadClaim(
+            f"{who}: NUMA node {one.numa_node} is not there or has no CPUs, expected one "
+            f"of {machine.topology.cpu_nodes}"
+        )
+    usable = len(machine.node_cpus[one.numa_node] - machine.settings.reserved_cpus)
+    for what, asked, has in (
+        (CPU, one.cpus, usable),
+        (MEMORY, one.capacity.get(MEMORY, 0), node.memory_bytes),
+    ):
+        if asked > has:
+            raise BadClaim(
+                f"{who}: takes {asked} of {what}, and NUMA node {one.numa_node} has {has}"
+            )
+
+
+def _requested(machine: Machine, claim: Claim, number: int) -> Requested | Refusal:
+    """What a container with this result alone, and as many CPUs, would ask for."""
+    one = claim.results[number]
+    pod = PodSandbox(id="", uid="", namespace=claim.namespace, name=claim.name)
+    text = result_text(one.numa_node, claim.uid, number, one.cpus)
+    container = Container(
+        id="",
+        pod_id="",
+        name="claim",
+        annotations={machine.slots_key: text},
+        resources=Resources(cpu_quota=one.cpus * _PERIOD, cpu_period=_PERIOD),
+    )
+    # That of the machine remembers what it read, for the loop's thread alone.
+    resolve = Resolver(machine.settings, machine.list_limit)
+    asked = resolve(with_parameters(machine, pod, container, [one]), container)
+    return with_slots(machine.settings, pod, container, asked)
+
+
+def _memory(machine: Machine, who: str, one: Result, requested: Requested) -> None:
+    """The list of ``numamem``, which the engine compares with the machine when it places."""
+    listed = requested.listed_mems
+    if not listed:
+        return
+    there = machine.topology.memory_nodes
+    if missing := listed - there:
+        raise BadClaim(
+            f"{who}: parameter numamem is {requested.numamem!r}, and "
+            f"{numa_text(missing, 'has', 'have')} no memory for containers; expected NUMA nodes "
+            f"among {there}"
+        )
+    if one.capacity.get(MEMORY) and one.numa_node not in listed:
+        raise BadClaim(
+            f"{who}: parameter numamem is {requested.numamem!r}, and the claim takes memory of "
+            f"NUMA node {one.numa_node}; expected that one in it, or no memory in the claim"
+        )

@@ -11,15 +11,15 @@ import contextlib
 import gc
 import os
 import signal
-import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from nri_numa import __version__
 from nri_numa import config as configuration
-from nri_numa.config import AgentConfig, InternalErrorAnswer
+from nri_numa.config import AgentConfig, InternalErrorAnswer, parse_duration
 from nri_numa.config.measured_capacity import MeasuredMode
 from nri_numa.config.node_name import node_name
 from nri_numa.engine.decision import Machine
@@ -28,75 +28,77 @@ from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
 from nri_numa.machine.sysfs import discover
-from nri_numa.node import reread
 from nri_numa.node.agent import Agent
-from nri_numa.node.beside_kubelet import BesideKubelet
-from nri_numa.node.claim import RuntimeClaim
+from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
+from nri_numa.node.capacity import CapacityFactors, OutsideCapacity, StealWatch
 from nri_numa.node.claims import claim_book, serve_kubelet
-from nri_numa.node.device_hints import (
-    counted_devices,
-    device_watch,
-    known_roots,
-    shown_devices,
-)
 from nri_numa.node.explanations import ExplanationFile
 from nri_numa.node.handler import AgentHandler, PendingPods
-from nri_numa.node.housekeeping import Housekeeping
-from nri_numa.node.kubelet_settings import KubeletSettings
-from nri_numa.node.links import claimed_socket, cri_link, late_starts, over_cri
-from nri_numa.node.loop import GapWatch, watched_loop
-from nri_numa.node.measured_capacity import StealWatch
-from nri_numa.node.memory_policies import memory_policies
-from nri_numa.node.offline_capacity import OutsideCapacity
-from nri_numa.node.reconcile import Reconciler
-from nri_numa.node.reload import Prepared, prepare, prepare_aside, with_tables
-from nri_numa.node.reread import Rereading
-from nri_numa.node.sending import PendingPush, Sender
-from nri_numa.node.serving import Serving
-from nri_numa.node.timed_store import TimedStore
-from nri_numa.node.unanswered import Unanswered
-from nri_numa.node.unmatched import UnmatchedAnnotations
-from nri_numa.node.verify import Verifier
-from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
-from nri_numa.nri.wire.versions import (
-    AGENT_EVENTS,
-    SANDBOX_EVENTS,
-    PushPath,
-    push_path,
-    synchronizes_launched_plugins,
+from nri_numa.node.links import (
+    NodeDevices,
+    RuntimeConnection,
+    cri_link,
+    locked_socket,
+    memory_policies,
+    over_cri,
 )
+from nri_numa.node.loop import Clock, GapWatch, HeapRelease, collect, watched_loop
+from nri_numa.node.reconcile import Reconciler
+from nri_numa.node.reload import (
+    Prepared,
+    Rereading,
+    no_kernel_events,
+    prepare,
+    prepare_aside,
+    reread_after_refusals,
+    with_tables,
+)
+from nri_numa.node.runtime_lock import RuntimeLock
+from nri_numa.node.serving import About, Collaborators, Serving
+from nri_numa.node.unmatched import UnmatchedAnnotations
+from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
+from nri_numa.nri.wire.versions import AGENT_EVENTS, synchronizes_launched_plugins
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import Notifier
 from nri_numa.runtime import LinkState, RefusedForGood, RuntimeInfo, RuntimeLink
-from nri_numa.store import documents
 from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.files import signing_key
+from nri_numa.store.journal import state_from
 from nri_numa.store.notices import NoticeFile
-from nri_numa.store.signing import signing_key
 
 if TYPE_CHECKING:
-    from nri_numa.engine.values.settings import Settings
-    from nri_numa.machine.model import Topology
     from nri_numa.node.late import LateStarts
-    from nri_numa.node.view import LinkFacts
 
 log = logs.get_logger("daemon")
 
 EXIT_OK, EXIT_FAILED, EXIT_UNAVAILABLE = 0, 1, 3
+TICK: Final = 1.0
+"""Seconds between two rounds of what is done beside requests."""
+MEMORY_EVERY: Final = 5
+"""Rounds between two looks at memory and at what changes on a machine."""
+EXPLANATIONS_EVERY: Final = 10
+"""Rounds between two looks at whether there are new explanations to save."""
+GAPS: Final = 120
+"""Rounds that the recent longest gap of the event loop is taken over."""
+BLIND_EVERY: Final = 15
+"""Rounds between two pictures of the node where the runtime gives launched plugins none."""
 
 
 class Daemon:
-    """One running agent: its parts, and the loops around them."""
+    """One running agent: its parts, and the loops around them.
+
+    Attributes:
+        config: in force.
+    """
 
     def __init__(
-        self, config: AgentConfig, load: Callable[[str], AgentConfig], watch: GapWatch
+        self, config: AgentConfig, load: Callable[[str], AgentConfig], gaps: GapWatch
     ) -> None:
         """Build the parts that need no event loop.
 
-        Args:
-            config: checked.
-            watch: knows the gaps of the loop that this will run in.
-            load: reads the configuration again, given the text of NRI's Configure request.
+        ``load`` reads the configuration again, given the text of NRI's Configure request; ``gaps``
+        are those of the loop that this will run in.
 
         Raises:
             ConfigError: the configuration does not go with this machine.
@@ -105,196 +107,143 @@ class Daemon:
         """
         self.config = config
         self._load = load
+        self._gaps = gaps
         self._drop_in = ""
-        self.notifier = Notifier()
-        self.metrics = Metrics(__version__)
-        self.link_state: tuple[LinkState, str] = (LinkState.DISCONNECTED, "not dialled yet")
-        self.runtime: RuntimeInfo | None = None
-        self.started = time.time()
-        self._ready = False
-        self._reload_asked = False
+        self._ready = self._reload_requested = self._blind = False
         self._reloading: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._watch = watch
-        self._counted = counted_devices(config)
-        self._rereading = Rereading(config.sysfs_root, self._counted)
-
-        self.metrics.config_read(at=self.started)
+        self._heap = HeapRelease()
+        self.notifier = Notifier()
+        self.metrics = metrics = Metrics(__version__)
+        self.clock = clock = Clock()
+        started = clock.time()
+        metrics.config_read(at=started)
         name = node_name(config)
 
-        self.topology = discover(config.sysfs_root)
-        for warning in self.topology.warnings:
+        topology = discover(config.sysfs_root)
+        for warning in topology.warnings:
             log.warning("odd machine", warning=warning)
-        problems = configuration.problems(config, self.topology)
-        if problems:
+        if problems := configuration.problems(config, topology):
             raise ConfigError("configuration", problems)
-        self.store = CheckpointStore(config.state_dir, identity=identity(config), clock=time.time)
+        who = identity(config)
+        self.store = CheckpointStore(
+            config.state_dir, identity=who, clock=clock.time, metrics=metrics
+        )
         loaded = self.store.load()
         key, doubts = signing_key(
             config.state_dir, trusted=self.store.trusted, writable=self.store.locked
         )
-        self._outside = OutsideCapacity(config.offline_capacity.file, now=time.time)
-        if config.offline_capacity.file:
-            self._outside.look(self.topology)
-        self._steal = StealWatch(config.measured_capacity, config.sysfs_root, self.metrics)
-        self._kubelet = KubeletSettings(config.kubelet_root, over=self._lowered)
-        self._kubelet.read(config)
-        settings = self._kubelet.settings(config, self.topology)
-        self._kubelet.tell()
-        machine = with_tables(Machine(topology=self.topology, settings=settings, key=key))
-        for problem in (*loaded.problems, *doubts):
-            self.metrics.checkpoint_errors.inc()
-            log.warning("checkpoint", problem=problem)
-        state, damaged = documents.state_from(loaded.entries)
-        for problem in damaged:
-            self.metrics.checkpoint_errors.inc()
+        state, damaged = state_from(loaded.entries)
+        for problem in (*loaded.problems, *doubts, *damaged):
+            metrics.checkpoint_errors.inc()
             log.warning("checkpoint", problem=problem)
 
-        reader = CgroupReader(config.cgroup_root)
-        writer, scopes = CgroupWriter(reader), Scopes()
-        self.agent = Agent(
-            machine,
-            metrics=self.metrics,
-            store=TimedStore(self.store, self.metrics),
-            now=time.time,
-            reading=lambda: self._rereading.memory,
+        self._devices = NodeDevices(config)
+        self._rereading = Rereading(config.sysfs_root, self._devices)
+        self._outside = OutsideCapacity(config.offline_capacity.file, clock)
+        if config.offline_capacity.file:
+            self._outside.refresh(topology)
+        self._steal = StealWatch(config.measured_capacity, config.sysfs_root, metrics, clock)
+        capacity = CapacityFactors(self._outside, self._steal)
+        self._kubelet = KubeletSettings(config.kubelet_root, capacity)
+        self._kubelet.read(config)
+        settings = self._kubelet.settings(config, topology)
+        self._kubelet.report()
+
+        writer = CgroupWriter(CgroupReader(config.cgroup_root))
+        self.agent = agent = Agent(
+            with_tables(Machine(topology=topology, settings=settings, key=key)),
+            metrics=metrics,
+            store=self.store,
+            clock=clock,
+            readings=self._rereading,
+            cgroups=writer,
             observe=config.observe,
             history=config.history.refusals,
-            later=lambda function: asyncio.get_running_loop().call_soon(function),
-            write=writer.write,
-            mark_of=reader.mark,
-            mark=writer.mark,
-            clock=time.monotonic,
         )
-        self.agent.restore(state)
-        self.agent.durable.problem = str(self.store.error or "")
+        agent.restore(state)
         self._beside = BesideKubelet(
-            self.agent,
-            self.metrics,
-            StateFiles(config.kubelet_root),
-            now=time.time,
-            later=lambda function: asyncio.get_running_loop().call_soon(function),
+            agent, metrics, StateFiles(config.kubelet_root), self._kubelet, clock
         )
-        self._explanations = ExplanationFile(
-            config.state_dir, identity=identity(config), agent=self.agent
-        )
+        self._explanations = ExplanationFile(config.state_dir, identity=who, agent=agent)
         if problem := self._explanations.load():
             log.warning("explanations", problem=problem)
         self._notices = NoticeFile(
             config.state_dir,
-            identity=identity(config),
-            notices=self.agent.notices,
+            identity=who,
+            notices=agent.notices,
             trouble=lambda problem: log.warning("notices not saved", problem=problem),
         )
         if problem := self._notices.open(writable=self.store.locked):
             log.warning("notices", problem=problem)
-        self.agent.notices.tell = self.agent.notify
-        self.unheard = UnmatchedAnnotations(
-            lambda: self.agent.machine.settings.prefix,
-            time.monotonic,
-            lambda function: asyncio.get_running_loop().call_soon(function),
-        )
-        launched = preinstalled_from_environment(os.environ)
-        self._launched = launched is not None
-        self._over_cri = over_cri(config, launched=self._launched)
-        self._late: LateStarts | None = None
-        if self._over_cri:
-            self._late = late_starts(self.agent, self.metrics, reader, writer)
-        self._devices = device_watch(config, self.agent)
-        self._claims = claim_book(config, name, lambda: self.agent.machine)
+        agent.notices.tell = agent.notify
+        self.unmatched = UnmatchedAnnotations(agent, clock)
+        self._device_watch = self._devices.watch(agent)
+        self._claims = claim_book(config, name, agent)
         if self._claims is not None:
             self._claims.load()
         self._pending_pods = self._pods_to_come() if config.publish.node_resource_topology else None
+
+        launched = preinstalled_from_environment(os.environ)
+        self._launched = launched is not None
+        by_cri = over_cri(config, launched=self._launched)
         self.handler = AgentHandler(
-            self.agent,
-            self.metrics,
+            agent,
+            metrics,
             self,
             reject_on_error=config.on_internal_error is InternalErrorAnswer.REJECT,
-            annotations=self.unheard,
-            devices=self._devices,
+            annotations=self.unmatched,
+            devices=self._device_watch,
             claims=self._claims,
             pending=self._pending_pods,
         )
-        self.link: RuntimeLink = (
-            self._nri_link(config, launched)
-            if self._late is None
-            else cri_link(config, self.handler, self._late)
-        )
-        self._unanswered = Unanswered(self.agent, self.metrics, self.link.watch)
-        self.sender = Sender(self.agent, writer, self.link.push, self._callable_at_will)
-        self._claim = RuntimeClaim(claimed_socket(config, launched=self._launched))
-        self._claim.share()
+        self._late: LateStarts | None = None
+        self.link: RuntimeLink
+        if by_cri:
+            from nri_numa.node.late import LateStarts
+
+            self._late = LateStarts(agent, metrics, writer, clock)
+            self.link = cri_link(config, self.handler, self._late)
+        else:
+            self.link = self._nri_link(config, launched)
+        self.runtime = RuntimeConnection(agent, metrics, self.handler, self.link, over_cri=by_cri)
+        self._lock = RuntimeLock(locked_socket(config, launched=self._launched))
+        self._lock.share()
         self.reconciler = Reconciler(
-            self.agent,
-            self.metrics,
-            self.sender.send,
-            reader=reader,
-            scopes=scopes,
-            active=self._is_active,
-            awaited=lambda container_id: self.verifier.awaits(container_id),
-            alone=self.sender.alone,
-        )
-        self.verifier = Verifier(
-            self.agent,
-            self.metrics,
-            self.link.push,
-            reader=reader,
-            scopes=scopes,
-            writer=writer,
-            # Over CRI an answer says nothing of updates: each is a call of its own.
-            handled=lambda: 0 if self._over_cri else self.handler.handled,
-        )
-        self._housekeeping = Housekeeping(
-            self.agent,
-            self.metrics,
-            self.notifier,
-            store=self.store,
-            claim=self._claim,
-            explanations=self._explanations,
-            unmatched=self.unheard,
-            gaps=watch,
-            look=self.link.refresh,
-            rereading=self._rereading,
-            pending=PendingPush(self.agent, self.sender),
-            unanswered=self._unanswered,
-            reader=reader,
+            agent, metrics, self.runtime, writer=writer, scopes=Scopes(), clock=clock
         )
         self.serving: Serving | None = None
         if configuration.split_address(config.http.address) or config.http.socket:
             self.serving = Serving(
-                config.http,
-                self.agent,
-                self.metrics,
-                node_name=name,
-                roots=(config.sysfs_root, config.cgroup_root),
-                started=self.started,
-                now=time.time,
-                link=self.link_facts,
-                reading=lambda: self._rereading.memory,
-                unheard=self.unheard.sentences,
-                memory=config.memory_locality,
-                waiting=config.cpu_waiting,
-                beside=self._beside,
-                kubelet=self._kubelet,
-                watch=watch,
-                devices=shown_devices(config),
-                roots_of_pcie=known_roots(config),
-                measured=self._steal.acting,
-                counted=self._counted,
-                late=lambda: None if self._late is None else self._late.known,
-                coming=self._pending_pods.names if self._pending_pods else tuple,
+                config,
+                agent,
+                metrics,
+                About(__version__, name, started),
+                self.runtime,
+                Collaborators(
+                    readings=self._rereading,
+                    unmatched=self.unmatched,
+                    kubelet=self._beside,
+                    devices=self._devices,
+                    measured=self._steal,
+                    late=self._late,
+                    pods=self._pending_pods,
+                ),
+                clock=clock,
+                gaps=gaps,
             )
         log.info(
             "starting",
             version=__version__,
             node=name,
-            launched=launched is not None,
+            launched=self._launched,
             observe=config.observe,
             sysfs_root=config.sysfs_root,
-            cpus=str(self.topology.online),
-            numa_nodes=str(self.topology.numa_ids),
+            cpus=str(topology.online),
+            numa_nodes=str(topology.numa_ids),
             remembered=len(state.allocations),
         )
+        self._started = started
 
     def _nri_link(self, config: AgentConfig, launched: Preinstalled | None) -> NRILink:
         return NRILink(
@@ -304,7 +253,7 @@ class Daemon:
                 index=launched.index if launched else configuration.plugin_index(config),
                 socket_path=config.runtime.nri_socket,
                 descriptor=launched.descriptor if launched else None,
-                events=AGENT_EVENTS | (SANDBOX_EVENTS if self.handler.uses_sandboxes else 0),
+                events=AGENT_EVENTS,
             ),
         )
 
@@ -312,15 +261,14 @@ class Daemon:
         def later(seconds: float, tell: Callable[[], object]) -> None:
             asyncio.get_running_loop().call_later(seconds, tell)
 
-        return PendingPods(self.agent.notify, time.monotonic, later)
+        return PendingPods(self.agent.notify, self.clock.monotonic, later)
 
     # --- running ----------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Run until a signal, or until the runtime that launched us goes away.
+        """Run until a signal, or until the runtime that launched us goes away; gives the exit code.
 
-        Returns:
-            The exit code.
+        Everything that runs is in `_loops`.
         """
         loop = asyncio.get_running_loop()
         logs.defer(loop)
@@ -328,42 +276,12 @@ class Daemon:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._hangup)
         await self._rereading.read_memory(self.agent)
-        self._beside.look()
-        if self._devices is not None:
-            self._devices.start()
+        self._beside.refresh_kubelet_grants()
+        devices = self._device_watch
+        if devices is not None:
+            devices.start()
         link = asyncio.create_task(self.link.run(), name="link")
-        others = [
-            asyncio.create_task(
-                self._housekeeping.run(lambda: self.config, self._is_active), name="housekeeping"
-            ),
-            asyncio.create_task(self.reconciler.run(lambda: self.config), name="reconcile"),
-            asyncio.create_task(self.verifier.run(), name="verify"),
-            asyncio.create_task(self._beside.run(), name="kubelet"),
-            asyncio.create_task(
-                self._kubelet.run(self.agent, lambda: self.config), name="kubelet's configuration"
-            ),
-            asyncio.create_task(
-                hotplug.watch(partial(self._rereading.look, self.agent), reread.no_kernel_events),
-                name="hotplug",
-            ),
-            asyncio.create_task(
-                reread.look_after_refusals(
-                    self.agent, partial(self._rereading.look_at_all, self.agent)
-                ),
-                name="look again",
-            ),
-        ]
-        if self.serving is not None:
-            others.append(asyncio.create_task(self.serving.run(), name="http"))
-        if self.config.offline_capacity.file:
-            outside = self._outside.run(self.agent, lambda: self.config, self._kubelet.settings)
-            others.append(asyncio.create_task(outside, name="capacity from outside"))
-        if self._claims is not None:
-            serving = serve_kubelet(self.config, self._claims)
-            others.append(asyncio.create_task(serving, name="DRA"))
-        if self.config.measured_capacity.mode is not MeasuredMode.OFF:
-            steal = self._steal.run(self.agent, lambda: self.config, self._kubelet.settings)
-            others.append(asyncio.create_task(steal, name="steal"))
+        others = [asyncio.create_task(run, name=name) for name, run in self._loops().items()]
         stop = asyncio.create_task(self._stop.wait(), name="stop")
         # Start-up made the objects that live for ever; the collector need not visit them again.
         gc.collect()
@@ -371,7 +289,7 @@ class Daemon:
         # Nor may it run within a request, where it took more than half of a large Synchronize.
         gc.disable()
         # All of this is no gap yet: the link is dialled when it is done.
-        loop.call_soon(self._watch.take)
+        loop.call_soon(self._gaps.take)
         try:
             await asyncio.wait({link, stop, *others}, return_when=asyncio.FIRST_COMPLETED)
             return self._ended(link, others)
@@ -380,17 +298,39 @@ class Daemon:
             for task in (link, stop, *others):
                 task.cancel()
             await asyncio.gather(link, stop, *others, return_exceptions=True)
-            if self._devices is not None:
-                self._devices.close()
+            if devices is not None:
+                devices.close()
             if self._late is not None:
                 await self._late.close()
             await self._explanations.close()
             self._notices.close()
             self.store.close()
-            self._claim.close()
+            self._lock.close()
             gc.enable()
             log.info("stopped")
             logs.defer(None)
+
+    def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What runs beside the link, by name, until it is cancelled."""
+        agent, config, reread = self.agent, self.config, self._rereading
+        loops: dict[str, Coroutine[Any, Any, None]] = {
+            "every second": self._every_second(),
+            "reconcile": self.reconciler.run_rounds(self),
+            "verify": self.reconciler.run_verification(),
+            "kubelet": self._beside.run(),
+            "kubelet's configuration": self._kubelet.run(agent, self),
+            "hotplug": hotplug.watch(partial(reread.read_machine, agent), no_kernel_events),
+            "read again": reread_after_refusals(agent, reread),
+        }
+        if self.serving is not None:
+            loops["http"] = self.serving.run()
+        if config.offline_capacity.file:
+            loops["capacity from outside"] = self._outside.run(agent, self, self._kubelet)
+        if self._claims is not None:
+            loops["DRA"] = serve_kubelet(config, self._claims)
+        if config.measured_capacity.mode is not MeasuredMode.OFF:
+            loops["steal"] = self._steal.run(agent, self, self._kubelet)
+        return loops
 
     def _ended(self, link: asyncio.Task[None], others: list[asyncio.Task[None]]) -> int:
         for task in others:
@@ -406,48 +346,49 @@ class Daemon:
             log.info("the runtime that launched us closed the link")
         return EXIT_OK
 
-    def link_facts(self) -> LinkFacts:
-        """The link at this moment, for the view."""
-        from nri_numa.node.view import LinkFacts
+    async def _every_second(self) -> None:
+        """What is done beside requests: each part is short, or happens in a thread."""
+        agent, gaps = self.agent, deque[float](maxlen=GAPS)
+        number = look_in = 0
+        while True:
+            await self.clock.sleep(TICK)
+            number += 1
+            if number % MEMORY_EVERY == 0:
+                await self._rereading.read_all(agent)
+                agent.release_kept()
+            self.store.maintain()
+            self._lock.share()
+            if number % EXPLANATIONS_EVERY == 0:
+                self._explanations.save_soon()
+                self.unmatched.look()
+            collect(number)
+            self._heap.release_if_grown()
+            if self._blind and self.runtime.active:
+                # NRI before 0.7 gives the plugins that it launched no picture of what runs, and no
+                # stop of what is older than they are either. It opens its socket only after its
+                # plugins are up, so the first tries may fail.
+                look_in -= 1
+                if look_in <= 0 and not await self.link.refresh():
+                    look_in = BLIND_EVERY
+            self.runtime.check_answers(parse_duration(self.config.runtime.hung_after))
+            self.notifier.watchdog()
+            gaps.append(self._gaps.take())
+            self.metrics.loop_lag(max(gaps))
 
-        state, detail = self.link_state
-        return LinkFacts(
-            state=state.value,
-            detail=detail,
-            active=state is LinkState.ACTIVE,
-            runtime=self.runtime.name if self.runtime is not None else "",
-            runtime_version=self.runtime.version if self.runtime is not None else "",
-            unanswered=self._unanswered.sentence,
-            over_cri=self._over_cri,
-        )
-
-    def _is_active(self) -> bool:
-        return self.link_state[0] is LinkState.ACTIVE
-
-    def _callable_at_will(self) -> bool:
-        if self._over_cri:
-            return True
-        return self.runtime is not None and push_path(self.runtime) is PushPath.UPDATE_CONTAINERS
-
-    def _lowered(self, settings: Settings, topology: Topology) -> Settings:
-        """These settings with less capacity: as measured, but where others tell it, as they do."""
-        measured = self._steal.over(settings, topology, told=self._outside.factors)
-        return self._outside.over(measured, topology)
-
-    # --- called by the link ----------------------------------------------------------------------
+    # --- called by the link -----------------------------------------------------------------------
 
     def configured(self, info: RuntimeInfo) -> None:
         """Take what the runtime says of itself into account."""
-        self.runtime = info
+        self.runtime.info = info
         self.agent.runtime_waits(info.request_timeout)
         policies = memory_policies(
             info,
             os.uname().release,
-            over_cri=self._over_cri,
+            over_cri=self.runtime.over_cri,
             sysfs_root=Path(self.config.sysfs_root),
         )
         self.agent.machine = self.agent.machine.with_memory_policies(policies)
-        self._housekeeping.blind = self._launched and not synchronizes_launched_plugins(info)
+        self._blind = self._launched and not synchronizes_launched_plugins(info)
         if info.config and info.config != self._drop_in:
             self._drop_in = info.config
             self._apply_drop_in(info.config)
@@ -455,22 +396,21 @@ class Daemon:
     def _apply_drop_in(self, text: str) -> None:
         """The runtime handed us a configuration: it overrides the file."""
         try:
-            # At once: the containers that the runtime tells of next are decided by it.
-            prepared = prepare(
-                lambda: self._load(text),
-                self.config,
-                self.agent.machine,
-                self._kubelet.settings,
-            )
+            # At once: the containers that the runtime names next are decided by it.
+            machine = self.agent.machine
+            prepared = prepare(lambda: self._load(text), self.config, machine, self._kubelet)
             self._apply(prepared, late="the runtime's drop-in came too late for this key")
         except ConfigError as error:
-            self.metrics.config_read(at=None)
-            for problem in error.problems:
-                log.error("drop-in configuration not used", problem=problem)
+            self._not_used(error, "drop-in configuration not used")
+
+    def _not_used(self, error: ConfigError, event: str) -> None:
+        self.metrics.config_read(at=None)
+        for problem in error.problems:
+            log.error(event, problem=problem)
 
     def link_changed(self, state: LinkState, detail: str) -> None:
         """Say where the link stands, and when we are ready."""
-        self.link_state = state, detail
+        self.runtime.status = state, detail
         level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning
         if state in (LinkState.REGISTERING, LinkState.STOPPED):
             level = log.info
@@ -483,7 +423,7 @@ class Daemon:
             # and systemd would kill a service that never gets ready.
             self.notifier.ready(f"link {state.value}")
             if not self._ready and state is LinkState.ACTIVE:
-                log.info("ready", seconds=round(time.time() - self.started, 3))
+                log.info("ready", seconds=round(self.clock.time() - self._started, 3))
             elif not self._ready:
                 log.info("waiting for the runtime")
             self._ready = True
@@ -493,23 +433,21 @@ class Daemon:
     # --- signals ----------------------------------------------------------------------------------
 
     def _hangup(self) -> None:
-        self._reload_asked = True
+        self._reload_requested = True
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.create_task(self._reload(), name="reload")
 
     async def _reload(self) -> None:
-        """Read the configuration again, once more when it was asked for meanwhile."""
+        """Read the configuration again, once more when it was requested meanwhile."""
         self.notifier.reloading()
-        while self._reload_asked:
-            self._reload_asked = False
-            base, machine = self.config, self.agent.machine
+        while self._reload_requested:
+            self._reload_requested = False
+            load = partial(self._load, self._drop_in)
+            machine = self.agent.machine
             try:
-                load = partial(self._load, self._drop_in)
-                prepared = await prepare_aside(load, base, machine, self._kubelet.settings)
+                prepared = await prepare_aside(load, self.config, machine, self._kubelet)
             except ConfigError as error:
-                self.metrics.config_read(at=None)
-                for problem in error.problems:
-                    log.error("configuration not reloaded", problem=problem)
+                self._not_used(error, "configuration not reloaded")
             except Exception:
                 self.metrics.config_read(at=None)
                 self.metrics.internal_errors.inc()
@@ -518,11 +456,11 @@ class Daemon:
                 if prepared.fits(self.config, self.agent.machine.topology):
                     self._apply(prepared)
                 else:
-                    self._reload_asked = True
+                    self._reload_requested = True
         self.notifier.ready("reloaded")
 
     def _apply(self, new: Prepared, late: str = "this change needs a restart") -> None:
-        self.metrics.config_read(at=time.time())
+        self.metrics.config_read(at=self.clock.time())
         for key in new.restart:
             log.warning(late, key=key)
         if not new.live:
@@ -545,26 +483,18 @@ def identity(config: AgentConfig) -> dict[str, str]:
 
 
 def run(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
-    """Run the plugin in an event loop of its own.
+    """Run the plugin in an event loop of its own; arguments and errors as of `Daemon`.
 
-    Args:
-        config: checked configuration.
-        load: reads it again, given the text of NRI's Configure request (may be empty).
-
-    Returns:
-        Exit code: 0 stopped, 1 failed, 3 the state directory or the machine is not available.
-
-    Raises:
-        ConfigError: the configuration does not go with this machine.
+    Gives the exit code: 0 stopped, 1 failed, 3 the state directory or the machine is not available.
     """
-    loop, watch = watched_loop()
+    loop, gaps = watched_loop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return runner.run(_run(config, load, watch))
+        return runner.run(_run(config, load, gaps))
 
 
-async def _run(config: AgentConfig, load: Callable[[str], AgentConfig], watch: GapWatch) -> int:
+async def _run(config: AgentConfig, load: Callable[[str], AgentConfig], gaps: GapWatch) -> int:
     try:
-        daemon = Daemon(config, load, watch)
+        daemon = Daemon(config, load, gaps)
     except StateDirectoryBusy as error:
         log.error("another instance is running", error=str(error))
         return EXIT_UNAVAILABLE

@@ -18,8 +18,8 @@ import msgspec
 from nri_numa.engine.state import Allocation
 from nri_numa.node.agent import Agent, RefusedContainer
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.traces import LAYOUT, KeptTrace
-from nri_numa.store import documents
+from nri_numa.observe.traces import LAYOUT, KeptTrace, is_readable, savable
+from nri_numa.store.journal import allocation_document, encode
 
 log = get_logger("explanations")
 
@@ -47,6 +47,8 @@ class _SavedRefusal(msgspec.Struct, array_like=True, frozen=True):
     at: float
     shape: int
     data: bytes
+    pod_id: str = ""
+    count: int = 1
 
 
 class _File(msgspec.Struct, array_like=True, frozen=True):
@@ -63,12 +65,9 @@ Snapshot = tuple[dict[str, tuple[KeptTrace, Allocation]], tuple[RefusedContainer
 
 
 class ExplanationFile:
-    """Saves an agent's explanations now and then, and gives them back at the next start.
+    """Saves an agent's explanations now and then, and restores them at the next start.
 
-    Args:
-        directory: the state directory, which is ours (`nri_numa.store.checkpoint`).
-        identity: as the checkpoint's; but for ``version`` it must be the same to be used again.
-        agent: whose explanations these are.
+    The identity is the checkpoint's; but for ``version`` it must be the same to be used again.
     """
 
     def __init__(self, directory: str, *, identity: Mapping[str, str], agent: Agent) -> None:
@@ -80,11 +79,7 @@ class ExplanationFile:
         self._trouble = ""
 
     def load(self) -> str:
-        """Give the agent what it knew; call it when it has its state, before anything happens.
-
-        Returns:
-            Why nothing is used, as a sentence; empty when all is well or there is no file.
-        """
+        """Restore what the agent knew, before anything happens; why nothing is used, or nothing."""
         try:
             data = _read(self.path)
         except FileNotFoundError:
@@ -103,22 +98,26 @@ class ExplanationFile:
             shapes = [_tuples(shape) for shape in file.shapes]
             live = self._agent.state.allocations
             traces = {
-                one.container_id: KeptTrace(one.data, shapes[one.shape])
+                one.container_id: kept
                 for one in file.traces
                 # One that has changed since is explained by nothing that we know.
                 if one.container_id in live and _mark(live[one.container_id]) == one.mark
+                if is_readable(kept := KeptTrace(one.data, shapes[one.shape]))
             }
             refusals = [
                 RefusedContainer(
+                    pod_id=one.pod_id,
                     namespace=one.namespace,
                     pod=one.pod,
                     container=one.container,
                     reason=one.reason,
                     message=one.message,
                     at=one.at,
-                    trace=KeptTrace(one.data, shapes[one.shape]),
+                    trace=kept,
+                    count=one.count,
                 )
                 for one in file.refusals
+                if is_readable(kept := KeptTrace(one.data, shapes[one.shape]))
             ]
         except (msgspec.MsgspecError, ValueError, IndexError, TypeError, RecursionError) as error:
             return f"{self.path}: is damaged ({error}); it is not used"
@@ -158,10 +157,9 @@ class ExplanationFile:
         traces = {
             container_id: (kept, live[container_id])
             for container_id, kept in self._agent.packed_traces().items()
-            # Demands of devices and groups have no packed form.
-            if container_id in live and not kept.aside
+            if container_id in live
         }
-        return traces, tuple(one for one in self._agent.refusals if not one.trace.aside)
+        return traces, self._agent.refusals
 
     def _write(self, snapshot: Snapshot) -> str:
         """Replace the file; runs in a thread. Says what went wrong."""
@@ -184,16 +182,17 @@ def encoded(snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_BYTES
     shapes: dict[object, int] = {}
     left = limit // 2  # the other half is for shapes, names and what frames them
 
-    def number(kept: KeptTrace) -> int:
+    def numbered(kept: KeptTrace) -> tuple[int, bytes]:
         nonlocal left
+        kept = savable(kept)
         left -= len(kept.data) + 100
         if kept.shape not in shapes:
             left -= 20 * sum(len(part) for part in kept.shape if isinstance(part, tuple))
-        return shapes.setdefault(kept.shape, len(shapes))
+        return shapes.setdefault(kept.shape, len(shapes)), kept.data
 
     saved_refusals: list[_SavedRefusal] = []
     for one in reversed(refusals):
-        shape = number(one.trace)
+        shape, data = numbered(one.trace)
         left -= len(one.message)
         if left < 0:
             break
@@ -206,17 +205,19 @@ def encoded(snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_BYTES
                 message=one.message,
                 at=one.at,
                 shape=shape,
-                data=one.trace.data,
+                data=data,
+                pod_id=one.pod_id,
+                count=one.count,
             )
         )
     saved: list[_Saved] = []
     for container_id, (kept, allocation) in sorted(
         traces.items(), key=lambda item: (-item[1][1].since, item[0])
     ):
-        shape = number(kept)
+        shape, data = numbered(kept)
         if left < 0:
             break
-        saved.append(_Saved(container_id, _mark(allocation), shape, kept.data))
+        saved.append(_Saved(container_id, _mark(allocation), shape, data))
     saved_refusals.reverse()
     rest = _encode(_File(identity, list(shapes), saved, saved_refusals))
     return _HEAD % (LAYOUT, crc32(rest)) + rest
@@ -224,7 +225,7 @@ def encoded(snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_BYTES
 
 def _mark(allocation: Allocation) -> int:
     """Tells one decision about a container from a later one, over a restart."""
-    return crc32(msgspec.json.encode(documents.allocation_document(allocation)))
+    return crc32(encode(allocation_document(allocation)))
 
 
 def _tuples(value: Any) -> Any:

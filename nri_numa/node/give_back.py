@@ -2,8 +2,8 @@
 
 Works while the agent is stopped, since a running one would pin everything again. The state
 directory's lock says whether one runs, and keeps one from starting meanwhile; one that uses another
-state directory is found by its hold on the runtime (`nri_numa.node.claim`). The updates travel in
-the answer to a Synchronize of a registration that lives for this one answer
+state directory is found by its lock on the runtime (`nri_numa.node.runtime_lock`). The updates
+travel in the answer to a Synchronize of a registration that lives for this one answer
 (`nri_numa.nri.link`), so the runtime's own records are put right together with the cgroups;
 with ``runtime.link: cri`` they are calls of CRI.
 
@@ -29,32 +29,34 @@ from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
-from nri_numa.engine.adopt.assigned import ASSIGNED
+from nri_numa.engine.adopt import ASSIGNED
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.demand import DEFAULT_PERIOD, request_milli
 from nri_numa.engine.resync import resync
 from nri_numa.engine.state import Allocation, Kind, NodeState, build
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass
+from nri_numa.engine.values.workload import Container, ContainerUpdate, Pods, PodSandbox, QoSClass
 from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryBusy
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
 from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import NO_QUOTA
 from nri_numa.machine.sysfs import discover
-from nri_numa.node.claim import RuntimeClaim
 from nri_numa.node.explanations import FILE
-from nri_numa.node.links import claimed_socket, over_cri
+from nri_numa.node.links import locked_socket, over_cri
+from nri_numa.node.runtime_lock import RuntimeLock
 from nri_numa.nri.link import push_one_shot
-from nri_numa.store import checkpoint, documents, signing
+from nri_numa.store import checkpoint
 from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.files import known_key
+from nri_numa.store.journal import Document, state_from
 
 ASIDE: Final = "checkpoint.released"
 """Name under which the checkpoint is kept once everything it knew was given back."""
 
-READ_BACK_SECONDS: Final = 5.0
-"""How long the runtime gets to write all cgroups before one counts as not written."""
+READ_BACK_SECONDS: Final = 10.0
+"""Seconds in which no cgroup is written, after which those that are left count as not written.
+
+Under the systemd driver each takes its time."""
 
 
 class Result(StrEnum):
@@ -156,20 +158,11 @@ def plan(
     pods: Iterable[PodSandbox],
     containers: Iterable[Container],
 ) -> tuple[GivenBack, ...]:
-    """Tell what each container gets back.
+    """Tell what each container gets back, by namespace, pod, container and id.
 
-    Ours is what the checkpoint knows, what carries our ``assigned`` annotation, and, since unbound
-    containers that were created without us carry none, whatever has exactly the shared pool.
-    Everything else is left alone.
-
-    Args:
-        machine: topology and settings.
-        prior: what was meant.
-        pods: all pods that the runtime reports.
-        containers: all containers, with what they have now.
-
-    Returns:
-        One entry for each container, by namespace, pod, container and id.
+    Ours is what the checkpoint (``prior``) knows, what carries our ``assigned`` annotation, and,
+    since unbound containers that were created without us carry none, whatever has exactly the
+    shared pool. Everything else is left alone.
     """
     by_pod = {pod.id: pod for pod in pods}
     live = [container for container in containers if container.pod_id in by_pod]
@@ -222,7 +215,7 @@ def _one(
     # What the kubelet sent, which does not send it again: the grant, or what is granted to nobody.
     grants = prior.kubelet
     granted = grants.cpus_of(pod.uid, container.name, container.id)
-    every = granted or everything.allowed - grants.taken or everything.allowed
+    every = granted or everything.allowed - grants.granted or everything.allowed
     # An empty text is no cpuset of its own, and one that nobody can read was not written by us.
     entry = replace(
         entry,
@@ -287,12 +280,8 @@ async def release(
 ) -> Report:
     """Give everything back, and read back that it arrived.
 
-    Args:
-        config: of the agent; its state directory, socket and annotation prefix count.
-        identity: what a checkpoint must agree on to be ours.
-        dry_run: change nothing, and do not mind a running agent.
-        timeout: seconds for the runtime to take our registration.
-        waiting: called when that takes longer than a second.
+    The runtime has ``timeout`` seconds to take our registration; ``waiting`` is called when that
+    takes longer than one. A dry run changes nothing, and does not mind a running agent.
 
     Raises:
         AgentRuns: an agent uses the state directory.
@@ -303,7 +292,7 @@ async def release(
     machine = Machine(
         topology=topology,
         settings=configuration.settings(config),
-        key=signing.known_key(config.state_dir),
+        key=known_key(config.state_dir),
     )
     problems: list[str] = []
     with contextlib.ExitStack() as cleanup:
@@ -312,7 +301,7 @@ async def release(
         else:
             store = CheckpointStore(config.state_dir, identity=identity, clock=time.time)
             cleanup.callback(store.close)
-            claim = RuntimeClaim(claimed_socket(config))
+            claim = RuntimeLock(locked_socket(config))
             cleanup.callback(claim.close)
             try:
                 loaded = store.load()
@@ -321,7 +310,7 @@ async def release(
             claim.alone()
             problems += loaded.problems
             entries = loaded.entries
-        prior, damaged = documents.state_from(entries)
+        prior, damaged = state_from(entries)
         problems += damaged
         kubelet = StateFiles(config.kubelet_root)
         kubelet.refresh(topology.possible, topology.numa_ids)
@@ -337,7 +326,7 @@ async def release(
         return report
 
 
-def _read(config: AgentConfig, problems: list[str]) -> Mapping[str, checkpoint.Document]:
+def _read(config: AgentConfig, problems: list[str]) -> Mapping[str, Document]:
     path = os.path.join(config.state_dir, checkpoint.JOURNAL)
     if not os.path.exists(path):
         return {}
@@ -408,6 +397,7 @@ async def _read_back(reader: CgroupReader, planned: Sequence[GivenBack]) -> tupl
             results[container_id] = Result.RELEASED if arrived else Result.FAILED
             if arrived:
                 del open_entries[container_id]
+                deadline = time.monotonic() + READ_BACK_SECONDS
         if not seen or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.05)
@@ -415,11 +405,7 @@ async def _read_back(reader: CgroupReader, planned: Sequence[GivenBack]) -> tupl
 
 
 def _set_aside(store: CheckpointStore, keep: bool) -> str:
-    """Take the journal away, so that a later agent begins anew.
-
-    Returns:
-        Where it is kept; empty when it said nothing or could not be kept.
-    """
+    """Take the journal away, so that a later agent begins anew; where it is kept, if it is."""
     aside = os.path.join(store.directory, ASIDE)
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(store.directory, FILE))

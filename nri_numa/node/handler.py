@@ -11,11 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nri_numa.engine.decision import Refused
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
     NO_DEVICES,
     Container,
+    ContainerAdjustment,
+    ContainerUpdate,
+    Pods,
     PodSandbox,
     QoSClass,
     Resources,
@@ -100,11 +102,6 @@ class AgentHandler:
     def reads_mentions(self) -> bool:
         """Whether devices or claims of containers count."""
         return self._devices is not None or self._claims is not None
-
-    @property
-    def uses_sandboxes(self) -> bool:
-        """Whether the start of a sandbox is of use."""
-        return self._devices is not None or self._pending is not None
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -195,7 +192,7 @@ class AgentHandler:
                 self._agent.post_start_container(*self._with_devices(pod, container))
 
     def run_pod(self, pod: PodSandbox) -> None:
-        """Subscribed to where devices count or pending pods are published."""
+        """The sum of a pod with scope `pod` is kept from here on."""
         with operation():
             self._agent.run_pod(pod)
             if self._pending is not None:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from nri_numa.engine.state import Kind
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, text
+from nri_numa.machine.cgroups import CgroupWriter, text
 from nri_numa.node.agent import Agent
-from nri_numa.node.reconcile import look
+from nri_numa.node.loop import Clock
+from nri_numa.node.reconcile import observe
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import LateCounts, Metrics
 from nri_numa.observe.notices import What
@@ -33,30 +34,13 @@ GIVEN_UP: Final = 10.0
 
 
 class LateStarts:
-    """Puts late containers right, measures them, and says what a refusal means here.
+    """Puts late containers right, measures them, and says what a refusal means here."""
 
-    Args:
-        agent: knows what is meant, and where cgroups are.
-        metrics: have the figures.
-        reader: reads cgroups.
-        writer: writes them.
-        wall: Unix time.
-    """
-
-    def __init__(
-        self,
-        agent: Agent,
-        metrics: Metrics,
-        reader: CgroupReader,
-        writer: CgroupWriter,
-        *,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, agent: Agent, metrics: Metrics, writer: CgroupWriter, clock: Clock) -> None:
         self._agent = agent
         self._counts = LateCounts(metrics)
-        self._reader = reader
         self._writer = writer
-        self._wall = wall
+        self._clock = clock
         self._known: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -69,12 +53,9 @@ class LateStarts:
         return self._known
 
     def begun(self, container_id: str, started: float, told: float | None) -> None:
-        """A container runs: write its cgroup now, unless it has what is meant.
+        """A container runs since a Unix time: write its cgroup now, unless it has what is meant.
 
-        Args:
-            container_id: which.
-            started: when it did, as Unix time.
-            told: when the runtime took an update for it; None when it has not.
+        ``told`` is when the runtime took an update for it; None when it has not.
         """
         meant = self._meant(container_id)
         if meant is None:
@@ -84,16 +65,11 @@ class LateStarts:
         if written.problem or written.missing:
             return
         started = self._forked(place.pid, started)
-        right = self._wall() if written.changed else told or started
+        right = self._clock.time() if written.changed else told or started
         self._right(container_id, max(0.0, right - started))
 
     def started(self, container_id: str, started: float) -> None:
-        """The runtime has applied its update; look until it arrived, if that is not known yet.
-
-        Args:
-            container_id: which.
-            started: when it did, as Unix time.
-        """
+        """The runtime has applied its update; look until it arrived, if that is not known yet."""
         if container_id in self._known or self._meant(container_id) is None:
             return
         task = asyncio.create_task(self._measure(container_id, started), name="late")
@@ -158,20 +134,20 @@ class LateStarts:
         except (OSError, ValueError, IndexError):
             return started
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        forked = self._wall() - age
+        forked = self._clock.time() - age
         # Without the host's PIDs it may be anybody's process.
         return forked if 0 < started - forked < GIVEN_UP else started
 
     async def _measure(self, container_id: str, started: float) -> None:
         agent, wait = self._agent, FIRST_WAIT
-        while self._wall() - started < GIVEN_UP:
+        while self._clock.time() - started < GIVEN_UP:
             place = agent.places.get(container_id)
             if place is None or container_id not in agent.state.allocations:
                 return
             try:
                 found = await asyncio.to_thread(
-                    look,
-                    self._reader,
+                    observe,
+                    self._writer.reader,
                     agent.machine,
                     agent.state,
                     [(container_id, place)],
@@ -182,9 +158,9 @@ class LateStarts:
                 return
             if found.seen and not found.corrections:
                 began = self._forked(place.pid, started)
-                self._right(container_id, max(0.0, self._wall() - began))
+                self._right(container_id, max(0.0, self._clock.time() - began))
                 return
-            await asyncio.sleep(wait)
+            await self._clock.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _right(self, container_id: str, seconds: float) -> None:

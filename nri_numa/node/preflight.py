@@ -6,19 +6,25 @@ Nothing is changed and nothing is registered; the runtime's socket is only conne
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
+from nri_numa.engine.cpus.index import index
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import IsolatedCPUs, NohzFullCPUs
+from nri_numa.engine.values.workload import KubeletGrants
 from nri_numa.errors import TopologyError
+from nri_numa.kubelet.adoption import adopt
+from nri_numa.kubelet.configuration import Found, KubeletFacts, read
+from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.machine.model import Topology, cpus_text, numa_text
 from nri_numa.machine.usable import sentence
@@ -64,12 +70,7 @@ def _fail(subject: str, message: str, remedy: str) -> Finding:
 
 
 def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Look at everything a running agent depends on.
-
-    Args:
-        config: the effective configuration.
-        root: where /etc, /proc and the like are found; another one than / in tests.
-    """
+    """Look at everything a running agent depends on; ``root`` is another one than / in tests."""
     topology = None
     try:
         topology = _discover(config)
@@ -84,14 +85,10 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     yield from privileges()
     yield from cgroups(Path(config.cgroup_root), root)
     yield from runtime(config, root)
-    from nri_numa.node.preflight_kubelet import kubelet  # which needs what stands above
-
     yield from kubelet(config, topology)
     yield from state_directory(Path(config.state_dir))
     yield from http(config)
     yield from balancing(root)
-    from nri_numa.node.preflight_service import service  # which needs what stands above
-
     yield from service(config, root)
 
 
@@ -243,7 +240,7 @@ _HOST_PROCESSES = "host processes"
 
 def host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     """Which processes outside of pods may run on CPUs that containers can have exclusively."""
-    from nri_numa.node.kubelet_settings import KubeletSettings
+    from nri_numa.node.beside_kubelet import KubeletSettings
 
     known = KubeletSettings(config.kubelet_root)
     known.read(config)
@@ -531,3 +528,210 @@ def worst(findings: list[Finding]) -> Level:
     """The gravest level among the findings."""
     levels = {finding.level for finding in findings}
     return Level.FAIL if Level.FAIL in levels else Level.WARN if Level.WARN in levels else Level.OK
+
+
+# --- The kubelet on this node ---
+
+_GUIDE = "See docs/kubelet.md: two ways to live with it, and how to change from one to the other."
+
+
+def kubelet(
+    config: AgentConfig, topology: Topology | None, proc: str = "/proc"
+) -> Iterator[Finding]:
+    """Whether the kubelet's own managers pin containers too, and whether both agree."""
+    directory = Path(config.kubelet_root)
+    if not directory.is_dir():
+        yield _ok("kubelet", f"none below {directory}")
+        return
+    found = read(config.kubelet.config, config.kubelet.config_dir, str(directory), proc)
+    for problem in found.problems:
+        yield _warn(
+            "kubelet",
+            f"its configuration: {problem}",
+            "Correct it: the kubelet reads the same. Or set kubelet.config to the right file.",
+        )
+    files = StateFiles(str(directory))
+    if topology is not None:
+        files.refresh(topology.possible, topology.numa_ids)
+    for problem in files.problems:
+        yield _warn(
+            "kubelet",
+            f"its state: {problem}",
+            "Until it can be read, nri-numa does not know which CPUs are the kubelet's.",
+        )
+    yield from _policies(files, found.facts, config)
+    yield from _differences(config, topology, found)
+
+
+def _policies(
+    files: StateFiles, facts: KubeletFacts | None, config: AgentConfig
+) -> Iterator[Finding]:
+    grants = files.grants
+    # The state files are what it really runs with; its configuration may be newer.
+    cpu = grants.cpu_policy or (facts.cpu_policy if facts else "")
+    memory = grants.memory_policy or (facts.memory_policy if facts else "")
+    if cpu == "static":
+        held = f"; {cpus_text(grants.granted)} granted now" if grants.granted else ""
+        yield _warn(
+            "kubelet",
+            f"its CPU manager policy is static: it pins Guaranteed pods itself{held}",
+            f"What it grants is left to it (kubelet.override: {config.kubelet.override}). For full "
+            "control set cpuManagerPolicy: none, drain the node, delete "
+            f"{files.path('cpu')} and restart the kubelet. {_GUIDE}",
+        )
+    if memory == "Static":
+        yield _warn(
+            "kubelet",
+            "its memory manager policy is Static: it sets memory nodes of Guaranteed pods itself",
+            "For full control set memoryManagerPolicy: None, drain the node, delete "
+            f"{files.path('memory')} and restart the kubelet. {_GUIDE}",
+        )
+    if facts is not None:
+        yield from _next_start(files, grants, facts)
+    if cpu != "static" and memory != "Static":
+        known = "cpuManagerPolicy none" if cpu or memory else "its configuration cannot be read"
+        yield _ok("kubelet", known)
+
+
+def _next_start(files: StateFiles, grants: KubeletGrants, facts: KubeletFacts) -> Iterator[Finding]:
+    policies: Mapping[str, tuple[str, str]] = {
+        "cpu": (grants.cpu_policy, facts.cpu_policy),
+        "memory": (grants.memory_policy, facts.memory_policy),
+    }
+    for manager, (noted, wanted) in policies.items():
+        if noted and noted != wanted:
+            yield _warn(
+                "kubelet",
+                f"{files.path(manager)} has policy {noted}, and its configuration has {wanted}: it "
+                "does not start again like this",
+                f"Drain the node, delete {files.path(manager)}, restart the kubelet.",
+            )
+
+
+def _differences(config: AgentConfig, topology: Topology | None, found: Found) -> Iterator[Finding]:
+    if topology is None or found.facts is None:
+        return
+    ours = settings(config)
+    adopted = adopt(ours, config, found.facts, topology, index(topology))
+    for difference in adopted.differences:
+        yield _warn(
+            "kubelet",
+            difference,
+            f"Make {found.path} and ours say the same. {_GUIDE}",
+        )
+    for adoption in adopted.adopted:
+        yield _ok("kubelet", f"ours by its configuration: {adoption}")
+
+
+# --- The systemd service: what its unit keeps it from ---
+
+UNIT: Final = "nri-numa.service"
+_DIRECTORIES: Final = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system")
+"""Where units are, strongest first; see systemd.unit(5)."""
+_HOMES: Final = ("/home/", "/root/", "/run/user/")
+"""What ``ProtectHome=`` hides; see systemd.exec(5)."""
+_YES: Final = ("yes", "true", "on", "1", "y", "t")
+_NO: Final = ("no", "false", "off", "0", "n", "f")
+_CAP_SYS_ADMIN: Final = 21
+_SETTING: Final = re.compile(r"^[ \t]*(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_STATUS: Final = re.compile(r"^(Uid|CapEff):\s*(\w+)", re.MULTILINE)
+
+
+def service(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the installed service can see its program; nothing where none is installed."""
+    lines = _lines(root)
+    unit = dict(lines)
+    if config.devices.enabled and config.devices.network:
+        yield from _network(lines, root)
+    program = unit.get("ExecStart", "").lstrip("-@:+!").partition(" ")[0]
+    if not program.startswith("/"):
+        return
+    hidden = [p for p in _executed(root, program) if p.startswith(_HOMES)]
+    if not hidden or unit.get("ProtectHome", "no").lower() not in (*_YES, "tmpfs"):
+        yield _ok("service", f"{UNIT} runs {program}")
+        return
+    extra = " CapabilityBoundingSet=CAP_DAC_READ_SEARCH" if hidden[0].startswith("/home/") else ""
+    yield _fail(
+        "service",
+        f"{UNIT} cannot start: {hidden[0]} is in a home directory, which "
+        f"ProtectHome={unit['ProtectHome']} hides from it",
+        "Make the virtual environment elsewhere, in /opt/nri-numa for example. Or let the "
+        f"service see home directories: systemctl edit nri-numa, with [Service] "
+        f"ProtectHome=read-only{extra} on lines of their own.",
+    )
+
+
+def _network(lines: list[tuple[str, str]], root: Path) -> Iterator[Finding]:
+    """Whether network namespaces of pods may be entered: by the service, in a container by us."""
+    if lines:
+        may = _allows(
+            lines, "CapabilityBoundingSet", "CAP_SYS_ADMIN", nothing=("",), everything=("~",)
+        )
+        may = may and _allows(
+            lines, "RestrictNamespaces", "net", nothing=_YES, everything=("", *_NO)
+        )
+        who = UNIT
+        remedy = "systemctl edit nri-numa, with [Service] CapabilityBoundingSet=CAP_SYS_ADMIN "
+        remedy += "RestrictNamespaces=net on lines of their own"
+    else:
+        status = dict(_STATUS.findall(_read(root / "proc/self/status") or ""))
+        # For another user than root, what the agent may do is not known.
+        may = status.get("Uid") != "0" or bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1)
+        who = "this container"
+        remedy = "Add the capability SYS_ADMIN and the host's /run/netns"
+    if not may:
+        yield _warn(
+            "devices",
+            f"devices.network gives no hints: {who} may not enter the network namespaces of pods",
+            f"{remedy}. Or set devices.network: false.",
+        )
+
+
+def _allows(
+    lines: list[tuple[str, str]],
+    key: str,
+    word: str,
+    *,
+    nothing: tuple[str, ...],
+    everything: tuple[str, ...],
+) -> bool:
+    """Whether a list of systemd.exec(5) has a word: values are merged in the order of lines."""
+    allowed = full = True
+    for value in (value for name, value in lines if name == key):
+        listed = word in value.removeprefix("~").split()
+        if value.lower() in (*nothing, *everything):
+            allowed = full = value.lower() in everything
+        elif value.startswith("~"):
+            allowed, full = allowed and not listed, False
+        else:
+            allowed, full = listed or (allowed and not full), False
+    return allowed
+
+
+def _lines(root: Path) -> list[tuple[str, str]]:
+    """Keys and values in the unit and its drop-ins; continued lines are not joined."""
+    units = [root / d / UNIT for d in _DIRECTORIES if (root / d / UNIT).is_file()]
+    # Drop-ins count in the order of their names, wherever they are; of equal names the first.
+    drop_ins: dict[str, Path] = {}
+    for directory in _DIRECTORIES:
+        for path in (root / directory / f"{UNIT}.d").glob("*.conf"):
+            drop_ins.setdefault(path.name, path)
+    paths = [units[0], *(path for _, path in sorted(drop_ins.items()))] if units else []
+    return _SETTING.findall("\n".join(_read(path) or "" for path in paths))
+
+
+def _executed(root: Path, program: str) -> Iterator[str]:
+    """The files that are executed for a program: where its links lead, and its interpreter."""
+    path = _resolved(root, program)
+    yield path
+    first = (_read(root / path.lstrip("/")) or "").partition("\n")[0]
+    interpreter = first.removeprefix("#!").split()[:1] if first.startswith("#!") else []
+    if interpreter:
+        yield interpreter[0]
+        yield _resolved(root, interpreter[0])
+
+
+def _resolved(root: Path, path: str) -> str:
+    real = str((root / path.lstrip("/")).resolve())
+    top = str(root.resolve()).rstrip("/")
+    return real.removeprefix(top) if real.startswith(f"{top}/") else real

@@ -14,31 +14,27 @@ import contextlib
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
-from nri_numa import __version__
-from nri_numa.config import HTTP
-from nri_numa.engine.decision import Reading
+import msgspec
+
+from nri_numa.config import AgentConfig
 from nri_numa.errors import ConfigError
-from nri_numa.node.agent import Agent
-from nri_numa.node.beside_kubelet import BesideKubelet
-from nri_numa.node.cpu_share import CPUShare
-from nri_numa.node.kubelet_settings import KubeletSettings
-from nri_numa.node.loop import CourteousSelector, Courtesy, GapWatch
+from nri_numa.node.agent import Agent, MemorySource
+from nri_numa.node.loop import Clock, CourteousSelector, Courtesy, CPUShare, GapWatch
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from nri_numa.config.cpu_waiting import CPUWaiting
-    from nri_numa.config.locality import MemoryLocality
-    from nri_numa.devices.counts import Counted
-    from nri_numa.http.responses import Kubelet
     from nri_numa.http.server import HTTPServer
-    from nri_numa.machine.pci import PCIDevice
-    from nri_numa.node.usage import UsageWatch
-    from nri_numa.node.view import LinkFacts, LiveView
+    from nri_numa.node.beside_kubelet import BesideKubelet
+    from nri_numa.node.capacity import StealWatch
+    from nri_numa.node.handler import PendingPods
+    from nri_numa.node.late import LateStarts
+    from nri_numa.node.links import NodeDevices, RuntimeConnection
+    from nri_numa.node.unmatched import UnmatchedAnnotations
+    from nri_numa.node.view import LiveView
 
 log = get_logger("http")
 
@@ -53,86 +49,62 @@ SWITCH = 0.0005
 what a request of the runtime may have to wait when it comes in while HTTP is at work. Python's own
 value is ten times that."""
 
-_Parts = tuple[
-    type["HTTPServer"],
-    type["LiveView"],
-    type["UsageWatch"],
-    Callable[..., dict[str, Any]],
-    Callable[[Agent, BesideKubelet, KubeletSettings], "Kubelet"],
-]
+_Parts = tuple[type["HTTPServer"], type["LiveView"], ModuleType]
+
+
+class About(NamedTuple):
+    """What never changes while the process runs; ``started`` is a Unix time."""
+
+    version: str
+    node_name: str
+    started: float
+
+
+class Collaborators(msgspec.Struct, frozen=True, kw_only=True):
+    """What else is shown; None where it is switched off.
+
+    Attributes:
+        readings: what the kernel has left of memory.
+        unmatched: annotations that name no container of their pod.
+        kubelet: what the kubelet's managers granted, and where it and we disagree.
+        devices: the machine's.
+        measured: capacity factors that were measured.
+        late: containers that were late, where they can be.
+        pods: Guaranteed pods that have no container yet.
+    """
+
+    readings: MemorySource
+    unmatched: UnmatchedAnnotations | None = None
+    kubelet: BesideKubelet | None = None
+    devices: NodeDevices | None = None
+    measured: StealWatch | None = None
+    late: LateStarts | None = None
+    pods: PendingPods | None = None
 
 
 class Serving:
-    """The HTTP server's life.
-
-    Args:
-        config: the ``http`` section; the address is not ``off``.
-        agent: whose state is served.
-        metrics: exposed; its snapshot is set to the view's.
-        node_name: of the node, as Kubernetes has it.
-        roots: directory with the sys/ and proc/ trees, and of the cgroup file systems.
-        started: Unix time of the start.
-        now: Unix time in seconds.
-        link: state, detail, whether active, runtime and its version, as `LinkFacts` has them.
-        reading: what the kernel had left when it was last asked.
-        unheard: sentences about annotations of a pod, by its UID, that no container hears.
-        memory: the ``memoryLocality`` section.
-        waiting: the ``cpuWaiting`` section.
-        beside: where the kubelet and we disagree.
-        kubelet: its configuration.
-        watch: of the loop that answers the runtime.
-        devices: the machine's, to be shown with it; None where nobody looks for devices.
-        counted: how many devices the kubelet can give; see `LiveView`.
-        roots_of_pcie: by NUMA node; empty where nobody asks for them.
-        measured: by NUMA node, capacity factors that were measured and are acted upon.
-        late: seconds by which containers were late, by id; None where they cannot be.
-        coming: namespace and name of Guaranteed pods that have no container yet.
-    """
+    """The HTTP server's life."""
 
     def __init__(
         self,
-        config: HTTP,
+        config: AgentConfig,
         agent: Agent,
         metrics: Metrics,
+        about: About,
+        runtime: RuntimeConnection,
+        more: Collaborators,
         *,
-        node_name: str = "",
-        roots: tuple[str, str] = ("/", "/sys/fs/cgroup"),
-        started: float,
-        now: Callable[[], float],
-        link: Callable[[], LinkFacts],
-        reading: Callable[[], Reading | None],
-        unheard: Callable[[str], list[str]] = lambda uid: [],
-        memory: MemoryLocality | None = None,
-        waiting: CPUWaiting | None = None,
-        beside: BesideKubelet,
-        kubelet: KubeletSettings,
-        watch: GapWatch,
-        devices: Sequence[PCIDevice] | None = None,
-        counted: Callable[[], Counted | None] = lambda: None,
-        roots_of_pcie: Mapping[int, tuple[str, ...]] | None = None,
-        measured: Callable[[], Mapping[int, float]] = dict,
-        late: Callable[[], Mapping[str, float] | None] = lambda: None,
-        coming: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        clock: Clock,
+        gaps: GapWatch,
     ) -> None:
-        self._late, self._coming = late, coming
         self._config = config
         self._agent = agent
         self._metrics = metrics
-        self._node_name = node_name
-        self._roots = roots
-        self._devices = devices
-        self._measured, self._counted = measured, counted
-        self._roots_of_pcie = roots_of_pcie or {}
-        self._started = started
-        self._now = now
-        self._link = link
-        self._reading = reading
-        self._unheard = unheard
-        self._memory = memory
-        self._waiting = waiting
-        self._beside = beside
-        self._kubelet = kubelet
-        self._watch = watch
+        self._about = about
+        self._runtime = runtime
+        self._more = more
+        self._clock = clock
+        self._watch = gaps
         self._share = CPUShare()
         self._settled = asyncio.Event()
         self._parts: _Parts | None = None
@@ -192,59 +164,25 @@ class Serving:
         if self._parts is None:
             self._parts = _import()
             gc.freeze()  # what was imported stays for ever
-        server_type, view_type, usage_type, describe, document = self._parts
-        usage = usage_type(self._agent, *self._roots, now=self._now)
-        watches: list[asyncio.Task[None]] = []
-        memory = None
-        if self._memory is not None and self._memory.enabled:
-            from nri_numa.node.locality import MemoryWatch
-
-            memory = MemoryWatch(self._agent, self._memory, self._roots[1], now=self._now)
-            watches.append(asyncio.create_task(memory.run(), name="memory"))
-        waiting = None
-        if self._waiting is not None and self._waiting.enabled:
-            from nri_numa.node.waiting import WaitingWatch
-
-            waiting = WaitingWatch(self._agent, self._waiting, self._roots[1], now=self._now)
-            watches.append(asyncio.create_task(waiting.run(), name="waiting"))
-        view = view_type(
-            self._agent,
-            version=__version__,
-            node_name=self._node_name,
-            started=self._started,
-            now=self._now,
-            link=self._link,
-            reading=self._reading,
-            unheard=self._unheard,
-            kubelet=partial(document, self._agent, self._beside, self._kubelet),
-            contested=lambda: len(self._beside.contests),
-            usage=usage,
-            memory=memory,
-            measured=self._measured,
-            devices=self._counted,
-            roots_of_pcie=self._roots_of_pcie,
-            late=self._late,
-            coming=self._coming,
-            waiting=waiting,
-            describe=lambda m: describe(
-                m.topology, reserved=m.settings.reserved_cpus, devices=self._devices
-            ),
-        )
-        watches.append(asyncio.create_task(usage.run(), name="usage"))
+        server_type, view_type, usage = self._parts
+        config, agent, clock = self._config, self._agent, self._clock
+        watches = usage.Watches.of(config, agent, clock)
+        view = view_type(agent, self._about, self._runtime, self._more, watches, clock)
         server = server_type(
-            self._config,
+            config.http,
             view,
             self._metrics,
-            version=__version__,
+            version=self._about.version,
             busy_for=self._watch.busy_for,
             line=self._hurry,
         )
         self._metrics.snapshot = view.snapshot
+        tasks = watches.start()
         try:
             await server.run()
         finally:
-            for watch in watches:
-                watch.cancel()
+            for task in tasks:
+                task.cancel()
 
     def _hurry(self, there: bool) -> None:
         self._share.hurry = there
@@ -252,9 +190,7 @@ class Serving:
 
 def _import() -> _Parts:
     from nri_numa.http.server import HTTPServer
-    from nri_numa.machine.model import topology_document
-    from nri_numa.node.kubelet_view import kubelet_document
-    from nri_numa.node.usage import UsageWatch
+    from nri_numa.node import usage
     from nri_numa.node.view import LiveView
 
-    return HTTPServer, LiveView, UsageWatch, topology_document, kubelet_document
+    return HTTPServer, LiveView, usage

@@ -7,13 +7,15 @@ container that comes later all the same, behind a slow init container or image, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from nri_numa.engine.request.addressees import MOST, Missing, addressees
+from nri_numa.engine.request.annotations import MOST_ADDRESSEES, Missing, addressees
 from nri_numa.engine.values.workload import PodSandbox
+from nri_numa.node.agent import Agent
+from nri_numa.node.loop import Clock
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("annotations")
@@ -40,23 +42,12 @@ class _Waiting:
 
 
 class UnmatchedAnnotations:
-    """Looks after the names in pods' annotations.
+    """Looks after the names in pods' annotations."""
 
-    Args:
-        prefix: of our annotations.
-        now: seconds of a clock that never jumps.
-        later: calls a function when no request waits; at once if None.
-    """
-
-    def __init__(
-        self,
-        prefix: Callable[[], str],
-        now: Callable[[], float],
-        later: Callable[[Callable[[], None]], object] | None = None,
-    ) -> None:
-        self._prefix = prefix
-        self._now = now
-        self._later = later or (lambda function: function())
+    def __init__(self, agent: Agent, clock: Clock) -> None:
+        self._agent = agent
+        self._now = clock.monotonic
+        self._later = clock.call_soon
         self._pods: dict[str, _Waiting] = {}
 
     def saw(self, containers: Iterable[tuple[PodSandbox, str]]) -> None:
@@ -72,14 +63,14 @@ class UnmatchedAnnotations:
         for pod, name in containers:
             waiting = self._pods.get(pod.uid)
             if waiting is None:
-                wanted = addressees(pod.annotations, self._prefix())
+                wanted = addressees(pod.annotations, self._agent.machine.settings.prefix)
                 if not wanted:
                     continue
                 if len(self._pods) >= _PODS:
                     del self._pods[next(iter(self._pods))]
                 waiting = _Waiting(pod.full_name, wanted, self._now())
                 self._pods[pod.uid] = waiting
-            if name not in waiting.had and len(waiting.had) < 2 * MOST:
+            if name not in waiting.had and len(waiting.had) < 2 * MOST_ADDRESSEES:
                 waiting.had[name] = None
                 waiting.since = self._now()
             if waiting.wanted.pop(name, None) is not None and waiting.said:

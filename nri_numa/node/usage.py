@@ -1,8 +1,9 @@
-"""What is really used: the last minutes of the machine, and one container when somebody asks.
+"""What is really used, beside the decisions: of the machine, of memory by NUMA node, of CPU time.
 
-It lives in the thread of HTTP and reads in threads besides, so that no container waits for it. What
-it costs is bounded: a sample every five seconds, fewer where reading takes long, so that it never
-takes more than a two-hundredth of one CPU; a container is read only when it is asked for.
+It lives in the thread of HTTP and reads in threads besides, so that no container waits for it, and
+within a budget: a sample of the machine every five seconds; where the memory of containers is
+(``memoryLocality``) and how much they wait for CPUs (``cpuWaiting``) in rounds, a few containers at
+a time, whose CPU time is measured and stays below a part of one CPU.
 """
 
 from __future__ import annotations
@@ -10,27 +11,291 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from nri_numa.engine.state import Allocation, effective_cpus
+from nri_numa.config import AgentConfig
+from nri_numa.config.cpu_waiting import CPUWaiting
+from nri_numa.config.locality import MemoryLocality
+from nri_numa.config.values import parse_duration
+from nri_numa.engine.state import Allocation, NodeState, effective_cpus
 from nri_numa.errors import TopologyError
-from nri_numa.http.responses import ContainerUse, NUMANodeLoad, Use
+from nri_numa.http.responses import (
+    ContainerMemory,
+    ContainerUse,
+    ContainerWaiting,
+    NUMANodeLoad,
+    Use,
+)
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.usage import (
     NUMA_STAT,
     MachineUsage,
     MemoryPlaces,
     NUMAUsage,
+    local_bytes,
     memory_places,
     read_container,
     read_usage,
 )
+from nri_numa.machine.waiting import Waits, tasks_waiting, waits
 from nri_numa.node.agent import Agent
-from nri_numa.node.locality import container_memory
+from nri_numa.node.loop import Clock
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import LocalMemory, Named, Waiting
+
+# --- Rounds over all containers ---
+
+log = get_logger("http")
+
+TURN: Final = 0.002
+"""Seconds of CPU time after which a turn of reading ends, with the container that is being read."""
+
+Found = TypeVar("Found")
+
+
+class Rounds(ABC, Generic[Found]):
+    """Keeps what was read of every container.
+
+    Attributes:
+        known: what the last whole round found, by container id; another object after each round.
+    """
+
+    what: str
+
+    def __init__(
+        self,
+        agent: Agent,
+        config: MemoryLocality | CPUWaiting,
+        cgroup_root: str,
+        clock: Clock,
+        *,
+        proc: str = "/proc",
+    ) -> None:
+        self._agent = agent
+        self._config = config
+        self._cgroup_root = cgroup_root
+        self._proc = proc
+        self._clock = clock
+        # A new object: views tell by identity whether anything is read at all.
+        self.known: Mapping[str, Found] = MappingProxyType({})
+
+    @abstractmethod
+    def read(self, reader: CgroupReader, allocation: Allocation) -> Found:
+        """Read one container, in a thread that may take its time."""
+
+    async def run(self) -> None:
+        """Go round until cancelled."""
+        while True:
+            begun = self._clock.monotonic()
+            try:
+                await self.round()
+            except OSError as error:
+                log.warning(f"{self.what}, was not read", error=str(error))
+            interval = parse_duration(self._config.interval)
+            await self._clock.sleep(max(1.0, interval - (self._clock.monotonic() - begun)))
+
+    async def round(self) -> None:
+        """Read every container once, with rests that pay for it."""
+        reader = await asyncio.to_thread(CgroupReader, self._cgroup_root, proc=self._proc)
+        waiting = list(self._agent.state.allocations.values())
+        waiting.reverse()
+        found: dict[str, Found] = {}
+        while waiting:
+            spent = await asyncio.to_thread(self._turn, reader, waiting, found)
+            await self._clock.sleep(spent * (100 / self._config.budget - 1))
+        self.known = MappingProxyType(found)
+
+    def _turn(
+        self, reader: CgroupReader, waiting: list[Allocation], found: dict[str, Found]
+    ) -> float:
+        """Read containers from the end of ``waiting``; gives the CPU time that it took."""
+        begun = self._clock.cpu_time()
+        spent = 0.0
+        while waiting and spent < TURN:
+            allocation = waiting.pop()
+            found[allocation.container_id] = self.read(reader, allocation)
+            spent = self._clock.cpu_time() - begun
+        return spent
+
+
+# --- Where memory is ---
+
+MEMORY_NOT_READ: Final = ContainerMemory(
+    local_percent=None, by_numa_node={}, source="", at=0.0, problem="not read yet"
+)
+
+
+def container_memory(allocation: Allocation, found: MemoryPlaces, at: float) -> ContainerMemory:
+    """The document of what was found.
+
+    A container's own NUMA nodes are its memory nodes, or those of its CPUs.
+    """
+    home = allocation.mems or allocation.numa_nodes
+    total = sum(found.by_numa_node.values())
+    problem = found.because
+    if not problem and not total:
+        problem = "it has no memory yet"
+    elif not problem and not home:
+        problem = "it has no NUMA nodes of its own"
+    return ContainerMemory(
+        local_percent=None
+        if problem
+        else round(100 * local_bytes(found.by_numa_node, home) / total, 1),
+        by_numa_node={str(i): n for i, n in sorted(found.by_numa_node.items())},
+        source=found.source,
+        at=at,
+        problem=problem,
+    )
+
+
+class MemoryWatch(Rounds[ContainerMemory]):
+    """Keeps where the memory of every container is."""
+
+    what = "where memory is"
+
+    def read(self, reader: CgroupReader, allocation: Allocation) -> ContainerMemory:
+        """Read where the memory of one container is."""
+        place = self._agent.places.get(allocation.container_id)
+        places = (
+            MemoryPlaces(because="the agent does not know its cgroup")
+            if place is None
+            else memory_places(
+                reader,
+                place,
+                self._cgroup_root,
+                proc=self._proc,
+                page_size=os.sysconf("SC_PAGE_SIZE"),
+            )
+        )
+        return container_memory(allocation, places, self._clock.time())
+
+    def samples(self, state: NodeState) -> LocalMemory | None:
+        """What a scrape tells of the containers of ``state``; None where no metric is wanted."""
+        if not self._config.metric:
+            return None
+        known = self.known
+        ratios: list[tuple[float, tuple[str, str, str]]] = []
+        # By ratio, then by name: those whose memory is elsewhere come first.
+        for a in tuple(state.allocations.values()):
+            one = known.get(a.container_id, MEMORY_NOT_READ)
+            if one.local_percent is not None:
+                ratios.append((one.local_percent / 100, (a.namespace, a.pod, a.container)))
+        ratios.sort()
+        shown = ratios[: self._config.max_series]
+        worst = {names: ratio for ratio, names in reversed(shown)}
+        return LocalMemory(
+            # While a container is replaced there are two of its name for a moment: one series.
+            ratios=[(*names, ratio) for names, ratio in worst.items()],
+            states={
+                "known": len(ratios),
+                "unknown": len(state.allocations) - len(ratios),
+                "left out": len(ratios) - len(shown),
+            },
+        )
+
+
+# --- How much containers wait for CPUs ---
+
+WAITING_NOT_READ: Final = ContainerWaiting(
+    pressure_percent=None, waiting_tasks=None, at=0.0, problem="not read yet"
+)
+
+
+class WaitingWatch(Rounds[ContainerWaiting]):
+    """Keeps how much every container waits for CPUs."""
+
+    what = "how much containers wait"
+
+    def __init__(
+        self,
+        agent: Agent,
+        config: CPUWaiting,
+        cgroup_root: str,
+        clock: Clock,
+        *,
+        proc: str = "/proc",
+    ) -> None:
+        super().__init__(agent, config, cgroup_root, clock, proc=proc)
+        self._before: dict[str, tuple[float, Mapping[int, float]]] = {}
+
+    def read(self, reader: CgroupReader, allocation: Allocation) -> ContainerWaiting:
+        """Read how much one container waits, and compare with the reading before."""
+        place = self._agent.places.get(allocation.container_id)
+        if place is None:
+            unknown = "the agent does not know its cgroup"
+            found = Waits(no_pressure=unknown, no_threads=unknown)
+        else:
+            found = waits(reader, place, self._cgroup_root, proc=self._proc)
+        moment = self._clock.monotonic()
+        before = self._before.pop(allocation.container_id, None)
+        tasks, problem = None, found.no_threads
+        if found.threads is not None:
+            self._before[allocation.container_id] = moment, found.threads
+            if before is None:
+                problem = "threads were read once so far"
+            else:
+                tasks = tasks_waiting(before[1], found.threads, moment - before[0])
+                problem = "" if tasks is not None else "no thread was there at both readings"
+        return ContainerWaiting(
+            pressure_percent=None if found.pressure is None else round(100 * found.pressure, 2),
+            waiting_tasks=None if tasks is None else round(tasks, 3),
+            at=self._clock.time(),
+            problem="; ".join(dict.fromkeys(filter(None, (found.no_pressure, problem)))),
+        )
+
+    async def round(self) -> None:
+        """Read every container once, and forget those that are not there any more."""
+        await super().round()
+        for gone in self._before.keys() - self.known.keys():
+            del self._before[gone]
+
+    def samples(self, state: NodeState) -> Waiting | None:
+        """What a scrape tells of the containers of ``state``; None where no metric is wanted."""
+        if not self._config.metric:
+            return None
+        known = self.known
+        found: dict[tuple[str, str, str], ContainerWaiting] = {}
+        for a in tuple(state.allocations.values()):
+            one = known.get(a.container_id, WAITING_NOT_READ)
+            if one.pressure_percent is not None or one.waiting_tasks is not None:
+                # While a container is replaced there are two of its name for a moment: one series.
+                found[a.namespace, a.pod, a.container] = one
+        # By what waits most, then by name.
+        ordered = sorted(
+            found.items(),
+            key=lambda item: (
+                -(item[1].pressure_percent or 0.0),
+                -(item[1].waiting_tasks or 0.0),
+                item[0],
+            ),
+        )
+        shown = ordered[: self._config.max_series]
+        pressure: list[Named] = [
+            (*names, one.pressure_percent / 100)
+            for names, one in shown
+            if one.pressure_percent is not None
+        ]
+        tasks: list[Named] = [
+            (*names, one.waiting_tasks) for names, one in shown if one.waiting_tasks is not None
+        ]
+        return Waiting(
+            pressure=pressure,
+            tasks=tasks,
+            states={
+                "known": len(ordered),
+                "unknown": len(state.allocations) - len(ordered),
+                "left out": len(ordered) - len(shown),
+            },
+        )
+
+
+# --- What is used ---
 
 EVERY: Final = 5.0
 """Seconds between two samples."""
@@ -86,20 +351,14 @@ def _remote(before: NUMAUsage | None, after: NUMAUsage) -> float | None:
 class UsageWatch:
     """Keeps the last minutes, and measures containers.
 
-    Args:
-        agent: whose machine and containers.
-        root: directory with the sys/ and proc/ trees.
-        cgroup_root: where the cgroup file systems are mounted.
-        now: Unix time in seconds.
+    ``root`` has the sys/ and proc/ trees.
     """
 
-    def __init__(
-        self, agent: Agent, root: str, cgroup_root: str, *, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, agent: Agent, root: str, cgroup_root: str, clock: Clock) -> None:
         self._agent = agent
         self._root = root
         self._cgroup_root = cgroup_root
-        self._now = now
+        self._now = clock.time
         self._samples: deque[Sample] = deque(maxlen=KEPT)
         self._last: tuple[float, MachineUsage] | None = None
         self._problem = "not read yet"
@@ -241,3 +500,26 @@ def _used(one: NUMAUsage | None) -> int | None:
     if one is None or not one.total:
         return None
     return round(100 * max(0, one.total - one.free - one.reclaimable) / one.total)
+
+
+class Watches(msgspec.Struct, frozen=True):
+    """Those that are switched on: usage of the machine; memory and waiting of containers."""
+
+    usage: UsageWatch | None = None
+    memory: MemoryWatch | None = None
+    waiting: WaitingWatch | None = None
+
+    @classmethod
+    def of(cls, config: AgentConfig, agent: Agent, clock: Clock) -> Watches:
+        """By the configuration."""
+        cgroups, memory, waiting = config.cgroup_root, config.memory_locality, config.cpu_waiting
+        return cls(
+            UsageWatch(agent, config.sysfs_root, cgroups, clock),
+            MemoryWatch(agent, memory, cgroups, clock) if memory.enabled else None,
+            WaitingWatch(agent, waiting, cgroups, clock) if waiting.enabled else None,
+        )
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Begin to read, in the loop that runs now."""
+        running = (self.usage, self.memory, self.waiting)
+        return [asyncio.create_task(one.run()) for one in running if one is not None]

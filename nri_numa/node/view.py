@@ -9,33 +9,41 @@ interpreter does not interrupt (the refusals).
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from heapq import merge
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, convert
 from msgspec.structs import asdict
 
+from nri_numa.engine.accounting import largest, slot_capacity, together
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.explain.actual import displaced_text, late_text
 from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
-from nri_numa.engine.explain.sentences import sentences
-from nri_numa.engine.others.kubelets import shown_kind
-from nri_numa.engine.state import Allocation, NodeState, displaced, effective_cpus
-from nri_numa.engine.values.memory_policy import MemoryPolicy
+from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
+from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
+from nri_numa.engine.state import Allocation, Charge, Kind, NodeState, displaced, effective_cpus
+from nri_numa.engine.values.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
 from nri_numa.http.responses import (
+    Actual,
     Assignment,
     Checkpoint,
     ContainerUse,
     Explanation,
+    HugePages,
     Kubelet,
+    KubeletContest,
+    KubeletGrant,
     Link,
     NodeUse,
     Notice,
     Notices,
     NUMAInfo,
     NUMAInfoData,
+    NUMANodeSlots,
+    NUMANodeUse,
     Readiness,
     Refusal,
     Slots,
@@ -44,20 +52,34 @@ from nri_numa.http.responses import (
     Use,
 )
 from nri_numa.http.source import Listing
-from nri_numa.http.zones import Zones
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.node import numa_nodes, slots, zones
-from nri_numa.node import waiting as cpu_waiting
+from nri_numa.http.zones import (
+    Distance,
+    Zone,
+    ZoneContainer,
+    ZoneDevices,
+    ZoneHugePages,
+    ZonePod,
+    Zones,
+)
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.machine.model import CoreKind, NUMANode, cpus_text, topology_document
 from nri_numa.node.agent import Agent, RefusedContainer
-from nri_numa.node.counts import Counts, container_samples
-from nri_numa.node.locality import NOBODY_LOOKS, NOT_READ, Memories, MemoryWatch
-from nri_numa.node.reality import Reality, sentence
-from nri_numa.node.usage import UsageWatch
-from nri_numa.observe.metrics import Snapshot
+from nri_numa.node.beside_kubelet import BesideKubelet
+from nri_numa.node.loop import Clock
+from nri_numa.node.reconcile import Difference, Known
+from nri_numa.node.serving import About, Collaborators
+from nri_numa.node.usage import (
+    MEMORY_NOT_READ,
+    WAITING_NOT_READ,
+    Watches,
+)
+from nri_numa.observe.metrics import ContainerSample, NUMANodeSample, Snapshot
 
 if TYPE_CHECKING:
     from nri_numa.devices.counts import Counted
 
+
+NO_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
 _AFRESH: Final = 64
 """Differences up to which an old order is mended; a larger change is sorted afresh."""
 _STEP: Final = 250
@@ -87,73 +109,32 @@ class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
     over_cri: bool = False
 
 
-class LiveView:
-    """`nri_numa.http.source.AgentView` over a running agent.
+class Runtime(Protocol):
+    """See `nri_numa.node.links.RuntimeConnection`."""
 
-    Args:
-        agent: whose state is shown.
-        version: of nri-numa.
-        node_name: of the node, as Kubernetes has it.
-        started: Unix time of the start.
-        now: Unix time in seconds.
-        link: the link at this moment.
-        reading: what the kernel had left when it was last asked.
-        describe: makes the document of a topology.
-        unheard: sentences about annotations of a pod, by its UID, that no container hears.
-        kubelet: the kubelet beside us, at this moment.
-        contested: how many containers' cpusets the kubelet writes too.
-        usage: what is really used; None where nobody looks.
-        memory: where containers' memory is; None where nobody looks.
-        measured: by NUMA node, capacity factors that were measured and are acted upon.
-        devices: how many the kubelet can give, or why that is not known; None where nobody asks.
-        roots_of_pcie: by NUMA node; empty where nobody asks for them.
-        late: seconds by which containers were late, by id, replaced as a whole when that changes;
-            None where they cannot be late.
-        waiting: how much containers wait; None where nobody looks.
-        coming: namespace and name of Guaranteed pods that have no container yet.
-    """
+    def facts(self) -> LinkFacts:
+        """The link at this moment."""
+        ...
+
+
+class LiveView:
+    """`nri_numa.http.source.AgentView` over a running agent."""
 
     def __init__(
         self,
         agent: Agent,
-        *,
-        version: str,
-        node_name: str = "",
-        started: float,
-        now: Callable[[], float],
-        link: Callable[[], LinkFacts],
-        reading: Callable[[], Reading | None],
-        describe: Callable[[Machine], TopologyDocument],
-        unheard: Callable[[str], list[str]] = lambda uid: [],
-        kubelet: Callable[[], Kubelet] = Kubelet,
-        contested: Callable[[], int] = lambda: 0,
-        usage: UsageWatch | None = None,
-        memory: MemoryWatch | None = None,
-        measured: Callable[[], Mapping[int, float]] = dict,
-        devices: Callable[[], Counted | None] = lambda: None,
-        roots_of_pcie: Mapping[int, tuple[str, ...]] = zones.NO_ROOTS,
-        late: Callable[[], Mapping[str, float] | None] = lambda: None,
-        waiting: cpu_waiting.WaitingWatch | None = None,
-        coming: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        about: About,
+        runtime: Runtime,
+        more: Collaborators,
+        watches: Watches,
+        clock: Clock,
     ) -> None:
-        self._coming = coming
-        self._measured, self._devices = measured, devices
-        self._roots_of_pcie = roots_of_pcie
-        self._late = late
-        self._kubelet = kubelet
-        self._contested = contested
         self._agent = agent
-        self._version = version
-        self._node_name = node_name
-        self._started = started
-        self._now = now
-        self._link = link
-        self._reading = reading
-        self._describe = describe
-        self._unheard = unheard
-        self._usage = usage
-        self._memory = memory
-        self._waiting = waiting
+        self._about = about
+        self._runtime = runtime
+        self._more = more
+        self._watches = watches
+        self._clock = clock
         self._names: list[Name] = []
         self._named = NodeState()
         self._counted: tuple[NodeState, Counts] | None = None
@@ -161,13 +142,13 @@ class LiveView:
 
     def status(self) -> Status:
         """The agent itself."""
-        agent, link = self._agent, self._link()
+        agent, link = self._agent, self._runtime.facts()
         known = agent.differences.known
-        counts = self._counts(agent.state)
+        counts, kubelet = self._counts(agent.state), self._more.kubelet
         return Status(
-            version=self._version,
-            node_name=self._node_name,
-            started_at=self._started,
+            version=self._about.version,
+            node_name=self._about.node_name,
+            started_at=self._about.started,
             observe=agent.observe,
             ready=self.readiness().ready,
             serial=agent.state.serial,
@@ -175,8 +156,8 @@ class LiveView:
             wider=counts.wider,
             differing=len(known),
             intruders=sum(one.intruder for one in known.values()),
-            kubelet_cpus=str(agent.state.kubelet.taken),
-            contested=self._contested(),
+            kubelet_cpus=str(agent.state.kubelet.granted),
+            contested=len(kubelet.contests) if kubelet is not None else 0,
             link=Link(
                 state=link.state,
                 detail=link.detail,
@@ -186,27 +167,31 @@ class LiveView:
                 over="cri" if link.over_cri else UNSET,
             ),
             checkpoint=Checkpoint(
-                written_at=agent.durable.written_at, problem=agent.durable.problem
+                written_at=agent.checkpoint.written_at, problem=agent.checkpoint.problem
             ),
         )
 
     def readiness(self) -> Readiness:
         """Whether containers are being placed, and remembered."""
-        link = self._link()
+        link = self._runtime.facts()
         if link.unanswered:
             return Readiness(ready=False, reason=link.unanswered)
         if not (link.active and self._agent.synchronized):
             detail = f": {link.detail}" if link.detail else ""
             reason = f"the link to the runtime is {link.state}{detail}"
             return Readiness(ready=False, reason=reason)
-        if self._agent.durable.problem:
-            reason = f"the state cannot be saved: {self._agent.durable.problem}"
+        if self._agent.checkpoint.problem:
+            reason = f"the state cannot be saved: {self._agent.checkpoint.problem}"
             return Readiness(ready=False, reason=reason)
         return Readiness(ready=True, reason="")
 
     def topology(self) -> TopologyDocument:
         """The machine."""
-        return self._describe(self._agent.machine)
+        return topology_document(
+            self._agent.machine.topology,
+            reserved=self._agent.machine.settings.reserved_cpus,
+            devices=None if self._more.devices is None else self._more.devices.pci,
+        )
 
     def topology_key(self) -> object:
         """Another object when the machine is another one."""
@@ -227,34 +212,27 @@ class LiveView:
 
     def listing(self) -> Listing:
         """Every container and what it has, in the order of their names."""
-        machine, state = self._agent.machine, self._agent.state
-        pool = state.pool(machine.topology, machine.settings)
-        known = self._agent.differences.known
-        real = Reality(state, known)
-        memory, waiting = self._looked()
-        late = self._late()
+        moment = self._moment()
+        machine, state, pool = moment.machine, moment.state, moment.pool
         return Listing(
             head=NodeUse(
                 serial=state.serial,
                 shared_pool=str(pool),
-                numa_nodes=numa_nodes.uses(machine, state, pool, self._reading()),
+                numa_nodes=numa_node_uses(machine, state, pool, self._more.readings.memory),
             ),
             containers=(
-                _assignment(
-                    state.allocations[name[3]], machine, state, pool, real, memory, waiting, late
-                )
+                moment.assignment(state.allocations[name[3]])
                 for name in tuple(self._ordered(state))
             ),
-            key=(machine, known, memory, waiting, late),
+            key=(machine, moment.known, moment.memory, moment.waiting, moment.late),
         )
 
     def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
         """What is known about a pod's containers: those that run, and those refused lately."""
-        machine, state = self._agent.machine, self._agent.state
-        pool = state.pool(machine.topology, machine.settings)
-        real = Reality(state, self._agent.differences.known)
+        moment = self._moment()
+        state = moment.state
         refused: dict[str, RefusedContainer] = {}
-        for one in tuple(self._agent.refusals):  # the last one of each counts
+        for one in self._agent.refusals:  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
                 refused[one.container] = one
         names = self._ordered(state)
@@ -266,24 +244,18 @@ class LiveView:
             later = refused.pop(allocation.container, None)
             if later is not None and later.at <= allocation.since:
                 later = None  # it was refused before it was placed
-            found.append(self._explained(allocation, machine, state, pool, real, later))
+            found.append(self._explained(allocation, moment, later))
         found += [
             self._refused(one) for name, one in sorted(refused.items()) if container in (None, name)
         ]
         return sorted(found, key=lambda one: one.container)
 
     def _explained(
-        self,
-        allocation: Allocation,
-        machine: Machine,
-        state: NodeState,
-        pool: CPUSet,
-        real: Reality,
-        later: RefusedContainer | None,
+        self, allocation: Allocation, moment: Moment, later: RefusedContainer | None
     ) -> Explanation:
         kept = self._agent.kept_trace(allocation.container_id)
         document = self._documents.get(kept) if kept is not None else None
-        effective = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
+        effective = moment.cpus_of(allocation)
         cpus = str(effective)
         if document is None or document["result"]["cpus"] != cpus:
             known = self._agent.grounds_of(allocation.container_id)
@@ -291,22 +263,20 @@ class LiveView:
             if kept is not None:
                 self._remember(kept, document)
         since = [f"since then refused: {later.message}"] if later is not None else []
-        if gave_way := real.gave_way(allocation, effective):
+        if gave_way := moment.gave_way(allocation, effective):
             since.append(f"listed {allocation.cpus}, {gave_way}")
-        since += self._unheard(allocation.pod_uid)
-        if since:
-            document = {**document, "later": since}
-        assignment = _assignment(
-            allocation, machine, state, pool, real, *self._looked(), self._late()
-        )
-        if isinstance(assignment.late, float):
-            said = late_text(assignment.late)
-            document = {**document, "later": [said, *document.get("later", ())]}
+        if self._more.unmatched is not None:
+            since += self._more.unmatched.sentences(allocation.pod_uid)
+        assignment = moment.assignment(allocation)
+        before = []
         if assignment.displaced:
-            said = displaced_text(assignment.displaced)
-            document = {**document, "later": [said, *document.get("later", ())]}
+            before.append(displaced_text(assignment.displaced))
+        if isinstance(assignment.late, float):
+            before.append(late_text(assignment.late))
+        if before or since:
+            document = {**document, "later": [*before, *since]}
         if assignment.actual is not None:
-            document = {**document, "actual": sentence(assignment.actual)}
+            document = {**document, "actual": actual_sentence(assignment.actual)}
         return Explanation(
             namespace=allocation.namespace,
             pod=allocation.pod,
@@ -332,7 +302,7 @@ class LiveView:
             summary=refused.message,
             # The message is the summary already.
             steps=tuple(sentences(document)[1:]),
-            refusal=_refusal(refused),
+            refusal=convert(refused, Refusal, from_attributes=True),
             details=document,
         )
 
@@ -343,25 +313,29 @@ class LiveView:
 
     def refusals(self) -> list[Refusal]:
         """The latest refusals, newest first."""
-        return [_refusal(refused) for refused in reversed(tuple(self._agent.refusals))]
+        return [
+            convert(refused, Refusal, from_attributes=True)
+            for refused in reversed(self._agent.refusals)
+        ]
 
     def slots(self) -> Slots:
         """Exclusive CPUs that the scheduler may count."""
-        return slots.document(self._agent.machine, self._agent.state, self._not_pinning())
+        return slots_document(self._agent.machine, self._agent.state, self._not_pinning())
 
     def zones(self) -> Zones:
         """Every NUMA node as who schedules counts it."""
         agent = self._agent
         # Before the state: who is decided about in between is in it.
-        coming = self._coming()
-        return zones.document(
+        more = self._more
+        coming = () if more.pods is None else more.pods.names()
+        return zones_document(
             agent.machine,
             agent.state,
-            self._reading(),
+            self._more.readings.memory,
             reason=self._not_pinning(),
-            measured=self._measured(),
-            devices=self._devices(),
-            roots_of_pcie=self._roots_of_pcie,
+            measured=None if more.measured is None else more.measured.acting(),
+            devices=None if more.devices is None else more.devices.counted(),
+            roots_of_pcie=NO_ROOTS if more.devices is None else more.devices.roots,
             coming=coming,
         )
 
@@ -374,7 +348,8 @@ class LiveView:
 
     def kubelet(self) -> Kubelet:
         """The kubelet beside us."""
-        return self._kubelet()
+        kubelet = self._more.kubelet
+        return Kubelet() if kubelet is None else kubelet_document(self._agent, kubelet)
 
     def notices(self, after: int) -> Notices:
         """What happened to containers after a number of the sequence."""
@@ -389,13 +364,15 @@ class LiveView:
 
     def use(self) -> Use:
         """What is really used on the machine."""
-        if self._usage is None:
+        usage = self._watches.usage
+        if usage is None:
             return Use(at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=())
-        return self._usage.document()
+        return usage.document()
 
     async def container_use(self, namespace: str, pod: str, container: str) -> list[ContainerUse]:
         """What a container really uses, measured now."""
-        if self._usage is None:
+        usage = self._watches.usage
+        if usage is None:
             return []
         state = self._agent.state
         names = self._ordered(state)
@@ -403,7 +380,7 @@ class LiveView:
         for n in range(bisect_left(names, (namespace, pod, container, "")), len(names)):
             if names[n][:3] != (namespace, pod, container):
                 break
-            found.append(await self._usage.container(state.allocations[names[n][3]]))
+            found.append(await usage.container(state.allocations[names[n][3]]))
         return found
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -414,28 +391,29 @@ class LiveView:
         """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
         machine, state = self._agent.machine, self._agent.state
         pool = state.pool(machine.topology, machine.settings)
-        written = self._agent.durable.written_at
+        written = self._agent.checkpoint.written_at
+        memory, waiting = self._watches.memory, self._watches.waiting
         return Snapshot(
-            numa_nodes=numa_nodes.samples(machine, state, pool, self._reading()),
-            node_name=self._node_name,
+            numa_nodes=numa_node_samples(machine, state, pool, self._more.readings.memory),
+            node_name=self._about.node_name,
             container_kinds=self._counts(state).by_kind,
             containers=container_samples(state),
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_written=written,
-            checkpoint_age=None if written is None else max(0.0, self._now() - written),
-            checkpoint_failing=bool(self._agent.durable.problem),
+            checkpoint_age=None if written is None else max(0.0, self._clock.time() - written),
+            checkpoint_failing=bool(self._agent.checkpoint.problem),
             ready=self.readiness().ready,
             observe=self._agent.observe,
-            local_memory=None if self._memory is None else self._memory.samples(state),
-            waiting=None if self._waiting is None else self._waiting.samples(state),
+            local_memory=None if memory is None else memory.samples(state),
+            waiting=None if waiting is None else waiting.samples(state),
         )
 
-    def _looked(self) -> tuple[Memories, cpu_waiting.Waitings]:
-        """What the last rounds over all containers found."""
-        return (
-            self._memory.known if self._memory is not None else NOBODY_LOOKS,
-            self._waiting.known if self._waiting is not None else cpu_waiting.NOBODY_LOOKS,
+    def _moment(self) -> Moment:
+        agent, late = self._agent, self._more.late
+        known = agent.differences.known
+        return Moment(
+            agent.machine, agent.state, known, self._watches, None if late is None else late.known
         )
 
     def _counts(self, state: NodeState) -> Counts:
@@ -476,57 +454,502 @@ def _name(a: Allocation) -> Name:
     return a.namespace, a.pod, a.container, a.container_id
 
 
-def _assignment(
-    a: Allocation,
+class Moment:
+    """What was decided at one moment, and what is known of what containers really have.
+
+    ``known`` is what differs from the decision, ``late`` seconds by which containers were late, by
+    id; None where they cannot be.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        state: NodeState,
+        known: Known,
+        watches: Watches = Watches(),  # noqa: B008 - a value
+        late: Mapping[str, float] | None = None,
+    ) -> None:
+        self.machine, self.state, self.known, self.late = machine, state, known, late
+        self.pool = state.pool(machine.topology, machine.settings)
+        self.memory = None if watches.memory is None else watches.memory.known
+        self.waiting = None if watches.waiting is None else watches.waiting.known
+        self._owners: dict[int, str] | None = None
+
+    def cpus_of(self, a: Allocation) -> CPUSet:
+        """What a container should be able to use."""
+        return effective_cpus(a, self.pool, self.machine.topology, self.state.withheld_bits)
+
+    def assignment(self, a: Allocation) -> Assignment:
+        """One container, and what it has."""
+        i, cpus, memory, waiting = a.container_id, self.cpus_of(a), self.memory, self.waiting
+        gave_way = self.gave_way(a, cpus)
+        return Assignment(
+            id=i,
+            pod_uid=a.pod_uid,
+            namespace=a.namespace,
+            pod=a.pod,
+            container=a.container,
+            kind=shown_kind(self.state, a),
+            policy=a.policy.value,
+            qos=a.qos.value,
+            smt=a.smt.value,
+            cpus=str(cpus),
+            pinned=str(a.pinned),
+            mems=str(a.mems),
+            mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
+            numa_nodes=str(a.numa_nodes),
+            idle=str(a.idle),
+            displaced=str(a.cpus) if displaced(a, self.machine.topology) else "",
+            preferred=a.preferred,
+            reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
+            cpu_milli=a.cpu_milli,
+            memory_bytes=a.memory_bytes,
+            since=a.since,
+            actual=self.actual(i),
+            slots=a.slots,
+            memory=UNSET if memory is None else memory.get(i, MEMORY_NOT_READ),
+            late=UNSET if self.late is None else self.late.get(i, UNSET),
+            waiting=UNSET if waiting is None else waiting.get(i, WAITING_NOT_READ),
+        )
+
+    def actual(self, container_id: str) -> Actual | None:
+        """What this one has; None while it is as meant, and on no exclusive CPUs of others."""
+        one = self.known.get(container_id) or self._foreign(container_id)
+        if one is None:
+            return None
+        owners = self._owning(CPUSet.parse(one.cpus), container_id) if one.intruder else ()
+        return Actual(
+            cpus=one.cpus,
+            mems=one.mems,
+            meant_cpus=one.meant_cpus,
+            meant_mems=one.meant_mems,
+            since=one.since,
+            text=one.text,
+            found=one.found,
+            intruder=one.intruder,
+            owners=owners,
+            given_up=one.given_up,
+        )
+
+    def _foreign(self, container_id: str) -> Difference | None:
+        """One that was pinned, not by us, to CPUs that are exclusive to others."""
+        allocation = self.state.allocations.get(container_id)
+        if allocation is None or not allocation.pinned & (self.state.owned | self.state.idle):
+            return None
+        return Difference(
+            cpus=str(allocation.pinned),
+            mems=str(allocation.mems),
+            since=allocation.since,
+            intruder=True,
+            found=allocation.reason,
+        )
+
+    def gave_way(self, allocation: Allocation, cpus: CPUSet) -> str:
+        """Where a container stands whose soft list gave way, and to what; empty when it did not.
+
+        ``cpus`` are what it should have now.
+        """
+        lost = allocation.cpus & self.state.withheld if allocation.soft else NO_CPUS
+        if not lost:
+            return ""
+        names = list(self._owning(lost, allocation.container_id))
+        names += [f"{name} (by the kubelet)" for name in granted_names(self.state, lost)]
+        where = str(cpus) if cpus <= allocation.cpus else f"the shared pool {cpus}"
+        return f"stands on {where}: {cpus_text(lost, 'is', 'are')} exclusive to {', '.join(names)}"
+
+    def _owning(self, cpus: CPUSet, but: str) -> tuple[str, ...]:
+        """The names of containers that own some of these CPUs."""
+        allocations = self.state.allocations
+        if self._owners is None:
+            # Once for all of them: there may be as many intruders as owners.
+            self._owners = {
+                cpu: a.container_id
+                for a in allocations.values()
+                if a.owned
+                for cpu in a.cpus | a.idle
+            }
+        found = {self._owners.get(cpu) for cpu in cpus} - {None, but}
+        return tuple(sorted(allocations[i].full_name for i in found if i))
+
+
+def actual_sentence(actual: Actual) -> str:
+    """Both sides in one sentence; the time in it does not grow old."""
+    since = datetime.fromtimestamp(actual.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return actual_text(actual.text, since, actual.owners, given_up=actual.given_up)
+
+
+# --- How many containers there are ---
+
+_FOREIGN = frozenset((Kind.FOREIGN, preferred) for preferred in (False, True))
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """How many containers there are.
+
+    Attributes:
+        by_kind: by kind, and by whether they have what is ideal (True) or a wider set.
+    """
+
+    by_kind: dict[tuple[str, bool], int]
+
+    @classmethod
+    def of(cls, state: NodeState) -> Counts:
+        """Count them."""
+        live = [a for a in state.allocations.values() if not a.ended]
+        counted = Counter((a.kind, a.preferred) for a in live)
+        by_kind = {(k.value, p): counted[k, p] for k in Kind for p in (False, True)}
+        by_kind |= {(KUBELETS, p): 0 for p in (False, True)}
+        for a in live if counted.keys() & _FOREIGN else ():
+            if shown_kind(state, a) == KUBELETS:
+                by_kind[a.kind.value, a.preferred] -= 1
+                by_kind[KUBELETS, a.preferred] += 1
+        return cls(by_kind)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """By kind alone."""
+        return {k: count + self.by_kind[k, True] for (k, p), count in self.by_kind.items() if not p}
+
+    @property
+    def wider(self) -> int:
+        """Those that have a wider set than ideal."""
+        return sum(count for (_, preferred), count in self.by_kind.items() if not preferred)
+
+
+def container_samples(state: NodeState) -> Iterator[ContainerSample]:
+    """Every container, made one by one while the answer is written."""
+    return (
+        ContainerSample(
+            namespace=a.namespace,
+            pod=a.pod,
+            container=a.container,
+            kind=shown_kind(state, a),
+            policy=a.policy.value,
+            numa_nodes=str(a.numa_nodes),
+            preferred=a.preferred,
+        )
+        for a in state.allocations.values()
+        if not a.ended
+    )
+
+
+# --- NUMA nodes ---
+
+
+def numa_node_uses(
+    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
+) -> tuple[NUMANodeUse, ...]:
+    """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
+    reserved = machine.settings.reserved_cpus
+    return tuple(_use(facts, reserved) for facts in _facts(machine, state, pool, reading))
+
+
+def numa_node_samples(
+    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
+) -> tuple[NUMANodeSample, ...]:
+    """For a scrape: the same in counts of CPUs."""
+    reserved = machine.settings.reserved_cpus
+    return tuple(_sample(facts, reserved) for facts in _facts(machine, state, pool, reading))
+
+
+class _Facts(NamedTuple):
+    """One NUMA node; CPU amounts are thousandths of a CPU, memory is bytes."""
+
+    node: NUMANode
+    charge: Charge
+    exclusive: CPUSet
+    idle: CPUSet
+    kubelet: CPUSet
+    shared: CPUSet
+    cpu_total: int
+    cpu_left: int
+    memory_left: int
+    capacity_factor: float
+
+
+def _facts(
+    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
+) -> Iterator[_Facts]:
+    """Every NUMA node, by id."""
+    cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
+    for i, node in sorted(machine.topology.numa_nodes.items()):
+        yield _Facts(
+            node=node,
+            charge=state.charge(i),
+            exclusive=node.cpus & state.owned,
+            idle=node.cpus & state.idle,
+            kubelet=(node.cpus & state.kubelet.granted) - state.owned - state.idle,
+            shared=node.cpus & pool,
+            cpu_total=machine.cpu_total.get(i, 0),
+            cpu_left=cpu_left.get(i, 0),
+            memory_left=memory_left.get(i, 0),
+            capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
+        )
+
+
+def _use(facts: _Facts, reserved: CPUSet) -> NUMANodeUse:
+    node, charge = facts.node, facts.charge
+    return NUMANodeUse(
+        id=node.id,
+        cpus=str(node.cpus),
+        exclusive=str(facts.exclusive),
+        idle=str(facts.idle),
+        kubelet=str(facts.kubelet),
+        shared=str(facts.shared),
+        reserved=str(node.cpus & reserved),
+        cpu_capacity_milli=facts.cpu_total,
+        cpu_allocated_milli=charge.cpu_milli,
+        cpu_available_milli=facts.cpu_left,
+        memory_bytes=node.memory_bytes,
+        memory_allocated_bytes=charge.memory,
+        memory_available_bytes=facts.memory_left,
+        huge_pages=tuple(
+            HugePages(
+                size_bytes=size,
+                total_bytes=total,
+                allocated_bytes=charge.hugepages.get(size, 0),
+            )
+            for size, total in sorted(node.hugepages.items())
+        ),
+        capacity_factor=facts.capacity_factor,
+    )
+
+
+def _sample(facts: _Facts, reserved: CPUSet) -> NUMANodeSample:
+    node, charge = facts.node, facts.charge
+    shared = facts.shared - reserved - facts.kubelet
+    return NUMANodeSample(
+        numa_node=node.id,
+        exclusive_cpus=len(facts.exclusive),
+        idle_cpus=len(facts.idle),
+        kubelet_cpus=len(facts.kubelet),
+        shared_cpus=len(shared),
+        # What is left: reserved CPUs, and those that our own cpuset keeps from containers.
+        reserved_cpus=len(node.cpus - facts.exclusive - facts.idle - facts.kubelet - shared),
+        capacity_cpus=facts.cpu_total / 1000,
+        allocated_cpus=charge.cpu_milli / 1000,
+        available_cpus=facts.cpu_left / 1000,
+        memory=node.memory_bytes,
+        memory_allocated=charge.memory,
+        memory_available=facts.memory_left,
+        capacity_factor=facts.capacity_factor,
+        hugepages={
+            size: (total, charge.hugepages.get(size, 0)) for size, total in node.hugepages.items()
+        },
+    )
+
+
+# --- Exclusive CPUs that a scheduler may count ---
+
+
+def slots_document(machine: Machine, state: NodeState, reason: str) -> Slots:
+    """Count what is held with slots and what is free.
+
+    ``reason`` is why nothing is to be counted on now; empty when nothing speaks against it.
+    """
+    offered = slot_capacity(machine, state)
+    return Slots(
+        serial=state.serial,
+        ready=not reason,
+        reason=reason,
+        annotation=machine.slots_key,
+        total=offered.total,
+        exclusive=len(state.owned),
+        numa_nodes=tuple(
+            NUMANodeSlots(id=i, held=offered.held[i], free=free)
+            for i, free in sorted(offered.free.items())
+        ),
+        ids=tuple(id for a in offered.holders for id in a.slots.split(",")),
+    )
+
+
+# --- NUMA nodes as schedulers count them ---
+
+EMPTY = NodeState()
+MIXED: Final = "mixed"
+"""Kind of a NUMA node's cores where it has several."""
+
+
+def zones_document(
     machine: Machine,
     state: NodeState,
-    pool: CPUSet,
-    real: Reality,
-    memory: Memories,
-    waiting: cpu_waiting.Waitings,
-    late: Mapping[str, float] | None = None,
-) -> Assignment:
-    cpus = effective_cpus(a, pool, machine.topology, state.withheld_bits)
-    gave_way = real.gave_way(a, cpus)
-    return Assignment(
-        id=a.container_id,
-        pod_uid=a.pod_uid,
-        namespace=a.namespace,
-        pod=a.pod,
-        container=a.container,
-        kind=shown_kind(state, a),
-        policy=a.policy.value,
-        qos=a.qos.value,
-        smt=a.smt.value,
-        cpus=str(cpus),
-        pinned=str(a.pinned),
-        mems=str(a.mems),
-        mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
-        numa_nodes=str(a.numa_nodes),
-        idle=str(a.idle),
-        displaced=str(a.cpus) if displaced(a, machine.topology) else "",
-        preferred=a.preferred,
-        reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
-        cpu_milli=a.cpu_milli,
-        memory_bytes=a.memory_bytes,
-        since=a.since,
-        actual=real.of(a.container_id),
-        slots=a.slots,
-        memory=memory.get(a.container_id, NOT_READ) if memory is not NOBODY_LOOKS else UNSET,
-        late=UNSET if late is None else late.get(a.container_id, UNSET),
-        waiting=waiting.get(a.container_id, cpu_waiting.NOT_READ)
-        if waiting is not cpu_waiting.NOBODY_LOOKS
-        else UNSET,
+    reading: Reading | None,
+    *,
+    reason: str = "",
+    measured: Mapping[int, float] | None = None,
+    devices: Counted | None = None,
+    roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_ROOTS,
+    coming: Iterable[tuple[str, str]] = (),
+) -> Zones:
+    """Count everything in one state; a pod of which nothing is charged yet is named all the same.
+
+    ``reason`` is why nothing is to be counted on now; ``measured`` has capacity factors that are
+    acted upon, 1 for NUMA nodes that are not in it; ``devices`` are those that the kubelet can
+    give, or why they are not known; ``coming`` are namespace and name of Guaranteed pods that have
+    no container yet.
+    """
+    defaults = machine.settings.defaults
+    charged = {(a.pod_uid, a.container) for a in state.allocations.values() if a.charges}
+    pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
+    pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
+    return Zones(
+        serial=state.serial,
+        ready=not reason,
+        reason=reason,
+        policy=defaults.get("policy", Policy.NONE.value),
+        scope=defaults.get("scope", Scope.CONTAINER.value),
+        shares=defaults.get("cpus") == CPUMode.SHARED.value,
+        threads_per_core=machine.topology.threads_per_core,
+        free_exclusive_cpus=together(machine, state),
+        zones=_zones(
+            machine, state, reading, measured or {}, _by_numa_node(devices), roots_of_pcie
+        ),
+        devices_problem=devices if devices is None or isinstance(devices, str) else "",
+        pods=tuple(
+            ZonePod(namespace=namespace, name=name, qos=qos)
+            for (namespace, name), qos in sorted(pods.items())
+        ),
+        charged=tuple(ZoneContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)),
     )
 
 
-def _refusal(refused: RefusedContainer) -> Refusal:
-    return Refusal(
-        namespace=refused.namespace,
-        pod=refused.pod,
-        container=refused.container,
-        reason=refused.reason,
-        message=refused.message,
-        at=refused.at,
-        observed=refused.observed,
+def _zones(
+    machine: Machine,
+    state: NodeState,
+    reading: Reading | None,
+    measured: Mapping[int, float],
+    devices: Mapping[int, tuple[ZoneDevices, ...]],
+    roots_of_pcie: Mapping[int, tuple[str, ...]],
+) -> tuple[Zone, ...]:
+    topology = machine.topology
+    pool = state.pool(topology, machine.settings)
+    cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
+    free, whole = largest(machine, state), largest(machine, EMPTY)
+    sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
+    capacity = {size: machine.hugepages_capacity(size) for size in sizes}
+    left = {size: machine.hugepages_left(size, state, reading) for size in sizes}
+    return tuple(
+        Zone(
+            id=i,
+            socket=_socket(machine, i),
+            distances=tuple(
+                Distance(id=other, value=topology.distance(i, other)) for other in topology.numa_ids
+            ),
+            cpus=len(node.cpus),
+            cpu_allocatable_milli=machine.cpu_total.get(i, 0),
+            cpu_available_milli=cpu_left.get(i, 0),
+            exclusive_cpus=whole.get(i, 0),
+            free_exclusive_cpus=free.get(i, 0),
+            shared_cpus=len(node.cpus & pool),
+            memory_bytes=node.memory_bytes,
+            memory_allocatable_bytes=machine.memory_capacity[i],
+            memory_available_bytes=memory_left[i],
+            huge_pages=tuple(
+                ZoneHugePages(
+                    size_bytes=size,
+                    capacity_bytes=node.hugepages.get(size, 0),
+                    allocatable_bytes=capacity[size][i],
+                    available_bytes=left[size][i],
+                )
+                for size in sizes
+            ),
+            capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
+            measured_factor=measured.get(i, 1.0),
+            devices=devices.get(i, ()),
+            core_kind=_core_kind(machine, i),
+            pcie_roots=roots_of_pcie.get(i, ()),
+        )
+        for i, node in sorted(topology.numa_nodes.items())
     )
+
+
+def _by_numa_node(counts: Counted | None) -> dict[int, tuple[ZoneDevices, ...]]:
+    """Devices by NUMA node, in the order of their resources; none where they are not known."""
+    found: dict[int, tuple[ZoneDevices, ...]] = {}
+    for one in () if counts is None or isinstance(counts, str) else counts:
+        devices = ZoneDevices(
+            resource=one.resource, allocatable=one.allocatable, available=one.available
+        )
+        found[one.numa_node] = (*found.get(one.numa_node, ()), devices)
+    return found
+
+
+def _socket(machine: Machine, numa_node: int) -> int | None:
+    sockets = [s.id for s in machine.topology.sockets.values() if numa_node in s.numa_nodes]
+    return sockets[0] if len(sockets) == 1 else None
+
+
+def _core_kind(machine: Machine, numa_node: int) -> str:
+    """The kind of a NUMA node's cores on a hybrid machine; empty on all others."""
+    cores = machine.topology.cores.values()
+    kinds = {core.kind for core in cores if core.numa_node == numa_node}
+    if not kinds or CoreKind.STANDARD in kinds:
+        return ""
+    return MIXED if len(kinds) > 1 else kinds.pop().value
+
+
+# --- The kubelet beside us ---
+
+
+def kubelet_document(agent: Agent, beside: BesideKubelet) -> Kubelet:
+    """What the kubelet's managers granted, and where it and we disagree.
+
+    Reads what is replaced as a whole, so any thread may call it.
+    """
+    state, settings, configuration = agent.state, agent.machine.settings, beside.configuration
+    grants, adopted = state.kubelet, configuration.adopted
+    shown = grants.shared[0] if grants.shared else ""
+    return Kubelet(
+        cpu_policy=grants.cpu_policy,
+        memory_policy=grants.memory_policy,
+        override=settings.kubelet_override.value,
+        shared_cpus=str(shown),
+        granted_cpus=str(grants.granted),
+        grants=tuple(_grants(agent)),
+        contests=tuple(
+            convert(one, KubeletContest, from_attributes=True)
+            for _, one in sorted(beside.contests.items())
+        ),
+        problems=(*beside.problems, *configuration.found.problems),
+        configuration=configuration.found.path,
+        adopted=adopted.adopted if adopted else (),
+        differences=adopted.differences if adopted else (),
+    )
+
+
+def _grants(agent: Agent) -> list[KubeletGrant]:
+    """Of containers, then of whole pods; each by UID and name."""
+    state = agent.state
+    grants = state.kubelet
+    live = {(a.pod_uid, a.container): a for a in state.allocations.values()}
+    by_id = {("", a.container_id): a for a in state.allocations.values()}
+    pods = {a.pod_uid: a for a in state.allocations.values()}
+    found: list[KubeletGrant] = []
+    for holder in sorted(grants.cpus.keys() | grants.mems.keys()):
+        a = live.get(holder) or by_id.get(holder)
+        cpus = grants.cpus.get(holder, "")
+        found.append(
+            KubeletGrant(
+                pod_uid=a.pod_uid if a else holder[0],
+                container=a.container if a else holder[1],
+                namespace=a.namespace if a else "",
+                pod=a.pod if a else "",
+                cpus=str(cpus),
+                mems=str(grants.mems.get(holder, "")),
+                overridden=bool(cpus) and a is not None and shown_kind(state, a) != KUBELETS,
+            )
+        )
+    for uid in sorted(grants.pods.keys() | grants.pod_mems.keys()):
+        a = pods.get(uid)
+        found.append(
+            KubeletGrant(
+                pod_uid=uid,
+                container="",
+                namespace=a.namespace if a else "",
+                pod=a.pod if a else "",
+                cpus=str(grants.pods.get(uid, "")),
+                mems=str(grants.pod_mems.get(uid, "")),
+                overridden=False,
+            )
+        )
+    return found

@@ -13,18 +13,22 @@ from typing import Final, TypeAlias
 
 from google.protobuf.message import Message
 
-from nri_numa.engine.values.answers import ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.mentions import (
+from nri_numa.engine.values.workload import (
     CDI_ANNOTATION,
     NO_MENTIONS,
     VARIABLES,
+    Container,
+    ContainerAdjustment,
+    ContainerUpdate,
     DeviceNode,
+    MemoryPolicy,
     Mentions,
+    Pods,
+    PodSandbox,
+    QoSClass,
+    Resources,
     mentions_in,
 )
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.errors import LocalProtocolError
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb

@@ -38,9 +38,7 @@ import msgspec
 from google.protobuf.message import Message
 from msgspec.structs import replace
 
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container
+from nri_numa.engine.values.workload import Container, ContainerUpdate, Pods
 from nri_numa.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from nri_numa.nri import conversion
 from nri_numa.nri.transport import Ending, SessionTransport

@@ -16,6 +16,8 @@ from nri_numa.observe.notices import Notices, What
 # --- What log lines say about containers: plain fields of the engine's values ---------------------
 
 
+RUNNING: Final = "it was running already, so it stays unpinned until its pod is made anew"
+"""Of a refused container that was started while the agent was away."""
 NAMED: Final = 5
 """Neighbours of one line that are named; the others are counted."""
 
@@ -155,14 +157,14 @@ class DecisionTeller:
             observed=observed,
         )
 
-    def notice_refused(self, decision: Refused, *, observed: bool) -> None:
+    def notice_refused(self, decision: Refused, *, observed: bool, running: bool) -> None:
         """A notice of a refusal; none while only observing, when nothing is refused really."""
         if observed:
             return
         trace = decision.trace
         self._notices.add(
-            What.REFUSED,
-            decision.message,
+            What.UNPINNED if running else What.REFUSED,
+            f"{RUNNING}: {decision.message}" if running else decision.message,
             namespace=trace.pod.namespace,
             pod=trace.pod.name,
             pod_uid=trace.pod.uid,
@@ -235,7 +237,7 @@ class DecisionTeller:
             adopted=len(outcome.adopted),
             gap=gap,
             repaired=len(outcome.repaired),
-            gone=len(outcome.gone),
+            gone=len(outcome.removed),
             updates=len(outcome.updates),
         )
 

@@ -12,30 +12,26 @@ CPU list. Facts of one container stand in ``nri_numa_container_info`` only.
 from __future__ import annotations
 
 import platform
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Final, Protocol, TypeAlias
 
-from prometheus_client import (
+from nri_numa.observe import logs
+from nri_numa.observe.client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
     CollectorRegistry,
     Counter,
+    CounterMetricFamily,
     Gauge,
     Histogram,
+    HistogramMetricFamily,
+    Metric,
     ProcessCollector,
     disable_created_metrics,
-)
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import (
-    CONTENT_TYPE_PLAIN_0_0_4,
+    floatToGoString,
     generate_latest,
 )
-from prometheus_client.utils import floatToGoString
-
-from nri_numa.observe import logs
 from nri_numa.text import harmless
 
 # --- Rows of Prometheus' text format. Pure --------------------------------------------------------
@@ -124,59 +120,6 @@ class RequestDurations(_ByEvent):
                 buckets.append((limit, so_far))
             family.add_metric((event,), buckets, times[0])
         yield family
-
-
-# --- The metrics library, without the HTTP servers and clients that its package imports -----------
-# ``import prometheus_client`` brings two HTTP servers, an HTTP client, e-mail and compressors. An
-# agent would keep these 2.5 MiB for ever and never use them, since it has an HTTP side of its own.
-# While the library is imported here, empty modules stand in for those; whoever imports them
-# afterwards gets the real ones. What the library itself offers to serve or push is not usable then.
-
-
-UNUSED: Final = (
-    "gzip",
-    "http.server",
-    "socketserver",
-    "urllib.error",
-    "urllib.request",
-    "wsgiref.simple_server",
-)
-"""Modules that `prometheus_client.exposition` imports for its servers and its push client."""
-
-
-class _StandIn(ModuleType):
-    """Has a class of whatever name is asked for."""
-
-    def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-@contextmanager
-def _standing_in(names: tuple[str, ...]) -> Iterator[None]:
-    missing = [name for name in names if name not in sys.modules]
-    sys.modules.update({name: _StandIn(name) for name in missing})
-    try:
-        yield
-    finally:
-        for name in missing:
-            if isinstance(sys.modules.get(name), _StandIn):
-                del sys.modules[name]
-
-
-def _import() -> None:
-    """Import the library; as it is where it wants more of those modules than we know of."""
-    try:
-        with _standing_in(UNUSED):
-            import prometheus_client
-    except Exception:
-        for name in [n for n in sys.modules if n.partition(".")[0] == "prometheus_client"]:
-            del sys.modules[name]
-        import prometheus_client  # noqa: F401
-
-
-_import()
 
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4

@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
-from zlib import compress, crc32, decompress
+from zlib import compress, decompress
+from zlib import error as zlib_error
 
 import msgspec
 
-from nri_numa.engine.align.hint_reasons import Problem
 from nri_numa.engine.align.hints import HintDemand, ResourceDemand
-from nri_numa.engine.align.merge import EXACT_UPTO, STEP_LIMIT
-from nri_numa.engine.align.policies import Alignment
+from nri_numa.engine.align.policies import Alignment, Problem
 from nri_numa.engine.decision import Trace
-from nri_numa.engine.explain.explanation import Basis, Grounds, Needs, grounds
+from nri_numa.engine.explain.explanation import Basis, Grounds, grounds
 from nri_numa.engine.values.workload import Policy
 from nri_numa.machine.cpuset import NUMASet
 
@@ -67,17 +66,12 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
     alignment: _Alignment | None
 
 
-LAYOUT: Final = crc32(
-    repr(
-        [
-            (field.name, field.type)
-            for struct in (_Packed, _Alignment, _Need)
-            for field in msgspec.structs.fields(struct)
-        ]
-        + [(part.__name__, part.__annotations__) for part in (Basis, Needs)]
-    ).encode()
-)
-"""Another number when packed traces of this version cannot be read by another one."""
+LAYOUT: Final = 0xAE904C1D
+"""Another number where packed traces of former versions cannot be read any more.
+
+Fields of the structs above, of `Basis` and `Needs` are added at their end and with a default, and
+none goes: so a trace is read by every later version.
+"""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Packed).decode
@@ -133,6 +127,25 @@ class TraceKeeper:
         return known
 
 
+def savable(kept: KeptTrace) -> KeptTrace:
+    """The trace in a form that can be written: without an alignment where that has none."""
+    return KeptTrace(_encode(_Packed(_packed(kept.data).basis, None)), ()) if kept.aside else kept
+
+
+def is_readable(kept: KeptTrace) -> bool:
+    """Whether `unpack` understands a trace that was written by another version."""
+    try:
+        _packed(kept.data)
+    except (msgspec.MsgspecError, zlib_error):
+        return False
+    return True
+
+
+def _packed(data: bytes) -> _Packed:
+    # An array of msgpack never begins as a zlib stream does.
+    return _decode(decompress(data) if data[:1] == _ZLIB else data)
+
+
 def unpack(
     kept: KeptTrace,
     *,
@@ -150,8 +163,7 @@ def unpack(
         container: its name.
         distance: SLIT distance between two NUMA nodes.
     """
-    # An array of msgpack never begins as a zlib stream does.
-    packed = _decode(decompress(kept.data) if kept.data[:1] == _ZLIB else kept.data)
+    packed = _packed(kept.data)
     alignment = None
     if packed.alignment is not None:
         alignment = _alignment(packed.alignment, kept, packed.basis, distance)
@@ -166,9 +178,9 @@ def _cut(text: str, longest: int = LONGEST) -> str:
 
 
 def _shortened(basis: Basis) -> Basis:
-    asked = basis.asked
+    asked = basis.requested
     return basis._replace(
-        asked=None
+        requested=None
         if asked is None
         else {key: (_cut(value), _cut(source)) for key, (value, source) in asked.items()},
         steps=tuple([_cut(step, LONGEST_STEP) for step in basis.steps]),
@@ -195,7 +207,7 @@ def _packed_alignment(
                 available=_available(basis, demand),
                 required=str(demand.required),
                 share=demand.share,
-                no_wish=demand.nothing_is_no_wish,
+                no_wish=demand.empty_is_nil,
                 unit=demand.unit,
             )
         )
@@ -259,7 +271,7 @@ def _alignment(
                 sockets=None if sockets is None else dict(_ids(sockets)),  # type: ignore[arg-type]
                 near={i: NUMASet.from_bits(bits) for i, bits in near.items()},
                 share=need.share,
-                nothing_is_no_wish=need.no_wish,
+                empty_is_nil=need.no_wish,
                 unit=need.unit,
             )
         )
@@ -277,7 +289,5 @@ def _alignment(
             distance=distance,
             prefer_closest=packed.prefer_closest,
             rank=None if rank is None else dict(zip(numa_ids, rank, strict=True)),
-            exact_upto=EXACT_UPTO,
-            step_limit=STEP_LIMIT,
         ),
     )

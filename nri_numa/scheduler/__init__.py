@@ -1,1 +1,1 @@
-"""What the scheduler is told: an extender that judges nodes, holds NUMA nodes, and binds pods."""
+"""An extender of kube-scheduler that judges nodes, holds NUMA nodes, and binds pods."""

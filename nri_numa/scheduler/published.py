@@ -1,8 +1,8 @@
-"""What nodes publish of their NUMA nodes: NodeResourceTopology objects, read into small tables.
+"""What nodes publish of their NUMA nodes: NodeResourceTopology objects, read into `NodeRoom`.
 
-The objects (``topology.node.k8s.io/v1alpha2``) may come from ``nri-numa publish`` or from somebody
-else, and may have been edited by hand. What cannot be read makes the node an unknown one, with the
-reason; nothing here raises.
+The objects (``topology.node.k8s.io/v1alpha2``) may come from ``nri-numa publish`` or another
+publisher, and may have been edited by hand. What cannot be read makes the node an unknown one, with
+the reason; nothing here raises.
 
 An amount is read as what is certain: a zone that says nothing of the CPUs that can be exclusive has
 the whole ones of what is available.
@@ -11,13 +11,13 @@ the whole ones of what is available.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nri_numa.charged import CHARGED
 from nri_numa.engine.values.workload import Policy, Scope
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.scheduler.front import FRONTS, Front
+from nri_numa.scheduler.node_room import Column, NodeRoom, Resource, Unreadable
+from nri_numa.scheduler.pod_request import mapping
 from nri_numa.text import BadQuantity, quantity
 
 NODE: Final = "Node"
@@ -28,117 +28,25 @@ _LOCAL, _REMOTE = 10, 20
 _MOST: Final = 1 << 62
 _ITEMS: Final = 4096
 """Zones, costs, resources or attributes in one list; ten times what the largest machine has."""
-
-Column = tuple[int, ...]
-"""A quantity by NUMA node, in the order of ``Table.ids``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stock:
-    """One resource: what an empty machine has, and what is left of it."""
-
-    name: str
-    there: Column
-    left: Column
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One node's NUMA nodes.
-
-    Attributes:
-        ids: NUMA nodes, ascending; there may be holes.
-        distances: row by row, in the order of ``ids``.
-        cpu: thousandths of a CPU for containers that share.
-        exclusive: whole CPUs, and those that can be exclusive.
-        others: memory and huge pages in bytes, by name.
-        factor: share of its capacity that each NUMA node gives to containers, in thousandths.
-        threads: threads of a core.
-        policy: of the kubelet's Topology Manager.
-        scope: of it.
-        aligns_cpus: the kubelet pins CPUs, as far as it is told.
-        aligns_memory: likewise memory.
-        silent: its agent does not place containers now.
-        together: whole CPUs that can be exclusive in all, where a floor or a quota makes that less
-            than the sum; None where nothing says it.
-        charged: `nri_numa.charged.marks` of the containers that the numbers count. Nodes that
-            differ in nothing else are judged alike, so it is no part of equality.
-        whole: CPUs that can be exclusive and have their whole time left.
-        alike: all NUMA nodes are equally far from themselves, as on any real machine.
-        memory: of `others`; None where the object does not name it.
-        fronts: what the cheap look prepared, by `nri_numa.scheduler.front.front_index`.
-    """
-
-    ids: tuple[int, ...]
-    distances: tuple[Column, ...]
-    cpu: Stock
-    exclusive: Stock
-    others: tuple[Stock, ...]
-    factor: Column
-    threads: int = 1
-    policy: Policy = Policy.NONE
-    scope: Scope = Scope.CONTAINER
-    aligns_cpus: bool = True
-    aligns_memory: bool = False
-    silent: bool = False
-    together: int | None = None
-    charged: str = field(default="", compare=False)
-    whole: Column = field(init=False, repr=False, compare=False)
-    alike: bool = field(init=False, repr=False, compare=False)
-    memory: Stock | None = field(init=False, repr=False, compare=False)
-    fronts: list[Front | None] = field(init=False, repr=False, compare=False)
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Work out once what is asked about for each pod, and the hash: tables are keys."""
-        left = zip(self.exclusive.left, self.cpu.left, strict=True)
-        object.__setattr__(self, "whole", tuple([min(n, m // 1000) for n, m in left]))
-        own = {row[place] for place, row in enumerate(self.distances)}
-        object.__setattr__(self, "alike", len(own) == 1)
-        memory = next((stock for stock in self.others if stock.name == "memory"), None)
-        object.__setattr__(self, "memory", memory)
-        object.__setattr__(self, "fronts", [None] * FRONTS)
-        parts = (self.ids, self.cpu, self.exclusive, self.others, self.policy, self.threads)
-        object.__setattr__(self, "_hash", hash(parts))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @property
-    def numa_ids(self) -> NUMASet:
-        """Its NUMA nodes as a set."""
-        return NUMASet(self.ids)
-
-    def distance(self, one: int, other: int) -> int:
-        """Distance between two NUMA nodes, of the firmware's table."""
-        return self.distances[self.ids.index(one)][self.ids.index(other)]
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """An object that says nothing certain; ``why`` is a sentence without the node's name."""
-
-    why: str
+RENEWED: Final = "renewed"
+VALID: Final = "valid-seconds"
+LONGEST: Final = 7 * 86400
+"""Seconds; what is longer is not meant."""
 
 
 class _Bad(Exception):
     """What is wrong, where, and what was expected."""
 
 
-def read(document: Mapping[str, Any], prefix: str) -> Table | Unreadable:
-    """Read one object.
-
-    Args:
-        document: as the API server gives it.
-        prefix: annotation prefix, which names our attributes.
-    """
+def read(document: Mapping[str, Any], prefix: str) -> NodeRoom | Unreadable:
+    """Read one object."""
     try:
-        return _table(document, prefix)
+        return _room(document, prefix)
     except _Bad as error:
         return Unreadable(str(error))
 
 
-def _table(document: Mapping[str, Any], prefix: str) -> Table:
+def _room(document: Mapping[str, Any], prefix: str) -> NodeRoom:
     if document.get("apiVersion") not in (None, "topology.node.k8s.io/v1alpha2"):
         raise _Bad(f"apiVersion is {_shown(document['apiVersion'])}, expected v1alpha2")
     zones: dict[int, Mapping[str, Any]] = {}
@@ -155,46 +63,46 @@ def _table(document: Mapping[str, Any], prefix: str) -> Table:
     if not ids:
         raise _Bad(f"no zone of type {NODE} has resources")
     attributes = _attributes(document.get("attributes"), "attributes")
-    stocks = _stocks(ids, zones)
-    cpu = stocks.pop("cpu", None)
+    resources = _resources(ids, zones)
+    cpu = resources.pop("cpu", None)
     if cpu is None:
         raise _Bad("no zone has the resource cpu")
     exclusive: list[int] = []
     factors: list[int] = []
     milli: list[int] = []
-    threads = 1
+    threads, exclusive_name = 1, f"{prefix}/free-exclusive-cpus"
     for place, i in enumerate(ids):
         path = f"zone {_PREFIX}{i}"
         own = _attributes(zones[i].get("attributes"), path)
-        # Of those that may be exclusive the resource speaks; others share what is left of time.
-        milli.append(_number(own, f"{prefix}/free-cpu-milli", path, cpu.left[place]))
-        free = _number(own, f"{prefix}/free-exclusive-cpus", path, cpu.left[place] // 1000)
-        exclusive.append(min(free, cpu.there[place] // 1000))
+        # The resource counts CPUs that may be exclusive; others share what is free of their time.
+        milli.append(_number(own, f"{prefix}/free-cpu-milli", path, cpu.free[place]))
+        free = _number(own, exclusive_name, path, cpu.free[place] // 1000)
+        exclusive.append(min(free, cpu.capacity[place] // 1000))
         threads = max(threads, _number(own, f"{prefix}/threads-per-core", path, 1))
         factors.append(_factor(own.get(f"{prefix}/capacity-factor"), path))
-    return Table(
+    return NodeRoom(
         ids=ids,
         distances=tuple(_costs(zones[i].get("costs"), i, ids) for i in ids),
-        cpu=Stock("cpu", tuple(map(max, cpu.there, milli)), tuple(milli)),
-        exclusive=Stock("cpu", tuple(n // 1000 for n in cpu.there), tuple(exclusive)),
-        others=tuple(stocks[name] for name in sorted(stocks)),
+        cpu=Resource("cpu", tuple(map(max, cpu.capacity, milli)), tuple(milli)),
+        exclusive=Resource("cpu", tuple(n // 1000 for n in cpu.capacity), tuple(exclusive)),
+        others=tuple(resources[name] for name in sorted(resources)),
         factor=tuple(factors),
         threads=threads,
-        policy=_policy(document, attributes),
+        policy=_policy(attributes),
         scope=Scope.POD if attributes.get("topologyManagerScope") == Scope.POD else Scope.CONTAINER,
         aligns_cpus=attributes.get("cpuManagerPolicy", "static") == "static",
         aligns_memory=attributes.get("memoryManagerPolicy") == "Static",
         silent=attributes.get(f"{prefix}/agent", _READY) != _READY,
-        together=_together(attributes, f"{prefix}/free-exclusive-cpus"),
+        together=(
+            _number(attributes, exclusive_name, "attributes", 0)
+            if exclusive_name in attributes
+            else None
+        ),
         charged=attributes.get(f"{prefix}/{CHARGED}", ""),
     )
 
 
-def _together(attributes: Mapping[str, str], name: str) -> int | None:
-    return _number(attributes, name, "attributes", 0) if name in attributes else None
-
-
-def _policy(document: Mapping[str, Any], attributes: Mapping[str, str]) -> Policy:
+def _policy(attributes: Mapping[str, str]) -> Policy:
     text = attributes.get("topologyManagerPolicy")
     if text is None:
         return Policy.NONE
@@ -207,10 +115,10 @@ def _policy(document: Mapping[str, Any], attributes: Mapping[str, str]) -> Polic
         ) from None
 
 
-def _stocks(ids: tuple[int, ...], zones: Mapping[int, Mapping[str, Any]]) -> dict[str, Stock]:
+def _resources(ids: tuple[int, ...], zones: Mapping[int, Mapping[str, Any]]) -> dict[str, Resource]:
     """By resource; one that a zone does not name is not there."""
-    there: dict[str, list[int]] = {}
-    left: dict[str, list[int]] = {}
+    capacity: dict[str, list[int]] = {}
+    free: dict[str, list[int]] = {}
     for place, i in enumerate(ids):
         for number, resource in enumerate(_list(zones[i]["resources"], f"zone {_PREFIX}{i}")):
             path = f"zone {_PREFIX}{i}, resources[{number}]"
@@ -220,11 +128,11 @@ def _stocks(ids: tuple[int, ...], zones: Mapping[int, Mapping[str, Any]]) -> dic
             path = f"zone {_PREFIX}{i}, {_plain(name)}"
             factor = 1000 if name == "cpu" else 1
             whole = _amount(resource, "allocatable", path, factor)
-            if name not in there:
-                there[name], left[name] = [0] * len(ids), [0] * len(ids)
-            there[name][place] = whole
-            left[name][place] = min(whole, _amount(resource, "available", path, factor))
-    return {name: Stock(name, tuple(there[name]), tuple(left[name])) for name in there}
+            if name not in capacity:
+                capacity[name], free[name] = [0] * len(ids), [0] * len(ids)
+            capacity[name][place] = whole
+            free[name][place] = min(whole, _amount(resource, "available", path, factor))
+    return {name: Resource(name, tuple(capacity[name]), tuple(free[name])) for name in capacity}
 
 
 def _amount(resource: Mapping[str, Any], key: str, path: str, factor: int) -> int:
@@ -314,3 +222,43 @@ def _shown(value: object) -> str:
 
 def _plain(name: str) -> str:
     return name if name.isprintable() and len(name) <= 80 else _shown(name)
+
+
+class Freshness:
+    """Until when each object is valid.
+
+    A publisher that dies leaves its last numbers behind, and ``ready`` in them. Where it says so
+    (``publish.nodeResourceTopologyValidity``), the object has two annotations: ``renewed``, which
+    is another text after each renewal, and ``valid-seconds``. As with a Lease clocks are never
+    compared: an object is stale when its text has been the same for so long by our own clock.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._renewed, self._valid = f"{prefix}/{RENEWED}", f"{prefix}/{VALID}"
+        self._known: dict[str, tuple[str, float]] = {}
+
+    def seen(self, name: str, document: Mapping[str, Any], now: float) -> bool:
+        """An object exists; whether it is valid. One that names no validity is so for ever."""
+        found = mapping(mapping(document.get("metadata")).get("annotations"))
+        text, seconds = found.get(self._renewed), _seconds(found.get(self._valid))
+        if not isinstance(text, str) or seconds is None:
+            self._known.pop(name, None)
+            return True
+        before = self._known.get(name)
+        until = before[1] if before is not None and before[0] == text else now + seconds
+        self._known[name] = text, until
+        return now < until
+
+    def gone(self, name: str) -> None:
+        """An object does not exist any more."""
+        self._known.pop(name, None)
+
+    def stale(self, now: float) -> list[str]:
+        """Objects that are not valid any more."""
+        return [name for name, (_, until) in self._known.items() if until <= now]
+
+
+def _seconds(text: object) -> int | None:
+    if not isinstance(text, str) or not (text.isascii() and text.isdigit() and len(text) <= 6):
+        return None
+    return min(int(text), LONGEST) or None

@@ -14,8 +14,13 @@ from typing import Final
 import msgspec
 
 from nri_numa.engine.decision import Trace
-from nri_numa.engine.values.mentions import MOST_DEVICES
-from nri_numa.engine.values.workload import Container, Device, DeviceRequest, PodSandbox
+from nri_numa.engine.values.workload import (
+    MOST_DEVICES,
+    Container,
+    Device,
+    DeviceRequest,
+    PodSandbox,
+)
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.model import numa_text
 from nri_numa.simulate.inventory import Inventory

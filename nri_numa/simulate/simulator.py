@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Trace
-from nri_numa.engine.place.in_place import LESS
-from nri_numa.engine.resize import resize
+from nri_numa.engine.resize import LESS, resize
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources
 from nri_numa.simulate.devices import REASON, DeviceBooks, Given, TooFew, too_few_trace

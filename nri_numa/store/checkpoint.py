@@ -1,10 +1,9 @@
 """What was meant for each container, kept over a death of the agent at any line.
 
-The store knows nothing of the engine: it keeps JSON documents by key, one for each container and
-pod. On disk it is a journal (`nri_numa.store.journal`), one line for each request.
-
-A line is written by a single write(2), which survives the death of the process; what it does not
-survive, the death of the kernel, no container survives either. See docs/adr/0006-checkpoint.md.
+On disk it is a journal (`nri_numa.store.journal`) of JSON documents by key, one for each container
+and pod, and one line for each request. A line is written by a single write(2), which survives the
+death of the process; what it does not survive, the death of the kernel, no container survives
+either. See docs/adr/0006-checkpoint.md.
 """
 
 from __future__ import annotations
@@ -13,32 +12,49 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
 
+from nri_numa.engine.state import NodeState
+from nri_numa.engine.values.workload import StateChange
 from nri_numa.errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointTooNew,
     StateDirectoryBusy,
 )
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import Metrics
 from nri_numa.store.files import directory_problem, file_problem
-from nri_numa.store.journal import FORMAT, VERSION, Line, Parsed, encode, frame, parse
-from nri_numa.store.journal import Document as Document
-from nri_numa.store.journal import Loaded as Loaded
-from nri_numa.store.journal import loaded as documents
+from nri_numa.store.journal import (
+    FORMAT,
+    VERSION,
+    Document,
+    Line,
+    Loaded,
+    Parsed,
+    changed_documents,
+    encode,
+    frame,
+    loaded_from,
+    parse,
+)
+
+log = get_logger("agent")
 
 JOURNAL: Final = "checkpoint"
 LOCK: Final = "lock"
 
 _ASIDE: Final = "checkpoint.corrupt-"
-# 10,000 containers are 10 MB, and a journal is compacted at four times that; whatever is larger
-# than this is not ours, and is not read.
 _MAX_BYTES: Final = 64 * 1024 * 1024
-# Compacting a smaller journal would not pay: it is read in a millisecond.
+"""10,000 containers are 10 MB, and a journal is compacted at four times that; a larger file is not
+ours, and is not read."""
 _MIN_COMPACT: Final = 64 * 1024
+"""Compacting a smaller journal would not pay: it is read in a millisecond."""
 
 
 def read(path: str) -> Loaded:
@@ -60,7 +76,7 @@ def read(path: str) -> Loaded:
     problems = list(parsed.damage)
     if parsed.torn:
         problems.append(f"the last {parsed.torn} bytes are an unfinished record")
-    return documents(parsed, problems)
+    return loaded_from(parsed, problems)
 
 
 def _unusable(path: str, parsed: Parsed) -> CheckpointError | None:
@@ -121,24 +137,20 @@ def _explained(path: str, action: str, error: OSError) -> CheckpointError:
     return CheckpointError(path, f"cannot {action}: {error.strerror or error}; {remedy}")
 
 
-# --- the store --------------------------------------------------------------------------------
-
-
 class CheckpointStore:
-    """The journal in one directory. Used from one thread.
+    """The journal in one directory, which is made. Used from one thread.
 
-    The store always remembers what it was told, also when it cannot write it: whatever is missing
-    on disk goes out with the next record that can be written.
+    It remembers what it could not write: whatever is missing on disk goes out with the next record
+    that can be written. A node without a checkpoint places containers as well as before; what is
+    lost is the intent after a crash, and that is what the metric and the log line are for.
 
-    Args:
-        directory: made when it does not exist. On a tmpfs (``/run``) nothing is ever synced.
-        identity: who writes. Every value but ``version`` must be the same for a checkpoint to be
-            used again: machine, boot.
-        clock: Unix time in seconds.
+    The identity says who writes: every value but ``version`` (machine, boot) must be the same for a
+    checkpoint to be used again.
 
     Attributes:
-        trusted: nobody else can write to the directory; else nothing in it is used.
+        trusted: only root and we can write to the directory; else nothing in it is used.
         error: why not everything is on disk; None when it is.
+        written_at: Unix time of the last record of a step; None before the first.
     """
 
     def __init__(
@@ -147,11 +159,14 @@ class CheckpointStore:
         *,
         identity: Mapping[str, str],
         clock: Callable[[], float],
+        metrics: Metrics | None = None,
     ) -> None:
         self.directory = directory
         self.path = os.path.join(directory, JOURNAL)
         self._identity = dict(identity)
         self._clock = clock
+        self.metrics = metrics
+        self.written_at: float | None = None
         self._entries: dict[str, msgspec.Raw] = {}
         self._unsaved: dict[str, msgspec.Raw | None] = {}
         self._lock_fd = -1
@@ -172,6 +187,11 @@ class CheckpointStore:
     def healthy(self) -> bool:
         """Whether everything recorded is on disk; `error` says why not."""
         return self.error is None and self._fd >= 0
+
+    @property
+    def problem(self) -> str:
+        """Why not everything is on disk; empty when it is."""
+        return "" if self.error is None else str(self.error)
 
     @property
     def size(self) -> int:
@@ -201,7 +221,7 @@ class CheckpointStore:
             problems.append(f"{error}; {_MEMORY}")
         parsed = self._read(problems)
         so_far = len(problems)
-        loaded = documents(parsed, problems)
+        loaded = loaded_from(parsed, problems)
         # Whatever is left out below must not be lost with the old file.
         self._keep_aside |= len(problems) > so_far
         self._entries = {key: msgspec.Raw(parsed.entries[key]) for key in loaded.entries}
@@ -252,13 +272,41 @@ class CheckpointStore:
             )
         return parsed
 
+    def write(self, before: NodeState, after: NodeState, change: StateChange) -> None:
+        """Write what one step changed, before it is answered; said once when it cannot be."""
+        changes = changed_documents(before, after, change)
+        if changes or self.error is not None:
+            started = time.perf_counter()
+            if self._attempt(partial(self.record, changes)):
+                self.written_at = self._clock()
+                if self.metrics is not None:
+                    self.metrics.checkpoint_write.observe(time.perf_counter() - started)
+
+    def maintain(self) -> None:
+        """Between requests: try again what failed, and shrink the journal when it has grown."""
+        failed = self.error is not None
+        if self._attempt(self.compact_if_needed) and failed:
+            self.written_at = self._clock()
+
+    def _attempt(self, action: Callable[[], object]) -> bool:
+        failed = self.error is not None
+        try:
+            action()
+        except CheckpointError as error:
+            if self.metrics is not None:
+                self.metrics.checkpoint_errors.inc()
+            if not failed:
+                log.error("checkpoint not written", error=str(error))
+            return False
+        if failed:
+            log.info("checkpoint written again")
+        return True
+
     def record(self, changes: Mapping[str, Document | None]) -> None:
         """Write down new documents by key, together with all that could not be written so far.
 
-        The documents are encoded at once and may be changed by the caller afterwards.
-
-        Args:
-            changes: None forgets what stands under a key; no changes only try again.
+        The documents are encoded at once and may be changed by the caller afterwards; None forgets
+        what stands under a key, and no changes only try again.
 
         Raises:
             CheckpointError: it is remembered but is not on disk; the next record tries again.
@@ -282,12 +330,9 @@ class CheckpointStore:
             self._append()
 
     def compact_if_needed(self) -> bool:
-        """Shrink the journal when it has outgrown what it says; call it between requests.
+        """Shrink the journal when it has outgrown what it says; whether a new one was written.
 
         Also notices that the file was taken away or replaced, and tries again what failed before.
-
-        Returns:
-            Whether a new journal was written.
 
         Raises:
             CheckpointError: it could not be written; the old one stays in use.
@@ -408,10 +453,8 @@ class CheckpointStore:
     def _rewrite(self) -> list[str]:
         """Write everything to a new file and put it in place of the old one.
 
-        A kill anywhere in here leaves either the old file or the new one under the name.
-
-        Returns:
-            Where an unusable old file is kept, as a sentence; usually nothing.
+        A kill anywhere in here leaves either the old file or the new one under the name. Gives a
+        sentence where an unusable old file is kept; usually none.
         """
         self._take_lock()
         lines = [Line(head=self._identity, at=self._clock())]

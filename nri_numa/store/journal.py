@@ -1,28 +1,39 @@
-r"""The form of a checkpoint's journal: lines that can be judged one by one. Without I/O.
+r"""The form of a checkpoint: a journal of lines that can be judged one by one. Without I/O.
 
 ::
 
     <format> <sequence> <length> <crc32 of all of this line> <JSON>\n
 
     1 1 93 5b0d2a11 {"head":{"boot":"…","machine":"…","version":"0.1.0"},"at":1763683200.0}
-    1 2 61 0f6c33d0 {"set":{"3f2a…":{"cpus":"2-3"}}}
-    1 3 17 9a01e7bb {"del":["3f2a…"]}
+    1 2 61 0f6c33d0 {"set":{"c/3f2a…":{"cpus":"2-3"}}}
+    1 3 17 9a01e7bb {"del":["c/3f2a…"]}
 
-See `nri_numa.store.checkpoint` for what is done with it, and docs/adr/0006-checkpoint.md.
+A document is one `Allocation` or `PodRecord`, without what has its default. Reading is strict about
+what is there and lenient about what is not, so that older checkpoints load. See
+docs/adr/0006-checkpoint.md.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any, Final
 from zlib import crc32
 
 import msgspec
 
+from nri_numa.engine.state import Allocation, Former, NodeState, PodRecord, build, contradiction
+from nri_numa.engine.values.workload import StateChange
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+
 FORMAT: Final = 1
-# A device that fails damages a few lines. Listing millions would take more memory than the file.
 _MAX_DAMAGE: Final = 1000
+"""A failing device damages a few lines; a list of millions would take more memory than the file."""
+LARGEST: Final = 1 << 53
+"""Bytes, thousandths of a CPU and the like; JSON knows no larger whole numbers for sure."""
+CONTAINER: Final = "c/"
+POD: Final = "p/"
 
 Document = dict[str, Any]
 
@@ -31,7 +42,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint says.
 
     Attributes:
-        entries: document by container id.
+        entries: document by key.
         problems: what was wrong and what was done about it, one sentence each.
         head: who wrote it; empty when nothing could be used.
         written_at: Unix time of the last compaction, 0 when nothing could be used.
@@ -54,12 +65,12 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True, rename={"delete": "d
     delete: tuple[str, ...] = ()
 
 
-encode: Final = msgspec.json.Encoder().encode
+encode: Final = msgspec.json.Encoder(enc_hook=str).encode
 _decode_line: Final = msgspec.json.Decoder(Line).decode
 _decode_document: Final = msgspec.json.Decoder(Document).decode
 _NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-# All that later formats must keep: the first line starts with the number of the format.
 VERSION: Final = re.compile(rb"([0-9]{1,9}) ")
+"""All that later formats must keep: the first line starts with the number of the format."""
 _FRAME: Final = re.compile(rb"([0-9]{1,9}) ([0-9]{1,18}) ([0-9]{1,9}) ([0-9a-f]{8}) ")
 
 
@@ -70,16 +81,15 @@ def frame(sequence: int, line: Line) -> bytes:
     return b"%b%08x %b\n" % (front, crc32(payload, crc32(front)), payload)
 
 
-@dataclass(slots=True)
-class Parsed:
+class Parsed(msgspec.Struct):
     """Everything intact in a journal, and what was not."""
 
     head: dict[str, str] | None = None
     at: float = 0.0
-    entries: dict[str, bytes] = field(default_factory=dict)
+    entries: dict[str, bytes] = msgspec.field(default_factory=dict)
     records: int = 0
     torn: int = 0
-    damage: list[str] = field(default_factory=list)
+    damage: list[str] = msgspec.field(default_factory=list)
     newer: int = 0
 
 
@@ -144,7 +154,7 @@ def _apply(record: Line, parsed: Parsed) -> None:
         parsed.entries.pop(container_id, None)
 
 
-def loaded(parsed: Parsed, problems: list[str]) -> Loaded:
+def loaded_from(parsed: Parsed, problems: list[str]) -> Loaded:
     """Read the documents of the intact lines; those that cannot be read are told and left out."""
     entries: dict[str, Document] = {}
     for container_id, raw in parsed.entries.items():
@@ -159,3 +169,138 @@ def loaded(parsed: Parsed, problems: list[str]) -> Loaded:
         written_at=parsed.at,
         records=parsed.records,
     )
+
+
+# --- Documents of containers and pods ---
+
+_NAMES: Final = {"numa_nodes": "numa", "memory_bytes": "memory"}
+"""Fields that documents call otherwise."""
+_ALWAYS: Final = frozenset(("kind", "qos", "since", "reason"))
+_FIELDS: Final = tuple(f for f in msgspec.structs.fields(Allocation) if f.name != "container_id")
+_KEYS: Final = {f.name: _NAMES.get(f.name, f.name) for f in _FIELDS}
+_DEFAULTS: Final = tuple(
+    (
+        _KEYS[f.name],
+        {} if f.default is msgspec.NODEFAULT else f.default,
+        f.required or f.name in _ALWAYS,
+    )
+    for f in _FIELDS
+)
+_values = attrgetter(*_KEYS)
+
+
+def allocation_document(a: Allocation) -> Document:
+    """One container, as `encode` takes it: fields that are not as usual."""
+    document = {
+        key: value
+        for (key, default, always), value in zip(_DEFAULTS, _values(a), strict=True)
+        if always or (value is not default and value != default)
+    }
+    if a.load is not None:
+        document["load"] = a.load.busy
+    return document
+
+
+def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocation:
+    """Read one container back.
+
+    Raises:
+        ValueError, KeyError, TypeError, msgspec.MsgspecError: the document is damaged.
+    """
+    found = {name: document[key] for name, key in _KEYS.items() if key in document}
+    if found.get("load") is not None:
+        found["load"] = {"busy": found["load"]}
+    missing = _ALWAYS - found.keys()
+    if missing:
+        raise KeyError(min(missing))
+    found["container_id"] = container_id
+    a = msgspec.convert(found, Allocation, dec_hook=_parsed, str_keys=True)
+    for amount in _amounts(a):
+        if not 0 <= amount <= LARGEST:
+            raise ValueError(f"expected 0 to {LARGEST}, not {str(amount)[:40]}")
+    if problem := contradiction(a):
+        raise ValueError(problem)
+    return a
+
+
+def _amounts(a: Allocation) -> Iterator[int]:
+    """All that is summed up: sums stay within 64 bits."""
+    yield from (a.cpu_milli, a.memory_bytes, *a.hugepages, *a.hugepages.values())
+    yield 0 if a.quota is None else a.quota + 1
+    for charge in a.charges.values():
+        yield from (charge.cpu_milli, charge.memory, *charge.hugepages, *charge.hugepages.values())
+
+
+def _parsed(kind: type, value: object) -> object:
+    if isinstance(value, str) and kind in (CPUSet, NUMASet):
+        return kind.parse(value)
+    raise TypeError(f"expected a kernel list, not {value!r}")
+
+
+def pod_document(record: PodRecord) -> Document | None:
+    """What is worth remembering of a pod beyond its containers; None when nothing is."""
+    if record.affinity is None and not record.former:
+        return None
+    document: Document = {"pod_id": record.pod_id}
+    if record.affinity is not None:
+        document["affinity"] = record.affinity
+        document["preferred"] = record.affinity_preferred
+    if record.former:
+        document["former"] = {n: (f.cpus, f.numa_nodes) for n, f in record.former.items()}
+    return document
+
+
+def pod_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
+    """Read one pod back; damaged documents raise as in `allocation_from`."""
+    affinity = document.get("affinity")
+    if not isinstance(document["pod_id"], str):
+        raise TypeError(f"expected a text, not {document['pod_id']!r}")
+    return PodRecord(
+        uid=uid,
+        pod_id=document["pod_id"],
+        affinity=None if affinity is None else NUMASet.parse(affinity),
+        affinity_preferred=bool(document.get("preferred", True)),
+        former={
+            name: Former(CPUSet.parse(cpus), NUMASet.parse(numa_nodes))
+            for name, (cpus, numa_nodes) in document.get("former", {}).items()
+        },
+    )
+
+
+def changed_documents(
+    before: NodeState, after: NodeState, change: StateChange
+) -> dict[str, Document | None]:
+    """By key, what to write for one step that may have changed these; None where it goes away."""
+    documents: dict[str, Document | None] = {}
+    for container_id in change.containers:
+        allocation = after.allocations.get(container_id)
+        if allocation is not before.allocations.get(container_id):
+            documents[CONTAINER + container_id] = (
+                None if allocation is None else allocation_document(allocation)
+            )
+    for uid in change.pods:
+        record, old = after.pods.get(uid), before.pods.get(uid)
+        if record is old:
+            continue
+        document = None if record is None else pod_document(record)
+        if document != (None if old is None else pod_document(old)):
+            documents[POD + uid] = document
+    return documents
+
+
+def state_from(documents: Mapping[str, Mapping[str, Any]]) -> tuple[NodeState, list[str]]:
+    """Put a state together again; and a sentence for each document that was left out."""
+    allocations: list[Allocation] = []
+    records: list[PodRecord] = []
+    problems: list[str] = []
+    for key, document in documents.items():
+        try:
+            if key.startswith(CONTAINER):
+                allocations.append(allocation_from(key[len(CONTAINER) :], document))
+            elif key.startswith(POD):
+                records.append(pod_from(key[len(POD) :], document))
+            else:
+                problems.append(f"checkpoint entry {key!r} is of no known sort and was left out")
+        except (*_NOT_JSON, KeyError, TypeError, AttributeError, OverflowError) as error:
+            problems.append(f"checkpoint entry {key!r} is damaged and was left out: {error!r}")
+    return build(allocations, records), problems

@@ -45,11 +45,8 @@ _line = msgspec.json.Decoder(Notice)
 class NoticeFile:
     """Keeps the notices of one agent.
 
-    Args:
-        directory: the state directory, which is ours (`nri_numa.store.checkpoint`).
-        identity: as the checkpoint's; but for ``version`` it must be the same to be used again.
-        notices: restored from the file, and kept in it from then on.
-        trouble: told once why the file is not written any more.
+    The identity is the checkpoint's; but for ``version`` it must be the same for the file to be
+    used again. ``trouble`` is called once with why the file is not written any more.
     """
 
     def __init__(
@@ -69,13 +66,9 @@ class NoticeFile:
         self._failed = False
 
     def open(self, *, writable: bool = True) -> str:
-        """Restore what the last run knew, and write from now on.
+        """Restore what the last run knew, and write from now on; why a new sequence begins, if so.
 
-        Args:
-            writable: the directory is ours alone; else a new sequence begins that is not kept.
-
-        Returns:
-            Why a new sequence begins, as a sentence; empty when the old one goes on, or none was.
+        It is not kept where the directory is not ours alone.
         """
         if not writable:
             self._notices.restore(secrets.token_hex(4))

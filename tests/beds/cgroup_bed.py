@@ -17,10 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.machine.cgroups import Scopes
+from nri_numa.engine.values.workload import ContainerUpdate
+from nri_numa.machine.cgroups import (
+    CgroupPlace,
+    CgroupReader,
+    CgroupWriter,
+    Scopes,
+    Written,
+    relative_path,
+)
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.node.loop import Clock
 from nri_numa.observe import logs
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import World
@@ -34,12 +42,59 @@ class Result:
     detail: str = ""
 
 
+class Writer(CgroupWriter):
+    """Writes as the kernel would: a cgroup of version 2 has an effective set too."""
+
+    def __init__(self, tree: CgroupTree) -> None:
+        super().__init__(CgroupReader(str(tree.root)))
+        self.tree = tree
+        self.problem = ""
+
+    def finish(self) -> None:
+        """Wait until the kernel is through with the last write."""
+        assert self._last is not None
+        self._last.result()
+
+    def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
+        """Write, or fail."""
+        if self.problem:
+            return Written(problem=self.problem)
+        written = super().write(place, cpus, mems)
+        if written.changed:
+            path = relative_path(place.cgroups_path)
+            self.tree.write(path, cpus or self.tree.cpus_of(path), mems or self.tree.mems_of(path))
+        return written
+
+
+class BedClock(Clock):
+    """Goes on when a bed sleeps."""
+
+    def __init__(self, bed: CgroupBed) -> None:
+        self._bed = bed
+
+    def time(self) -> float:
+        """Unix time."""
+        return self._bed.wall
+
+    def monotonic(self) -> float:
+        """Seconds that only grow."""
+        return self._bed.clock
+
+    async def sleep(self, seconds: float) -> None:
+        """Pass the time."""
+        await self._bed.sleep(seconds)
+
+
 @dataclass
 class CgroupBed:
     """Base of the beds of those who read cgroups back; one container's cgroup is ``/pods/ID``.
 
     Attributes:
         clock: monotonic time in seconds.
+        wall: Unix time.
+        active: the link to the runtime is in use.
+        takes_updates: the runtime can be called at any moment.
+        answered: requests answered so far.
         pushes: what was sent to the runtime, push by push.
         failing: why the runtime takes no push; empty when it does.
         deaf: it takes pushes and writes nothing.
@@ -50,6 +105,10 @@ class CgroupBed:
     tree: CgroupTree
     observe: bool = False
     clock: float = 1000.0
+    wall: float = 1_000_000.0
+    active: bool = True
+    takes_updates: bool = True
+    answered: int = 0
     pushes: list[list[ContainerUpdate]] = field(default_factory=list)
     failing: str = ""
     deaf: bool = False
@@ -61,6 +120,7 @@ class CgroupBed:
         topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
         self.world = World(topology, observe=self.observe)
         self.world.synchronize()
+        self.timing = BedClock(self)
         self.output = io.StringIO()
         logs.setup("debug", stream=self.output)
 

@@ -12,29 +12,26 @@ from typing import Any
 from nri_numa.config import AgentConfig
 from nri_numa.config.controlling import Controller
 from nri_numa.config.controlling import Page as Section
+from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
-from nri_numa.controller.server import Server
+from nri_numa.controller.service import TOPOLOGIES
+from nri_numa.http.guarded import Site
+from nri_numa.kube.api import KubeAPI, Watch
 
 PREFIX = "numa.kubernetes.io"
 
 
-class Nobody:
-    """A desk that takes nothing."""
+class _Unwatched:
+    """No API server is asked: documents come by `ClusterPage.tell`."""
 
-    def put(self, node: str, document: object) -> str:
-        raise AssertionError(node)
+    def put(self, document: dict[str, Any]) -> None:
+        raise AssertionError(document)
 
-    def delete(self, node: str) -> None:
-        raise AssertionError(node)
+    def remove(self, document: dict[str, Any]) -> None:
+        raise AssertionError(document)
 
-    def shown(self, node: str) -> dict[str, Any]:
-        raise AssertionError(node)
-
-    def not_ready(self) -> str:
-        return "this replica does not lead"
-
-    def metrics(self) -> bytes:
-        return b""
+    def listed(self, keys: frozenset[str]) -> None:
+        raise AssertionError(keys)
 
 
 class ClusterPage:
@@ -47,18 +44,18 @@ class ClusterPage:
     def __init__(self, token_file: Path | None = None) -> None:
         section = Section(enabled=True, token_file=str(token_file or ""))
         config = AgentConfig(controller=Controller(address="127.0.0.1:0", page=section))
-        self._page = Page(config)
+        self._overview = Overview(config)
+        self._watch = Watch(KubeAPI("", "test"), TOPOLOGIES, _Unwatched())
+        page = Page(config, self._overview, self._watch)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._server = Server(
+        self._server = Site(
             "127.0.0.1",
-            Nobody(),
             version="1",
-            token_file="",
-            certificate="",
-            key="",
-            more=self._page.routes(),
+            metrics=lambda: b"",
+            not_ready=lambda: "this replica does not lead",
+            routes=[*page.routes()],
         )
         self.serve()
         self.url = f"http://127.0.0.1:{self._server.port}/cluster/"
@@ -82,10 +79,11 @@ class ClusterPage:
             for one in documents:
                 name = one["metadata"]["name"]
                 text = (drained or {}).get(name, "")
-                self._page.overview.see(name, {f"{PREFIX}/drained": text} if text else {})
+                drained_by = {f"{PREFIX}/drained": text} if text else {}
+                self._overview.node(name, {"metadata": {"annotations": drained_by}}, 0.0)
                 if "zones" in one:
-                    self._page.overview.put(one)
-            self._page.follower.synced.set()
+                    self._overview.topology(name, one, 0.0)
+            self._watch.synced.set()
 
         self._do(told())
 
@@ -93,8 +91,8 @@ class ClusterPage:
         """A Node and its object are gone."""
 
         async def told() -> None:
-            self._page.overview.gone(name)
-            self._page.overview.remove({"metadata": {"name": name}})
+            self._overview.node_gone(name)
+            self._overview.topology_gone(name)
 
         self._do(told())
 

@@ -218,6 +218,7 @@ class FakeView:
                 reason="NotEnoughCPUs",
                 message=f"needs 9 CPUs, {HOSTILE}",
                 at=1_700_000_000.0,
+                count=202,
             )
         ]
 

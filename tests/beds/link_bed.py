@@ -12,13 +12,11 @@ from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import RuntimeSession
-from nri_numa.nri.wire.versions import AGENT_EVENTS, SANDBOX_EVENTS, Event
+from nri_numa.nri.wire.versions import AGENT_EVENTS, Event
 from nri_numa.runtime import LinkState
 from tests.beds.recording_plugin import RecordingPlugin
 
-PLUGIN_EVENTS = (AGENT_EVENTS | SANDBOX_EVENTS) & ~(
-    Event.START_CONTAINER.bit | Event.POST_START_CONTAINER.bit
-)
+PLUGIN_EVENTS = AGENT_EVENTS & ~(Event.START_CONTAINER.bit | Event.POST_START_CONTAINER.bit)
 """What a plugin of these tests subscribes to, unless it says otherwise."""
 
 

@@ -16,12 +16,15 @@ from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.explain.explanation import Document
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.engine.values.limits import CPUAmount, Limits, Permission, Quota
 from nri_numa.engine.values.settings import (
+    CPUAmount,
     CPUOrder,
     IsolatedCPUs,
+    Limits,
     NohzFullCPUs,
+    Permission,
     PreferredCores,
+    Quota,
     Settings,
 )
 from nri_numa.engine.values.workload import (
@@ -317,7 +320,7 @@ def _settings(random: Random, topology: Topology) -> Settings:
         cores=random.choice(list(PreferredCores)),
         memory_only_nodes=memory_only,
         lift_quota=random.random() < 0.8,
-        tell_environment=random.random() < 0.8,
+        set_environment=random.random() < 0.8,
         permissions=(Permission(name="permissions[0]", unpaid_cpus=True),)
         if random.random() < 0.3
         else (),

@@ -13,15 +13,16 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain.explanation import Document
-from nri_numa.engine.values.limits import (
+from nri_numa.engine.values.settings import (
     CPUAmount,
     Limits,
     NamespaceQuota,
     Otherwise,
     Permission,
     Quota,
+    Rule,
+    Settings,
 )
-from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.model import Topology
 from tests.beds.lives import RECORDED, Life

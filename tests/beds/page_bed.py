@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from nri_numa.cli.topology_output import topology_document
 from nri_numa.config import HTTP
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
@@ -17,9 +16,11 @@ from nri_numa.http.server import HTTPServer
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.pci import PCIDevice
-from nri_numa.node.agent import Agent
-from nri_numa.node.view import LinkFacts, LiveView
+from nri_numa.node.serving import About
+from nri_numa.node.view import LinkFacts
 from nri_numa.observe.metrics import Metrics
+from tests.beds.views import live_view
+from tests.beds.world import StillClock, agent_of
 
 
 class PageBed:
@@ -29,13 +30,11 @@ class PageBed:
         self, topology: Topology, settings: Settings | None = None, *, token_file: str = ""
     ) -> None:
         self.version = "0.1.0"
-        self.devices: tuple[PCIDevice, ...] | None = None
-        self.agent = Agent(
-            Machine(topology=topology, settings=settings or Settings(reserved_cpus=CPUSet([0]))),
-            metrics=Metrics("0.1.0"),
-            store=None,
-            now=time.time,
-        )
+        self.pci: tuple[PCIDevice, ...] | None = None
+        self.roots: dict[int, tuple[str, ...]] = {}
+        settings = settings or Settings(reserved_cpus=CPUSet([0]))
+        self.clock = StillClock(time.time)
+        self.agent = agent_of(Machine(topology=topology, settings=settings), clock=self.clock)
         self.agent.synchronized = True
         self.link = LinkFacts(
             state="active", detail="", active=True, runtime="containerd", runtime_version="v2.1.9"
@@ -46,6 +45,13 @@ class PageBed:
         self._thread.start()
         self.address: tuple[str, int] = ("127.0.0.1", 0)
         self.serve()
+
+    def facts(self) -> LinkFacts:
+        """The link at this moment."""
+        return self.link
+
+    def counted(self) -> None:
+        """Nobody counts devices."""
 
     @property
     def url(self) -> str:
@@ -62,18 +68,8 @@ class PageBed:
 
     def serve(self) -> None:
         """Listen; on the same port as before after a stop."""
-        view = LiveView(
-            self.agent,
-            version=self.version,
-            node_name="worker-7.example.org",
-            started=time.time(),
-            now=time.time,
-            link=lambda: self.link,
-            reading=lambda: None,
-            describe=lambda m: topology_document(
-                m.topology, reserved=m.settings.reserved_cpus, devices=self.devices
-            ),
-        )
+        about = About(self.version, "worker-7.example.org", time.time())
+        view = live_view(self.agent, about, link=self, clock=self.clock, devices=self)
         section = HTTP(address=f"127.0.0.1:{self.address[1]}", token_file=self._section.token_file)
         self._server = HTTPServer(section, view, Metrics("0"), version=self.version)
         started = asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(20)

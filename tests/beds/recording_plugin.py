@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
+    Container,
+    ContainerAdjustment,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+    Resources,
+)
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.runtime import LinkState, RuntimeInfo
 

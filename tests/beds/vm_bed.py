@@ -282,8 +282,8 @@ class Run:
             (self.directory / "room").unlink()
             variables = {**guest_variables(), **self._environment}
             arguments = [self.machine.name, str(GUEST_SHARED), *self.cases]
-            script = vm_system.start_script if self.machine.system else start_script
-            (self.directory / "start").write_text(script(variables, arguments), encoding="utf-8")
+            script = start_script(self.machine, variables, arguments)
+            (self.directory / "start").write_text(script, encoding="utf-8")
         except OSError as error:
             raise TestbedUnavailable(
                 f"cannot write {self.directory}: {error.strerror}",
@@ -436,9 +436,10 @@ def booted(
         with writer.stdin:
             if machine.system:
                 system = parts.systems[machine.system]
-                command = vm_system.command(
+                arguments = vm_system.command(
                     machine, system, qemu=parts.qemu, shared=directory, control=control, more=more
                 )
+                command = [*enter, *arguments]
             else:
                 arguments = virtme_arguments(
                     machine,
@@ -490,13 +491,19 @@ def guest_variables() -> dict[str, str]:
 
 
 def start_script(
-    variables: Mapping[str, str], arguments: Sequence[str], module: str = "tests.vm.guest"
+    machine: Machine,
+    variables: Mapping[str, str],
+    arguments: Sequence[str],
+    module: str = "tests.vm.guest",
 ) -> str:
     """The first program in the guest: mount the host's root with a cache, start Python from it.
 
     Programs and libraries come through that cache as well. Without it each program that starts
-    reads its dozen libraries from the host once more, and a container starts ten programs.
+    reads its dozen libraries from the host once more, and a container starts ten programs. A whole
+    Debian has its own.
     """
+    if machine.system:
+        return vm_system.start_script(variables, arguments, module)
     root = "/run/host"
     options = "version=9p2000.L,trans=virtio,access=any,msize=512000,cache=loose,ro"
     stdlib = sysconfig.get_path("stdlib")

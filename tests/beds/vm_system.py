@@ -47,6 +47,7 @@ _NO_SERVICES: Final = (
     *("systemd-udevd-control.socket", "systemd-udevd-kernel.socket"),
     *("systemd-firstboot.service", "ldconfig.service", "systemd-networkd.service"),
 )
+_HOSTS: Final = "127.0.0.1 localhost node-1\n"
 _9P: Final = "trans=virtio,version=9p2000.L,msize=512000"
 _FSTAB: Final = f"""checkout {CHECKOUT} 9p {_9P},cache=loose,ro 0 0
 cache {CACHE} 9p {_9P},cache=loose,ro,x-mount.mkdir 0 0
@@ -106,7 +107,17 @@ def system(release: str, cache: Path | None = None) -> System:
     kernel = debs.kernel(_KERNEL[release])
     directory = (cache or cache_dir()) / "systems"
     pinned = (REPOSITORY / "requirements/runtime.txt").read_text()
-    parts = (_PACKAGES, _FIRST, _NO_SERVICES, _FSTAB, _UNIT, _INIT, _PROGRAM, kernel.version)
+    parts = (
+        _PACKAGES,
+        _FIRST,
+        _NO_SERVICES,
+        _HOSTS,
+        _FSTAB,
+        _UNIT,
+        _INIT,
+        _PROGRAM,
+        kernel.version,
+    )
     recipe = sha256(repr((*parts, pinned)).encode()).hexdigest()
     image = directory / f"{release}-{recipe[:12]}.img"
     initrd = directory / f"{release}-{recipe[:12]}.initrd"
@@ -162,6 +173,7 @@ def _make_image(release: str, tree: Path, kernel: Kernel, image: Path) -> None:
         (wants / "cases.service").symlink_to("../cases.service")
         (root / "etc/fstab").write_text(_FSTAB)
         (root / "etc/hostname").write_text("node-1\n")
+        (root / "etc/hosts").write_text(_HOSTS)
         (root / "etc/machine-id").write_text("0123456789abcdef0123456789abcdef\n")
         (root / "etc/modules-load.d/bed.conf").write_text("9p\n9pnet_virtio\noverlay\n")
         for directory in (CHECKOUT, VENV / "bin"):
@@ -242,11 +254,11 @@ def _make_initrd(kernel: Kernel, busybox: Path, initrd: Path) -> None:
             )  # fmt: skip
 
 
-def start_script(variables: Mapping[str, str], arguments: Sequence[str]) -> str:
+def start_script(variables: Mapping[str, str], arguments: Sequence[str], module: str) -> str:
     """What ``cases.service`` runs; see `tests.beds.vm_bed.start_script`."""
     kept = {**variables, "NRI_NUMA_CACHE": str(CACHE), "LC_ALL": "C"}
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in kept.items())
-    python = [f"{VENV}/bin/python", "-m", "tests.vm.guest", *arguments]
+    python = [f"{VENV}/bin/python", "-m", module, *arguments]
     return f"cat /proc/uptime\n{exports}cd {CHECKOUT}\nexec {shlex.join(python)}\n"
 
 

@@ -8,51 +8,160 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused
-from nri_numa.engine.invariants import violations
-from nri_numa.engine.state import Kind, effective_cpus
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerUpdate
-from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.state import Kind, effective_cpus, violations
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
+    Container,
+    ContainerUpdate,
+    KubeletGrants,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
 from nri_numa.errors import CheckpointError
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology
 from nri_numa.node.agent import Agent
+from nri_numa.node.loop import Clock
 from nri_numa.observe.metrics import Metrics
-from nri_numa.store import documents as statedoc
+from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.journal import encode, state_from
 
 PREFIX = "numa.kubernetes.io/"
 GIB = 1 << 30
 
 
-@dataclass
-class MemoryStore:
+class MemoryStore(CheckpointStore):
     """A store that lives as long as the world; a write can be made to fail.
 
     Like the real one it writes what failed along with the next changes.
     """
 
-    documents: dict[str, dict[str, object]] = field(default_factory=dict)
-    unwritten: dict[str, dict[str, object] | None] = field(default_factory=dict)
-    full: bool = False
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
+        super().__init__("/state", identity={}, clock=clock)
+        self.documents: dict[str, dict[str, object]] = {}
+        self.unwritten: dict[str, dict[str, object] | None] = {}
+        self.full = False
 
     def record(self, changes: Mapping[str, dict[str, object] | None]) -> None:
         """Keep the documents, or fail as a full disk does."""
-        self.unwritten.update(changes)
+        self.unwritten.update(msgspec.json.decode(encode(changes)))
         if self.full:
-            raise CheckpointError("/state/checkpoint", "no space left on device")
+            self.error = CheckpointError("/state/checkpoint", "no space left on device")
+            raise self.error
+        self.error = None
         changes, self.unwritten = self.unwritten, {}
         for key, document in changes.items():
             if document is None:
                 self.documents.pop(key, None)
             else:
                 self.documents[key] = document
+
+    def compact_if_needed(self) -> bool:
+        """Write what failed."""
+        self.record({})
+        return True
+
+
+class Forgetful(CheckpointStore):
+    """Keeps nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere", identity={}, clock=lambda: 0.0)
+
+    def record(self, changes: Mapping[str, dict[str, object] | None]) -> None:
+        """Nothing is written."""
+
+
+class StillClock(Clock):
+    """Stands still; what is deferred is done at once, and waiting takes no time.
+
+    Attributes:
+        later: is given what is deferred.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = lambda: 0.0,
+        seconds: Callable[[], float] = lambda: 0.0,
+        later: Callable[[Callable[[], object]], object] = lambda function: function(),
+    ) -> None:
+        self.wall, self.seconds, self.later = wall, seconds, later
+
+    def time(self) -> float:
+        """Unix time."""
+        return self.wall()
+
+    def monotonic(self) -> float:
+        """Seconds that only grow."""
+        return self.seconds()
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Now, or as `later` says."""
+        self.later(function)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait no time."""
+
+    def cpu_time(self) -> float:
+        """None is used."""
+        return 0.0
+
+
+class Unread:
+    """What the kernel has left of memory is not known."""
+
+    memory: Reading | None = None
+
+
+class _NoCgroups(CgroupReader):
+    """None are there."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere")
+
+    def mark(self, place: CgroupPlace, name: str) -> str:
+        """Nothing is written on them."""
+        return ""
+
+
+def agent_of(
+    machine: Machine,
+    *,
+    metrics: Metrics | None = None,
+    clock: Clock | None = None,
+    store: CheckpointStore | None = None,
+) -> Agent:
+    """An agent without cgroups, whose state is kept nowhere else."""
+    return Agent(
+        machine,
+        metrics=metrics or Metrics("test"),
+        store=Forgetful() if store is None else store,
+        clock=clock or StillClock(),
+        readings=Unread(),
+        cgroups=CgroupWriter(_NoCgroups()),
+    )
+
+
+class _Cgroups(CgroupWriter):
+    """Writes as a test says, if it does."""
+
+    def __init__(
+        self, reader: CgroupReader, write: Callable[[CgroupPlace, str, str], Written] | None
+    ) -> None:
+        super().__init__(reader)
+        self._write = write
+
+    def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
+        """Nothing, where a test says nothing."""
+        return Written() if self._write is None else self._write(place, cpus, mems)
 
 
 def resources(
@@ -141,22 +250,25 @@ class World:
         self._ids = itertools.count(1)
         self.agent = self.boot()
 
+    @property
+    def memory(self) -> Reading | None:
+        """What the kernel has left of it."""
+        return self.reading
+
     def boot(self) -> Agent:
         """A fresh agent process over the same store."""
-        self.metrics = Metrics("test")
+        self.metrics = self.store.metrics = Metrics("test")
+        self.timing = StillClock(lambda: self.now, lambda: self.clock())
         self.agent = Agent(
             Machine(topology=self.topology, settings=self.settings, key=self.key),
             metrics=self.metrics,
             store=self.store,
-            now=lambda: self.now,
-            reading=lambda: self.reading,
+            clock=self.timing,
+            readings=self,
+            cgroups=_Cgroups(self.cgroups, self._write),
             observe=self._observe,
-            write=self._write,
-            mark_of=self.cgroups.mark,
-            mark=CgroupWriter(self.cgroups).mark,
-            clock=lambda: self.clock(),
         )
-        state, problems = statedoc.state_from(self.store.documents)
+        state, problems = state_from(self.store.documents)
         assert problems == []
         self.agent.restore(state)
         return self.agent
@@ -177,7 +289,7 @@ class World:
         """
         cpus = {(f"uid-{p}", c): CPUSet.parse(text) for (p, c), text in (granted or {}).items()}
         before = self.agent.state.kubelet
-        taken = KubeletGrants(cpus=cpus).taken
+        taken = KubeletGrants(cpus=cpus).granted
         now = self.topology.online - taken
         nodes = {(f"uid-{p}", c): NUMASet.parse(text) for (p, c), text in (mems or {}).items()}
         if reserved:
@@ -339,7 +451,7 @@ class World:
                     assert not self.cpus(container_id) & other.cpus, (
                         f"{container_id} may run on CPUs that {other_id} owns"
                     )
-            theirs = state.kubelet.taken - allocation.cpus
+            theirs = state.kubelet.granted - allocation.cpus
             assert self._observe or not self.cpus(container_id) & theirs, (
                 f"{container_id} may run on CPUs that the kubelet granted"
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.drift import Correction
+from nri_numa.engine.resync import Correction
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
@@ -243,7 +243,7 @@ def differ(bed: PageBed, pod: str, cpus: CPUSet, *, given_up: bool = False) -> s
     )
     ids = [one.container_id]
     since = {one.container_id: time.time() - 12}
-    bed.do(lambda: agent.differences.looked(ids, [wrong], since, ids if given_up else None))
+    bed.do(lambda: agent.differences.update(ids, [wrong], since, ids if given_up else None))
     return one.container_id
 
 

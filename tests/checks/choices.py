@@ -14,13 +14,13 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.engine.cpus.allocator import (
+    ChosenCPUs,
     NotEnoughCPUs,
-    Taken,
+    SMTAlignmentRefused,
     TakeRequest,
     index,
     take_cpus,
 )
-from nri_numa.engine.cpus.question import SMTAlignmentRefused
 from nri_numa.engine.values.settings import (
     CPUOrder,
     IsolatedCPUs,
@@ -122,8 +122,8 @@ def _load(load: Load | None) -> str:
     return "-" if load is None else "+".join(f"{start}..{end}" for start, end in load.busy)
 
 
-def _answer(found: Taken | NotEnoughCPUs | SMTAlignmentRefused) -> str:
-    if isinstance(found, Taken):
+def _answer(found: ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused) -> str:
+    if isinstance(found, ChosenCPUs):
         idle = f" idle {found.idle}" if found.idle else ""
         return f"{found.cpus or 'none'}{idle}: {'; '.join(found.notes)}"
     if isinstance(found, NotEnoughCPUs):

@@ -26,7 +26,7 @@ class Case:
     def distance(self, i: int, j: int) -> int:
         return self.distances[i, j]
 
-    def aligned(self, **options: int) -> Verdict:
+    def aligned(self) -> Verdict:
         """What the engine says, in the oracle's terms."""
         alignment = align(
             self.demands,
@@ -35,7 +35,6 @@ class Case:
             distance=self.distance,
             prefer_closest=self.prefer_closest,
             rank=self.rank,
-            **options,
         )
         assert alignment.exact
         affinity = alignment.affinity
@@ -85,7 +84,7 @@ def _quantity(random: Random, name: str, nodes: list[int]) -> ResourceDemand:
         available=available,
         required=required,
         sockets=sockets,
-        nothing_is_no_wish=random.random() < 0.1,
+        empty_is_nil=random.random() < 0.1,
     )
 
 
@@ -117,7 +116,7 @@ def _memory(random: Random, nodes: list[int], share: str) -> list[HintDemand]:
                 groups=groups if random.random() < 0.97 else None,
                 assigned=NUMASet(assigned),
                 share=share if random.random() < 0.9 else None,
-                nothing_is_no_wish=random.random() < 0.5,
+                empty_is_nil=random.random() < 0.5,
             )
         )
     return demands

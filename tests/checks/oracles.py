@@ -120,7 +120,7 @@ def hints_of(demands: Sequence[HintDemand], numa_ids: NUMASet) -> list[HintList]
                 and (d is demand or (d.share is not None and d.share == demand.share))
             ]
             answer = _quantity_hints(together, machine)
-            if not answer and any(d.nothing_is_no_wish for d in together):
+            if not answer and any(d.empty_is_nil for d in together):
                 answer = None
         if answer is None:
             lists.append([(None, True)])
@@ -229,7 +229,7 @@ def walk(
         numa_ids: the machine's NUMA nodes.
         policy: whose filter and verdict to apply.
         distance: given, masks of one width are compared by average distance first.
-        rank: see `nri_numa.engine.align.search.Order`.
+        rank: see `nri_numa.engine.align.hints.Order`.
         by: ``product``, ``fold``, or ``any`` for the product while it is small.
     """
     everything = frozenset(numa_ids)
@@ -255,4 +255,4 @@ def walk(
 
 def as_hints(hints: HintList) -> tuple[Hint, ...]:
     """A list in the engine's own type."""
-    return tuple(Hint(None if m is None else NUMASet(m), p) for m, p in hints)
+    return tuple(Hint(NUMASet(m), p) for m, p in hints if m is not None)

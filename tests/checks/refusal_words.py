@@ -6,7 +6,7 @@ import re
 
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.request.annotations import KEYS
-from nri_numa.engine.request.slots import SLOTS
+from nri_numa.engine.request.demand import SLOTS
 
 _WHO = re.compile(r"(?:resize refused: )?pod \S+, container \S+: ")
 _RESOURCE = r"(?:cpu|memory|hugepages-\d+[KMG]i)"

@@ -12,12 +12,16 @@ from random import Random
 from typing import Final
 
 from nri_numa.engine.request.annotations import KEYS, resolve
-from nri_numa.engine.request.demand import MAX_SHARES, demand
-from nri_numa.engine.request.slots import with_slots
-from nri_numa.engine.values.limits import Otherwise, Permission
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Requested, Resources
+from nri_numa.engine.request.demand import MAX_SHARES, demand, with_slots
+from nri_numa.engine.values.settings import Otherwise, Permission, Rule, Settings
+from nri_numa.engine.values.workload import (
+    Container,
+    PodSandbox,
+    QoSClass,
+    Refusal,
+    Requested,
+    Resources,
+)
 from tests.beds.recorded import write_down
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "requested"

@@ -63,7 +63,7 @@ def test_an_owner_that_exits_by_itself_has_its_cpus_again(cri: CRI, plugin: Plug
 
 
 @pytest.mark.core
-@pytest.mark.cpus(4, proven_by="churn")
+@pytest.mark.cpus(4, proven_by="placed_beside_neighbours")
 def test_two_owners_never_share(cri: CRI, plugin: PluginProcess) -> None:
     owners = []
     for name in ("one", "two", "three"):

@@ -11,12 +11,17 @@ from typing import Any, TypeVar
 
 import pytest
 
-from nri_numa.engine.values.answers import NO_ADJUSTMENT, ContainerAdjustment, ContainerUpdate
-from nri_numa.engine.values.pods import Pods
-from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.engine.values.workload import (
+    NO_ADJUSTMENT,
+    Container,
+    ContainerAdjustment,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+)
 from nri_numa.engine.values.workload import Resources as WantedResources
 from nri_numa.nri.link import LinkSettings, NRILink
-from nri_numa.nri.wire.versions import AGENT_EVENTS, SANDBOX_EVENTS
+from nri_numa.nri.wire.versions import AGENT_EVENTS
 from nri_numa.runtime import LinkState, PushResult, RequestRefused, RuntimeInfo
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, Resources, allowed, poll
@@ -125,7 +130,7 @@ class Plugin:
             name="link-test",
             index="50",
             socket_path=str(self._containerd.nri_socket),
-            events=AGENT_EVENTS | SANDBOX_EVENTS,
+            events=AGENT_EVENTS,
             push_interval=0.05,
             # Pushes in the middle of everything: that they lock nothing is what is tried.
             quiet_seconds=0.0,

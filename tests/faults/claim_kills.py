@@ -29,6 +29,7 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.claims import ClaimBook
+from tests.beds.world import agent_of
 from tests.unit.dra.test_claims import DRIVER, UID, claim, result
 
 STEPS = ("open", "fsync", "replace", "unlink", "makedirs")
@@ -98,7 +99,7 @@ class Place:
         )
         return ClaimBook(
             DRIVER, "n1",
-            records=str(self.records), cdi=str(self.cdi), asker=asker, machine=lambda: machine,
+            records=str(self.records), cdi=str(self.cdi), asker=asker, agent=agent_of(machine),
         )  # fmt: skip
 
     def answer(self) -> None:

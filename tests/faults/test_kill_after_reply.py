@@ -17,7 +17,7 @@ from tests.beds.embedded_node import Node, until
 
 REST = (
     "call:nri_numa.observe.decisions:DecisionTeller.admitted:before",
-    "call:nri_numa.node.traces_of:TracesOf._pack:after",
+    "call:nri_numa.node.agent:Agent._pack:after",
 )
 """Moments between the answer to a container that was decided about when it came, and the rest."""
 

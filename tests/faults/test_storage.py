@@ -14,7 +14,7 @@ import pytest
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.store import documents
+from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.embedded_node import Node, until
 from tests.beds.world import World, container, pod, resources
@@ -222,7 +222,7 @@ def test_cut_at_each_byte(tmp_path: Path) -> None:
         between_lines = b"\n" in whole[max(0, length - 1) : length + 1]
         assert loaded.problems or between_lines or length in (0, len(whole))
         agent = world.boot()
-        remembered, damaged = documents.state_from(loaded.entries)
+        remembered, damaged = journal.state_from(loaded.entries)
         assert not damaged
         agent.restore(remembered)
         world.synchronize()

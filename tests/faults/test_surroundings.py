@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from nri_numa.machine.cpuset import CPUSet
@@ -148,8 +148,8 @@ def test_a_start_that_fails(node: Node) -> None:
     node.four()
     pod = node.pod("young", {"policy": "single-numa-node"})
     container = node.create(pod, cpus=2)
-    container.machine = msgspec.structs.replace(container.machine)
-    node.runtime._world.machine = msgspec.structs.replace(
+    container.machine = dataclasses.replace(container.machine)
+    node.runtime._world.machine = dataclasses.replace(
         node.runtime._world.machine, cpus=CPUSet.parse("0")
     )
     with pytest.raises(CRIError, match="failed to create"):

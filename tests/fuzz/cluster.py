@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from nri_numa import config as configuration
-from nri_numa.controller.offers import Offer, from_file, from_put, from_query
+from nri_numa.controller.capacity import Offer, from_file, from_put, from_query
 from nri_numa.engine.values.workload import Strategy
 from nri_numa.offline_capacity import (
     LONGEST_VALIDITY,
@@ -17,11 +17,11 @@ from nri_numa.offline_capacity import (
     text_of,
 )
 from nri_numa.scheduler import protocol
-from nri_numa.scheduler.fleet import Fleet
-from nri_numa.scheduler.panel import Panel
-from nri_numa.scheduler.pods import Reader
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.fit import MOST_SCORE
+from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.published import read
-from nri_numa.scheduler.scoring import MOST_SCORE
 from tests.fuzz.readers import Fed
 
 PREFIX = "numa.kubernetes.io"
@@ -62,44 +62,44 @@ class Extender(Fed):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reader = Reader(configuration.settings(configuration.load(None, {}, {})))
+        self.reader = PodReader(configuration.settings(configuration.load(None, {}, {})))
 
     def feed(self, data: bytes) -> str:
         """Parts end at ``%%``: the object, a body of filter, a body of bind."""
         parts = [*data.split(b"%%", 2), b"", b""][:3]
-        fleet = Fleet()
+        nodes = Nodes()
         document = _json(parts[0].decode(errors="replace"))
         known = read(document, PREFIX) if isinstance(document, dict) else None
         if known is not None:
-            fleet.put("edited", known)
-        fleet.put("good", read(GOOD, PREFIX))
+            nodes.put("edited", known)
+        nodes.put("good", read(GOOD, PREFIX))
         said = "no question"
         try:
             asked = protocol.question(parts[1])
         except protocol.BadRequest as error:
             short(str(error))
         else:
-            said = self.judged(fleet, asked.pod, [*dict.fromkeys(asked.names), "edited", "good"])
+            said = self.judged(nodes, asked.pod, [*dict.fromkeys(asked.names), "edited", "good"])
         try:
             protocol.binding(parts[2])
         except protocol.BadRequest as error:
             short(str(error))
         return f"{type(known).__name__} {said}"
 
-    def judged(self, fleet: Fleet, pod: Any, names: list[str]) -> str:
+    def judged(self, nodes: Nodes, pod: Any, names: list[str]) -> str:
         """Every node has one answer, in one line."""
-        wish, panel = self.reader.wish(pod), Panel(fleet, Strategy.SPREAD)
-        self.reader.forget(wish.uid)  # the next one may say something else in its name
+        request, candidates = self.reader.request(pod), CandidateIndex(nodes, Strategy.SPREAD)
+        self.reader.forget(request.uid)  # the next one may say something else in its name
         names = list(dict.fromkeys(names))
-        found = panel.filter(wish, names)
+        found = candidates.filter(request, names)
         assert sorted([*found.fits, *found.failed, *found.hopeless]) == sorted(names)
         for why in (*found.failed.values(), *found.hopeless.values()):
             short(why)
             assert "\n" not in why
         protocol.filter_result(found.fits, found.failed, found.hopeless)
-        scores = panel.prioritize(wish, found.fits)
+        scores = candidates.prioritize(request, found.fits)
         assert all(0 <= score <= MOST_SCORE for _, score in scores)
-        return f"{wish.nothing} {bool(wish.wrong)} {len(found.fits) > 0}"
+        return f"{request.nothing} {bool(request.wrong)} {len(found.fits) > 0}"
 
 
 class Capacity(Fed):

@@ -19,9 +19,8 @@ import h11
 from nri_numa import config as configuration
 from nri_numa.config import yaml_reader
 from nri_numa.engine.request.annotations import resolve
-from nri_numa.engine.request.slots import SLOTS, read_slots, with_slots
-from nri_numa.engine.values.kubelet import NO_GRANTS
-from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.request.demand import SLOTS, read_slots, with_slots
+from nri_numa.engine.values.workload import NO_GRANTS, Refusal
 from nri_numa.errors import LocalProtocolError
 from nri_numa.http import server as http_server
 from nri_numa.http.api import JSON

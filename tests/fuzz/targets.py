@@ -24,13 +24,18 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from nri_numa import config as configuration
-from nri_numa.engine.adopt.assigned import signed
+from nri_numa.engine.adopt import signed
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.request.annotations import KEYS, resolve
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.answers import StateChange
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.workload import Container, QoSClass, Requested, Resources
+from nri_numa.engine.values.workload import (
+    Container,
+    QoSClass,
+    Refusal,
+    Requested,
+    Resources,
+    StateChange,
+)
 from nri_numa.errors import ConfigError
 from nri_numa.machine.cgroups import relative_path
 from nri_numa.machine.hotplug import concerns_cpus, parse_uevent
@@ -40,7 +45,7 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
 from nri_numa.observe import logs
 from nri_numa.runtime import RequestRefused
-from nri_numa.store import documents
+from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import PREFIX, World, container, pod, resources
@@ -298,7 +303,7 @@ class Checkpoint(Target):
         store = CheckpointStore(str(self.directory), identity=identity, clock=lambda: 1.0)
         try:
             loaded = store.load()
-            state, problems = documents.state_from(loaded.entries)
+            state, problems = journal.state_from(loaded.entries)
             world = World(MACHINE)
             world.agent.restore(state)
             for name in ("one", "two"):
@@ -314,7 +319,7 @@ class Checkpoint(Target):
                 world.stop(container_id)
             assert not world.agent.state.owned
             whole = StateChange(containers=tuple(state.allocations), pods=tuple(state.pods))
-            store.record(documents.changed_documents(NodeState(), state, whole))
+            store.record(journal.changed_documents(NodeState(), state, whole))
         finally:
             store.close()
         return f"{len(loaded.entries)} entries" + (" damaged" if problems else "")

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from nri_numa.config.controlling import Prometheus as Query
-from nri_numa.controller.offers import Offer
+from nri_numa.controller.capacity import Offer
 from nri_numa.controller.sources import PrometheusSource
 from tests.beds.prometheus import PROGRAM, Prometheus
 
@@ -69,7 +69,7 @@ class Heard:
         self.offers: list[Offer] = []
         self.up: list[bool] = []
         source = PrometheusSource(Query(url=url, query=query), self._take, self.up.append)
-        asyncio.run(source.ask())
+        asyncio.run(source.look())
 
     def _take(self, source: str, offers: Sequence[Offer]) -> list[str]:
         self.offers = list(offers)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from bench.attacker import flood, linger
+from nri_numa.machine.cpuset import CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import EmbeddedRuntime
 from tests.beds.embedded.world import CRIError, EmbeddedContainer
@@ -182,6 +183,28 @@ def run() -> Callable[[Coroutine[Any, Any, None]], None]:
 
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def test_the_pods_sum_is_kept_from_run_pod_sandbox_on(tmp_path: Path, run: Run) -> None:
+    """``scope: pod``: nobody else gets its CPUs while its first image is still being pulled."""
+
+    async def test() -> None:
+        async with node(tmp_path) as here:
+            assert here.runtime is not None
+            pod = pb.PodSandbox(name="whole", namespace="shop", uid="uid-whole")
+            pod.annotations.update({PREFIX + "policy": "single-numa-node", PREFIX + "scope": "pod"})
+            pod.linux.cgroup_parent = "/kubepods/podwhole"
+            pod.linux.pod_resources.cpu.quota.value = 700_000
+            pod.linux.pod_resources.cpu.period.value = 100_000
+            pod.linux.pod_resources.memory.limit.value = GIB
+            sandbox = await here.runtime.run_pod(pod)
+            (kept,) = (await here.get("/v1/assignments"))["containers"]
+            assert (kept["pod"], kept["container"], kept["kind"]) == ("whole", "*", "kept")
+            assert len(CPUSet.parse(kept["cpus"])) == 7
+            await here.runtime.stop_pod(sandbox.id)
+            assert (await here.get("/v1/assignments"))["containers"] == []
+
+    run(test())
 
 
 def test_the_api_tells_what_the_runtime_was_told(tmp_path: Path, run: Run) -> None:

@@ -53,13 +53,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     place = items.index(ours[0])
     others = [item for item in items if item not in ours]
-    # What empties the emulated node comes last in its module: its pods take minutes to come again.
+    # What empties an emulated node comes last of it: its pods take minutes to come again.
     modules = list(dict.fromkeys(item.path for item in ours))
-    ours.sort(key=lambda item: (modules.index(item.path), "claims" in _fixtures(item)))
+    ours.sort(
+        key=lambda item: (modules.index(item.path), _machine(item), "claims" in _fixtures(item))
+    )
     items[:] = [*others[:place], *ours, *others[place:]]
     for item in ours:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_LIMIT_S))
+
+
+def _machine(item: pytest.Item) -> str:
+    parameters = getattr(item, "callspec", None)
+    return str(parameters.params.get("node", "")) if parameters else ""
 
 
 def _fixtures(item: pytest.Item) -> list[str]:

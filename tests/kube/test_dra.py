@@ -93,6 +93,20 @@ def test_a_claim_is_counted_and_met(client: Client, node: Node, publisher: Publi
     assert len(node.cpus(client.wait_ready("dra-second"))) == 1
 
 
+def test_a_pod_that_is_deleted_at_once_is_waited_for(
+    client: Client, node: Node, publisher: Publisher
+) -> None:
+    """The scheduler gives its claim's CPUs away while its container still ends; none is refused."""
+    device = wait_slice(client, publisher)["spec"]["devices"][0]
+    most = int(device["capacity"][f"{DRIVER}/cpu"]["value"])
+    client.apply(template("dra-at-once", most))
+    client.run(claiming("dra-ends", "dra-at-once", most))
+    client.kubectl("delete", "pod", "dra-ends", "--grace-period=0", "--force", "--wait=false")
+    placed = client.run(claiming("dra-next", "dra-at-once", most))
+    assert len(node.cpus(placed)) == most
+    assert events(client, "dra-next", "Failed") == []
+
+
 def test_every_process_is_killed(bed: KubeBed, client: Client, publisher: Publisher) -> None:
     """The agent, the kubelet and the container end; the claim's CPUs are found again."""
     node = bed.node

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nri_numa.cluster.fingerprint import EXCLUSIVE as METHOD
-from nri_numa.cluster.fingerprint import fingerprint
+from nri_numa.cluster.topology import EXCLUSIVE as METHOD
+from nri_numa.cluster.topology import fingerprint
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready
@@ -310,7 +310,7 @@ def test_what_somebody_wrote_through_the_old_version_is_cured(
         wait_object(
             defined, process, lambda it: attributes(it) and zone(it)["type"] == "Node", "the cure"
         )
-        assert any("prune" in one["problem"] for one in process.records("not published"))
+        assert any("prune" in one["problem"] for one in process.records("not written"))
 
 
 @pytest.fixture

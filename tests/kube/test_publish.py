@@ -189,13 +189,13 @@ def test_it_waits_for_the_api_server(bed: KubeBed, installed: Client) -> None:
     try:
         with Publisher(bed, credentials) as process:
             poll(
-                lambda: process.records("nothing can be published for now") or None,
+                lambda: process.records("the API server cannot be used for now") or None,
                 "that it says so", timeout_s=PATIENCE_S, every_s=0.2,
             )  # fmt: skip
             server.start()
             poll(lambda: _ready(installed), "API server", timeout_s=PATIENCE_S, every_s=0.5)
             wait_event(installed, process, "publish-away", "PlacementRefused")
-            assert len(process.records("nothing can be published for now")) == 1
+            assert len(process.records("the API server cannot be used for now")) == 1
             assert process.records("the API server answers again")
     finally:
         if not server.running:
@@ -220,7 +220,7 @@ def test_a_wrong_certificate_authority_is_named(
     wrong = (tmp_path / "ca").read_bytes()
     with Publisher(bed, token(installed, "bed"), certificate=wrong) as process:
         (line,) = poll(
-            lambda: process.records("nothing can be published for now") or None,
+            lambda: process.records("the API server cannot be used for now") or None,
             "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
         )  # fmt: skip
         assert "certificate is not accepted" in line["problem"]
@@ -230,7 +230,7 @@ def test_a_wrong_certificate_authority_is_named(
 def test_a_refused_token_is_named(bed: KubeBed, installed: Client) -> None:
     with Publisher(bed, "nobody-knows-this") as process:
         (line,) = poll(
-            lambda: process.records("nothing can be published for now") or None,
+            lambda: process.records("the API server cannot be used for now") or None,
             "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
         )  # fmt: skip
         assert "401" in line["problem"]
@@ -242,7 +242,7 @@ def test_a_missing_right_is_named(bed: KubeBed, installed: Client) -> None:
     try:
         with Publisher(bed, token(installed, "bed")) as process:
             lines = poll(
-                lambda: process.records("not published") or None,
+                lambda: process.records("not written") or None,
                 "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
             )  # fmt: skip
             assert any("resources [nodes], verbs [get]" in line["problem"] for line in lines)

@@ -88,7 +88,7 @@ class _MachineDocument(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     pci: list[_PciDocument] = []
     containerd: Literal["1.7", "2.3", "2.4"] = "2.3"
     core: bool = False
-    system: Literal["", "trixie"] = ""
+    system: Literal["", "bookworm", "trixie"] = ""
     kubernetes: bool = False
 
 

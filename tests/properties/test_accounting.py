@@ -8,14 +8,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.engine.admit import admit
-from nri_numa.engine.case import Case
-from nri_numa.engine.decision import Admitted, Machine
-from nri_numa.engine.place.needs import resource_table
-from nri_numa.engine.place.refusals import left_text
+from nri_numa.engine.decision import Admitted, Case, Machine
+from nri_numa.engine.place.needs import left_text, resource_table
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.limits import EVERYTHING, CPUAmount, Limits
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import EVERYTHING, CPUAmount, Limits, Settings
 from nri_numa.engine.values.workload import SMT, Container, PodSandbox, Requested, Resources
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from tests.beds.world import World, container, pod, resources

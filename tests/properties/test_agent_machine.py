@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from nri_numa.engine.adopt.assigned import is_signed
+from nri_numa.engine.adopt import is_signed
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.request.demand import limit_milli, request_milli
 from nri_numa.engine.state import Kind
@@ -280,7 +280,7 @@ class Lives(RuleBasedStateMachine):
         self.world.store.full = True
         self.create_one(wishes, cpus, 0.0, QoSClass.GUARANTEED, same_pod=False, again=False)
         self.world.store.full = False
-        self.world.agent.flush_store()
+        self.world.agent.checkpoint.maintain()
 
     @invariant()
     def holds(self) -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.engine.cpus.allocator import (
+    ChosenCPUs,
     NotEnoughCPUs,
     SMTAlignmentRefused,
-    Taken,
     TakeRequest,
     index,
     take_cpus,
@@ -132,7 +132,7 @@ def test_what_is_taken_is_free_exact_and_keeps_what_is_held(
 ) -> None:
     topology, request = case
     result = take_cpus(topology, request)
-    if not isinstance(result, Taken):
+    if not isinstance(result, ChosenCPUs):
         return
     assert len(result.cpus) == request.count
     if request.count >= len(request.held):
@@ -152,7 +152,7 @@ def test_affinity_is_used_up_before_anything_outside(case: tuple[Topology, TakeR
     topology, request = case
     request = replace(request, smt=SMT.ANY)
     result = take_cpus(topology, request)
-    if isinstance(result, Taken) and request.count > len(request.held):
+    if isinstance(result, ChosenCPUs) and request.count > len(request.held):
         inside = aligned(topology, request)
         if result.cpus - request.held - inside:
             assert (request.available & inside) <= result.cpus
@@ -177,7 +177,7 @@ def test_refusals_are_right(case: tuple[Topology, TakeRequest]) -> None:
         possible = need <= sum(c.cpus <= request.available and bool(c.cpus & room) for c in cores)
     else:
         possible = need <= len(room)
-    assert isinstance(result, Taken) == possible
+    assert isinstance(result, ChosenCPUs) == possible
     if isinstance(result, NotEnoughCPUs):
         assert result.requested == request.count
         assert result.available <= request.available
@@ -195,7 +195,7 @@ def test_refusals_are_right(case: tuple[Topology, TakeRequest]) -> None:
 def test_full_core_gives_whole_cores_only(case: tuple[Topology, TakeRequest]) -> None:
     topology, request = case
     result = take_cpus(topology, replace(request, smt=SMT.FULL_CORE))
-    if isinstance(result, Taken) and request.count >= len(request.held):
+    if isinstance(result, ChosenCPUs) and request.count >= len(request.held):
         fresh = result.cpus - request.held
         assert topology.siblings_of(fresh) <= result.cpus
 
@@ -208,7 +208,7 @@ def test_isolate_gives_one_thread_of_each_core_and_an_idle_sibling(
     topology, request = case
     request = replace(request, smt=SMT.ISOLATE, held=NO_CPUS)
     result = take_cpus(topology, request)
-    if isinstance(result, Taken):
+    if isinstance(result, ChosenCPUs):
         assert set(own_counts(topology, result.cpus).values()) <= {1}
         assert result.idle == topology.siblings_of(result.cpus) - result.cpus
         assert result.idle <= request.available
@@ -232,7 +232,7 @@ def test_no_core_gives_two_threads_while_another_could_give_one(
         settings=replace(request.settings, isolated=IsolatedCPUs.ANY),
     )
     result = take_cpus(topology, request)
-    if not isinstance(result, Taken):
+    if not isinstance(result, ChosenCPUs):
         return
     inside = aligned(topology, request)
     parts = [topology.online]
@@ -260,7 +260,7 @@ def test_spread_shares_no_core_while_a_free_one_is_near(
         settings=Settings(isolated=IsolatedCPUs.ANY),
     )
     result = take_cpus(topology, request)
-    if not isinstance(result, Taken):
+    if not isinstance(result, ChosenCPUs):
         return
     free = request.available - request.busy
     for core in topology.cores.values():
@@ -289,7 +289,7 @@ def test_pair_never_joins_the_same_hours_while_another_core_is_free(
         settings=replace(request.settings, isolated=IsolatedCPUs.ANY),
     )
     result = take_cpus(topology, request)
-    if not isinstance(result, Taken):
+    if not isinstance(result, ChosenCPUs):
         return
     ours = request.load or HIGH
     free = request.available - request.busy
@@ -315,7 +315,7 @@ def test_any_leaves_whole_cores_whole(case: tuple[Topology, TakeRequest]) -> Non
         settings=Settings(isolated=IsolatedCPUs.ANY),
     )
     result = take_cpus(topology, request)
-    if not isinstance(result, Taken):
+    if not isinstance(result, ChosenCPUs):
         return
     broken = [
         c
@@ -351,7 +351,7 @@ def test_default_uses_the_fewest_numa_nodes(case: tuple[Topology, TakeRequest]) 
         settings=Settings(isolated=IsolatedCPUs.ANY, distribute_across_numa=False),
     )
     result = take_cpus(topology, request)
-    if isinstance(result, Taken) and request.count:
+    if isinstance(result, ChosenCPUs) and request.count:
         room = sorted(
             (len(n.cpus & request.available) for n in topology.numa_nodes.values()), reverse=True
         )
@@ -376,7 +376,7 @@ def test_default_stays_in_one_l3_group_where_one_suffices(
         settings=Settings(isolated=IsolatedCPUs.ANY),
     )
     result = take_cpus(topology, request)
-    if isinstance(result, Taken) and any(
+    if isinstance(result, ChosenCPUs) and any(
         len(g.cpus & n.cpus & request.available) >= request.count
         for g in topology.l3_groups.values()
         for n in topology.numa_nodes.values()
@@ -417,7 +417,7 @@ def test_taking_in_steps_keeps_everything(case: tuple[Topology, TakeRequest]) ->
     """Growing by one keeps what is held, and shrinking by one keeps all but one."""
     topology, request = case
     first = take_cpus(topology, request)
-    if not isinstance(first, Taken):
+    if not isinstance(first, ChosenCPUs):
         return
     grown = take_cpus(
         topology,
@@ -428,11 +428,11 @@ def test_taking_in_steps_keeps_everything(case: tuple[Topology, TakeRequest]) ->
             count=len(first.cpus) + 1,
         ),
     )
-    if isinstance(grown, Taken):
+    if isinstance(grown, ChosenCPUs):
         assert first.cpus < grown.cpus
     less = max(0, request.count - 1)
     shrunk = take_cpus(topology, replace(request, held=first.cpus, count=less))
-    if isinstance(shrunk, Taken):
+    if isinstance(shrunk, ChosenCPUs):
         assert len(shrunk.cpus) == less
         assert shrunk.cpus <= first.cpus
     else:
@@ -443,7 +443,7 @@ def shrunk(topology: Topology, held: CPUSet, count: int, smt: SMT) -> CPUSet:
     """Let an owner of CPUs shrink; nothing is free beside them."""
     request = TakeRequest(count=count, available=CPUSet(), held=held, smt=smt)
     taken = take_cpus(topology, request)
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, ChosenCPUs)
     return taken.cpus
 
 
@@ -479,7 +479,7 @@ def test_packed_equals_the_kubelet(topology: Topology, data: st.DataObject) -> N
         settings=Settings(cpu_order=CPUOrder.KUBELET, align_l3=caches),
     )
     result = take_cpus(topology, request)
-    assert isinstance(result, Taken)
+    assert isinstance(result, ChosenCPUs)
     oracle = KubeletOracle(topology)
     assert set(result.cpus) == oracle.packed(free, count, caches=caches)
 
@@ -500,7 +500,7 @@ def test_packed_equals_the_kubelet_on_uneven_machines(
         settings=Settings(cpu_order=CPUOrder.KUBELET, align_l3=caches),
     )
     result = take_cpus(topology, request)
-    assert isinstance(result, Taken)
+    assert isinstance(result, ChosenCPUs)
     assert set(result.cpus) == KubeletOracle(topology).packed(free, count, caches=caches)
 
 
@@ -520,7 +520,7 @@ def test_distributed_equals_the_kubelet(topology: Topology, data: st.DataObject)
         settings=Settings(cpu_order=CPUOrder.KUBELET, distribute_across_numa=True),
     )
     result = take_cpus(topology, request)
-    assert isinstance(result, Taken)
+    assert isinstance(result, ChosenCPUs)
     assert set(result.cpus) == KubeletOracle(topology).distributed(aligned, count, 1, hint)
 
 
@@ -538,7 +538,7 @@ def test_distributed_across_cores_equals_the_kubelet(
         settings=Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True),
     )
     result = take_cpus(topology, request)
-    assert isinstance(result, Taken)
+    assert isinstance(result, ChosenCPUs)
     assert set(result.cpus) == KubeletOracle(topology).packed(free, count, across=True)
 
 
@@ -561,7 +561,7 @@ def test_full_cores_equal_the_kubelet_on_even_machines(
         ),
     )
     result = take_cpus(topology, request)
-    assert isinstance(result, Taken)
+    assert isinstance(result, ChosenCPUs)
     oracle = KubeletOracle(topology)
     expected = (
         oracle.distributed(free, count, threads) if distribute else oracle.packed(free, count)
@@ -600,7 +600,7 @@ def test_many_numa_nodes_are_ordinary(machine: str, data: st.DataObject | None) 
         settings=Settings(distribute_across_numa=distribute, cpu_order=order),
     )
     result = take_cpus(topology, request)
-    assert isinstance(result, Taken)
+    assert isinstance(result, ChosenCPUs)
     assert result.cpus <= free
     assert len(result.cpus) == count
     if order is CPUOrder.DEFAULT and count:

@@ -15,25 +15,25 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nri_numa.charged import mark
-from nri_numa.cluster import node_topology
+from nri_numa.cluster import topology
 from nri_numa.engine.admit import admit, forget_pod
 from nri_numa.engine.decision import Admitted, Machine, Reading
-from nri_numa.engine.request.placed import placed_text
+from nri_numa.engine.request.annotations import placed_text
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy
+from nri_numa.kube.api import uid_of
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node import zones
-from nri_numa.scheduler.fleet import Fleet, Hold
-from nri_numa.scheduler.panel import Panel
-from nri_numa.scheduler.pods import Reader
-from nri_numa.scheduler.published import Table, read
-from nri_numa.scheduler.verdict import Fits
-from nri_numa.scheduler.world import World, name_of, uid_of
+from nri_numa.node.view import zones_document
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.fit import Fits
+from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.nodes import Hold
+from nri_numa.scheduler.published import read
 from nri_numa.simulate.manifests.reader import read_pod
 from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
-from tests.unit.scheduler.objects import PREFIX, container, pod
+from tests.unit.scheduler.objects import PREFIX, Watched, container, pod
 
 FAR = 1e9
 """Neither `settle` nor the limit ends a hold here: what ends does so because the node counts it."""
@@ -43,6 +43,18 @@ MACHINE = Machine(
 )
 SIZES = ((3,), (2,), (5,), (8,), (2, 3), (4, 1))
 """CPUs of the containers of a pod."""
+
+
+def put_node(watched: Watched, document: dict[str, Any]) -> None:
+    watched.topologies.put(document)
+
+
+def put_pod(watched: Watched, document: dict[str, Any]) -> None:
+    watched.pods.put(document)
+
+
+def remove_pod(watched: Watched, document: dict[str, Any]) -> None:
+    watched.pods.remove(document)
 
 
 @dataclass
@@ -64,16 +76,16 @@ class Made:
 class Told:
     """A log of the API server, and how far it was read."""
 
-    entries: list[tuple[Callable[[World, dict[str, Any]], object], dict[str, Any]]] = field(
+    entries: list[tuple[Callable[[Watched, dict[str, Any]], object], dict[str, Any]]] = field(
         default_factory=list
     )
     read: int = 0
 
-    def next(self, world: World) -> None:
+    def next(self, watched: Watched) -> None:
         if self.read < len(self.entries):
             take, document = self.entries[self.read]
             self.read += 1
-            take(world, document)
+            take(watched, document)
 
 
 class Cluster:
@@ -94,19 +106,15 @@ class Cluster:
             # The kubelet told of its start before the agent did, and it is on no list of pods: who
             # starts in this second does not know of it.
             return
-        self.fleet, self.reader = Fleet(), Reader(Settings())
-        self.panel = Panel(self.fleet, Strategy.SPREAD)
-        self.world = World(
-            self.fleet, self.reader, prefix=PREFIX, settle=FAR, limit=FAR, clock=lambda: 0.0,
-            grown=lambda node: None, settled=lambda uid: None,
-        )  # fmt: skip
+        self.watched = watched = Watched(settle=FAR, limit=FAR)
+        self.known, self.reader = watched.nodes, watched.reader
+        self.candidates = CandidateIndex(self.known, Strategy.SPREAD)
         last = self.nodes.entries[-1][1]
-        self.world.node(last)
-        self.world.nodes_listed(frozenset({name_of(last)}))
+        watched.topologies.put(last)
         pending = [one.document for one in self.pods if not one.left]
         for document in pending:
-            self.world.pod(document)
-        self.world.pods_listed(frozenset(map(uid_of, pending)))
+            watched.pods.put(document)
+        watched.pods.listed(frozenset(map(uid_of, pending)))
         self.nodes.read, self.on_their_way.read = (
             len(self.nodes.entries),
             len(self.on_their_way.entries),
@@ -114,7 +122,7 @@ class Cluster:
 
     def _named(self, one: Made) -> bool:
         known = read(self.nodes.entries[-1][1], PREFIX)
-        assert isinstance(known, Table)
+        assert isinstance(known, NodeRoom)
         uid = uid_of(one.document)
         return {mark(uid, name) for name in one.names} <= set(known.charged.split())
 
@@ -124,18 +132,18 @@ class Cluster:
         name = f"p{len(self.pods)}"
         containers = [container(f"c{n}", str(c), f"{c}Mi") for n, c in enumerate(cpus)]
         document = pod(*containers, name=name, policy="single-numa-node", cpus="exclusive")
-        wish = self.reader.wish(document)
-        found = self.panel.verdict(wish, "n1")
+        request = self.reader.request(document)
+        found = self.candidates.verdict(request, "n1")
         if not isinstance(found, Fits):
             return
         places = dict(found.places)
-        self.fleet.hold(
-            Hold(wish=wish, node="n1", places=places, charge=found.charge, since=0, until=FAR)
+        self.known.hold(
+            Hold(request=request, node="n1", places=places, charge=found.charge, since=0, until=FAR)
         )
         document["spec"]["nodeName"] = "n1"
         document["metadata"]["annotations"][f"{PREFIX}/placed"] = placed_text(places)
         self.pods.append(Made(document, places))
-        self.on_their_way.entries.append((World.pod, document))
+        self.on_their_way.entries.append((put_pod, document))
 
     # --- the node ---------------------------------------------------------------------------------
 
@@ -158,7 +166,7 @@ class Cluster:
         assert granted.numa_nodes == made.places[one.name]
         made.started += 1
         # The kubelet writes the pod's status, and it is still on its way.
-        self.on_their_way.entries.append((World.pod, made.document))
+        self.on_their_way.entries.append((put_pod, made.document))
 
     def leave(self, number: int) -> None:
         """The kubelet says that a pod runs."""
@@ -168,7 +176,7 @@ class Cluster:
 
     def _leave(self, one: Made) -> None:
         one.left = True
-        self.on_their_way.entries.append((World.pod_gone, one.document))
+        self.on_their_way.entries.append((remove_pod, one.document))
 
     def end(self, number: int) -> None:
         """A pod ends; it may never have been seen running."""
@@ -184,16 +192,16 @@ class Cluster:
     def publish(self, number: int = 0) -> None:
         """The publisher writes what the agent says."""
         del number
-        found = zones.document(MACHINE, self.state, Reading())
-        document = node_topology.body("n1", "uid", {}, node_topology.contents(PREFIX, found))
-        self.nodes.entries.append((World.node, document))
+        found = zones_document(MACHINE, self.state, Reading())
+        document = topology.body("n1", "uid", {}, topology.contents(PREFIX, found))
+        self.nodes.entries.append((put_node, document))
 
     def step(self, what: int, number: int) -> None:
         """One thing happens."""
         steps: tuple[Callable[[int], object], ...] = (
             self.bind, self.bind, self.start, self.start, self.leave, self.end, self.publish,
-            lambda _: self.nodes.next(self.world),
-            lambda _: self.on_their_way.next(self.world),
+            lambda _: self.nodes.next(self.watched),
+            lambda _: self.on_their_way.next(self.watched),
             lambda _: self.restart(),
         )  # fmt: skip
         steps[what % len(steps)](number)
@@ -228,9 +236,9 @@ def test_in_the_end_nothing_is_counted_twice(taken: list[tuple[int, int]]) -> No
     cluster.publish()
     for told in (cluster.nodes, cluster.on_their_way):
         while told.read < len(told.entries):
-            told.next(cluster.world)
+            told.next(cluster.watched)
     for one in cluster.pods:
         if one.ended:  # perhaps between two writes of the node: only time ends these
-            cluster.fleet.release(uid_of(one.document))
-    assert all(hold.counted and not hold.left for hold in cluster.fleet.holds.values())
-    assert cluster.fleet.room("n1") == cluster.fleet.published("n1")
+            cluster.known.release(uid_of(one.document))
+    assert all(hold.counted and not hold.left for hold in cluster.known.holds.values())
+    assert cluster.known.room("n1") == cluster.known.published("n1")

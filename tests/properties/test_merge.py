@@ -6,23 +6,24 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from random import Random
 
 import pytest
-from msgspec.structs import replace
 
+from nri_numa.engine.align import hints
 from nri_numa.engine.align.policies import align
 from nri_numa.engine.values.workload import Policy
 from tests.checks.merge_cases import POLICIES, Case, additive_case, random_case
-from tests.checks.oracles import hints_of, walk
+from tests.checks.oracles import Verdict, hints_of, walk
 
 CASES = int(os.environ.get("NRI_NUMA_ORACLE_CASES", "2400"))
 CHUNKS = 12
 
 
-def _check(case: Case, seed: int, **options: int) -> None:
+def _check(case: Case, seed: int) -> None:
     want = case.walked()
-    got = case.aligned(**options)
+    got = case.aligned()
     assert got == want, f"seed {seed}: {case}"
 
 
@@ -33,20 +34,31 @@ def test_every_kind_of_demand_merges_as_the_walk_does(chunk: int) -> None:
         _check(random_case(Random(seed)), seed)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_the_search_for_large_machines_gives_the_same_on_small_ones(chunk: int) -> None:
-    """With the count over all masks switched off and steps enough, nothing changes."""
-    size = CASES // CHUNKS // 2
-    start = 10_000_000 + chunk * size
-    for seed in range(start, start + size):
-        _check(random_case(Random(seed)), seed, exact_upto=0, step_limit=1_000_000)
+def test_the_search_for_large_machines_prefers_no_other_masks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On machines small enough to walk over: whether one is preferred, how wide and how near."""
+    monkeypatch.setattr(hints, "EXACT_UPTO", 0)
+    monkeypatch.setattr(hints, "STEP_LIMIT", 1_000_000)
+    for seed in range(10_000_000, 10_000_000 + CASES // 2):
+        case = random_case(Random(seed))
+        want, got = case.walked(), case.aligned()
+        assert got.preferred == want.preferred, f"seed {seed}: {case}"
+        if want.preferred and want.affinity is not None:
+            assert got.affinity is not None
+            assert len(got.affinity) == len(want.affinity), f"seed {seed}: {case}"
+            if case.prefer_closest and case.policy is not Policy.SINGLE_NUMA_NODE:
+                assert _far(case, got) == _far(case, want), f"seed {seed}: {case}"
 
 
-@pytest.mark.parametrize("exact_upto", [10, 0], ids=["counted", "searched"])
-def test_six_to_eight_numa_nodes_merge_as_the_walk_does(exact_upto: int) -> None:
+def _far(case: Case, verdict: Verdict) -> int:
+    mask = verdict.affinity or ()
+    return sum(case.distance(i, j) for i in mask for j in mask)
+
+
+def test_six_to_eight_numa_nodes_merge_as_the_walk_does() -> None:
     for seed in range(20_000_000, 20_000_000 + max(CASES // 40, 30)):
-        case = additive_case(Random(seed), (6, 7, 8))
-        _check(case, seed, exact_upto=exact_upto, step_limit=1_000_000)
+        _check(additive_case(Random(seed), (6, 7, 8)), seed)
 
 
 def test_the_order_of_demands_does_not_matter() -> None:
@@ -54,8 +66,7 @@ def test_the_order_of_demands_does_not_matter() -> None:
         random = Random(seed)
         case = random_case(random)
         other = replace(case, demands=tuple(random.sample(case.demands, len(case.demands))))
-        for exact_upto in (10, 0):
-            assert case.aligned(exact_upto=exact_upto) == other.aligned(exact_upto=exact_upto), seed
+        assert case.aligned() == other.aligned(), seed
 
 
 def test_the_fold_of_the_oracle_equals_its_product() -> None:

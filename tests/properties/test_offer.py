@@ -7,9 +7,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
-from nri_numa.engine.place.offer import offer
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox
 from tests.beds.world import PREFIX, World, container, pod, resources
@@ -54,14 +54,14 @@ def test_every_slot_that_is_offered_is_given_one_by_one(
     settings = replace(settings, defaults={"smt": smt, "bind": "cpu"} if smt else {"bind": "cpu"})
     world = _lived(number, settings, steps, slots)
     machine, state = world.agent.machine, world.agent.state
-    before = offer(machine, state)
+    before = slot_capacity(machine, state)
     assert all(n >= 0 for n in (*before.free.values(), *before.held.values()))
     for n in range(sum(before.free.values())):
         decision = admit(machine, state, *_one(f"slot{n}", {}, 1, slots=True))
         assert isinstance(decision, Admitted), (n, before)
         state = decision.state
         if smt != "isolate":
-            assert offer(machine, state).total == before.total
+            assert slot_capacity(machine, state).total == before.total
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
@@ -72,7 +72,7 @@ def test_and_on_the_numa_node_that_the_kubelet_chose(
     settings = replace(settings, defaults={"bind": "cpu"})
     world = _lived(number, settings, steps, slots=True)
     machine, state = world.agent.machine, world.agent.state
-    for i, count in offer(machine, state).free.items():
+    for i, count in slot_capacity(machine, state).free.items():
         if not count:
             continue
         decision = admit(machine, state, *_one("one-more", {}, count, slots=True, on=i))

@@ -9,8 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nri_numa.engine.decision import Reading, Refused
-from nri_numa.engine.values.limits import CPUAmount, Limits
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUAmount, Limits, Settings
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology

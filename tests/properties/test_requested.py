@@ -7,17 +7,16 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.engine.request.annotations import KEYS, check_level, check_value, resolve
+from nri_numa.engine.request.annotations import KEYS, check_level, check_value, parse_load, resolve
 from nri_numa.engine.request.demand import Demand, demand
-from nri_numa.engine.request.load import parse_load
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
     Container,
     Load,
+    MemoryPolicy,
     PodSandbox,
     QoSClass,
+    Refusal,
     Requested,
     Resources,
 )

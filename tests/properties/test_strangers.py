@@ -16,16 +16,21 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Decision, Machine, Met
 from nri_numa.engine.explain.explanation import grounds, of_allocation, of_refusal
-from nri_numa.engine.invariants import violations
 from nri_numa.engine.resync import resync, take_in
-from nri_numa.engine.state import Kind, NodeState
-from nri_numa.engine.values.answers import ContainerUpdate, StateChange
-from nri_numa.engine.values.pods import Pods
+from nri_numa.engine.state import Kind, NodeState, violations
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    Container,
+    ContainerUpdate,
+    Pods,
+    PodSandbox,
+    QoSClass,
+    Resources,
+    StateChange,
+)
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.store.documents import changed_documents
+from nri_numa.store.journal import changed_documents, encode
 from tests.beds.world import container, pod, resources
 
 ASKED: tuple[Mapping[str, str], ...] = (
@@ -79,7 +84,7 @@ def _full(node: Node) -> tuple[list[PodSandbox], list[Container]]:
 
 def _journal(before: NodeState, after: NodeState, ids: Iterable[str], uids: Iterable[str]) -> bytes:
     change = StateChange(tuple(sorted(ids)), tuple(sorted(uids)))
-    return msgspec.json.encode(changed_documents(before, after, change))
+    return encode(changed_documents(before, after, change))
 
 
 def _said(decision: Decision, calm: Collection[str]) -> bytes:

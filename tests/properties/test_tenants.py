@@ -5,11 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nri_numa.engine import accounting
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
-from nri_numa.engine.place import quotas
-from nri_numa.engine.values.limits import CPUAmount, Limits
-from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.settings import CPUAmount, Limits, Rule, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
@@ -86,7 +85,7 @@ def test_owners_pay_and_the_pool_keeps_its_floor(
                 assert 1000 * len(allocation.cpus) <= paid[container_id]
         pool = state.pool(world.topology, world.settings)
         if state.owned:
-            assert len(pool) >= quotas.floor(machine)
+            assert len(pool) >= accounting.floor(machine)
             assert len(state.idle) <= limits.idle.of(24)
         for cpus in machine.node_cpus.values():
             keep = limits.numa_pool.of(len(cpus))

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.limits import CPUAmount, Limits
-from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.settings import CPUAmount, Limits, Rule, Settings
 from nri_numa.engine.values.workload import Device, DeviceRequest, QoSClass, Strategy
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology

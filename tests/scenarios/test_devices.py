@@ -100,8 +100,8 @@ def test_devices_ignore_places_as_if_there_were_none_and_says_so() -> None:
     assert f"devices: ignore, so GPU {GPU} gave no hint" in steps(world, "a-app")
     asked = world.agent.grounds_of("a-app")
     assert asked is not None
-    assert asked.basis.asked is not None
-    assert asked.basis.asked["devices"] == ("ignore", "annotation numa.kubernetes.io/devices")
+    assert asked.basis.requested is not None
+    assert asked.basis.requested["devices"] == ("ignore", "annotation numa.kubernetes.io/devices")
 
 
 def test_devices_is_a_key_of_rules_and_defaults_and_its_values_are_checked() -> None:

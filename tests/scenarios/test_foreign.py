@@ -9,8 +9,8 @@ from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.node.reality import Reality
-from nri_numa.store import documents
+from nri_numa.node.view import Moment
+from nri_numa.store import journal
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -66,11 +66,11 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created() -> None
     assert overlaps(world) == 1
     total = world.metrics.registry.get_sample_value("nri_numa_foreign_overlaps_total")
     assert total == 1
-    real = Reality(world.agent.state, {}).of(one)
+    real = Moment(world.agent.machine, world.agent.state, {}).actual(one)
     assert real is not None
     assert (real.cpus, real.intruder, real.owners) == ("0", True, ("default/own/app",))
     assert real.text == "pinned by somebody else to CPU 0"
-    assert Reality(world.agent.state, {}).of(own) is None
+    assert Moment(world.agent.machine, world.agent.state, {}).actual(own) is None
     world.stop(one)
     assert overlaps(world) == 0
 
@@ -156,7 +156,7 @@ def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is() -> None:
     allocation = world.agent.state.allocations[one]
     assert (allocation.kind, allocation.pinned) == (Kind.FOREIGN, CPUSet.parse("0"))
     assert overlaps(world) == 1
-    assert documents.state_from(world.store.documents)[0].allocations[one] == allocation
+    assert journal.state_from(world.store.documents)[0].allocations[one] == allocation
 
 
 def test_a_cpuset_nobody_can_read_stays_as_it_is() -> None:
@@ -194,8 +194,8 @@ def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
 def test_a_pin_belongs_to_a_foreign_container_only() -> None:
     world = World(machines.single_no_smt())
     one = plain(world)
-    document = documents.allocation_document(world.agent.state.allocations[one]) | {"pinned": "1"}
-    _, (problem,) = documents.state_from({"c/" + one: document})
+    document = world.store.documents["c/" + one] | {"pinned": "1"}
+    _, (problem,) = journal.state_from({"c/" + one: document})
     assert "only a foreign container is pinned by somebody else" in problem
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from nri_numa.engine.accounting import largest, together
 from nri_numa.engine.decision import Admitted
-from nri_numa.engine.place.offer import largest, together
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.limits import CPUAmount, Limits
-from nri_numa.engine.values.settings import IsolatedCPUs, Settings
+from nri_numa.engine.values.settings import CPUAmount, IsolatedCPUs, Limits, Settings
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology

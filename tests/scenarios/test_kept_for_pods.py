@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Refused
-from nri_numa.engine.others.kubelets import shown_kind
+from nri_numa.engine.others import shown_kind
 from nri_numa.engine.values.settings import CPUOrder, Settings
 from nri_numa.engine.values.workload import PodSandbox, QoSClass
 from nri_numa.machine.cgroups import CgroupReader
@@ -24,9 +24,9 @@ WHOLE = {"policy": "single-numa-node", "scope": "pod"}
 KEEP = Settings(kept_seconds=600.0)
 
 
-def four(settings: Settings = KEEP) -> World:
+def four(settings: Settings = KEEP, *, cgroups: CgroupReader | None = None) -> World:
     """Four CPUs that are four cores."""
-    return World(machines.single_no_smt(), settings)
+    return World(machines.single_no_smt(), settings, cgroups=cgroups)
 
 
 def sixteen() -> World:
@@ -110,30 +110,32 @@ def test_kept_cpus_go_back_when_the_sandbox_stops() -> None:
 
 
 def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
-    world, (_, reader) = four(), cgroups(tmp_path)
+    _, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
     world.now += 599
-    world.agent.look_at_kept(reader)
+    world.agent.release_kept()
     assert world.agent.state.owned
     world.now += 1
-    world.agent.look_at_kept(reader)
+    world.agent.release_kept()
     assert not world.agent.state.owned
     world.check()
 
 
 def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(tmp_path: Path) -> None:
     """A runtime that was restarted reports no stop of an older sandbox."""
-    world, (tree, reader) = four(), cgroups(tmp_path)
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
     of = pod("db", OWN)
     made = replace(container(of, "main", wants=resources(3)), cgroups_path="/pods/db/db-main")
     tree.write(f"/pods/db/{of.id}")
     world.place(of, made)
     world.stop(made.id)
-    world.agent.look_at_kept(reader)
+    world.agent.release_kept()
     assert world.agent.state.owned
     shutil.rmtree(tree.directory(f"/pods/db/{of.id}"))
-    world.agent.look_at_kept(reader)
+    world.agent.release_kept()
     assert not world.agent.state.owned
     world.check()
 
@@ -162,16 +164,17 @@ def test_a_failed_start_gives_back_after_a_while(
     tmp_path: Path, settings: Settings, limit: float
 ) -> None:
     """Not sooner than the kubelet gives up a start that takes long, and not while it goes on."""
-    world, (tree, reader) = four(settings), cgroups(tmp_path)
+    tree, reader = cgroups(tmp_path)
+    world = four(settings, cgroups=reader)
     of, slow = pod("db", OWN), pod("slow", OWN)
     own = fails_to_start(world, of, tree, 1)
     begun = fails_to_start(world, slow, tree, 1)
     tree.write(f"/pods/slow/{begun}")
     world.now += limit - 1
-    world.agent.look_at_kept(reader)
+    world.agent.release_kept()
     assert {own, begun} == set(world.agent.state.allocations)
     world.now += 1
-    world.agent.look_at_kept(reader)
+    world.agent.release_kept()
     assert {begun} == set(world.agent.state.allocations)
     del world.live[own]
     world.check()
@@ -180,12 +183,13 @@ def test_a_failed_start_gives_back_after_a_while(
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_start_after_all_is_one_of_a_stranger(tmp_path: Path, taken: bool) -> None:
     """It has its CPUs again, or those that are left where another has them by now."""
-    world, (tree, reader) = four(), cgroups(tmp_path)
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
     of = pod("db", OWN)
     own = fails_to_start(world, of, tree, 3)
     had = owned(world, own)
     world.now += 600
-    world.agent.look_at_kept(reader)
+    world.agent.release_kept()
     other = start(world, pod("other", OWN), "main", 3) if taken else ""
     world.agent.start_container(of, world.live[own])
     world.apply(world.agent.take_pending())

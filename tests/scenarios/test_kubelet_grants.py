@@ -9,11 +9,18 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.engine.decision import Admitted
-from nri_numa.engine.others.kubelets import shown_kind
+from nri_numa.engine.explain import sentences
+from nri_numa.engine.explain.explanation import of_allocation
+from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.kubelet import KubeletGrants, KubeletOverride
 from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.engine.values.workload import PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    KubeletGrants,
+    KubeletOverride,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
@@ -338,7 +345,7 @@ def test_after_a_gap_the_kubelets_are_still_the_kubelets(restart: bool) -> None:
     world.place(of, container(of, wants=sent("2-3")))
     if restart:
         world.boot()
-        assert world.agent.state.kubelet.taken == NO_CPUS
+        assert world.agent.state.kubelet.granted == NO_CPUS
         world.kubelet({("g", APP): "2-3"})
     world.synchronize()
     assert shown(world, "g-app") == "kubelet"
@@ -437,3 +444,35 @@ def test_other_cpus_than_were_granted_are_no_sign_of_the_kubelet() -> None:
     assert world.update("early-app", Resources(cpus="6-7")) is None
     assert world.has("early-app") == before
     assert world.agent.state.allocations["early-app"].kind is Kind.EXCLUSIVE
+
+
+@pytest.mark.parametrize("how", ["synchronize", "start"])
+def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned(how: str) -> None:
+    """It runs on other CPUs than its pod asks for: an Event and an explanation say so, and why."""
+    world = World(machines.dual_smt())
+    granted = kubelets(world, "granted", "2-3")
+    world.place(granted, container(granted, wants=sent("2-3")))
+    of = pod("late", {"numacpu": "2"}, qos=QoSClass.BURSTABLE)
+    late = container(of, wants=sent(str(world.agent.state.kubelet.shared[0]), resources(1, 1)))
+    world.pods[of.id], world.live[late.id] = of, late
+    if how == "start":
+        world.agent.start_container(of, late)
+        world.agent.post_start_container(of, late)
+        world.apply(world.agent.take_pending())
+    else:
+        world.synchronize()
+    (notice,) = world.agent.notices.after()
+    assert (notice.what, notice.reason, notice.pod) == ("unpinned", "CPUOwned", "late")
+    text = explained(world, late.id)
+    for said in (notice.message, text):
+        assert "CPU 2 is exclusive to default/granted/app (by the kubelet)" in said
+        assert "t was running already, so it stays unpinned until its pod is made anew" in said
+    assert "It asked for CPU 2 (annotation numa.kubernetes.io/numacpu)." in text
+    world.check()
+
+
+def explained(world: World, container_id: str) -> str:
+    """What ``explain`` says of a container, on one line."""
+    allocation = world.agent.state.allocations[container_id]
+    document = of_allocation(allocation, world.agent.grounds_of(container_id), "")
+    return " ".join(sentences.text(document, 400).split())

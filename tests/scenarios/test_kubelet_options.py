@@ -207,8 +207,8 @@ def test_static_cpus_says_where_it_comes_from() -> None:
     put(world, "a", {}, 2)
     known = world.agent.grounds_of("a-app")
     assert known is not None
-    assert known.basis.asked is not None
-    assert known.basis.asked["cpus"][1] == "staticCPUs"
+    assert known.basis.requested is not None
+    assert known.basis.requested["cpus"][1] == "staticCPUs"
 
 
 # --- distribute-cpus-across-numa --------------------------------------------------------------

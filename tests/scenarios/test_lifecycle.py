@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Refused
-from nri_numa.engine.invariants import step_violations, violations
 from nri_numa.engine.resync import difference
 from nri_numa.engine.state import (
     Allocation,
@@ -18,10 +17,11 @@ from nri_numa.engine.state import (
     build,
     effective_cpus,
     group_cpus,
+    step_violations,
+    violations,
 )
-from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.engine.values.workload import ContainerUpdate, QoSClass, Resources
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
@@ -518,14 +518,14 @@ def test_a_full_disk_is_counted_once_and_caught_up_later() -> None:
     world = World(machines.single_no_smt())
     world.store.full = True
     of = grown(world, "own", OWN, 2)
-    assert world.agent.durable.problem
+    assert world.agent.checkpoint.problem
     world.stop("own-app")
     grown(world, "next", OWN, 1)
     world.store.full = False
-    world.agent.flush_store()
+    world.agent.checkpoint.maintain()
     assert set(world.store.documents) >= {"c/next-app"}
     assert "c/own-app" not in world.store.documents
-    assert not world.agent.durable.problem
+    assert not world.agent.checkpoint.problem
     world.remove_pod(of)
     world.boot()
     assert world.synchronize() == ()
@@ -564,7 +564,13 @@ def test_every_invariant_has_a_sentence() -> None:
         ]
     )
     text = " / ".join(violations(twice, topology, settings))
-    for words in ("owned twice", "has no CPUs", "no NUMA nodes", "memory nodes", "listed for"):
+    for words in (
+        "owned twice",
+        "must own CPUs",
+        "must have NUMA nodes",
+        "memory nodes",
+        "listed for",
+    ):
         assert words in text
     wrong = replace(
         good,
@@ -580,11 +586,11 @@ def test_every_invariant_has_a_sentence() -> None:
     for words in (
         "filed under another id",
         "missing from its pod",
-        "owned CPUs are booked",
-        "idle CPUs are booked",
-        "lists are booked",
-        "charges are booked",
-        "groups are booked",
+        "owned: counted as",
+        "idle: counted as",
+        "listed: counted as",
+        "charges: counted as",
+        "groups: counted as",
         "remembers containers that are gone",
         "both owned and kept idle",
         "the shared pool is empty",

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.adopt.assigned import is_signed, signed
+from nri_numa.engine.adopt import is_signed, signed
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.answers import ContainerUpdate
 from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.engine.values.workload import Container, QoSClass, Resources
+from nri_numa.engine.values.workload import Container, ContainerUpdate, QoSClass, Resources
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic

@@ -7,15 +7,15 @@ import re
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import take_within
-from nri_numa.engine.cpus.allocator import NotEnoughCPUs, Taken, TakeRequest
+from nri_numa.engine.cpus.allocator import ChosenCPUs, NotEnoughCPUs, TakeRequest
 from nri_numa.engine.decision import Machine, Refused
 from nri_numa.engine.state import Charge, NodeState
-from nri_numa.engine.values.limits import CPUAmount, Limits
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUAmount, Limits, Settings
 from nri_numa.engine.values.workload import SMT, QoSClass
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.view import LinkFacts, LiveView
+from nri_numa.node.view import LiveView
+from tests.beds.views import live_view
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -27,15 +27,7 @@ SINGLE = {"policy": "single-numa-node"}
 
 
 def _view(world: World) -> LiveView:
-    return LiveView(
-        world.agent,
-        version="test",
-        started=0.0,
-        now=lambda: 0.0,
-        link=lambda: LinkFacts(state="active", detail="", active=True),
-        reading=lambda: None,
-        describe=lambda machine: None,  # type: ignore[arg-type,return-value]
-    )
+    return live_view(world.agent, memory=world.reading)
 
 
 def _isolated(world: World, count: int) -> None:
@@ -126,10 +118,10 @@ def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
         count=4, available=topology.online, affinity=NUMASet([0, 1]), smt=SMT.FULL_CORE
     )
     taken = take_within(machine, request, {0: 1, 1: 8})
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, ChosenCPUs)
     assert str(taken.cpus) == "8-11"
     some = take_within(machine, replace(request, count=10), {0: 2, 1: 8})
-    assert isinstance(some, Taken)
+    assert isinstance(some, ChosenCPUs)
     assert len(some.cpus & topology.numa_nodes[0].cpus) == 2
 
 

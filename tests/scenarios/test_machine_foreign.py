@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.invariants import violations
-from nri_numa.engine.others.elsewhere import pinned_elsewhere
-from nri_numa.engine.state import Kind
+from nri_numa.engine.others import pinned_elsewhere
+from nri_numa.engine.state import Kind, violations
 from nri_numa.engine.values.workload import Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import Numbering, synthetic
@@ -96,5 +95,5 @@ def test_case_15_books_that_do_not_add_up_are_found() -> None:
     assert violations(state, world.topology, settings) == []
     wrong = replace(state, foreign={})
     assert violations(wrong, world.topology, settings) == [
-        "foreign CPUs are booked differently from the allocations"
+        "foreign: counted as {}, and the allocations add up to {3: 1}"
     ]

@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import resolve
 from nri_numa.engine.request.demand import Demand, demand
-from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Requested, Resources
+from nri_numa.engine.values.workload import QoSClass, Refusal, Requested, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import World, container, pod, resources

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.align.shortage import DIFFERENT_WIDTHS
+from nri_numa.engine.align.policies import DIFFERENT_WIDTHS
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
 from nri_numa.engine.values.settings import Settings

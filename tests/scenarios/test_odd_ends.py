@@ -169,7 +169,7 @@ def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:
 
 
 def test_what_cannot_be_true_of_an_allocation_is_said() -> None:
-    from nri_numa.engine.invariants import contradiction
+    from nri_numa.engine.state import contradiction
 
     base = allocation()
     one, other = CPUSet([1]), CPUSet([2])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from nri_numa.engine.decision import Refused
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.machine.cpuset import CPUSet
@@ -55,3 +57,28 @@ def test_half_a_numa_node_takes_half() -> None:
         assert CPUSet.parse(put(world, name, SINGLE, 4, QoSClass.GUARANTEED)[0]) <= LEFT
     of = pod("e", SINGLE, qos=QoSClass.GUARANTEED)
     assert world.refuse(of, container(of, wants=resources(4, 1))).reason == "TopologyAffinityError"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "cpus"),
+    [(SINGLE, 1.5), (SINGLE, 2), ({"policy": "restricted"}, 2), ({"cpus": "exclusive"}, 2)],
+)
+def test_a_refusal_names_the_factor(annotations: dict[str, str], cpus: float) -> None:
+    world = World(machines.dual_smt(), Settings(capacity_factor={0: 0.0, 1: 0.01}))
+    of = pod("a", annotations, qos=QoSClass.GUARANTEED)
+    message = world.refuse(of, container(of, wants=resources(cpus, 1))).message
+    assert " (capacity factor 0: drained); NUMA node 1: " in message
+    assert message.count(" (capacity factor 0.01)") == 1
+
+
+@pytest.mark.parametrize("cpus", [1.5, 2])
+def test_so_does_a_resize_that_is_refused(cpus: float) -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", {**SINGLE, "on-failure": "reject"}, qos=QoSClass.GUARANTEED)
+    app = container(of, wants=resources(cpus, 1))
+    world.place(of, app)
+    both = Settings(capacity_factor={0: 0.0, 1: 0.0})
+    world.agent.retopology(replace(world.agent.machine, settings=both))
+    refused = world.agent.update_container(of, app, resources(cpus + 2, 1))
+    assert isinstance(refused, Refused)
+    assert "(capacity factor 0: drained)" in refused.refusal.message

@@ -59,7 +59,7 @@ def test_a_runtime_that_waits_less_is_answered_sooner(told: float, decided: int)
     """With half of what it tells left for everything else, and never later than otherwise."""
     world = World(machines.dual_smt(), clock=slow(4))
     world.agent.runtime_waits(told)
-    world.agent._soon._later = lambda function: None
+    world.timing.later = lambda function: None
     ids = strangers(world, 8)
     world.synchronize()
     kinds = [world.agent.state.allocations[i].kind for i in ids]
@@ -80,7 +80,7 @@ def test_a_stranger_that_is_refused_late_runs_on_unpinned() -> None:
 def test_what_is_undecided_at_a_crash_is_decided_at_the_next_start() -> None:
     world = World(machines.dual_smt(), clock=slow(1))
     ids = strangers(world, 2)
-    world.agent._soon._later = lambda function: None  # we die with the answer
+    world.timing.later = lambda function: None  # we die with the answer
     world.synchronize()
     assert {world.agent.state.allocations[i].kind for i in ids} == {Kind.UNBOUND}
     world.clock = lambda: 0.0
@@ -97,7 +97,7 @@ def test_who_waits_for_a_decision_with_every_cpu_is_nobodys_pin() -> None:
     for one, cpus in ((wide, "0-63"), (narrow, "3")):
         made = world.live[one]
         world.live[one] = replace(made, resources=replace(made.resources, cpus=cpus))
-    world.agent._soon._later = lambda function: None
+    world.timing.later = lambda function: None
     world.synchronize()
     kinds = {one: world.agent.state.allocations[one].kind for one in (wide, narrow)}
     assert kinds == {wide: Kind.UNBOUND, narrow: Kind.FOREIGN}
@@ -107,7 +107,7 @@ def test_one_that_stopped_while_it_waited_is_let_be() -> None:
     world = World(machines.dual_smt(), clock=slow(1))
     ids = strangers(world, 3)
     work: list[Callable[[], object]] = []
-    world.agent._soon._later = work.append
+    world.timing.later = work.append
     world.synchronize()
     world.stop(ids[0])
     while work:
@@ -121,7 +121,7 @@ def test_a_later_synchronize_that_has_time_leaves_nothing_to_do() -> None:
     world = World(machines.dual_smt(), clock=slow(1))
     strangers(world, 3)
     work: list[Callable[[], object]] = []
-    world.agent._soon._later = work.append
+    world.timing.later = work.append
     world.synchronize()
     world.clock = lambda: 0.0
     world.synchronize()
@@ -139,6 +139,6 @@ def test_somebody_elses_pin_is_not_moved_while_it_waits() -> None:
     made = container(of)
     made = replace(made, resources=replace(made.resources, cpus="3"))
     world.pods[of.id], world.live[made.id] = of, made
-    world.agent._soon._later = lambda function: None
+    world.timing.later = lambda function: None
     assert world.synchronize() == ()
     assert world.agent.state.allocations[made.id].kind is Kind.FOREIGN

@@ -7,10 +7,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.limits import EVERYTHING, CPUAmount, Limits, Permission
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.engine.values.settings import EVERYTHING, CPUAmount, Limits, Permission, Settings
+from nri_numa.engine.values.workload import ContainerUpdate, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import GIB, World, container, pod, resources

@@ -6,7 +6,7 @@ import pytest
 
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
-from nri_numa.engine.request.placed import LONGEST, placed_for, placed_text, read_placed
+from nri_numa.engine.request.annotations import LONGEST_PLACED, placed_for, placed_text, read_placed
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
@@ -49,7 +49,7 @@ def test_nothing_wider_is_had_by_it() -> None:
     "text",
     [
         *("", "{", "3", '{"main":3}', '{"main":"x"}', "[" * 100_000, '{"other":"1"}'),
-        '{"main":"' + "1," * LONGEST + '1"}',
+        '{"main":"' + "1," * LONGEST_PLACED + '1"}',
     ],
 )
 def test_what_cannot_be_read_is_nothing(text: str) -> None:

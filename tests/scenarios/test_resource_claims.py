@@ -7,12 +7,10 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.place.offer import offer
-from nri_numa.engine.request.claims import NOT_PREPARED, result_text
-from nri_numa.engine.request.slots import read_slots
-from nri_numa.engine.values.kubelet import KubeletOverride
+from nri_numa.engine.accounting import slot_capacity
+from nri_numa.engine.request.demand import NOT_PREPARED, read_slots, result_text
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
+from nri_numa.engine.values.workload import Container, KubeletOverride, PodSandbox, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import PREFIX, World, container, pod, resources
@@ -155,7 +153,7 @@ def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets() -> None:
     assert world.agent.state.allocations["a-app"].slots
     world.check()
     # The scheduler counts it once, as held by a claim.
-    made_offer = offer(world.agent.machine, world.agent.state)
+    made_offer = slot_capacity(world.agent.machine, world.agent.state)
     assert made_offer.held == {0: 0, 1: 2}
     other, plain = claiming("b", result_text(1, OTHER, 0, 2))
     assert world.place(other, plain) == ("4,6", "1")

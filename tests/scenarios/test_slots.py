@@ -7,12 +7,20 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.decision import Refused
-from nri_numa.engine.place.offer import offer
-from nri_numa.engine.request.slots import read_slots
+from nri_numa.engine.request.demand import read_slots
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.limits import CPUAmount, Limits, Otherwise, Permission, Quota
-from nri_numa.engine.values.settings import CPUOrder, Rule, Settings
+from nri_numa.engine.values.settings import (
+    CPUAmount,
+    CPUOrder,
+    Limits,
+    Otherwise,
+    Permission,
+    Quota,
+    Rule,
+    Settings,
+)
 from nri_numa.engine.values.workload import SMT, Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
@@ -237,7 +245,7 @@ def test_a_resize_would_part_cpus_from_slots() -> None:
 
 
 def counts(world: World) -> tuple[dict[int, int], dict[int, int]]:
-    found = offer(world.agent.machine, world.agent.state)
+    found = slot_capacity(world.agent.machine, world.agent.state)
     return found.held, found.free
 
 
@@ -246,11 +254,11 @@ def test_what_is_offered() -> None:
     world = world_of(Settings(reserved_cpus=CPUSet([0])))
     assert counts(world) == ({0: 0, 1: 0}, {0: 3, 1: 4})
     world.place(*holding("a", "slot-0,slot-1", 2))
-    assert offer(world.agent.machine, world.agent.state).total == 7
+    assert slot_capacity(world.agent.machine, world.agent.state).total == 7
     world.place(pod("b", {"cpus": "exclusive"}), container(pod("b"), wants=resources(3)))
-    assert offer(world.agent.machine, world.agent.state).total == 4
+    assert slot_capacity(world.agent.machine, world.agent.state).total == 4
     world.stop("a-app")
-    assert offer(world.agent.machine, world.agent.state).total == 4
+    assert slot_capacity(world.agent.machine, world.agent.state).total == 4
 
 
 def test_the_floor_of_the_machine_is_taken_where_most_is_free() -> None:

@@ -7,6 +7,7 @@ cgroups: made with what the runtime had written down when the start began, and c
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
 
 import pytest
 from msgspec.structs import replace
@@ -53,7 +54,10 @@ class Node:
         self.world = World(machines.single_no_smt(), observe=observe, write=self.kernel.write)
         self.world.synchronize()
         self.agent = self.world.agent
-        self.agent.concern = lambda ids, n: self.concerned.append((tuple(ids), n))
+        self.agent.reconciler = self
+
+    def schedule_verification(self, ids: Collection[str], applying: int = 0) -> None:
+        self.concerned.append((tuple(ids), applying))
 
     def path(self, name: str) -> str:
         return self.driver.format(f"{name}-app")
@@ -155,16 +159,14 @@ def test_a_resize_between_create_and_start_counts_too() -> None:
 @pytest.mark.parametrize("driver", ["/pods/{}", "kubepods.slice:cri-containerd:{}"])
 def test_the_runtime_has_it_already_and_the_look_after_the_start_tells_systemd(driver: str) -> None:
     node = Node(driver=driver)
-    looked: list[str] = []
-    node.agent.concern = lambda ids, applying: looked.extend(ids)
     node.create("plain")
     node.task("plain")
     node.create("own", OWN, 2)
     node.start("plain")
-    looked.clear()
+    node.concerned.clear()
     node.started("plain")
     assert not node.agent.has_pending
-    assert looked == ["plain-app"]
+    assert [ids for ids, _ in node.concerned] == [("plain-app",)]
 
 
 def test_a_cgroup_that_cannot_be_written_is_looked_at_as_soon_as_it_runs() -> None:
@@ -203,7 +205,7 @@ def test_a_container_that_was_created_before_we_came_may_be_anywhere_in_its_star
     node.task("plain")
     node.world.synchronize()
     assert node.has("plain") == "2-3"  # it may run already
-    assert "plain-app" in agent.starts
+    assert "plain-app" in agent.starting
 
 
 def test_a_container_without_a_cgroup_yet_is_written_when_it_has_one() -> None:
@@ -304,7 +306,7 @@ def test_a_container_that_stops_before_it_started_is_forgotten() -> None:
     node = Node()
     node.create("plain")
     node.world.stop("plain-app")
-    assert len(node.agent.starts) == 0
+    assert len(node.agent.starting) == 0
 
 
 def test_cpus_that_go_offline_during_a_start_are_written_too() -> None:

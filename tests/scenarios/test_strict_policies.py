@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.engine.decision import Reading
-from nri_numa.engine.values.limits import CPUAmount, Limits
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUAmount, Limits, Settings
 from nri_numa.engine.values.workload import PodSandbox, QoSClass
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic

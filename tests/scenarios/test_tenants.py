@@ -8,15 +8,17 @@ from msgspec.structs import replace
 from nri_numa.config.tenants import parse_amount
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.limits import (
+from nri_numa.engine.values.settings import (
     CPUAmount,
+    IsolatedCPUs,
     Limits,
     NamespaceQuota,
     Otherwise,
     Permission,
     Quota,
+    Rule,
+    Settings,
 )
-from nri_numa.engine.values.settings import IsolatedCPUs, Rule, Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
@@ -192,8 +194,8 @@ def test_what_is_ignored_is_said_and_the_rest_counts() -> None:
         "cpus 'exclusive' (annotation numa.kubernetes.io/cpus) is ig"
     )
     assert known.basis.steps[1].startswith("smt 'isolate'")
-    assert known.basis.asked is not None
-    assert known.basis.asked["smt"][1] == "rule 1", "the next weaker source gets its chance"
+    assert known.basis.requested is not None
+    assert known.basis.requested["smt"][1] == "rule 1", "the next weaker source gets its chance"
 
 
 def test_what_is_ignored_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -351,6 +353,18 @@ def test_a_list_that_gave_way_is_known_after_every_restart() -> None:
     world.stop("db-app")
     assert world.has("free-app")[0] == "0-3"
     assert world.has("gone-app")[0] == "2"
+
+
+def test_lists_that_started_while_we_were_away_and_are_paid_for_stay() -> None:
+    world = World(machines.snc_smt())
+    for name, cpus in (("one", "0-1"), ("two", "2-3")):
+        of, made = want(name, {"numacpu": cpus}, resources(2))
+        world.pods[of.id], world.live[made.id] = of, made
+    world.synchronize()
+    assert (world.has("one-app")[0], world.has("two-app")[0]) == ("0-1", "2-3")
+    refused = world.refuse(*want("db", {"numacpu": "3", **OWN}, resources(1)))
+    assert "default/two/app" in refused.message
+    world.check()
 
 
 def test_a_list_that_started_while_we_were_away_gives_way_too() -> None:

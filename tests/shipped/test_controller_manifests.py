@@ -10,7 +10,7 @@ import yaml
 
 from nri_numa import config as configuration
 from nri_numa.config.names import camel_case
-from nri_numa.controller.metrics import ControllerMetrics
+from nri_numa.controller.service import ControllerMetrics
 from nri_numa.offline_capacity import OFFLINE_CAPACITY
 from tests.shipped.test_install_manifests import BASE, CHART, helm, kustomized
 

@@ -12,8 +12,6 @@ import yaml
 
 from nri_numa.cli import COMMANDS
 from nri_numa.engine.request.annotations import KEYS, check_value, resolve
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
     SMT,
@@ -21,9 +19,11 @@ from nri_numa.engine.values.workload import (
     Container,
     CPUMode,
     DeviceUse,
+    MemoryPolicy,
     OnFailure,
     PodSandbox,
     Policy,
+    Refusal,
     Scope,
 )
 from nri_numa.http.openapi import describe

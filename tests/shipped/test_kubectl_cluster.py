@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from nri_numa.scheduler.published import Table, read
+from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.published import read
 from tests.unit.scheduler.objects import PREFIX, topology
 from tools import kubectl_plugin
 
@@ -205,11 +206,11 @@ def test_it_reads_what_the_scheduler_reads(zone: dict[str, str]) -> None:
     document = topology(8, 0, 15, memory=(1, 2, 3), zone=zone)
     document["zones"][0]["resources"][0]["available"] = "7500m"
     table = read(document, PREFIX)
-    assert isinstance(table, Table)
+    assert isinstance(table, NodeRoom)
     (node,) = view.document([document], [], [], PREFIX)["nodes"]
-    assert [z["freeExclusiveCpus"] for z in node["zones"]] == list(table.exclusive.left)
-    assert [z["exclusiveCpus"] for z in node["zones"]] == list(table.exclusive.there)
-    assert [z["freeMemoryBytes"] for z in node["zones"]] == list(table.others[0].left)
+    assert [z["freeExclusiveCpus"] for z in node["zones"]] == list(table.exclusive.free)
+    assert [z["exclusiveCpus"] for z in node["zones"]] == list(table.exclusive.capacity)
+    assert [z["freeMemoryBytes"] for z in node["zones"]] == list(table.others[0].free)
     assert [round(1000 * z["capacityFactor"]) for z in node["zones"]] == list(table.factor)
 
 

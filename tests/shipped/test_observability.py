@@ -14,11 +14,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from nri_numa.cluster.metrics import PublishMetrics
-from nri_numa.controller.metrics import ControllerMetrics
+from nri_numa.cluster.publisher import PublishMetrics
+from nri_numa.controller.service import ControllerMetrics
 from nri_numa.observe.metrics import DEPRECATED, LateCounts, Metrics, NUMANodeSample, Snapshot
 from nri_numa.observe.service_metrics import ServiceMetrics
-from nri_numa.scheduler.metrics import SchedulerMetrics
+from nri_numa.scheduler.extender import SchedulerMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "config" / "prometheus" / "alerts.yaml"

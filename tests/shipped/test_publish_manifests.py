@@ -13,8 +13,8 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from nri_numa import config as configuration
-from nri_numa.cluster import node_topology, wanted
-from nri_numa.cluster.metrics import PublishMetrics
+from nri_numa.cluster import topology, wanted
+from nri_numa.cluster.publisher import PublishMetrics
 from nri_numa.config.layers import environment_names
 from tests.beds.http_view import FakeView
 
@@ -153,8 +153,8 @@ def test_the_page_has_every_metric_and_every_reason() -> None:
         assert f"| `{name}` |" in page
     for reason, kind in wanted.REASONS.values():
         assert f"| `{reason}` | {kind} |" in page
-    keys = (*wanted.NODE_ANNOTATIONS, *wanted.NODE_LABELS, *node_topology.ZONE_ATTRIBUTES)
-    for key in (*keys, node_topology.FREED, "agent"):
+    keys = (*wanted.NODE_ANNOTATIONS, *wanted.NODE_LABELS, *topology.ZONE_ATTRIBUTES)
+    for key in (*keys, topology.FREED, "agent"):
         assert f"| `numa.kubernetes.io/{key}` |" in page
 
 
@@ -256,13 +256,13 @@ def test_the_chart_leaves_it_off() -> None:
 def test_the_definition_is_of_the_version_that_keeps_attributes() -> None:
     (definition,) = documents("publish-topology/crd.yaml")
     (version,) = definition["spec"]["versions"]
-    assert f"{definition['spec']['group']}/{version['name']}" == node_topology.API_VERSION
-    assert definition["spec"]["names"]["kind"] == node_topology.KIND
+    assert f"{definition['spec']['group']}/{version['name']}" == topology.API_VERSION
+    assert definition["spec"]["names"]["kind"] == topology.KIND
     approved = "https://github.com/kubernetes/enhancements/pull/1870"
     assert definition["metadata"]["annotations"] == {"api-approved.kubernetes.io": approved}
     schema = version["schema"]["openAPIV3Schema"]
-    what = node_topology.contents("x.io", FakeView().zones())
-    whole = node_topology.body("n1", "u", {}, what)
+    what = topology.contents("x.io", FakeView().zones())
+    whole = topology.body("n1", "u", {}, what)
     assert [e.message for e in Draft202012Validator(closed(schema)).iter_errors(whole)] == []
 
 

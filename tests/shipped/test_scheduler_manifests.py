@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from nri_numa import config as configuration
-from nri_numa.engine.request.placed import PLACED
-from nri_numa.scheduler.waker import ROOM
+from nri_numa.engine.request.annotations import PLACED
+from nri_numa.scheduler.watcher import ROOM
 from tests.shipped.test_install_manifests import BASE, CHART, helm
 
 DIRECTORY = BASE.parent / "scheduler"

@@ -6,6 +6,7 @@ Started by `tests.beds.vm_bed` as root, with the host's file system read-only be
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import shutil
@@ -76,7 +77,7 @@ def near(binaries: Binaries, directory: Path) -> Binaries:
         binaries.busybox,
     ):
         shutil.copy(source, directory / source.name)
-    return msgspec.structs.replace(
+    return dataclasses.replace(
         binaries,
         directory=directory,
         runc=directory / binaries.runc.name,
@@ -93,7 +94,7 @@ def _binaries(machine: Machine) -> Binaries:
         return Binaries(
             series="1.7", version="1.7", directory=Path("/usr/bin"), runc=runc, busybox=busybox
         )
-    found = msgspec.structs.replace(find_binaries(machine.containerd), runc=runc, busybox=busybox)
+    found = dataclasses.replace(find_binaries(machine.containerd), runc=runc, busybox=busybox)
     return near(found, _BED / "bin")
 
 

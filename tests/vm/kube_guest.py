@@ -8,6 +8,7 @@ of nri-numa, which is on a tmpfs by default: here it finds what was before the r
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -37,12 +38,14 @@ from tests.beds.kube.virtual_node import (
     Wanted,
 )
 from tests.beds.plugin_process import plugin_environment
-from tests.machines.vm_machine import format_list
+from tests.machines.vm_machine import format_list, parse_list
 from tests.vm import words
 from tests.vm.guest import GuestContainerd
 from tests.vm.plugin import GuestPlugin
+from tests.vm.scopes import systemd_agrees
 
 _DISK = Path("/mnt")
+SYSTEMD = Path("/run/systemd/system").is_dir()  # sd_booted(3)
 _START_LIMIT_S = 300.0
 
 
@@ -57,10 +60,13 @@ def _run(*command: str) -> None:
 
 def _set_up() -> None:
     _run("modprobe", "-a", "virtio_net", "virtio_blk", "ext4", "overlay", "veth")
-    _run("mount", "/dev/vda", str(_DISK))
-    for hidden in (Path("/var/lib"), Path("/var/log")):
+    _run("mount", "/dev/vdb" if SYSTEMD else "/dev/vda", str(_DISK))
+    # A whole Debian has its own in there.
+    below = ("lib/kubelet", "lib/cni", "log/pods") if SYSTEMD else ("lib", "log")
+    for hidden in (Path("/var") / name for name in below):
         own = _DISK / hidden.relative_to("/")
-        own.mkdir(parents=True, exist_ok=True)
+        for directory in (own, hidden):
+            directory.mkdir(parents=True, exist_ok=True)
         _run("mount", "--bind", str(own), str(hidden))
     HANDOVER.mkdir(parents=True, exist_ok=True)
     (device,) = [each.name for each in Path("/sys/class/net").iterdir() if each.name != "lo"]
@@ -68,6 +74,8 @@ def _set_up() -> None:
     _run("ip", "link", "set", device, "up")
     _run("ip", "address", "add", f"{GUEST_ADDRESS}/24", "dev", device)
     _run("ip", "route", "add", "default", "via", "10.0.2.2")
+    if SYSTEMD:
+        return  # it gives each cgroup its controllers
     root = Path("/sys/fs/cgroup")
     for controller in (root / "cgroup.controllers").read_text(encoding="ascii").split():
         with contextlib.suppress(OSError):
@@ -80,7 +88,7 @@ class _Node:
     def __init__(self, shared: Path, wanted: Wanted) -> None:
         programs = _DISK / PROGRAMS
         there = find_binaries()
-        binaries = msgspec.structs.replace(
+        binaries = dataclasses.replace(
             there,
             directory=programs,
             runc=programs / there.runc.name,
@@ -92,6 +100,11 @@ class _Node:
             root=_DISK / "containerd",
             nri_request_timeout="30s",
             cni=(NETWORK, programs / "cni"),
+            systemd_cgroup=SYSTEMD,
+        )
+        self.notes: list[str] = []
+        self.memory_nodes = parse_list(
+            Path("/sys/devices/system/node/has_memory").read_text(encoding="ascii").strip()
         )
         self.containerd.log_file = shared / "containerd.log"
         self.plugin = GuestPlugin(
@@ -103,6 +116,8 @@ class _Node:
         configuration = kubelet_configuration(
             self.containerd.socket, GUEST_BED, cgroup_root="/", address=GUEST_ADDRESS
         )
+        if SYSTEMD:
+            configuration["cgroupDriver"] = "systemd"
         (GUEST_BED / "static").mkdir(exist_ok=True)
         file = GUEST_BED / "kubelet.json"
         file.write_text(json.dumps({**configuration, **wanted.kubelet}), encoding="utf-8")
@@ -129,6 +144,11 @@ class _Node:
             ),
         )
 
+    @property
+    def online(self) -> frozenset[int]:
+        """CPUs that run programs now."""
+        return words.online_cpus()
+
     def start(self) -> None:
         """Start them one after the other, so that no container comes before nri-numa."""
         self.containerd.start(timeout_s=_START_LIMIT_S)
@@ -142,6 +162,8 @@ class _Node:
         match ask.what:
             case "look":
                 return Answer(looks=self._look())
+            case "agree":
+                systemd_agrees(self)
             case "publish":
                 self.publisher.start()
             case "kill":

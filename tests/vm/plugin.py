@@ -109,15 +109,18 @@ class UnitPlugin(GuestPlugin):
         self.write_config()
         if not self._installed:
             shutil.copy(REPOSITORY / "systemd/nri-numa.service", UNIT)
-            drop_in = UNIT.with_name(f"{UNIT.name}.d")
-            drop_in.mkdir(exist_ok=True)
-            output = f"StandardOutput=append:{self.log_file}\nStandardError=inherit\n"
-            (drop_in / "bed.conf").write_text(_SLOW + output)
-            systemctl("daemon-reload")
+            self.slow_down(f"StandardOutput=append:{self.log_file}\nStandardError=inherit\n")
             self._installed = True
         systemctl("start", "nri-numa")
         if wait:
             self.wait_ready(timeout_s=timeout_s)
+
+    def slow_down(self, more: str = "") -> None:
+        """Put the unit's limits where an emulated machine keeps to them; more lines follow."""
+        drop_in = UNIT.with_name(f"{UNIT.name}.d")
+        drop_in.mkdir(exist_ok=True)
+        (drop_in / "bed.conf").write_text(_SLOW + more)
+        systemctl("daemon-reload")
 
     def terminate(self, timeout_s: float = 15.0) -> int:
         """``systemctl stop``."""
@@ -132,6 +135,14 @@ class UnitPlugin(GuestPlugin):
         systemctl("kill", f"--signal={signal.SIGKILL.name}", "nri-numa")
         poll(lambda: self.pid != before or None, "another process")
         return -signal.SIGKILL
+
+    def uninstall(self) -> None:
+        """Stop it, and leave nothing of its unit."""
+        self.terminate()
+        UNIT.unlink(missing_ok=True)
+        shutil.rmtree(UNIT.with_name(f"{UNIT.name}.d"), ignore_errors=True)
+        systemctl("daemon-reload")
+        self._installed = False
 
     def close(self) -> None:
         """Stop it."""

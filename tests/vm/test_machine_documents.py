@@ -45,7 +45,10 @@ def test_a_bad_list_is_refused(text: str) -> None:
 def test_every_machine_of_the_matrix_is_valid_and_different() -> None:
     machines = load_machines(DIRECTORY)
     shapes = {
-        (len(m.numa), m.threads, m.offline, m.containerd, tuple(n.memory_mib for n in m.numa))
+        (
+            *(len(m.numa), m.threads, m.offline, m.containerd, m.system),
+            tuple(n.memory_mib for n in m.numa),
+        )
         for m in machines.values()
     }
     assert len(shapes) == len(machines) >= 6
@@ -66,7 +69,8 @@ def test_the_matrix_covers_what_the_project_promises_to_prove() -> None:
     assert any(m.unplugged for m in machines)
     assert any(m.pci for m in machines)
     assert any(m.threads == 1 for m in machines)
-    assert {m.containerd for m in machines} == {"1.7", "2.3"}
+    assert {m.system for m in machines} == {"", "bookworm", "trixie"}
+    assert {m.containerd for m in machines} == {"1.7", "2.3", "2.4"}
 
 
 def test_cpus_are_numbered_threads_first_then_cores_then_sockets() -> None:

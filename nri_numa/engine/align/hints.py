@@ -1,63 +1,472 @@
-"""What a container asks of each resource, and which NUMA masks suit it.
+"""Which NUMA masks suit each resource, and the one that suits them all: hints and their merge.
 
 A *demand* states the facts: how much is needed, what each NUMA node could give when empty
-(capacity) and what it can give now (available). A demand stands for a list of the kubelet's *hints*
+(capacity) and what it can give now (available). It stands for a list of the kubelet's *hints*
 without spelling the list out: a mask of NUMA nodes is a hint when it covers the need with what is
 available, and a *preferred* one when it is also no wider than an empty machine would have required.
-`nri_numa.engine.align.families` answers questions about that list, `nri_numa.engine.align.merge`
-combines the lists of several demands.
 
 The two kinds of empty answer of the kubelet's hint providers stay apart everywhere:
 
 * *no wish* (a nil list): any placement suits; one hint without mask, preferred;
 * *impossible* (an empty list): nothing suits; one hint without mask, not preferred.
+
+The merge is the kubelet's: take one hint of each list in every possible way, intersect the masks,
+call the result preferred when all hints are and all masks are equal, drop empty ones, and keep the
+best. The best is the smallest by a total order (w width, d distance, t tie-break; *bnp*, the width
+of the neediest list's narrowest mask):
+
+===============================  ==================
+result                           key
+===============================  ==================
+preferred (before all others)    (w, d, t)
+not preferred, w = bnp           (0, 0, d, t)
+not preferred, w < bnp           (1, -w, d, t)
+not preferred, w > bnp           (2, w, d, t)
+===============================  ==================
+
+Up to `EXACT_UPTO` NUMA nodes every mask is looked at. Beyond, one search of bounded work finds
+preferred results, and in place of the others the narrowest mask that suits every resource; see
+docs/adr/0004-hint-merge.md. Masks are plain integers here, bit *i* for NUMA node *i*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, compress, groupby
+from operator import mul
 
 import msgspec
 
 from nri_numa.engine.values.workload import DeviceRequest
 from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
 
+EXACT_UPTO = 10
+"""Up to this many NUMA nodes a merge is the kubelet's without exception."""
+
+STEP_LIMIT = 400
+"""NUMA nodes that one merge on a larger machine tries; the worst one takes milliseconds."""
+
+_FLOOR = 64  # steps any search gets: enough to walk straight to a mask on 64 NUMA nodes
+
 Amounts = Mapping[int, int]
 """Quantity by NUMA node; missing is none."""
 
 
-class Hint(msgspec.Struct, frozen=True):
-    """One answer of a provider.
+def bits_of(mask: int) -> Iterator[int]:
+    """The NUMA nodes of a mask, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
 
-    Attributes:
-        affinity: the NUMA nodes to use, None when any placement suits.
-        preferred: the mask is as narrow as an empty machine would allow.
+
+def all_masks(machine: int) -> list[int]:
+    """Every set of the machine's NUMA nodes, by its index: bit *k* of it is the *k*-th of them."""
+    masks = [0]
+    for i in bits_of(machine):
+        masks += [m | 1 << i for m in masks]
+    return masks
+
+
+def together(near: Mapping[int, NUMASet], amounts: Amounts) -> Amounts:
+    """What each NUMA node by itself has of a resource, with what serves it (`near`)."""
+    if not near:
+        return amounts
+    found = {i: amount for i, amount in amounts.items() if i not in near}
+    for i, served in near.items():
+        for home in served:
+            found[home] = found.get(home, 0) + max(0, amounts.get(i, 0))
+    return found
+
+
+def _mask(numa_nodes: Iterable[int]) -> int:
+    bits = 0
+    for i in numa_nodes:
+        if i >= 0:
+            bits |= 1 << i
+    return bits
+
+
+# --- the search for a mask ------------------------------------------------------------------------
+
+
+class Steps:
+    """The work of one merge on a large machine, and whether it sufficed (``exact``)."""
+
+    __slots__ = ("exact", "used")
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.exact = True
+
+    def share(self) -> int:
+        """Up to which count one search may go: half of what is left, so that none starves.
+
+        Twice the limit and one such search is the most that a merge can take.
+        """
+        left = STEP_LIMIT - self.used
+        return self.used + (max(left // 2, _FLOOR) if left > -STEP_LIMIT else 0)
+
+
+class Order:
+    """The tie-break between masks of the same width and distance; smaller is better.
+
+    Without ranks it is the mask's integer value, as in the kubelet: of two masks the one without
+    the highest NUMA node in which they differ. With ranks it is the sorted tuple of the ranks of
+    its NUMA nodes: of two masks the one with the best-ranked NUMA node in which they differ.
+    NUMA nodes of equal rank, and those without one, are told apart by their number.
     """
 
-    affinity: NUMASet | None
+    __slots__ = ("_place", "by_value", "nodes")
+
+    def __init__(self, numa_nodes: Iterable[int], rank: Mapping[int, int] | None = None) -> None:
+        self.by_value = rank is None
+        self.nodes = sorted(numa_nodes)
+        if rank is not None:
+            last = max(rank.values(), default=0) + 1
+            # Order: rank, then number.
+            self.nodes.sort(key={**dict.fromkeys(self.nodes, last), **rank}.__getitem__)
+        self._place = {i: place for place, i in enumerate(self.nodes)}
+
+    def key(self, mask: int) -> tuple[int, ...]:
+        """Sort key; only to be compared between masks of one width."""
+        places = [self._place[i] for i in bits_of(mask)]
+        places.sort(reverse=self.by_value)
+        return tuple(places)
+
+    def within(self, mask: int) -> list[int]:
+        """The NUMA nodes of a mask, in order."""
+        return [i for i in self.nodes if mask >> i & 1]
+
+
+class Distances:
+    """Sums of SLIT distances, read once and only where needed.
+
+    The kubelet compares averages over all ordered pairs of a mask, each node with itself included.
+    Among masks of one width the sums order the same way and are exact.
+    """
+
+    __slots__ = ("_apart", "_between", "_distance")
+
+    def __init__(self, distance: Callable[[int, int], int]) -> None:
+        self._distance = distance
+        self._between: dict[tuple[int, int], int] = {}
+        self._apart: dict[tuple[int, ...], int] = {}
+
+    def here(self, i: int) -> int:
+        """Distance of a NUMA node to itself."""
+        return self._distance(i, i)
+
+    def between(self, i: int, j: int) -> int:
+        """Distance there and back (firmware may tell different ones); to itself once."""
+        value = self._between.get((i, j))
+        if value is None:
+            value = self._distance(i, j) + (self._distance(j, i) if i != j else 0)
+            self._between[i, j] = self._between[j, i] = value
+        return value
+
+    def apart(self, nodes: Sequence[int]) -> int:
+        """The least distance there and back between two of some NUMA nodes."""
+        key = tuple(nodes)
+        if key not in self._apart:
+            pairs = [self.between(i, j) for i, j in combinations(nodes, 2)]
+            self._apart[key] = min(pairs, default=0)
+        return self._apart[key]
+
+    def added(self, mask: int, i: int) -> int:
+        """What one NUMA node adds to the total of a mask without it."""
+        return self.between(i, i) + sum(self.between(i, j) for j in bits_of(mask))
+
+    def total(self, mask: int) -> int:
+        """Sum over all ordered pairs of the mask."""
+        members = list(bits_of(mask))
+        pairs = [self.between(i, j) for i, j in combinations(members, 2)]
+        return sum(pairs) + sum([self.between(i, i) for i in members])
+
+
+class Quantity(msgspec.Struct, frozen=True):
+    """What a mask must have enough of.
+
+    Attributes:
+        amounts: by NUMA node, what it has by itself; positive ones.
+        parts: masks and amounts, where some count for several NUMA nodes and once for a mask that
+            holds any of these: a device on two of them, memory that serves two. Else None.
+    """
+
+    need: int
+    amounts: Amounts
+    parts: tuple[tuple[int, int], ...] | None = None
+
+    @classmethod
+    def of_parts(cls, need: int, parts: Sequence[tuple[int, int]]) -> Quantity:
+        """A quantity whose parts belong to one or several NUMA nodes."""
+        amounts: dict[int, int] = {}
+        several = False
+        for nodes, amount in parts:
+            several = several or bool(nodes & (nodes - 1))
+            for i in bits_of(nodes):
+                amounts[i] = amounts.get(i, 0) + amount
+        return cls(need, amounts, tuple(parts) if several else None)
+
+    def have(self, mask: int) -> int:
+        """What a mask has."""
+        if self.parts is not None:
+            return sum([amount for nodes, amount in self.parts if nodes & mask])
+        return sum([amount for i, amount in self.amounts.items() if mask >> i & 1])
+
+    def alone(self) -> int:
+        """The NUMA nodes that have enough by themselves."""
+        need, mask = self.need, 0
+        for i, amount in self.amounts.items():
+            if amount >= need:
+                mask |= 1 << i
+        return mask
+
+
+class Cover(msgspec.Struct, frozen=True, kw_only=True):
+    """What a mask is made of (``within``), holds (``required``), has enough of, and must be."""
+
+    within: int
+    quantities: tuple[Quantity, ...]
+    required: int = 0
+    accept: Callable[[int], bool] | None = None
+
+    def meets(self, mask: int) -> bool:
+        """Say whether a mask within has everything."""
+        for q in self.quantities:
+            if q.have(mask) < q.need:
+                return False
+        return self._suits(mask)
+
+    def _suits(self, mask: int) -> bool:
+        return not self.required & ~mask and (self.accept is None or self.accept(mask))
+
+    def floor(self) -> int:
+        """A width below which no mask can do: for each quantity, the number of largest parts."""
+        least = max(1, self.required.bit_count())
+        for q in self.quantities:
+            have = width = 0
+            for amount in sorted(
+                (a for i, a in q.amounts.items() if self.within >> i & 1), reverse=True
+            ):
+                if have >= q.need:
+                    break
+                have += amount
+                width += 1
+            if have < q.need:
+                return self.within.bit_count() + 1
+            least = max(least, width)
+        return least
+
+    def best(
+        self, width: int, order: Order, distances: Distances | None, steps: Steps
+    ) -> int | None:
+        """The best mask of exactly ``width`` NUMA nodes; None when there is none.
+
+        Order: least distance first (with ``distances``), then ``order``.
+        """
+        if len(order.nodes) > EXACT_UPTO:
+            nodes, choose = order.within(self.within & ~self.required), self.required.bit_count()
+            return self._searched(nodes, width - choose, distances, steps)
+        found = [m for m in self._enough() if m.bit_count() == width and self._suits(m)]
+        return pick(found, order, distances) if found else None
+
+    def narrowest(
+        self, order: Order, distances: Distances | None, steps: Steps, at_least: int = 1
+    ) -> int | None:
+        """The best of the masks of the least width."""
+        if len(order.nodes) <= EXACT_UPTO:
+            found = sorted(self._enough(), key=int.bit_count)
+            for _, masks in groupby(found, key=int.bit_count):
+                suiting = [m for m in masks if self._suits(m)]
+                if suiting:
+                    return pick(suiting, order, distances)
+            return None
+        for width in range(max(at_least, self.floor()), self.within.bit_count() + 1):
+            mask = self.best(width, order, distances, steps)
+            if mask is not None:
+                return mask
+            if steps.used > STEP_LIMIT:
+                break
+        return self.within if self.within and self.meets(self.within) else None
+
+    def every(self) -> list[int]:
+        """Every mask that has everything, on a machine with few NUMA nodes."""
+        return [m for m in self._enough() if self._suits(m)]
+
+    def _enough(self) -> list[int]:
+        """Every mask that has enough, all of them counted at once."""
+        masks, enough = all_masks(self.within), [True] * (1 << self.within.bit_count())
+        for q in self.quantities:
+            sums = [0]
+            if q.parts is None:
+                for i in bits_of(self.within):
+                    amount = q.amounts.get(i, 0)
+                    sums += [total + amount for total in sums]
+            else:
+                sums = [q.have(m) for m in masks]
+            need = q.need
+            enough = [e and total >= need for e, total in zip(enough, sums, strict=True)]
+        return [m for m in compress(masks, enough) if m]
+
+    def _searched(
+        self, nodes: list[int], choose: int, distances: Distances | None, steps: Steps
+    ) -> int | None:
+        """A close mask on a machine with too many to look at each.
+
+        Grows masks by the NUMA node that is nearest to what they hold, the first of the order among
+        equals, and leaves a branch that cannot have enough any more, or come nearer than the best.
+        """
+        weights = [q.amounts for q in self.quantities]
+        lacks = [q.need - q.have(self.required) for q in self.quantities]
+        until = steps.share()
+        best: int | None = None
+        nearest = 0
+        apart = distances.apart(nodes) if distances else 0
+
+        def walk(
+            rest: list[int],
+            choose: int,
+            mask: int,
+            lacks: list[int],
+            far: int,
+            adds: Amounts,
+        ) -> None:
+            nonlocal best, nearest
+            if not choose:
+                if self.meets(mask):
+                    best, nearest = mask, far
+                return
+            for lack, w in zip(lacks, weights, strict=True):
+                if lack > 0 and lack > sum(sorted([w.get(i, 0) for i in rest])[-choose:]):
+                    return
+            if distances is not None:
+                rest = sorted(rest, key=adds.__getitem__)  # stable: then by the order
+            for n, i in enumerate(rest[: len(rest) - choose + 1]):
+                if best is not None:
+                    # What the nearest of the rest add, were they as near to one another as any.
+                    least = sum([adds[j] for j in rest[n : n + choose]])
+                    if far + least + apart * choose * (choose - 1) // 2 >= nearest:
+                        return
+                if steps.used >= until:
+                    steps.exact = False
+                    return
+                steps.used += 1
+                beyond = rest[n + 1 :]
+                after = [lack - w.get(i, 0) for lack, w in zip(lacks, weights, strict=True)]
+                further = adds
+                if distances is not None:
+                    further = {j: adds[j] + distances.between(i, j) for j in beyond}
+                walk(beyond, choose - 1, mask | 1 << i, after, far + adds[i], further)
+
+        first = {i: distances.added(self.required, i) if distances else 0 for i in nodes}
+        if choose >= 0 and not self.required & ~self.within:
+            walk(nodes, choose, self.required, lacks, 0, first)
+        return best
+
+
+def pick(masks: Sequence[int], order: Order, distances: Distances | None) -> int:
+    """The best of some masks of one width: least distance, then the tie-break."""
+    if len(masks) == 1:
+        return masks[0]
+    return min(masks, key=lambda m: (0 if distances is None else distances.total(m), order.key(m)))
+
+
+# --- hints ----------------------------------------------------------------------------------------
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """One hint: the NUMA nodes to use, and whether an empty machine would allow no narrower."""
+
+    affinity: NUMASet
     preferred: bool
 
     def __str__(self) -> str:
-        where = "any" if self.affinity is None else f"{{{self.affinity}}}"
-        return where + ("✓" if self.preferred else "✗")
+        return f"{{{self.affinity}}}{'✓' if self.preferred else '✗'}"
+
+
+@dataclass(slots=True, eq=False)
+class Hints:
+    """The hints of one demand, or the one list that several demands share.
+
+    Nearly every list is *upward closed*: with a mask it has every wider one, because needs are met
+    by sums. The exceptions are the memory groups of the kubelet.
+
+    Attributes:
+        alone: NUMA nodes that are a mask of one.
+        groups: group rule, NUMA node with assignments to its group's mask; None without the rule.
+        sockets: with ``align-by-socket``, one mask for each socket.
+        nil: there is a hint without mask: True preferred, False not preferred; None none.
+    """
+
+    universe: int = 0
+    free: tuple[Quantity, ...] = ()
+    required: int = 0
+    alone: int = 0
+    groups: Mapping[int, int] | None = None
+    sockets: tuple[int, ...] = ()
+    nil: bool | None = None
+    width: int = 0
+
+    @property
+    def aligned_sockets(self) -> int:
+        """How many sockets a preferred mask may touch; 0 without that rule.
+
+        The kubelet divides the machine's counts; fewer NUMA nodes than sockets switches it off.
+        """
+        per_socket = self.universe.bit_count() // len(self.sockets) if self.sockets else 0
+        return -(-self.width // per_socket) if per_socket else 0
+
+    def contains(self, mask: int) -> bool:
+        """Say whether the mask is a hint, preferred or not."""
+        if self.nil is not None or not mask or mask & ~self.universe or self.required & ~mask:
+            return False
+        return self.untied(mask) and all(q.have(mask) >= q.need for q in self.free)
+
+    def untied(self, mask: int) -> bool:
+        """Say whether the group rule lets the mask be one."""
+        if self.groups is None:
+            return True
+        if not mask & (mask - 1):
+            return bool(mask & self.alone)
+        return all(group == mask for i, group in self.groups.items() if mask >> i & 1)
+
+    def prefers_width(self, mask: int) -> bool:
+        """Say whether a hint of this mask would be preferred."""
+        if mask.bit_count() == self.width:
+            return True
+        aligned = self.aligned_sockets
+        return bool(aligned) and aligned == sum(1 for s in self.sockets if s & mask)
+
+    def prefers(self, mask: int) -> bool:
+        """Say whether the mask is a preferred hint."""
+        return self.prefers_width(mask) and self.contains(mask)
+
+    def cover(self) -> Cover:
+        """What a mask must be to be a hint."""
+        return Cover(
+            within=self.universe,
+            quantities=self.free,
+            required=self.required,
+            accept=None if self.groups is None else self.untied,
+        )
+
+    def possible(self) -> bool:
+        """Say whether there is any hint with a mask."""
+        if self.alone or self.groups is None:
+            return bool(self.alone) or self.contains(self.universe)
+        apart = self.universe & ~_mask(self.groups)
+        return any(map(self.contains, [apart, *self.groups.values()]))
 
 
 class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True):
     """A need for a quantity that NUMA nodes add up to: CPUs, memory, huge pages.
 
-    The masks looked at are made of the NUMA nodes that ``capacity`` names, so a CPU demand names
-    the NUMA nodes with CPUs and a memory demand those with memory. A mask is a hint when all of
-    ``required`` lies in it and the sum of ``available`` over it reaches ``need``. It is preferred
-    when its width is the least width at which ``capacity`` reaches ``need`` on some mask.
-
-    A need of zero or less asks for nothing and counts as no wish.
-
     Attributes:
-        resource: ``cpu``, ``memory``, ``hugepages-2Mi`` …
-        need: in the same unit as the mappings.
-        capacity: by NUMA node, what an empty machine has.
-        available: by NUMA node, what is free now plus what the container may reuse; missing and
-            negative mean none.
+        capacity: by NUMA node, what an empty machine has; masks are made of these NUMA nodes.
+        available: by NUMA node, what is free now plus what the container may reuse; negative ones
+            mean none.
         required: NUMA nodes that must lie in every mask, because the container holds or reuses
             something there.
         sockets: NUMA node to socket; given, masks that touch as few sockets as the narrowest mask
@@ -65,15 +474,15 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True):
         groups: NUMA node to the group it is bound to, the kubelet's memory cells; None for no
             group rule. With it a node of a larger group is no mask of its own, and a wider mask
             may hold a node with assignments only if it is that node's group.
+        share: demands with the same key are judged together: a mask suits all or none of them, and
+            they have one preferred width, as the memory types of the kubelet do.
+        unit: for texts: ``bytes``, ``cpus``, ``millicpu``, or empty for a plain number; None is
+            ``bytes`` for memory and huge pages and a plain number for the rest.
         assigned: NUMA nodes with assignments, for the group rule.
         near: NUMA nodes in ``capacity`` that are no part of masks themselves (memory without CPUs)
             to those that they serve: they count for a mask that holds any of these.
-        share: demands with the same key are judged together: a mask suits all or none of them and
-            they have one preferred width, as the memory types of the kubelet do.
-        nothing_is_no_wish: when no mask suits, answer *no wish* instead of *impossible*. The
+        empty_is_nil: when no mask suits, answer *no wish* instead of *impossible*. The
             kubelet's memory manager does, and fails at allocation.
-        unit: for texts: ``bytes``, ``cpus``, ``millicpu``, or empty for a plain number; None is
-            ``bytes`` for memory and huge pages and a plain number for the rest.
     """
 
     resource: str
@@ -86,8 +495,67 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True):
     assigned: NUMASet = NO_NUMA_NODES
     near: Mapping[int, NUMASet] = msgspec.field(default_factory=dict)
     share: str | None = None
-    nothing_is_no_wish: bool = False
+    empty_is_nil: bool = False
     unit: str | None = None
+
+    def quantity(self, amounts: Amounts, universe: int) -> Quantity:
+        """The need against some amounts."""
+        own = {i: v for i, v in amounts.items() if v > 0 and i >= 0 and universe >> i & 1}
+        if not self.near:
+            return Quantity(self.need, own)
+        parts = [(1 << i, amount) for i, amount in own.items()]
+        for i, served in self.near.items():
+            if (amount := amounts.get(i, 0)) > 0 and (mask := served.bits & universe):
+                parts.append((mask, amount))
+        return Quantity.of_parts(self.need, parts)
+
+    def hints(self, machine: int, among: Sequence[HintDemand], steps: Steps) -> Hints:
+        """Masks with enough available; preferred are those of the width that capacity needs."""
+        demands = [d for d in among if isinstance(d, ResourceDemand)]
+        universe, required = machine, 0
+        for d in demands:
+            universe &= _mask(d.capacity)
+            required |= d.required.bits
+        free = tuple([d.quantity(d.available, universe) for d in demands])
+        capacity = tuple([d.quantity(d.capacity, universe) for d in demands])
+        found = Hints(
+            universe=universe,
+            required=required,
+            alone=_alone(universe, free, required),
+            free=free,
+            width=_width(universe, capacity, steps),
+        )
+        # Demands that share a list share its group rule: the first that states one.
+        for d in demands:
+            if d.groups is not None:
+                groups = {i: g.bits for i, g in d.groups.items() if universe >> i & 1}
+                found.alone &= ~_mask(i for i, g in groups.items() if g & (g - 1))
+                # A NUMA node with assignments and no group is a group of its own.
+                found.groups = {i: groups.get(i, 1 << i) for i in d.assigned if universe >> i & 1}
+                break
+        if self.sockets is not None:
+            by_socket: dict[int, int] = {}
+            for i, socket in self.sockets.items():
+                if universe >> i & 1:
+                    by_socket[socket] = by_socket.get(socket, 0) | 1 << i
+            found.sockets = tuple(by_socket.values())
+        if not found.possible():
+            found.nil = any(d.empty_is_nil for d in demands)
+        return found
+
+    def amounts(self, numa_ids: NUMASet) -> Iterable[tuple[int, int, int]]:
+        """NUMA nodes without CPUs that serve others stand there for themselves."""
+        return [
+            (i, max(0, self.available.get(i, 0)), self.capacity[i])
+            for i in numa_ids | NUMASet(self.near)
+            if i in self.capacity
+        ]
+
+    def obstacle(self) -> str:
+        """Enough is free, and not together."""
+        if self.groups is not None:
+            return "its NUMA nodes are tied to groups of other containers"
+        return "not together with what is held already or judged with it"
 
 
 class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,12 +563,11 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     A device counts for a mask when *any* of its NUMA nodes lies in it. Devices without NUMA nodes
     count for no mask. When no device of the resource has a NUMA node there is no wish.
-
-    Attributes:
-        request: the count and every device of the resource that the container has.
     """
 
     request: DeviceRequest
+    share: None = None
+    unit: None = None
 
     @property
     def resource(self) -> str:
@@ -112,21 +579,205 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True):
         """The number of devices asked for."""
         return self.request.count
 
+    def hints(self, machine: int, among: Sequence[HintDemand], steps: Steps) -> Hints:
+        """Masks with enough of the devices."""
+        by_id = {d.id: d.numa_nodes for d in self.request.devices}
+        counts: dict[int, int] = {}
+        for numa_nodes in by_id.values():
+            if numa_nodes:
+                nodes = _mask(numa_nodes) & machine
+                counts[nodes] = counts.get(nodes, 0) + 1
+        if not counts or len(by_id) < self.need:
+            return Hints(nil=not counts)
+        free = (Quantity.of_parts(self.need, list(counts.items())),)
+        width = _width(machine, free, steps)
+        found = Hints(universe=machine, alone=_alone(machine, free), free=free, width=width)
+        if not found.possible():
+            found.nil = False
+        return found
 
-def together(near: Mapping[int, NUMASet], amounts: Amounts) -> Amounts:
-    """What each NUMA node by itself has of a resource, with what serves it.
+    def amounts(self, numa_ids: NUMASet) -> Iterable[tuple[int, int, int]]:
+        """All devices are the container's, so they are free for it."""
+        on = [(i, sum(1 for d in self.request.devices if i in d.numa_nodes)) for i in numa_ids]
+        return [(i, count, count) for i, count in on]
 
-    Args:
-        near: see `ResourceDemand`.
-        amounts: by NUMA node.
-    """
-    if not near:
-        return amounts
-    found = {i: amount for i, amount in amounts.items() if i not in near}
-    for i, served in near.items():
-        for home in served:
-            found[home] = found.get(home, 0) + max(0, amounts.get(i, 0))
-    return found
+    def obstacle(self) -> str:
+        """Without a NUMA node, or too few at all."""
+        known = len(self.request.devices)
+        if known < self.need:
+            return f"more than the {known} there are"
+        placed = sum(1 for d in self.request.devices if d.numa_nodes)
+        return f"but only {placed} of {known} devices say which NUMA node they belong to"
 
 
 HintDemand = ResourceDemand | DeviceDemand
+"""The kinds of demands: each says by itself which hints it has, and how texts tell of it."""
+
+
+def _alone(universe: int, quantities: Iterable[Quantity], required: int = 0) -> int:
+    """The NUMA nodes that have enough of everything, and all that is required, by themselves."""
+    if required:
+        universe = required & universe if not required & (required - 1) else 0
+    for quantity in quantities:
+        universe &= quantity.alone()
+    return universe
+
+
+def _width(universe: int, capacity: tuple[Quantity, ...], steps: Steps) -> int:
+    """The least width at which an empty machine has enough on some mask; else all of it."""
+    if _alone(universe, capacity):
+        return 1
+    cover = Cover(within=universe, quantities=capacity)
+    mask = cover.narrowest(Order(bits_of(universe)), None, steps, at_least=2)
+    return (universe if mask is None else mask).bit_count()
+
+
+def hints_of(
+    demands: Sequence[HintDemand], numa_ids: NUMASet, steps: Steps, *, one_width: bool = False
+) -> list[Hints]:
+    """The hints of each demand, in order; demands that share a list share the object.
+
+    With ``one_width`` the width that the neediest of them needs on an empty machine is preferred by
+    all, instead of each one's own, as the kubelet has it.
+    """
+    machine = numa_ids.bits
+    shared: dict[str, Hints] = {}
+    found: list[Hints] = []
+    for demand in demands:
+        if demand.need <= 0:
+            hints = Hints(nil=True)
+        elif demand.share is None:
+            hints = demand.hints(machine, [demand], steps)
+        elif demand.share in shared:
+            hints = shared[demand.share]
+        else:
+            among = [d for d in demands if d.share == demand.share and d.need > 0]
+            hints = shared[demand.share] = demand.hints(machine, among, steps)
+        found.append(hints)
+    if one_width:
+        width = max((f.width for f in found), default=0)
+        for hints in found:
+            hints.width = width
+    return found
+
+
+# --- the merge ------------------------------------------------------------------------------------
+
+
+class Merge(msgspec.Struct, frozen=True, kw_only=True):
+    """What is merged: the hints of every resource, the machine's NUMA nodes, and the order."""
+
+    lists: Sequence[Hints]
+    machine: int
+    order: Order
+    distances: Distances | None
+    single: bool
+    steps: Steps
+
+    def best(self) -> tuple[int, bool]:
+        """The best mask, all of the machine where nothing restricts it; whether it is preferred."""
+        mask = self.preferred()
+        if mask is not None:
+            return mask, True
+        lists = [f for f in self.lists if f.nil is None]
+        if not lists or self.single:
+            return self.machine, False
+        if len(self.order.nodes) > EXACT_UPTO:
+            mask = self._cover(lists, lambda m: all(f.untied(m) for f in lists)).narrowest(
+                self.order, self.distances, self.steps
+            )
+            return (self.machine if mask is None else mask), False
+        masks, neediest = self.reachable()
+        if not masks:
+            return self.machine, False
+        # Order: the class of the result; one width has one class.
+        width = min({m.bit_count() for m in masks}, key=lambda w: result_class(w, neediest))
+        among = [m for m in masks if m.bit_count() == width]
+        return pick(among, self.order, self.distances), False
+
+    def preferred(self, but: frozenset[int] = frozenset()) -> int | None:
+        """The best mask that every list prefers, None when there is none; without those in ``but``.
+
+        Preferred masks of a list have one width, with socket alignment several.
+        """
+        lists = [f for f in self.lists if f.nil is not True]
+        for f in lists:
+            if f.nil is False:
+                return None
+        if not lists:
+            return None if self.machine in but else self.machine
+        widths = {f.width for f in lists if not (f.sockets and f.aligned_sockets)}
+        if len(widths) > 1:
+            return None
+        if self.single or widths <= {1}:
+            alone = self.machine
+            for f in lists:
+                alone &= f.alone
+            ones = [i for i in self.order.nodes if alone >> i & 1]
+            for f in lists:
+                if f.width != 1:
+                    ones = [i for i in ones if f.prefers_width(1 << i)]
+            if but:
+                ones = [i for i in ones if 1 << i not in but]
+            if ones:
+                # Masks of one NUMA node have the order of the NUMA nodes.
+                far = [self.distances.here(i) for i in ones] if self.distances else [0]
+                return 1 << ones[far.index(min(far))]
+        cover = self._cover(
+            lists,
+            lambda m: m not in but and all(f.prefers_width(m) and f.untied(m) for f in lists),
+        )
+        for width in () if self.single else widths or range(2, cover.within.bit_count() + 1):
+            mask = cover.best(width, self.order, self.distances, self.steps)
+            if mask is not None:
+                return mask
+        return None
+
+    def reachable(self) -> tuple[list[int], int]:
+        """All intersections of one hint of each list but the empty one, and *bnp*.
+
+        The number of ways to reach at least a mask, by taking from each list a hint that contains
+        it, is a product of sums over supersets; the ways to reach exactly it follow by subtraction.
+        For at most `EXACT_UPTO` NUMA nodes.
+        """
+        masks = all_masks(self.machine)
+        neediest = 0
+        ways = [1] * len(masks)
+        for hints in self.lists:
+            if hints.nil is None:  # without a mask it intersects nothing away
+                found = set(hints.cover().every())
+                neediest = max(neediest, min(m.bit_count() for m in found))
+                counts = [1 if m in found else 0 for m in masks]
+                ways = list(map(mul, ways, _over_supersets(counts, 1)))
+        ways = _over_supersets(ways, -1)
+        return [m for m, count in zip(masks, ways, strict=True) if m and count], neediest
+
+    def _cover(self, lists: Sequence[Hints], accept: Callable[[int], bool]) -> Cover:
+        within, required = self.machine, 0
+        for f in lists:
+            within &= f.universe
+            required |= f.required
+        return Cover(
+            within=within,
+            quantities=tuple([q for f in lists for q in f.free]),
+            required=required,
+            accept=accept,
+        )
+
+
+def _over_supersets(counts: list[int], sign: int) -> list[int]:
+    """For each index the sum over all indexes that contain it; undone with ``sign=-1``."""
+    bit = 1
+    while bit < len(counts):
+        for index in range(len(counts)):
+            if not index & bit:
+                counts[index] += sign * counts[index | bit]
+        bit <<= 1
+    return counts
+
+
+def result_class(width: int, neediest: int) -> tuple[int, int]:
+    """First two parts of the key of a result that is not preferred."""
+    if width == neediest:
+        return (0, 0)
+    return (1, -width) if width < neediest else (2, width)

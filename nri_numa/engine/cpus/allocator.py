@@ -5,71 +5,378 @@
 1. CPUs inside the NUMA affinity before CPUs outside (never outside when ``strict``);
 2. CPUs that nobody else pinned containers to before those of cores where somebody did;
 3. the kernel's isolated CPUs, as the settings say;
-4. thread siblings (`nri_numa.engine.cpus.smt`), preferred CPUs, CPUs whose timer tick may stop,
+4. thread siblings (`nri_numa.engine.cpus.allocator`), preferred CPUs, CPUs whose timer tick may
+   stop,
    core kinds;
-5. among equally good ones `nri_numa.engine.cpus.best_fit` or `nri_numa.engine.cpus.kubelet_order`.
+5. among equally good ones `nri_numa.engine.cpus.orders` or `nri_numa.engine.cpus.orders`.
 
 docs/adr/0010-cpu-order.md tells why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from nri_numa.engine.cpus import kubelet_order
-from nri_numa.engine.cpus.best_fit import CorePlaces, Filler, lowest, select, threads_filler
-from nri_numa.engine.cpus.cpu_reasons import (
-    beside_others,
-    crowded_cores,
-    outside,
-    shared_cores,
-    where,
-)
+import msgspec
+
 from nri_numa.engine.cpus.index import NOWHERE, AllocatorIndex, index
-from nri_numa.engine.cpus.question import NotEnoughCPUs, SMTAlignmentRefused, Taken, TakeRequest
-from nri_numa.engine.cpus.smt import (
-    CoreClass,
-    Partners,
-    Threads,
-    counts_that_fit,
-    nearest_counts,
-    next_threads,
-    partners,
-    whole_cores,
+from nri_numa.engine.cpus.orders import (
+    MOST_NUMA_NODES,
+    CorePlaces,
+    Filler,
+    cores_in_order,
+    lowest,
+    select,
+    take_distributed,
+    take_packed,
+    threads_filler,
+    threads_per_core,
 )
-from nri_numa.engine.values.settings import CPUOrder, NohzFullCPUs, PreferredCores
-from nri_numa.engine.values.workload import SMT
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Topology, counted
+from nri_numa.engine.values.settings import CPUOrder, NohzFullCPUs, PreferredCores, Settings
+from nri_numa.engine.values.workload import HIGH, SMT, Load
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.machine.model import Topology, counted, cpus_text, numa_text
 
-__all__ = [
-    "NOWHERE",
-    "AllocatorIndex",
-    "NotEnoughCPUs",
-    "SMTAlignmentRefused",
-    "TakeRequest",
-    "Taken",
-    "index",
-    "take_cpus",
-]
+
+class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `take_cpus` is asked for.
+
+    Attributes:
+        count: whole CPUs wanted, ``held`` ones counted.
+        available: CPUs free for exclusive use; reserved and owned ones are not in it.
+        prefer: take these first: a restarted container's old CPUs, CPUs of finished init
+            containers. When they are exactly as many as wanted, all free and inside the affinity,
+            they are taken as they are.
+        held: CPUs that the container owns already; all of them stay, unless they went offline.
+        affinity: take from these NUMA nodes first; None is anywhere.
+        load: of this container, for ``pair``; None counts as high.
+        last: CPUs to take when there are no others: somebody else pinned containers to them.
+        listed: CPUs of lists that give way: others are taken where they are as good.
+    """
+
+    count: int
+    available: CPUSet
+    prefer: CPUSet = NO_CPUS
+    held: CPUSet = NO_CPUS
+    affinity: NUMASet | None = None
+    strict: bool = False
+    smt: SMT = SMT.SPREAD
+    load: Load | None = None
+    loads: Mapping[int, Load] = msgspec.field(default_factory=dict)
+    busy: CPUSet = NO_CPUS
+    last: CPUSet = NO_CPUS
+    listed: CPUSet = NO_CPUS
+    settings: Settings = msgspec.field(default_factory=Settings)
+
+
+class ChosenCPUs(msgspec.Struct, frozen=True, kw_only=True):
+    """CPUs were found.
+
+    Attributes:
+        idle: siblings of them that nobody may use (``isolate``).
+    """
+
+    cpus: CPUSet
+    idle: CPUSet = NO_CPUS
+    notes: tuple[str, ...] = ()
+
+
+class NotEnoughCPUs(msgspec.Struct, frozen=True, kw_only=True):
+    """Fewer CPUs can be had than wanted.
+
+    Attributes:
+        per_numa: their number by NUMA node, for all NUMA nodes with CPUs (`NOWHERE` for CPUs
+            without one).
+    """
+
+    requested: int
+    available: CPUSet
+    per_numa: Mapping[int, int]
+    held: int = 0
+
+
+class SMTAlignmentRefused(msgspec.Struct, frozen=True, kw_only=True):
+    """``full-core``, and whole cores cannot make exactly the number wanted.
+
+    Attributes:
+        threads_per_core: the largest number of threads on one core of the machine.
+        fitting: the next lower and the next higher number that these make; where they make none,
+            that all cores of the machine make.
+    """
+
+    requested: int
+    threads_per_core: int
+    available: CPUSet
+    fitting: tuple[int, ...] = ()
+
+
+class Partners(msgspec.Struct, frozen=True, kw_only=True):
+    """CPUs of other containers, by what their load means beside ours.
+
+    Attributes:
+        opposite: one of the two is idle whenever the other is busy, and at least one is ever busy.
+        idle: both are never busy.
+        same: busy at some same minute.
+    """
+
+    opposite: int = 0
+    idle: int = 0
+    same: int = 0
+
+
+class Threads(msgspec.Struct, frozen=True, kw_only=True):
+    """What single threads are chosen from.
+
+    Attributes:
+        own: CPUs of this container, those taken a moment ago included.
+    """
+
+    index: AllocatorIndex
+    free: int
+    own: int
+    prefer: int
+    good_tick: int
+    good_kind: int
+    partners: Partners
+
+
+def partners(load: Load | None, loads: Mapping[int, Load]) -> Partners:
+    """Sort the CPUs of other containers by their load against ours; ours unknown counts as high."""
+    ours = HIGH if load is None else load
+    # The CPUs of one container carry the same object: comparing identities first saves hashing
+    # and comparing intervals CPU by CPU.
+    groups: dict[int, tuple[Load, list[int]]] = {}
+    for cpu, theirs in loads.items():
+        groups.setdefault(id(theirs), (theirs, []))[1].append(cpu)
+    opposite = idle = same = 0
+    for theirs, cpus in groups.values():
+        bits = CPUSet(cpus).bits
+        if ours.overlaps(theirs):
+            same |= bits
+        elif ours.busy or theirs.busy:
+            opposite |= bits
+        else:
+            idle |= bits
+    return Partners(opposite=opposite, idle=idle, same=same)
+
+
+def next_threads(smt: SMT, threads: Threads, zone: int) -> int:
+    """The best kind of CPUs in a zone, one for each core that is equally good; 0 when none is left.
+
+    Order of cores, for ``spread`` and ``pair``: fewest threads of this container; a preferred CPU;
+    then by who has the other threads (``spread``: fewest taken by others; ``pair``: only opposite
+    loads, nobody, only never busy ones, unknown ones, same hours); then the preferred timer
+    tick; then the preferred core kind. ``isolate`` takes only cores that are wholly free,
+    preferred CPUs, ticks and kinds first.
+    """
+    index = threads.index
+    cores = index.touched(zone)
+    if smt is SMT.ISOLATE:
+        cores &= index.whole(threads.free)
+    elif threads.own:
+        cores = _best(cores, index.by_count(threads.own))
+    preferred = cores & index.touched(zone & threads.prefer)
+    if preferred:
+        cores, zone = preferred, zone & threads.prefer
+    others = index.all & ~threads.free & ~threads.own
+    if smt is SMT.SPREAD:
+        cores = _best(cores, index.by_count(others))
+    elif smt is SMT.PAIR:
+        cores = _best(cores, _pair_classes(index, others, threads.partners))
+    if threads.good_tick != index.all:
+        best = zone & index.members(cores) & threads.good_tick
+        cores, zone = (index.touched(best), best) if best else (cores, zone)
+    cores = cores & index.touched(threads.good_kind) or cores
+    return index.lowest_threads(cores, zone)
+
+
+def _pair_classes(index: AllocatorIndex, others: int, known: Partners) -> Sequence[int]:
+    same = index.touched(others & known.same)
+    unknown = index.touched(others & ~known.same & ~known.opposite & ~known.idle)
+    quiet = index.firsts & ~same & ~unknown
+    opposite = quiet & index.touched(others & known.opposite)
+    nobody = index.firsts & ~index.touched(others)
+    return (opposite, nobody, quiet & ~opposite & ~nobody, unknown & ~same, same)
+
+
+def _best(cores: int, classes: Iterable[int]) -> int:
+    return next((found for c in classes if (found := cores & c)), 0)
+
+
+class CoreClass(msgspec.Struct, frozen=True):
+    """Equally good whole cores (as lowest threads), each of which adds ``size`` CPUs."""
+
+    cores: int
+    size: int
+
+
+def whole_cores(
+    index: AllocatorIndex, free: int, own: int, tiers: Sequence[Callable[[int], int]]
+) -> list[CoreClass]:
+    """Cores that would belong wholly to the container, best classes first.
+
+    Order: cores that the container has a part of; then tier by tier (each tier says which of some
+    cores are good, and is compared before the next); then larger before smaller.
+    """
+    whole = index.whole(free | own) & index.touched(free)
+    mine = whole & index.touched(own)
+    groups = [mine, whole & ~mine]
+    for good in tiers:
+        groups = [part for g in groups for part in (good(g), g & ~good(g)) if part]
+    adds = index.by_count(free)
+    return [
+        CoreClass(cores, size)
+        for g in groups
+        for size in range(index.threads, 0, -1)
+        if (cores := g & adds[size])
+    ]
+
+
+def counts_that_fit(classes: Sequence[CoreClass], n: int) -> list[int] | None:
+    """How many cores of each class make exactly ``n`` CPUs, as many as can be of earlier ones.
+
+    None when whole cores cannot make ``n``.
+    """
+    # reach[i]: bit s is set when classes i and later can make s CPUs.
+    reach = [1]
+    for c in reversed(classes):
+        reach.append(_add(reach[-1], c))
+    reach.reverse()
+    if not reach[0] >> n & 1:
+        return None
+    counts = []
+    for c, after in zip(classes, reach[1:], strict=True):
+        count = min(c.cores.bit_count(), n // c.size)
+        while not after >> (n - count * c.size) & 1:
+            count -= 1
+        counts.append(count)
+        n -= count * c.size
+    return counts
+
+
+def nearest_counts(classes: Sequence[CoreClass], n: int) -> tuple[int, ...]:
+    """The next lower and the next higher number of CPUs that whole cores make, where there are."""
+    reach = 1
+    for c in classes:
+        reach = _add(reach, c)
+    lower = (reach & ((1 << n) - 1)).bit_length() - 1
+    higher = reach >> n + 1
+    found = (lower,) if lower > 0 else ()
+    return (*found, n + (higher & -higher).bit_length()) if higher else found
+
+
+def _add(reach: int, c: CoreClass) -> int:
+    """Sums that can be made with up to all cores of a class added to those that could before."""
+    left, step = c.cores.bit_count(), 1
+    while left:
+        step = min(step, left)
+        reach |= reach << step * c.size
+        left -= step
+        step *= 2
+    return reach
+
+
+_MANY = 3  # shared cores that are named one by one
+
+
+def where(index: AllocatorIndex, cpus: int) -> list[str]:
+    """One sentence for each NUMA node: how many CPUs, and how many of its cores are whole."""
+    whole = index.whole(cpus)
+    notes = []
+    for unit in index.numa:
+        count = (cpus & unit.bits).bit_count()
+        if count:
+            cores = (whole & unit.bits).bit_count()
+            name = "without a NUMA node" if unit.id == NOWHERE else f"of NUMA node {unit.id}"
+            detail = f" ({counted(cores, 'whole core')})" if cores else ""
+            notes.append(f"{counted(count, 'CPU')} {name}{detail}")
+    return notes
+
+
+def outside(cpus: int, affinity: object) -> list[str]:
+    """That some of the CPUs are not where they should be."""
+    if not cpus:
+        return []
+    verb = "lies" if cpus.bit_count() == 1 else "lie"
+    return [
+        f"{named(cpus)} {verb} outside {numa_text(str(affinity))}, where no more could be taken"
+    ]
+
+
+def beside_others(cpus: int) -> list[str]:
+    """That somebody else pinned containers to some of the CPUs."""
+    if not cpus:
+        return []
+    verb = "is" if cpus.bit_count() == 1 else "are"
+    return [f"{named(cpus)} {verb} used by containers that somebody else pinned there, too"]
+
+
+def shared_cores(
+    index: AllocatorIndex,
+    smt: SMT,
+    *,
+    fresh: int,
+    others: int,
+    busy: int,
+    known: Partners,
+    free_core_left: bool,
+) -> list[str]:
+    """Who has the threads beside the fresh CPUs, for a few cores.
+
+    ``others`` are neither free nor the container's; ``busy`` are those of them that belong to other
+    containers.
+    """
+    cores = index.touched(fresh) & index.touched(others)
+    why = ""
+    if smt is SMT.SPREAD:
+        why = "to stay on few NUMA nodes, " if free_core_left else "no core is free: "
+    notes = []
+    for core in CPUSet.from_bits(lowest(cores, _MANY)):
+        members = index.core_bits[core]
+        whose = _whose(smt, members & others, members & others & busy, known)
+        verb = "shares" if (members & fresh).bit_count() == 1 else "share"
+        notes.append(f"{why}{named(members & fresh)} {verb} a core with {whose}")
+    more = cores.bit_count() - _MANY
+    if more > 0:
+        notes.append(f"the same on {counted(more, 'more core')}")
+    return notes
+
+
+def crowded_cores(index: AllocatorIndex, smt: SMT, cpus: int) -> list[str]:
+    """That some cores had to give two threads although the mode spreads."""
+    twice = sum(cores.bit_count() for cores in index.by_count(cpus)[2:])
+    if not twice or smt not in (SMT.SPREAD, SMT.PAIR):
+        return []
+    return [f"more than one of its CPUs on {counted(twice, 'core')}, as no other core was free"]
+
+
+def named(cpus: int) -> str:
+    """``CPU 3`` or ``CPUs 3,5``."""
+    return cpus_text(CPUSet.from_bits(cpus))
+
+
+def _whose(smt: SMT, theirs: int, owned: int, known: Partners) -> str:
+    if not owned:
+        return f"{named(theirs)}, not free for exclusive use"
+    text = f"{named(owned)} of another container"
+    if smt is not SMT.PAIR:
+        return text
+    if owned & known.same:
+        return f"{text} that is busy at the same hours"
+    if owned & ~known.opposite & ~known.idle:
+        return f"{text} of unknown load"
+    if owned & known.opposite:
+        return f"{text} of the opposite load"
+    return f"{text} that is never busy either"
 
 
 def take_cpus(
     topology: Topology, request: TakeRequest, tables: AllocatorIndex | None = None
-) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
     """Choose CPUs.
 
-    Args:
-        topology: the machine.
-        request: what is wanted and what is there.
-        tables: `index(topology)`, kept by the caller; built anew when left out, which costs more
-            than the choice itself.
-
-    Returns:
-        The same value for equal arguments, whatever was decided before.
-
-    Raises:
-        ValueError: the count is negative: a bug in the caller.
+    The same for equal arguments, whatever was decided before. Building the tables anew costs more
+    than the choice itself. A negative count is a bug in the caller: ValueError.
     """
     if request.count < 0:
         raise ValueError(f"{request.count} CPUs were asked for; expected 0 or more")
@@ -108,12 +415,14 @@ def _keep(ix: AllocatorIndex, held: int, count: int, smt: SMT, affinity: NUMASet
     return kept
 
 
-def _shrink(ix: AllocatorIndex, request: TakeRequest, held: int) -> Taken | SMTAlignmentRefused:
+def _shrink(
+    ix: AllocatorIndex, request: TakeRequest, held: int
+) -> ChosenCPUs | SMTAlignmentRefused:
     if request.smt is SMT.FULL_CORE and counts_that_fit(_cores(ix, ix.all), request.count) is None:
         return _misaligned(ix, request.count, held)
     kept = _keep(ix, held, request.count, request.smt, request.affinity)
     idle = _idle(ix, request, kept)
-    return Taken(
+    return ChosenCPUs(
         cpus=CPUSet.from_bits(kept),
         idle=CPUSet.from_bits(idle),
         notes=(
@@ -201,7 +510,7 @@ class _Take:
                     inside |= socket.bits
         return inside
 
-    def run(self) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+    def run(self) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
         request, smt = self.request, self.request.smt
         if (
             smt is SMT.FULL_CORE
@@ -291,16 +600,14 @@ class _Take:
 
     def _kubelet_take(self, free: int, n: int, group: int) -> int:
         if self.settings.distribute_across_numa:
-            if len(self.ix.numa) > kubelet_order.MOST_NUMA_NODES:
+            if len(self.ix.numa) > MOST_NUMA_NODES:
                 return self._select(free, n, fill=threads_filler(self.ix, self.taken))
             least = sum(
                 1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free
             )
-            return kubelet_order.take_distributed(self.ix, free, n, group, least)
+            return take_distributed(self.ix, free, n, group, least)
         across = self.settings.distribute_across_cores and group == 1
-        return kubelet_order.take_packed(
-            self.ix, free, n, align_l3=self.settings.align_l3, across_cores=across
-        )
+        return take_packed(self.ix, free, n, align_l3=self.settings.align_l3, across_cores=across)
 
     def _threads_of_cores(self) -> None:
         for region in self.regions:
@@ -355,7 +662,7 @@ class _Take:
     def _narrowest_first(self, region: int) -> Iterator[int]:
         """A region, split where half-used cores would spare it another NUMA node.
 
-        Taken kind by kind, the last wholly free cores would be collected from all over the
+        ChosenCPUs kind by kind, the last wholly free cores would be collected from all over the
         machine. So the fewest NUMA nodes that have one thread on as many cores as are needed come
         first, whoever is on the other threads; for ``pair``, cores that are busy at the same hours
         do not count.
@@ -399,7 +706,7 @@ class _Take:
         if not self.kubelet or self.settings.distribute_across_numa:
             return self._select(candidates, n, fill=lowest, weight=weight)
         chosen = 0
-        for core in kubelet_order.cores_in_order(self.ix, self.free):
+        for core in cores_in_order(self.ix, self.free):
             if n and core.bits & candidates:
                 chosen |= core.bits & candidates
                 n -= 1
@@ -422,7 +729,7 @@ class _Take:
             n,
         )
 
-    def _full_cores(self) -> Taken | NotEnoughCPUs | SMTAlignmentRefused:
+    def _full_cores(self) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
         ix = self.ix
         if self.kubelet and not self.held and not self.prefer:
             chosen = self._kubelet_full_cores()
@@ -465,7 +772,7 @@ class _Take:
             free = self.free & region & ~chosen
             n = min(self.needed - chosen.bit_count(), free.bit_count())
             if n:
-                chosen |= self._kubelet_take(free, n, kubelet_order.threads_per_core(ix))
+                chosen |= self._kubelet_take(free, n, threads_per_core(ix))
         return chosen if ix.members(ix.touched(chosen)) == chosen else 0
 
     # -- the answers -----------------------------------------------------------------------------
@@ -475,7 +782,7 @@ class _Take:
         self.free &= ~cpus
         self.needed -= cpus.bit_count()
 
-    def _done(self, *reasons: str) -> Taken:
+    def _done(self, *reasons: str) -> ChosenCPUs:
         ix, request = self.ix, self.request
         fresh = self.taken & ~self.held
         notes = [*reasons]
@@ -496,7 +803,7 @@ class _Take:
             free_core_left=bool(ix.whole(self.free) & ix.touched(self.room)),
         )
         notes += crowded_cores(ix, request.smt, self.taken)
-        return Taken(
+        return ChosenCPUs(
             cpus=CPUSet.from_bits(self.taken),
             idle=CPUSet.from_bits(_idle(ix, request, self.taken)),
             notes=tuple(notes),
@@ -515,7 +822,6 @@ class _Take:
             requested=self.request.count,
             available=CPUSet.from_bits(free),
             per_numa={u.id: (free & u.bits).bit_count() for u in ix.numa},
-            smt=smt,
             held=self.held.bit_count(),
         )
 

@@ -45,18 +45,11 @@ class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
     """Per-machine tables; build one with `index` when the machine was discovered and keep it.
 
     Attributes:
-        all: every online CPU.
         firsts: the lowest thread of every core.
         shapes: (lowest threads, offsets of all threads from them), in order of the first core.
         core_bits: CPUs of a core by its lowest thread.
         numa: NUMA nodes that have CPUs, by id; CPUs without one form a last unit `NOWHERE`.
-        sockets: by id.
-        l3_groups: whole groups, by id.
         distances: SLIT distance by positions in ``numa``.
-        numa_cores, socket_cores: cores of each unit, by core id, at the unit's position.
-        isolated: CPUs of the kernel's isolcpus list.
-        nohz_full: CPUs of the kernel's nohz_full list.
-        efficient, performance: CPUs of such cores of a hybrid processor.
         threads: largest number of online threads on one core.
     """
 

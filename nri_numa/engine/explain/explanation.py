@@ -15,13 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nri_numa.engine.align.hint_reasons import Candidate, Problem, ResourceSummary
-from nri_numa.engine.align.policies import Alignment
+from nri_numa.engine.align.policies import Alignment, Candidate, Problem, ResourceSummary
 from nri_numa.engine.decision import Trace
-from nri_numa.engine.request.load import format_load
+from nri_numa.engine.request.annotations import format_load
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.workload import QoSClass, Requested, Scope
+from nri_numa.engine.values.workload import MemoryPolicy, QoSClass, Requested, Scope
 
 Document = dict[str, Any]
 
@@ -49,18 +47,11 @@ class Basis(NamedTuple):
     """What an explanation is made from besides the alignment: texts and numbers that can be kept.
 
     Attributes:
-        qos: QoS class of the pod.
-        asked: value and source by annotation key; None when what was asked is not understood.
-        scope: of the alignment.
-        needs: None when that was not worked out.
-        cpu_left, memory_left: by NUMA node, before the decision.
-        pool_before, pool_after: kernel lists of the shared pool.
-        steps: plain sentences, in order.
-        rule: the rule that refused; empty when none did.
+        requested: value and source by annotation key; None when what was asked is not understood.
     """
 
     qos: str
-    asked: dict[str, tuple[str, str]] | None
+    requested: dict[str, tuple[str, str]] | None
     scope: str
     needs: Needs | None
     cpu_left: dict[int, int]
@@ -109,7 +100,7 @@ def grounds(trace: Trace) -> Grounds:
         container=trace.container.name,
         basis=Basis(
             qos=str(trace.pod.qos),
-            asked=None if requested is None else _asked(requested),
+            requested=None if requested is None else _requested(requested),
             scope=str(Scope.CONTAINER if requested is None else requested.scope),
             needs=needs,
             cpu_left=dict(trace.cpu_left),
@@ -124,13 +115,7 @@ def grounds(trace: Trace) -> Grounds:
 
 
 def of_allocation(allocation: Allocation, known: Grounds | None, cpus: str) -> Document:
-    """Explain what a container has.
-
-    Args:
-        allocation: what it has.
-        known: how that came about; None when it is not known any more.
-        cpus: kernel list of the CPUs it runs on now; empty when they are left alone.
-    """
+    """Explain what a container has."""
     a = allocation
     outcome = PLACED
     if not a.preferred:
@@ -159,13 +144,7 @@ def of_allocation(allocation: Allocation, known: Grounds | None, cpus: str) -> D
 
 
 def of_refusal(known: Grounds, reason: str, message: str) -> Document:
-    """Explain why a container was refused.
-
-    Args:
-        known: how that came about.
-        reason: the CamelCase reason.
-        message: the one-line form.
-    """
+    """Explain why a container was refused."""
     return {
         "namespace": known.namespace,
         "pod": known.pod,
@@ -182,12 +161,12 @@ def of_refusal(known: Grounds, reason: str, message: str) -> Document:
 
 def _traced(known: Grounds) -> Document:
     basis, alignment = known.basis, known.alignment
-    asked, memory_left = basis.asked or {}, basis.memory_left
+    asked, memory_left = basis.requested or {}, basis.memory_left
     return {
         "asked": [
             {"key": key, "value": value, "source": source} for key, (value, source) in asked.items()
         ],
-        "understood": basis.asked is not None,
+        "understood": basis.requested is not None,
         "demand": None if basis.needs is None else _demand(basis.qos, asked, basis.needs),
         "alignment": None
         if alignment is None
@@ -218,7 +197,7 @@ def _traced(known: Grounds) -> Document:
 # --- what was asked ---------------------------------------------------------------------------
 
 
-def _asked(requested: Requested) -> dict[str, tuple[str, str]]:
+def _requested(requested: Requested) -> dict[str, tuple[str, str]]:
     """Value and source by key, in the annotations' grammar; defaults of ours left out."""
     values = {
         "numacpu": requested.numacpu,
@@ -242,7 +221,7 @@ def _asked(requested: Requested) -> dict[str, tuple[str, str]]:
 # --- what it needs ----------------------------------------------------------------------------
 
 
-def _demand(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> Document:
+def _demand(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) -> Document:
     return {
         "cpuMilli": needs.cpu_milli,
         "exclusiveCpus": needs.exclusive_cpus,
@@ -250,7 +229,7 @@ def _demand(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> Doc
         "cpuQuota": needs.cpu_quota,
         "cpuPeriod": needs.cpu_period,
         "cpuShares": needs.cpu_shares,
-        "why": _why(qos, asked, needs),
+        "why": _why(qos, requested, needs),
         "memoryBytes": needs.memory_bytes,
         "memoryFrom": needs.memory_from,
         "oomScore": needs.oom_score,
@@ -262,23 +241,19 @@ def _demand(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> Doc
 
 
 def shares_because(known: Grounds) -> str:
-    """Why a whole number of CPUs as a limit is no exclusive CPUs; empty where that is no question.
-
-    Args:
-        known: of a container that shares CPUs.
-    """
-    asked, needs = known.basis.asked or {}, known.basis.needs
+    """Why a whole number of CPUs as a limit is no exclusive CPUs; else empty."""
+    asked, needs = known.basis.requested or {}, known.basis.needs
     if needs is None or needs.cpu_from != "limit" or needs.cpu_milli % 1000 or "cpus" in asked:
         return ""
     return _why(known.basis.qos, asked, needs)
 
 
-def _why(qos: str, asked: Mapping[str, tuple[str, str]], needs: Needs) -> str:
+def _why(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) -> str:
     """Why it owns or shares CPUs; a clause after *because*, empty where lists decide."""
-    if "numacpu" in asked:
+    if "numacpu" in requested:
         return ""
-    if "cpus" in asked:
-        value, source = asked["cpus"]
+    if "cpus" in requested:
+        value, source = requested["cpus"]
         return f"cpus: {value} is in force ({source})"
     if needs.exclusive_cpus:
         return f"the pod is {qos} and the number is whole"
@@ -302,11 +277,7 @@ def _resource(summary: ResourceSummary) -> Document:
         "wish": summary.state.value,
         "idealNumaNodes": summary.preferred_width,
         "neededNumaNodes": summary.narrowest_width,
-        "sets": [
-            {"numaNodes": str(h.affinity), "preferred": h.preferred}
-            for h in summary.hints
-            if h.affinity is not None
-        ],
+        "sets": [{"numaNodes": str(h.affinity), "preferred": h.preferred} for h in summary.hints],
         "setCount": summary.hint_count,
         "narrowestCount": summary.narrowest_count,
         "everySet": summary.every_set,
@@ -338,7 +309,7 @@ def _candidates(alignment: Alignment) -> list[Document]:
 def _separated_by(alignment: Alignment, loser: Candidate) -> str:
     """What put the winner before a loser: ``preferred``, ``width``, ``distance``, ``rank``, ``id``.
 
-    The order in which the merge looks at them; see `nri_numa.engine.align.merge`.
+    The order in which the merge looks at them; see `nri_numa.engine.align.hints`.
     """
     problem: Problem = alignment.problem
     winner = problem.numa_ids if alignment.affinity is None else alignment.affinity

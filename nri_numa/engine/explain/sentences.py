@@ -10,10 +10,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nri_numa.engine.align.hint_reasons import amount_text, sets_text
+from nri_numa.engine.align.policies import amount_text, sets_text
 from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Document
-from nri_numa.engine.place.in_place import LESS
 from nri_numa.engine.request.demand import DEFAULT_PERIOD
+from nri_numa.engine.resize import LESS
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.model import counted, cpus_text, numa_text
 from nri_numa.text import harmless
@@ -93,7 +93,7 @@ def sections(document: Document) -> list[Section]:
         # The answer to the question first; what it was worked out from below it.
         found += [
             ("Why this place" if document["result"] else "Why no place", list(_choice(document))),
-            ("What it asked for", list(_asked(document))),
+            ("What it asked for", list(_requested(document))),
             ("What it needs", list(_needs(document))),
             ("Where that fits", list(_fits(document))),
             ("How it came about", list(_steps(document))),
@@ -152,7 +152,7 @@ def _outcome(document: Document) -> Iterator[str]:
         yield "How this came about is not known: it was placed before the agent last started."
 
 
-def _asked(document: Document) -> Iterator[str]:
+def _requested(document: Document) -> Iterator[str]:
     if not document["understood"]:
         return
     demand = document["demand"]
@@ -193,9 +193,9 @@ def _meaning(key: str, value: str) -> str:
     return _MEANING.get((key, value), "when it is busy")
 
 
-def _computed(asked: Mapping[str, Mapping[str, Any]]) -> bool:
+def _computed(requested: Mapping[str, Mapping[str, Any]]) -> bool:
     """CPUs are computed beside memory that is listed."""
-    return "policy" in asked and asked["policy"]["value"] != "none"
+    return "policy" in requested and requested["policy"]["value"] != "none"
 
 
 def _idle_talk(key: str, demand: Mapping[str, Any]) -> bool:
@@ -335,17 +335,17 @@ def _lacking(resource: Mapping[str, Any]) -> str:
 
 def _free(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What each NUMA node has free of everything that is needed, and whether that is enough."""
-    told: dict[int, list[str]] = {}
+    by_node: dict[int, list[str]] = {}
     for r in resources:
         if r["wish"] == "no wish":
             continue
         for n in r["numaNodes"]:
             less = "" if n["enough"] else f" ({amount_text(r['needed'], r['unit'])} needed)"
-            told.setdefault(n["numaNode"], []).append(f"{_share(n, r)}{less}")
-    for i in sorted(told)[:_MANY]:
-        yield f"Free on NUMA node {i}: {_listed(told[i])}."
-    if len(told) > _MANY:
-        yield f"And so on for {len(told) - _MANY} more NUMA nodes."
+            by_node.setdefault(n["numaNode"], []).append(f"{_share(n, r)}{less}")
+    for i in sorted(by_node)[:_MANY]:
+        yield f"Free on NUMA node {i}: {_listed(by_node[i])}."
+    if len(by_node) > _MANY:
+        yield f"And so on for {len(by_node) - _MANY} more NUMA nodes."
 
 
 def _lost(document: Document, one: Mapping[str, Any]) -> str:
@@ -431,3 +431,43 @@ def _sentence(clause: str) -> str:
     if "/" not in clause.partition(" ")[0]:  # the name of a resource stays as it is
         clause = clause[:1].upper() + clause[1:]
     return clause if clause.endswith((".", "!", "?")) else clause + "."
+
+
+def late_text(seconds: float) -> str:
+    """What over CRI is never sure: ``late by at most 12 ms: it started before …``.
+
+    Seconds from when its process was made until it had what was decided.
+    """
+    if seconds <= 0:
+        return "in time: it had its CPUs when it started"
+    return (
+        f"late by at most {seconds * 1000:.0f} ms: it started before its CPUs were decided and set"
+    )
+
+
+def displaced_text(cpus: str) -> str:
+    """``displaced, own CPU 2 offline: on the shared pool until one is back``."""
+    are = "CPU" if cpus.isdigit() else "CPUs"
+    return f"displaced, own {are} {cpus} offline: on the shared pool until one is back"
+
+
+_OWNERS = 3  # that are told by name
+
+
+def actual_text(text: str, since: str, owners: Sequence[str], *, given_up: bool) -> str:
+    """``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``.
+
+    ``since`` says how long, or from when on; with ``given_up`` it is left to what rewrites it.
+    """
+    parts = [f"{text} since {since}"]
+    if owners:
+        named = list(owners[:_OWNERS])
+        if len(owners) > _OWNERS:
+            named.append(f"{len(owners) - _OWNERS} more")
+        who = " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+        parts.append(f", on exclusive CPUs of {who}")
+    if given_up:
+        parts.append(
+            "; put right again and again, and now left as it is, because something else rewrites it"
+        )
+    return "".join(parts)

@@ -1,1 +1,1 @@
-"""What one container gets: from a list, computed, or in place when it is resized."""
+"""What one container gets: from a list, or computed, with its memory."""

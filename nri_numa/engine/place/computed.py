@@ -6,101 +6,365 @@ KEP-1769), and the accounting
     cpu_allocatable(i) = total(i) × oversale × capacity_factor(i) − Σ requests bound to i
     mem_allocatable(i) = total(i) − Σ requests bound to i, at most what the kernel has free there
 
-Among equally good NUMA nodes a strategy decides (`nri_numa.engine.place.strategy`).
+Among equally good NUMA nodes a strategy decides (`nri_numa.engine.place.computed`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import share_out, take_within
-from nri_numa.engine.align.policies import Alignment, align
-from nri_numa.engine.case import Case
+from nri_numa.engine.accounting import grant_refused, share_out, take_within
+from nri_numa.engine.align.hints import Amounts, Steps, hints_of, together
+from nri_numa.engine.align.policies import Alignment, align, short
 from nri_numa.engine.cpus.allocator import (
+    ChosenCPUs,
     NotEnoughCPUs,
     SMTAlignmentRefused,
-    Taken,
     TakeRequest,
+    partners,
 )
-from nri_numa.engine.decision import Machine
-from nri_numa.engine.memory.grants import MemoryGrant, MemoryRefused
-from nri_numa.engine.memory.memory_manager import charges_of, grant, needs_of, tied_text
-from nri_numa.engine.others.elsewhere import given_last, listed_softly
-from nri_numa.engine.others.holders import holders_text
-from nri_numa.engine.place.device_words import device_steps, devices_first
+from nri_numa.engine.decision import Case, Machine, Placed, tier_text
+from nri_numa.engine.others import given_last, holders_text, listed_softly
 from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
-from nri_numa.engine.place.listed_memory import STRICT, by_distance, near, near_cpus
-from nri_numa.engine.place.memory_nodes import choose_memory
+from nri_numa.engine.place.memory import (
+    STRICT,
+    MemoryGrant,
+    by_distance,
+    charges_of,
+    kubelet_grant,
+    near,
+    near_cpus,
+    needs_of,
+    spread_charges,
+    tied_text,
+    widen_for_memory,
+)
 from nri_numa.engine.place.needs import (
     ResourceTable,
-    demands,
-    loads_of,
-    pod_demand,
-    resource_table,
-)
-from nri_numa.engine.place.placement import (
-    Placed,
-    exclusive_text,
-    spread_charges,
-)
-from nri_numa.engine.place.quotas import grant_refused
-from nri_numa.engine.place.refusals import (
     affinity_message,
+    demands,
+    device_steps,
+    devices_first,
+    exclusive_text,
+    human_bytes,
     left_text,
+    loads_of,
+    memory_lacking,
     memory_short,
     misaligned,
     mode_text,
     needed_text,
+    not_let_in,
+    pod_demand,
+    resource_table,
     too_few,
 )
-from nri_numa.engine.place.strategy import rank
-from nri_numa.engine.place.strict import beside_its_pod, no_memory
-from nri_numa.engine.state import Charge, Kind, group_cpus
-from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.state import Charge, Kind, PodRecord, group_cpus, union
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
     SMT,
     Bind,
     Policy,
     QoSClass,
+    Refusal,
     Scope,
+    Strategy,
 )
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.model import agree, cpus_text, numa_text
+from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.machine.model import Topology, agree, cpus_text, human_milli, numa_text
+
+WHOLE = 1 << 40
+"""What a NUMA node has, when shares of it are compared; a larger number rounds less."""
 
 
-class _Aligned(msgspec.Struct, frozen=True):
-    """What the policy chose, for the CPUs to be taken there.
+def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
+    """Rank NUMA nodes by strategy: 0 is tried first among equally good ones.
+
+    Order: NUMA nodes that would hold the container by themselves before others; those that the
+    scheduler held for it; for CPUs of its own those with enough that no container is pinned to;
+    those with enough isolated CPUs, or others, as set; for ``smt: pair`` those with enough beside
+    opposite loads; those with CPUs that the pod had before (the kubelet's rule: its hints
+    contain all CPUs of finished init containers); for containers without devices those without
+    free ones; then by strategy, then the lowest id.
+
+    * ``spread``: the least share in use, once the container is there, of whatever is scarcest
+      there (CPUs, memory, huge pages); then of the next scarcest.
+    * ``pack``: the reverse: the fullest that fits.
+    * ``most-left``: the most memory left; without memory, and among equals, the most CPU left.
+
+    None when ties are broken as the kubelet does.
+    """
+    machine, settings = case.machine, case.machine.settings
+    if settings.kubelet_ties:
+        return None
+    asked = _wanted(case, table)
+    need, ids = case.demand.exclusive_cpus, machine.place_ids
+    quiet = _quiet(case, table) if need else None
+    kernels = (_suiting_isolation(case, table) or None) if need else None
+    beside = (_beside_opposite(case, table) or None) if need else None
+    placed = case.requested.placed.bits
+    former = table.former.bits
+    beside_devices: Collection[int] = ()
+    if case.reading is not None and not (case.container.devices or case.container.pod_devices):
+        beside_devices = [i for i, free in case.reading.devices.items() if free]
+    short = {i for amount, left, _ in asked for i in ids if left[i] < amount}
+    keys = [
+        (
+            i in short,
+            placed != 0 and not placed >> i & 1,
+            quiet is not None and quiet[i] < need,
+            kernels is not None and kernels[i] < need,
+            beside is not None and beside[i] < need,
+            former != 0 and not machine.node_cpus[i].bits & former,
+            i in beside_devices,
+            measure,
+            i,
+        )
+        for i, measure in zip(ids, measures(asked, ids, settings.strategy), strict=True)
+    ]
+    keys.sort()
+    return {key[-1]: place for place, key in enumerate(keys)}
+
+
+Asked = tuple[int, Amounts, Amounts]
+"""How much is needed, what is left and what there is, by NUMA node."""
+
+
+def _wanted(case: Case, table: ResourceTable) -> list[Asked]:
+    """Everything that is wanted for: CPUs, memory, huge pages."""
+    machine, demand = case.machine, case.demand
+    if demand.exclusive_cpus:
+        wanted: list[Asked] = [(demand.exclusive_cpus, table.free_by_node, machine.cpu_counts)]
+    else:
+        wanted = [(demand.cpu_milli, table.cpu_left, machine.shared_total)]
+    near = machine.tiers.near
+    if demand.memory_bytes and table.memory_left:
+        left, there = together(near, table.memory_left), together(near, machine.memory_capacity)
+        wanted.append((demand.memory_bytes, left, there))
+    for size, left in sorted(table.hugepages_left.items()):
+        there = together(near, machine.hugepages_capacity(size))
+        wanted.append((demand.hugepages[size], together(near, left), there))
+    return wanted
+
+
+def measures(
+    wanted: list[Asked], ids: tuple[int, ...], strategy: Strategy
+) -> list[tuple[int, ...]]:
+    """By NUMA node, what its place among others is worked out from; the least is tried first."""
+    if strategy is Strategy.MOST_LEFT:
+        by = wanted[1:2] + wanted[:1]
+        return [tuple([-left[i] for _, left, _ in by]) for i in ids]
+    # The shares of each resource that would be in use, largest first.
+    columns = [
+        [(there[i] - left[i] + need) * WHOLE // there[i] if there[i] > 0 else WHOLE for i in ids]
+        for need, left, there in wanted
+    ]
+    rows: list[tuple[int, ...]]
+    if len(columns) == 2:  # CPUs and memory: every second container
+        rows = [(a, b) if a >= b else (b, a) for a, b in zip(*columns, strict=True)]
+    else:
+        rows = [tuple(sorted(row, reverse=True)) for row in zip(*columns, strict=True)]
+    if strategy is Strategy.PACK:
+        return [tuple([-share for share in row]) for row in rows]
+    return rows
+
+
+def _quiet(case: Case, table: ResourceTable) -> Mapping[int, int] | None:
+    """By NUMA node, free CPUs that no container is pinned to, or may be; None where all are."""
+    machine, state = case.machine, case.state
+    last = given_last(state, machine.topology, machine.settings)
+    last = last | listed_softly(state, machine.topology)
+    if not last:
+        return None
+    bits = table.free.bits & ~last.bits
+    return {i: (cpus.bits & bits).bit_count() for i, cpus in machine.node_cpus.items()}
+
+
+def _suiting_isolation(case: Case, table: ResourceTable) -> Mapping[int, int]:
+    """By NUMA node, free CPUs that are isolated, or are not, as ``isolatedCPUs`` says."""
+    machine = case.machine
+    good = machine.index.suiting_isolation(machine.settings) & table.free.bits
+    if good == table.free.bits:
+        return {}
+    return {i: (cpus.bits & good).bit_count() for i, cpus in machine.node_cpus.items()}
+
+
+def _beside_opposite(case: Case, table: ResourceTable) -> Mapping[int, int]:
+    """By NUMA node, free CPUs of cores that run opposite loads only; for ``smt: pair``."""
+    if case.smt is not SMT.PAIR:
+        return {}
+    machine = case.machine
+    known = partners(case.requested.load, loads_of(case.state))
+    index = machine.index
+    cores = index.touched(known.opposite) & ~index.touched(known.same)
+    bits = index.members(cores) & table.free.bits
+    return (
+        {i: (cpus.bits & bits).bit_count() for i, cpus in machine.node_cpus.items()} if bits else {}
+    )
+
+
+def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refusal | None:
+    """Check that a further container may go where its pod was placed (scope ``pod``).
+
+    What the first container left may be gone by now, and the runtime may not have told the pod's
+    sum. Memory and CPUs of its own are checked where they are taken. Policies that are not strict
+    always let it.
+    """
+    machine, demand, policy = case.machine, case.demand, case.policy
+    affinity = record.affinity or NO_NUMA_NODES
+    here = numa_text(affinity)
+    near_list = None if table.listed is None else near(machine, table.listed)
+    wrong = few = ""
+    if policy is Policy.SINGLE_NUMA_NODE and len(affinity) > 1:
+        wrong = "which is not one NUMA node"
+    elif policy is Policy.RESTRICTED and not record.affinity_preferred:
+        wrong = "which is wider than an empty machine would need"
+    elif policy in STRICT and not _beside(near_list, affinity):
+        wrong = f"which is not where numamem {table.listed} is"
+    elif (
+        policy is Policy.RESTRICTED
+        and case.by_kubelet
+        and demand.exclusive_cpus
+        and not _ideal(case, table, affinity)
+    ):
+        # Its first container had a fraction, so nobody knew of these CPUs then.
+        wrong = "more NUMA nodes than its CPUs need on an empty machine"
+    elif policy is Policy.RESTRICTED and case.by_kubelet and demand.exclusive_cpus:
+        # They may come from all of its sockets, and would have had to fit there beforehand.
+        has = union(case.state.allocations[i].cpus for i in record.containers)
+        back = len(has & machine.topology.cpus_of(affinity)) - len(has)
+        have = back + sum(table.free_by_node.get(i, 0) for i in affinity)
+        if have < demand.exclusive_cpus:
+            need = exclusive_text(demand.exclusive_cpus)
+            few = short("cpu", need, f"{max(0, have)} free on {here}")
+    elif policy in STRICT and not demand.exclusive_cpus and not case.by_kubelet:
+        have = sum(table.cpu_left.get(i, 0) for i in affinity)
+        if have < demand.cpu_milli:
+            few = short("cpu", human_milli(demand.cpu_milli), f"{human_milli(have)} free on {here}")
+    if wrong or few:
+        first = few or f"policy {policy}: its pod was placed on {here}, {wrong}"
+        return Refusal(
+            reason="TopologyAffinityError",
+            message=f"{case.who}: {first}; it needs "
+            f"{needed_text(case)} where its pod was placed (policy {policy}, scope pod); "
+            f"free: {left_text(case, table)}",
+            rule=f"policy {policy} keeps every container of the pod where the pod was placed",
+            widenable=True,
+        )
+    return None
+
+
+def _beside(near_list: NUMASet | None, affinity: NUMASet) -> bool:
+    return near_list is None or affinity <= near_list or near_list <= affinity
+
+
+def _ideal(case: Case, table: ResourceTable, affinity: NUMASet) -> bool:
+    """Whether the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
+    whole = replace(case, demand=pod_demand(case.pod, case.demand))
+    cpus = demands(whole, table)[0]
+    return hints_of([cpus], case.machine.places, Steps())[0].prefers_width(affinity.bits)
+
+
+def no_memory(
+    case: Case, table: ResourceTable, mems: NUMASet, alignment: Alignment | None
+) -> Refusal:
+    """Say which memory is short on the memory nodes ``mems``."""
+    lacking = memory_lacking(case.demand, table, mems, f"on {numa_text(mems)}")
+    return Refusal(
+        reason="NotEnoughMemory",
+        message=f"{case.who}: {lacking} (policy {case.policy}); "
+        f"free: {left_text(case, table)}{not_let_in(case, table)}",
+        rule=f"policy {case.policy} lets no memory spill to other NUMA nodes",
+        widenable=True,
+        alignment=alignment,
+    )
+
+
+class MemoryNodes(msgspec.Struct, frozen=True):
+    """What was chosen.
 
     Attributes:
-        affinity: NUMA nodes; None when any will do.
-        preferred: it is no wider than an empty machine would need.
-        steps: why, in sentences.
-        warnings: of these, what an operator should know.
+        mems: cpuset.mems; empty leaves the memory alone.
+        widened: other NUMA nodes than those of the CPUs and what serves them had to be taken.
     """
 
-    affinity: NUMASet | None
-    preferred: bool = True
-    alignment: Alignment | None = None
+    mems: NUMASet
+    widened: bool = False
     steps: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
-class _CPUs(msgspec.Struct, frozen=True):
-    """The CPUs that were chosen, for memory to be found beside them.
+def choose_memory(case: Case, table: ResourceTable, numa_nodes: NUMASet) -> MemoryNodes | None:
+    """Choose memory nodes for CPUs on some NUMA nodes.
 
-    Attributes:
-        numa_nodes: where they are.
-        cpus, idle: of an exclusive container.
+    Their own memory, or the nearest where they have none; if that is too little, NUMA nodes without
+    CPUs that serve them; then, unless the policy is strict, any other that may be used. Where even
+    those do not hold it, a pin would bring the OOM killer sooner than none. None when a strict
+    policy finds too little.
     """
+    machine, demand = case.machine, case.demand
+    topology, usable = machine.topology, machine.memory_nodes
+    serving = machine.tiers.serving(numa_nodes)
+    mems = numa_nodes & usable
+    if not mems:
+        mems = memory_nodes_for(topology, numa_nodes, serving or usable)
+    needs: list[tuple[int, Amounts]] = []
+    if demand.memory_bytes:
+        needs.append((demand.memory_bytes, table.memory_left))
+    needs += [(n, table.hugepages_left[size]) for size, n in demand.hugepages.items() if n]
+    near = widen_for_memory(mems, needs, topology.distance, serving)
+    if near is not None:
+        return MemoryNodes(near, steps=_served(machine, near, numa_nodes))
+    if case.policy in STRICT:
+        return None
+    wider = widen_for_memory(mems, needs, topology.distance, usable)
+    if wider is not None:
+        return MemoryNodes(
+            wider, True, (f"memory widened from {numa_text(mems)} to {wider} so that it fits",)
+        )
+    outside = machine.tiers.outside
+    lacking = memory_lacking(demand, table, usable, "on all NUMA nodes that may be used")
+    if not outside:
+        # Nothing holds it: a pin would only bring the OOM killer sooner.
+        return MemoryNodes(
+            usable,
+            True,
+            (f"{lacking}: its memory may come from all of them",),
+        )
+    return MemoryNodes(
+        NO_NUMA_NODES,
+        True,
+        (
+            f"its memory is not pinned: {lacking}, and "
+            f"{tier_text(topology, outside)} with "
+            f"{human_bytes(sum(topology.numa_nodes[i].memory_bytes for i in outside))} "
+            f"{agree(outside, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)",
+        ),
+    )
 
-    kind: Kind
-    numa_nodes: NUMASet = NO_NUMA_NODES
-    cpus: CPUSet = NO_CPUS
-    idle: CPUSet = NO_CPUS
+
+def _served(machine: Machine, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:
+    """Say it when memory comes from NUMA nodes without CPUs."""
+    near = machine.tiers.near
+    alone = mems & NUMASet(near) if near else NO_NUMA_NODES
+    if not alone:
+        return ()
+    verb = "serves" if len(alone) == 1 else "serve"
+    return (f"{tier_text(machine.topology, alone)} {verb} {numa_text(numa_nodes)}",)
+
+
+def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
+    """Memory nodes for CPUs on ``numa_nodes``: their own, or the nearest when they have none."""
+    own = numa_nodes & usable
+    if own or not usable:
+        return own
+    # Distance, then id: of equally near NUMA nodes the lowest.
+    nearest = min(
+        usable, key=lambda m: (min((topology.distance(i, m) for i in numa_nodes), default=0), m)
+    )
+    return NUMASet([nearest])
 
 
 def place_computed(case: Case) -> Placed | Refusal:
@@ -123,25 +387,26 @@ def place_computed(case: Case) -> Placed | Refusal:
     elif table.listed is not None:
         affinity = near(machine, table.listed)
         step = f"no policy: CPUs near the memory that numamem lists, {numa_text(affinity)}"
-        found = _Aligned(affinity, steps=(step,))
+        found = replace(case.unplaced, affinity=affinity, steps=(step,))
     else:
-        found = _Aligned(None, steps=("no policy: any NUMA node will do",))
+        found = replace(case.unplaced, steps=("no policy: any NUMA node will do",))
     if case.demand.exclusive_cpus:
         return _exclusive(case, table, found)
     if case.by_kubelet:
         # As under the kubelet: all shared CPUs, and no CPU time allocated anywhere.
-        return _finish(case, table, found, _CPUs(Kind.UNBOUND))
+        return _finish(case, table, found)
     numa_nodes = found.affinity if found.affinity is not None else machine.places
     if not machine.topology.bits_of(numa_nodes.bits) & machine.topology.allowed.bits:
         numa_nodes = machine.topology.cpu_nodes
     numa_nodes = numa_nodes & machine.topology.cpu_nodes
     if not numa_nodes:
         why = "no NUMA node of this machine has CPUs"
-        return Placed(kind=Kind.UNBOUND, preferred=False, reason=f"not pinned: {why}", steps=(why,))
-    return _finish(case, table, found, _CPUs(Kind.SHARED, numa_nodes))
+        reason = f"not pinned: {why}"
+        return replace(case.unplaced, preferred=False, reason=reason, steps=(why,))
+    return _finish(case, table, replace(found, kind=Kind.SHARED, numa_nodes=numa_nodes))
 
 
-def _aligned(case: Case, table: ResourceTable, own: int) -> _Aligned | Refusal:
+def _aligned(case: Case, table: ResourceTable, own: int) -> Placed | Refusal:
     """Ask the policy for NUMA nodes, once for each pod under scope ``pod``.
 
     The demand of ``case`` is the pod's then, of which ``own`` exclusive CPUs are the container's.
@@ -153,7 +418,12 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> _Aligned | Refusal:
         if refused is not None:
             return refused
         step = f"scope pod: the pod was placed on {numa_text(record.affinity)}"
-        return _Aligned(record.affinity, record.affinity_preferred, steps=(step,))
+        return replace(
+            case.unplaced,
+            affinity=record.affinity,
+            preferred=record.affinity_preferred,
+            steps=(step,),
+        )
     asked = demands(case, table)
     ranks = rank(case, table)
     if table.listed is not None:
@@ -202,7 +472,14 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> _Aligned | Refusal:
         elif found is not None:
             # It chose by what was published then; here is what is true now.
             warnings = (f"{held}, which no longer suits best: placed on {where} instead",)
-    return _Aligned(found, alignment.preferred, alignment, (*steps, *warnings), warnings)
+    return replace(
+        case.unplaced,
+        affinity=found,
+        preferred=alignment.preferred,
+        alignment=alignment,
+        steps=(*steps, *warnings),
+        warnings=warnings,
+    )
 
 
 def _who_has_them(case: Case) -> str:
@@ -215,7 +492,7 @@ def _who_has_them(case: Case) -> str:
     return holders_text(case.state, requests=True)
 
 
-def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Refusal:
+def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal:
     machine, state, affinity = case.machine, case.state, found.affinity
     settings = machine.settings
     if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
@@ -259,7 +536,7 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
         ),
         table.free_by_node,
     )
-    if not isinstance(taken, Taken):
+    if not isinstance(taken, ChosenCPUs):
         return _take_failed(taken, case, table, found)
     what = f"{case.who}: cpu: {exclusive_text(case.demand.exclusive_cpus)}"
     refused = grant_refused(case, what, taken.cpus, taken.idle)
@@ -276,8 +553,16 @@ def _exclusive(case: Case, table: ResourceTable, found: _Aligned) -> Placed | Re
     return _finish(
         case,
         table,
-        _Aligned(affinity, preferred, found.alignment, tuple(steps), found.warnings),
-        _CPUs(Kind.EXCLUSIVE, numa_nodes, taken.cpus, taken.idle),
+        replace(
+            found,
+            kind=Kind.EXCLUSIVE,
+            owned=True,
+            numa_nodes=numa_nodes,
+            cpus=taken.cpus,
+            idle=taken.idle,
+            preferred=preferred,
+            steps=tuple(steps),
+        ),
     )
 
 
@@ -292,7 +577,7 @@ def _reach(settings: Settings, machine: Machine, affinity: NUMASet) -> NUMASet:
 
 
 def _take_failed(
-    failed: NotEnoughCPUs | SMTAlignmentRefused, case: Case, table: ResourceTable, found: _Aligned
+    failed: NotEnoughCPUs | SMTAlignmentRefused, case: Case, table: ResourceTable, found: Placed
 ) -> Refusal:
     left, holders = left_text(case, table), holders_text(case.state, requests=True)
     if isinstance(failed, SMTAlignmentRefused):
@@ -313,16 +598,16 @@ def _take_failed(
     )
 
 
-def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) -> Placed | Refusal:
+def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal:
     """Choose memory nodes, allocate everything, and say it."""
     machine, demand, policy = case.machine, case.demand, case.policy
     affinity, preferred, alignment = found.affinity, found.preferred, found.alignment
-    kind, numa_nodes, steps = chosen.kind, chosen.numa_nodes, [*found.steps]
+    kind, numa_nodes, steps = found.kind, found.numa_nodes, [*found.steps]
     # Neither CPUs nor memory to speak of: nothing to pin.
     loose = kind is Kind.UNBOUND and not needs_of(demand)
     mems = NO_NUMA_NODES
     warnings = found.warnings
-    granted: MemoryGrant | MemoryRefused | None = None
+    granted: MemoryGrant | str | None = None
     if table.listed is not None:
         mems = table.listed
         doubts = doubtful(machine, mems)
@@ -334,12 +619,12 @@ def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) ->
         if case.pod.qos is QoSClass.GUARANTEED and needs_of(demand):
             # Without a policy there was no hint, which is not a preferred one.
             hinted = preferred and policy is not Policy.NONE
-            granted = grant(table.kubelet, demand, affinity, preferred=hinted)
-            if isinstance(granted, MemoryRefused):
+            granted = kubelet_grant(table.kubelet, needs_of(demand), affinity, hinted)
+            if isinstance(granted, str):
                 return Refusal(
                     reason="NotEnoughMemory",
                     message=f"{case.who}: {memory_short(table.kubelet, demand, affinity)} "
-                    f"(kubeletMemory); {granted.message}; it needs {needed_text(case)}; "
+                    f"(kubeletMemory); {granted}; it needs {needed_text(case)}; "
                     f"free: {left_text(case, table)}",
                     rule="the kubelet's memory rules: kubeletMemory is set",
                     widenable=True,
@@ -359,7 +644,7 @@ def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) ->
         mems = memory.mems
         preferred = preferred and not memory.widened
         steps += memory.steps
-    milli = _milli(case, table, chosen)
+    milli = _milli(case, table, found)
     charges: Mapping[int, Charge]
     if isinstance(granted, MemoryGrant):
         charges = charges_of(granted, demand, milli)
@@ -374,24 +659,19 @@ def _finish(case: Case, table: ResourceTable, found: _Aligned, chosen: _CPUs) ->
         doubts = all_isolated(machine, shares)
         warnings += doubts
         steps += doubts
-    what = exclusive_text(len(chosen.cpus)) if kind is Kind.EXCLUSIVE else "shared CPUs"
+    what = exclusive_text(len(found.cpus)) if kind is Kind.EXCLUSIVE else "shared CPUs"
     where = f" on {numa_text(numa_nodes)}"
     if kind is Kind.UNBOUND:
         what, where = "not pinned to CPUs (kubeletCPUs)", f", memory of {numa_text(mems)}"
         where = where if mems else ""
     ideal = "" if preferred else ", wider than ideal"
-    return Placed(
-        kind=kind,
-        cpus=chosen.cpus,
-        idle=chosen.idle,
-        owned=kind is Kind.EXCLUSIVE,
-        numa_nodes=numa_nodes,
+    return replace(
+        found,
         mems=mems,
         charges=charges,
         policy=policy,
         preferred=preferred,
         reason=f"{what}{where}{ideal}",
-        alignment=alignment,
         steps=tuple(steps),
         warnings=warnings,
         pod_affinity=_remembered(machine, affinity)
@@ -406,7 +686,7 @@ def _remembered(machine: Machine, affinity: NUMASet | None) -> NUMASet | None:
     return only if affinity is None else affinity
 
 
-def _milli(case: Case, table: ResourceTable, chosen: _CPUs) -> dict[int, int]:
+def _milli(case: Case, table: ResourceTable, chosen: Placed) -> dict[int, int]:
     """Thousandths of a CPU to allocate on each NUMA node."""
     if chosen.cpus:
         bits, nodes = chosen.cpus.bits, case.machine.topology.numa_nodes

@@ -14,20 +14,15 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from nri_numa.engine.case import Case
-from nri_numa.engine.decision import Machine
-from nri_numa.engine.memory.memory_manager import pages_name
-from nri_numa.engine.memory.tiers import tier_text
-from nri_numa.engine.others.kubelets import granted_names
-from nri_numa.engine.place.listed_memory import STRICT
-from nri_numa.engine.place.placement import Placed, human_bytes, per_node, spread_charges
-from nri_numa.engine.place.quotas import grant_refused, list_refused
-from nri_numa.engine.request.annotations import quoted
+from nri_numa.engine.accounting import grant_refused, list_refused
+from nri_numa.engine.decision import Case, Machine, Placed, tier_text
+from nri_numa.engine.others import granted_names
+from nri_numa.engine.place.memory import STRICT, pages_name, spread_charges
+from nri_numa.engine.place.needs import human_bytes, per_node
+from nri_numa.engine.request.annotations import by_annotation, quoted
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.request.permissions import asked_by_pod
 from nri_numa.engine.state import Allocation, Kind, NodeState
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.workload import CPUMode, Requested
+from nri_numa.engine.values.workload import CPUMode, Refusal, Requested
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.machine.model import cpus_text, numa_text
 
@@ -44,14 +39,14 @@ def place_explicit(case: Case) -> Placed | Refusal:
         beside = owned and bool(owned_by_pod(case, cpus))
         failed = _check_cpus(case, NO_CPUS if beside else case.state.withheld)
         if failed is None and owned and not (beside or may_own(requested, cpus, demand)):
-            if not (requested.lenient and asked_by_pod(requested, "cpus")):
+            if not (requested.lenient and by_annotation(requested, "cpus")):
                 return unpaid(case, cpus)
             ignored = (f"cpus: exclusive is ignored: {_pays(case.requested, cpus, case.demand)}",)
             owned = False
         soft = not owned and gives_way(requested, cpus, demand)
         if failed is None and owned:
             failed = None if beside else _check_ownable(case, cpus)
-        elif failed is None and not soft and asked_by_pod(requested, "numacpu"):
+        elif failed is None and not soft and by_annotation(requested, "numacpu"):
             failed = list_refused(case, f"{_text(case)}, which", cpus)
         if failed is not None:
             return failed
@@ -89,7 +84,8 @@ def place_explicit(case: Case) -> Placed | Refusal:
     listed = " and ".join(
         f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids
     )
-    return Placed(
+    return replace(
+        case.unplaced,
         kind=Kind.EXPLICIT if cpus else Kind.UNBOUND,
         cpus=cpus,
         owned=owned and bool(cpus),
@@ -167,7 +163,7 @@ def may_own(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
     return (
         _paid(requested, demand) >= 1000 * len(cpus)
         or requested.unpaid_cpus
-        or not (asked_by_pod(requested, "numacpu") or asked_by_pod(requested, "cpus"))
+        or not (by_annotation(requested, "numacpu") or by_annotation(requested, "cpus"))
     )
 
 
@@ -176,7 +172,7 @@ def gives_way(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
     return (
         demand.cpu_paid_milli < 1000 * len(cpus)
         and not requested.unpaid_cpus
-        and asked_by_pod(requested, "numacpu")
+        and by_annotation(requested, "numacpu")
     )
 
 
@@ -198,90 +194,73 @@ def unpaid(case: Case, cpus: CPUSet) -> Refusal:
     )
 
 
+def _wrong(text: str, why: str, expected: str, rule: str, *, reason: str) -> Refusal:
+    return Refusal(reason=reason, message=f"{text}, but {why}; expected {expected}", rule=rule)
+
+
 def _check_cpus(case: Case, withheld: CPUSet) -> Refusal | None:
     """What is wrong with the list; ``withheld`` is what others have."""
-    state, requested = case.state, case.requested
-    cpus = requested.listed_cpus
-    topology, settings = case.machine.topology, case.machine.settings
-    text = _text(case)
-    missing = cpus - topology.possible
-    if missing:
-        return Refusal(
-            reason="UnknownCPU",
-            message=f"{text}, but {cpus_text(missing, 'does', 'do')} not exist; "
-            f"expected CPUs among {topology.online}",
-            rule="listed CPUs must exist",
-        )
-    offline = cpus - topology.online
-    if offline:
-        return Refusal(
-            reason="CPUOffline",
-            message=f"{text}, but {cpus_text(offline, 'is', 'are')} offline; expected "
+    state, requested, topology = case.state, case.requested, case.machine.topology
+    settings, text, cpus = case.machine.settings, _text(case), requested.listed_cpus
+    expected = f"CPUs among {topology.online}"
+    if wrong := cpus - topology.possible:
+        why, expected = (
+            f"{cpus_text(wrong, 'does', 'do')} not exist",
             f"CPUs among {topology.online}",
-            rule="listed CPUs must be online",
         )
-    outside = cpus - topology.allowed
-    if outside:
-        return Refusal(
-            reason="CPUNotAllowed",
-            message=f"{text}, but {cpus_text(outside, 'is', 'are')} outside the CPUs "
-            f"containers may use; "
-            f"expected CPUs among {topology.allowed}",
-            rule="listed CPUs must be usable by containers",
-        )
+        return _wrong(text, why, expected, "listed CPUs must exist", reason="UnknownCPU")
+    if wrong := cpus - topology.online:
+        why = f"{cpus_text(wrong, 'is', 'are')} offline"
+        return _wrong(text, why, expected, "listed CPUs must be online", reason="CPUOffline")
+    if wrong := cpus - topology.allowed:
+        why = f"{cpus_text(wrong, 'is', 'are')} outside the CPUs containers may use"
+        rule = "listed CPUs must be usable by containers"
+        return _wrong(text, why, f"CPUs among {topology.allowed}", rule, reason="CPUNotAllowed")
     reserved = cpus & settings.reserved_cpus
-    if (
-        reserved
-        and not requested.reserved_cpus
-        and (settings.strict_reserved or asked_by_pod(requested, "numacpu"))
-    ):
-        return Refusal(
+    by_pod = settings.strict_reserved or by_annotation(requested, "numacpu")
+    if reserved and by_pod and not requested.reserved_cpus:
+        others = topology.allowed - settings.reserved_cpus
+        return _wrong(
+            text,
+            f"{cpus_text(reserved, 'is', 'are')} reserved for the system",
+            f"CPUs among {others}, or a permission with reservedCPUs ({requested.permission} "
+            "has not)",
+            "reserved CPUs are not given to containers by their annotations",
             reason="CPUReserved",
-            message=f"{text}, but {cpus_text(reserved, 'is', 'are')} reserved for "
-            f"the system; "
-            f"expected CPUs among {topology.allowed - settings.reserved_cpus}, or a permission "
-            f"with reservedCPUs ({requested.permission} has not)",
-            rule="reserved CPUs are not given to containers by their annotations",
         )
-    taken = cpus & withheld
+    wrong = cpus & withheld
     shared = requested.cpus is not CPUMode.EXCLUSIVE
-    if taken and not (case.again and shared and gives_way(requested, cpus, case.demand)):
-        return Refusal(
+    if wrong and not (case.again and shared and gives_way(requested, cpus, case.demand)):
+        return _wrong(
+            text,
+            f"{cpus_text(wrong, 'is', 'are')} exclusive to {_owner(state, wrong)}",
+            f"CPUs among {state.grantable(topology, settings)}",
+            "listed CPUs must not be exclusive to another container",
             reason="CPUOwned",
-            message=f"{text}, but {cpus_text(taken, 'is', 'are')} exclusive "
-            f"to {_owner(state, taken)}; "
-            f"expected CPUs among {state.grantable(topology, settings)}",
-            rule="listed CPUs must not be exclusive to another container",
         )
     return None
 
 
 def _check_ownable(case: Case, cpus: CPUSet) -> Refusal | None:
     machine, state = case.machine, case.state
-    settings, text = machine.settings, _text(case)
-    reserved = cpus & settings.reserved_cpus
-    if reserved:
-        return Refusal(
-            reason="CPUReserved",
-            message=f"{text} with cpus: exclusive, but {cpus_text(reserved, 'is', 'are')} "
-            "reserved; expected CPUs among "
-            f"{machine.topology.allowed - settings.reserved_cpus}",
-            rule="reserved CPUs are never given exclusively",
-        )
-    both = cpus & state.listed_cpus
-    if both:
-        others = ", ".join(
-            sorted(state.allocations[i].full_name for i, c in state.listed.items() if c & cpus)
-        )
-        return Refusal(
+    settings, text = machine.settings, f"{_text(case)} with cpus: exclusive"
+    if reserved := cpus & settings.reserved_cpus:
+        why = f"{cpus_text(reserved, 'is', 'are')} reserved"
+        expected = f"CPUs among {machine.topology.allowed - settings.reserved_cpus}"
+        rule = "reserved CPUs are never given exclusively"
+        return _wrong(text, why, expected, rule, reason="CPUReserved")
+    if both := cpus & state.listed_cpus:
+        names = sorted(state.allocations[i].full_name for i, c in state.listed.items() if c & cpus)
+        return _wrong(
+            text,
+            f"{cpus_text(both, 'is', 'are')} listed by {', '.join(names)} too",
+            "CPUs that no other container lists",
+            "exclusive CPUs must not be listed by another container",
             reason="CPUListed",
-            message=f"{text} with cpus: exclusive, but {cpus_text(both, 'is', 'are')} "
-            f"listed by {others} too; "
-            "expected CPUs that no other container lists",
-            rule="exclusive CPUs must not be listed by another container",
         )
-    what = f"{text} with cpus: exclusive, which"
-    return grant_refused(case, what, cpus, NO_CPUS) or _check_sharers(machine, state, text, cpus)
+    return grant_refused(case, f"{text}, which", cpus, NO_CPUS) or _check_sharers(
+        machine, state, text, cpus
+    )
 
 
 def _check_sharers(machine: Machine, state: NodeState, text: str, cpus: CPUSet) -> Refusal | None:
@@ -295,12 +274,13 @@ def _check_sharers(machine: Machine, state: NodeState, text: str, cpus: CPUSet) 
         strict = [i for i in sorted(members) if state.allocations[i].policy in STRICT]
         if strict and theirs and theirs <= cpus:
             first = state.allocations[strict[0]]
-            return Refusal(
+            return _wrong(
+                text,
+                f"that leaves no CPU on {numa_text(numa_nodes)} for {first.full_name}, which "
+                f"shares CPUs there (policy {first.policy})",
+                f"one of {theirs} to be free",
+                "containers that share under a strict policy keep a CPU on their NUMA nodes",
                 reason="SharedPoolEmpty",
-                message=f"{text} with cpus: exclusive, but that leaves no CPU on "
-                f"{numa_text(numa_nodes)} for {first.full_name}, which shares CPUs there (policy "
-                f"{first.policy}); expected one of {theirs} to be free",
-                rule="containers that share under a strict policy keep a CPU on their NUMA nodes",
             )
     return None
 
@@ -320,30 +300,20 @@ def check_numamem(case: Case) -> Refusal | None:
     topology, requested, mems = case.machine.topology, case.requested, case.requested.listed_mems
     source = requested.sources.get("numamem", "numamem")
     text = f"{case.who}: numamem is {quoted(requested.numamem or '')} ({source})"
-    missing = mems - topology.numa_ids
-    if missing:
-        return Refusal(
-            reason="UnknownNUMANode",
-            message=f"{text}, but {numa_text(missing, 'does', 'do')} not exist; "
-            f"expected NUMA nodes among {topology.memory_nodes}",
-            rule="listed NUMA nodes must exist",
+    expected = f"NUMA nodes among {topology.memory_nodes}"
+    if wrong := mems - topology.numa_ids:
+        why = f"{numa_text(wrong, 'does', 'do')} not exist"
+        return _wrong(text, why, expected, "listed NUMA nodes must exist", reason="UnknownNUMANode")
+    if wrong := mems & topology.withheld_memory:
+        why = f"memory of {numa_text(wrong)} is outside what containers may use"
+        rule = "listed NUMA nodes must be usable by containers"
+        return _wrong(text, why, expected, rule, reason="NUMANodeNotAllowed")
+    if wrong := mems - topology.memory_nodes:
+        why, rule = (
+            f"{numa_text(wrong, 'has', 'have')} no memory",
+            "listed NUMA nodes must have memory",
         )
-    withheld = mems & topology.withheld_memory
-    if withheld:
-        return Refusal(
-            reason="NUMANodeNotAllowed",
-            message=f"{text}, but memory of {numa_text(withheld)} is outside what containers may "
-            f"use; expected NUMA nodes among {topology.memory_nodes}",
-            rule="listed NUMA nodes must be usable by containers",
-        )
-    bare = mems - topology.memory_nodes
-    if bare:
-        return Refusal(
-            reason="NUMANodeWithoutMemory",
-            message=f"{text}, but {numa_text(bare, 'has', 'have')} no memory; "
-            f"expected NUMA nodes among {topology.memory_nodes}",
-            rule="listed NUMA nodes must have memory",
-        )
+        return _wrong(text, why, expected, rule, reason="NUMANodeWithoutMemory")
     left = case.memory_left
     memory = {i: left.get(i, topology.numa_nodes[i].memory_bytes) for i in mems}
     needs: list[tuple[str, int, Mapping[int, int]]] = [("memory", case.demand.memory_bytes, memory)]

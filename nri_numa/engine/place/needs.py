@@ -1,30 +1,66 @@
-"""What a computed placement looks at: a table of what is free, and what each resource asks for."""
+"""What a computed placement looks at: what is free and what is asked for, also in words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import exclusive_left
-from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.case import Case
-from nri_numa.engine.decision import Machine
-from nri_numa.engine.memory.grants import MemoryTable
-from nri_numa.engine.memory.memory_manager import memory_table, needs_of, pages_name
-from nri_numa.engine.place.device_words import aligned_devices
-from nri_numa.engine.place.quotas import kept_for_pool, ownable
+from nri_numa.engine.accounting import (
+    exclusive_left,
+    kept_for_groups,
+    kept_for_pool,
+    ownable,
+    ownable_at_most,
+)
+from nri_numa.engine.align.hints import Amounts, DeviceDemand, HintDemand, ResourceDemand
+from nri_numa.engine.align.policies import Alignment, short
+from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTAlignmentRefused
+from nri_numa.engine.decision import Case, Machine, tier_text
+from nri_numa.engine.place.memory import MemoryTable, memory_table, needs_of, pages_name
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
+from nri_numa.engine.values.settings import IsolatedCPUs
 from nri_numa.engine.values.workload import (
     SMT,
     Bind,
+    Device,
+    DeviceRequest,
+    DeviceUse,
     Load,
     PodSandbox,
+    Policy,
     QoSClass,
+    Scope,
 )
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.machine.model import agree, counted, human_milli, numa_text
+
+
+def human_bytes(amount: int) -> str:
+    """``1.5 GiB`` and the like; exact below 1 KiB."""
+    value = float(amount)
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            return f"{amount} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")  # pragma: no cover
+
+
+def exclusive_text(count: int) -> str:
+    """``1 exclusive CPU``, ``4 exclusive CPUs``."""
+    return counted(count, "exclusive CPU")
+
+
+def per_node(parts: Mapping[int, str]) -> str:
+    """``NUMA node 0: 2 CPUs; NUMA node 1: …``, cut after eight NUMA nodes."""
+    items = [f"NUMA node {i}: {text}" for i, text in sorted(parts.items())]
+    cut = items[:8]
+    if len(items) > 8:
+        cut.append(f"and {len(items) - 8} more NUMA nodes")
+    return "; ".join(cut)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,14 +68,10 @@ class ResourceTable:
     """What one decision looks at; built once, filled as needed, dropped with the decision.
 
     Attributes:
-        cpu_left: by NUMA node, thousandths of a CPU that can be promised.
-        memory_left, hugepages_left: bytes.
-        pool: the shared pool.
         free: CPUs that may be owned: of the pool, or isolated.
         former: CPUs of them that the pod had before; empty when the container owns none.
         free_by_node: how many of them the container could own; see
             `nri_numa.engine.accounting.exclusive_left`. Empty when it owns none.
-        listed: the memory nodes that ``numamem`` names; None when memory is computed.
         kubelet: the kubelet's memory state, where its rules are kept; else None.
     """
 
@@ -94,43 +126,6 @@ def resource_table(case: Case) -> ResourceTable:
     )
 
 
-def kept_for_groups(
-    machine: Machine,
-    state: NodeState,
-    pool: CPUSet,
-    free: CPUSet,
-    held: CPUSet = NO_CPUS,
-    *,
-    pair: bool = False,
-) -> CPUSet:
-    """CPUs that are not given away, so that no group of shared containers leaves its NUMA nodes.
-
-    One for each group that has nothing there but free CPUs; one may do for several.
-
-    Args:
-        machine: where.
-        state: whose containers share.
-        pool: the shared pool.
-        free: CPUs that may be owned.
-        held: CPUs of a container that keeps them.
-        pair: the other threads of cores in use are what the container looks for.
-    """
-    kept = 0
-    for key in sorted(state.groups):
-        if key < 0:
-            continue
-        theirs = pool & machine.topology.cpus_of(NUMASet.from_bits(key))
-        spare = theirs - held
-        if not spare or theirs - free or spare.bits & kept:
-            continue
-        # The least loss is a thread whose core is in use already, or one of a whole core where
-        # such threads are wanted; then the highest number.
-        whole = machine.index.members(machine.index.whole(free.bits))
-        bits = spare.bits & (whole if pair else ~whole) or spare.bits
-        kept |= 1 << bits.bit_length() - 1
-    return CPUSet.from_bits(kept)
-
-
 def _former(case: Case, free: CPUSet) -> CPUSet:
     """Free CPUs to give back to a restarted container, else those a stopped one of its pod had.
 
@@ -150,13 +145,9 @@ def _former(case: Case, free: CPUSet) -> CPUSet:
 def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> Demand:
     """What the whole pod needs, as far as the runtime tells it; at least what the container needs.
 
-    The kubelet sends the peak over init and app containers with the sandbox.
-
-    Args:
-        pod: for the sum.
-        demand: of its first container.
-        fractions: a first container with a fraction speaks for a pod that shares. Under the
-            kubelet's rules it does not: the whole CPUs of the sum are those of others.
+    The kubelet sends the peak over init and app containers with the sandbox. A first container with
+    a fraction speaks for a pod that shares. Under the kubelet's rules (not ``fractions``) it does
+    not: the whole CPUs of the sum are those of others.
     """
     resources = pod.resources
     milli = demand.cpu_milli
@@ -184,73 +175,70 @@ def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> De
     )
 
 
-def demands(case: Case, table: ResourceTable) -> list[HintDemand]:
-    """What each resource asks for, CPU first, in a fixed order."""
+def cpu_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
+    """CPUs: whole ones to own, or a share; under the kubelet's rules sharing asks for nothing."""
     machine, demand = case.machine, case.demand
-    sockets = _sockets(machine) if machine.settings.align_by_socket else None
-    if demand.exclusive_cpus:
-        cpu = ResourceDemand(
+    # Something that asks for nothing still has to run somewhere.
+    need, capacity, available = max(1, demand.cpu_milli), machine.cpu_milli, table.cpu_left
+    own = bool(demand.exclusive_cpus) or case.by_kubelet
+    if own:
+        need, capacity, available = demand.exclusive_cpus, machine.whole_cpus, table.free_by_node
+    return [
+        ResourceDemand(
             resource="cpu",
-            need=demand.exclusive_cpus,
-            capacity=machine.whole_cpus,
-            available=table.free_by_node,
-            required=machine.topology.numa_of(case.held) if case.held else NO_NUMA_NODES,
-            sockets=sockets,
-            unit="cpus",
+            need=need,
+            capacity=capacity,
+            available=available,
+            required=machine.topology.numa_of(case.held) if own and case.held else NO_NUMA_NODES,
+            sockets=_sockets(machine) if machine.settings.align_by_socket else None,
+            unit="cpus" if own else "millicpu",
         )
-    elif case.by_kubelet:
-        cpu = ResourceDemand(
-            resource="cpu", need=0, capacity=machine.whole_cpus, available={}, unit="cpus"
-        )
-    else:
-        cpu = ResourceDemand(
-            resource="cpu",
-            # Something that asks for nothing still has to run somewhere.
-            need=max(1, demand.cpu_milli),
-            capacity=machine.cpu_milli,
-            available=table.cpu_left,
-            sockets=sockets,
-            unit="millicpu",
-        )
-    demands: list[HintDemand] = [cpu]
-    if case.requested.bind is Bind.CPU_MEM and table.listed is None:
-        demands += _memory_demands(case, table)
-    if case.container.devices or case.container.pod_devices:
-        demands += [DeviceDemand(request=request) for request in aligned_devices(case)]
-    return demands
+    ]
 
 
-def _memory_demands(case: Case, table: ResourceTable) -> list[HintDemand]:
+def memory_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
+    """Memory and huge pages, judged together, unless memory is listed or left alone."""
     machine, demand = case.machine, case.demand
+    if case.requested.bind is not Bind.CPU_MEM or table.listed is not None:
+        return []
     if table.kubelet is not None:
-        # The others' memory is nobody's business, under the kubelet.
+        # Under the kubelet the memory of other pods is not looked at.
         guaranteed = case.pod.qos is QoSClass.GUARANTEED
         return [*table.kubelet.demands(needs_of(demand))] if guaranteed else []
-    found: list[HintDemand] = []
+    kinds: list[tuple[str, int, Amounts, Amounts]] = []
     if demand.memory_bytes:
-        found.append(
-            ResourceDemand(
-                resource="memory",
-                need=demand.memory_bytes,
-                capacity=machine.usable_memory,
-                available=table.memory_left,
-                near=machine.tiers.near,
-                share="memory",
-            )
-        )
+        kinds.append(("memory", demand.memory_bytes, machine.usable_memory, table.memory_left))
     for size, amount in sorted(demand.hugepages.items()):
         pages = machine.hugepages_capacity(size)
-        found.append(
-            ResourceDemand(
-                resource=pages_name(size),
-                need=amount,
-                capacity={i: pages[i] for i in machine.numa_ids},
-                available=table.hugepages_left[size],
-                near=machine.tiers.near,
-                share="memory",
-            )
+        capacity = {i: pages[i] for i in machine.numa_ids}
+        kinds.append((pages_name(size), amount, capacity, table.hugepages_left[size]))
+    return [
+        ResourceDemand(
+            resource=resource,
+            need=need,
+            capacity=capacity,
+            available=left,
+            near=machine.tiers.near,
+            share="memory",
         )
-    return found
+        for resource, need, capacity, left in kinds
+    ]
+
+
+def device_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
+    """Devices that the container has already."""
+    if not (case.container.devices or case.container.pod_devices):
+        return []
+    return [DeviceDemand(request=request) for request in aligned_devices(case)]
+
+
+HINT_PROVIDERS: Final = (cpu_hints, memory_hints, device_hints)
+"""Everything that asks for NUMA nodes, in the order of explanations: CPUs first."""
+
+
+def demands(case: Case, table: ResourceTable) -> list[HintDemand]:
+    """What each resource asks for."""
+    return [demand for provider in HINT_PROVIDERS for demand in provider(case, table)]
 
 
 def _sockets(machine: Machine) -> dict[int, int]:
@@ -265,3 +253,250 @@ def loads_of(state: NodeState) -> dict[int, Load]:
         if a.owned and a.load is not None
         for cpu in a.cpus
     }
+
+
+def needed_text(case: Case) -> str:
+    """What a container needs, in words: ``2 exclusive CPUs and 4.0 GiB memory``."""
+    demand = case.demand
+    parts: list[str] = []
+    if demand.exclusive_cpus:
+        parts.append(exclusive_text(demand.exclusive_cpus))
+    elif demand.cpu_milli:
+        least = "at least " if demand.cpu_at_least else ""
+        parts.append(f"{least}{human_milli(demand.cpu_milli)}")
+    if case.requested.bind is Bind.CPU_MEM:
+        if demand.memory_bytes:
+            parts.append(f"{human_bytes(demand.memory_bytes)} memory")
+        for size, amount in sorted(demand.hugepages.items()):
+            parts.append(f"{human_bytes(amount)} in huge pages of {human_bytes(size)}")
+    if not parts:
+        return "a place to run"
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def mode_text(case: Case) -> str:
+    """Which settings make CPUs that are free no free ones for this container."""
+    if not case.demand.exclusive_cpus:
+        return ""
+    strict = case.smt in (SMT.ISOLATE, SMT.FULL_CORE)
+    only = case.machine.settings.isolated is IsolatedCPUs.ONLY
+    return (f" (smt: {case.smt})" if strict else "") + (" (isolatedCPUs: only)" if only else "")
+
+
+def too_few(machine: Machine, failed: NotEnoughCPUs, within: NUMASet | None) -> str:
+    """Exclusive CPUs that are not free, or that the machine does not have."""
+    need = exclusive_text(failed.requested)
+    has = sum(machine.whole_cpus.values())
+    if has < failed.requested:
+        return short("cpu", need, f"this machine has {has} for containers")
+    if within is None:
+        free, where = len(failed.available), "on all NUMA nodes together"
+    else:
+        free, where = sum(failed.per_numa.get(i, 0) for i in within), f"on {numa_text(within)}"
+    return short("cpu", need, f"{free + failed.held} free {where}")
+
+
+def misaligned(case: Case, failed: SMTAlignmentRefused, smt: SMT) -> str:
+    """A number of CPUs that is not one of whole cores, and the nearest that are."""
+    each = human_milli(failed.threads_per_core * 1000)
+    need = exclusive_text(failed.requested)
+    most = ownable_at_most(case.machine, case.state, smt)
+    fitting = " or ".join(str(n) for n in failed.fitting if n <= most)
+    would = f", so {fitting} would fit" if fitting else ""
+    return f"{short('cpu', need, f'whole cores have {each} each{would}')} (smt: {smt})"
+
+
+def memory_lacking(demand: Demand, table: ResourceTable, mems: NUMASet, where: str) -> str:
+    """Which memory some memory nodes have too little of; ``where`` they are, for the text."""
+    wanted: list[tuple[str, int, Amounts]] = [("memory", demand.memory_bytes, table.memory_left)]
+    wanted += [
+        (pages_name(size), amount, table.hugepages_left[size])
+        for size, amount in sorted(demand.hugepages.items())
+    ]
+    lacking = []
+    for name, amount, left in wanted:
+        have = sum(left.get(i, 0) for i in mems)
+        if amount > have:
+            lacking.append(short(name, human_bytes(amount), f"{human_bytes(have)} free {where}"))
+    return " and ".join(lacking)
+
+
+def memory_short(table: MemoryTable, demand: Demand, affinity: NUMASet | None) -> str:
+    """Which memory the kubelet's table lacks: on the whole machine, else where it should be."""
+    needs = needs_of(demand)
+    where = [(table.numa_ids, "on all NUMA nodes together")]
+    if affinity is not None:
+        where.append((affinity, f"on {numa_text(affinity)}"))
+    for mask, place in where:
+        for name, need in needs.items():
+            free = table.free(name)
+            have = sum(free.get(i, 0) for i in mask)
+            if have < need:
+                return short(name, human_bytes(need), f"{human_bytes(have)} free {place}")
+    # Enough is free, and tied to groups of other containers.
+    name, need = next(iter(needs.items()))
+    have = sum(table.free(name).values())
+    free_text = f"{human_bytes(have)} free, but not together by the kubelet's rules"
+    return short(name, human_bytes(need), free_text)
+
+
+def left_text(case: Case, table: ResourceTable) -> str:
+    """What is free of the things needed: ``NUMA node 0: 3 CPUs, 1.0 GiB memory; …``."""
+    machine, demand = case.machine, case.demand
+    parts: dict[int, str] = {}
+    most = ownable_at_most(machine, case.state, case.smt)
+    for i in machine.numa_ids:
+        texts: list[str] = []
+        if demand.exclusive_cpus:
+            count = min(table.free_by_node.get(i, 0), most)
+            texts.append(human_milli(count * 1000))
+        elif demand.cpu_milli:
+            texts.append(human_milli(table.cpu_left.get(i, 0)))
+        if case.requested.bind is Bind.CPU_MEM:
+            if demand.memory_bytes:
+                texts.append(f"{human_bytes(table.memory_left.get(i, 0))} memory")
+            for size in sorted(demand.hugepages):
+                left = table.hugepages_left[size].get(i, 0)
+                texts.append(f"{human_bytes(left)} in huge pages of {human_bytes(size)}")
+        text = ", ".join(texts) or human_milli(table.cpu_left.get(i, 0))
+        parts[i] = text + lowered_text(machine, (i,))
+    return per_node(parts)
+
+
+def lowered_text(machine: Machine, numa_nodes: Iterable[int]) -> str:
+    """That NUMA nodes give less than their CPUs: `` (capacity factor 0: drained)``."""
+    lowest = min(machine.settings.capacity_factor.get(i, 1.0) for i in numa_nodes)
+    if lowest >= 1:
+        return ""
+    return f" (capacity factor {lowest:g}{'' if lowest else ': drained'})"
+
+
+def not_let_in(case: Case, table: ResourceTable) -> str:
+    """Name the NUMA nodes without CPUs that could have served memory, had they been let in."""
+    machine = case.machine
+    outside = machine.tiers.outside
+    if not outside:
+        return ""
+    left = [
+        sum(table.memory_left.get(i, 0) for i in machine.tiers.serving(place) | place)
+        for place in (NUMASet([i]) for i in machine.places)
+    ]
+    single = case.policy is Policy.SINGLE_NUMA_NODE
+    if (max(left) if single else sum(left)) >= case.demand.memory_bytes:
+        return ""
+    amount = sum(machine.topology.numa_nodes[i].memory_bytes for i in outside)
+    return (
+        f"; {tier_text(machine.topology, outside)} with {human_bytes(amount)} "
+        f"{agree(outside, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)"
+    )
+
+
+def affinity_message(case: Case, table: ResourceTable, alignment: Alignment) -> str:
+    """One line: what was needed, on how many NUMA nodes, and what each had."""
+    policy, found = case.policy, alignment.shortage
+    whole = case.requested.scope is Scope.POD
+    verb = "all its containers together need" if whole else "it needs"
+    needs = f"{case.who}: {found.text}{mode_text(case)}; {verb} {needed_text(case)}"
+    left = left_text(case, table)
+    if policy is Policy.RESTRICTED and found.widths:
+        # The kubelet's verdict. More free CPUs or memory would not change it.
+        return (
+            f"{needs}; policy {policy} wants one number of NUMA nodes for all, as the kubelet's "
+            f"does (kubeletMemory), so take best-effort; free: {left}"
+        )
+    limit = (
+        "one NUMA node"
+        if policy is Policy.SINGLE_NUMA_NODE
+        else "no more NUMA nodes than an empty machine would need"
+    )
+    outside = not_let_in(case, table)
+    return f"{needs} on {limit} (policy {policy}); free: {left}{outside}"
+
+
+MOST_NAMED: Final = 4
+"""Devices of one kind that a sentence names; the rest is a number."""
+
+
+def aligned_devices(case: Case) -> tuple[DeviceRequest, ...]:
+    """The devices whose NUMA nodes are hints: none where the pod says ``devices: ignore``.
+
+    Where a pod is placed as a whole, so are the devices of all its containers.
+    """
+    container, requested = case.container, case.requested
+    if requested.devices is DeviceUse.IGNORE:
+        return ()
+    if requested.scope is Scope.POD:
+        return container.pod_devices or container.devices
+    return container.devices
+
+
+def devices_first(case: Case, affinity: NUMASet, room: Mapping[int, int], need: int) -> NUMASet:
+    """The NUMA nodes of an affinity that are begun with: those with most of the devices."""
+    counts = dict.fromkeys(affinity, 0)
+    for request in aligned_devices(case):
+        for device in request.devices:
+            for i in device.numa_nodes:
+                if i in counts:
+                    counts[i] += 1
+    if not any(counts.values()):
+        return affinity
+    first: list[int] = []
+    # Most devices first, then by id, until there are enough CPUs.
+    for i in sorted(affinity, key=lambda i: (-counts[i], i)):
+        if need > 0:
+            first.append(i)
+            need -= room.get(i, 0)
+    return NUMASet(first)
+
+
+def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:
+    """What the devices had to do with it, in sentences."""
+    container = case.container
+    if case.requested.devices is DeviceUse.IGNORE:
+        names = [_named(one.resource, one.devices) for one in container.devices if one.devices]
+        return (f"devices: ignore, so {_and(names)} gave no hint",) if names else ()
+    said: list[str] = []
+    if affinity is not None:
+        for request in aligned_devices(case):
+            said += _about(request, affinity)
+    return (*said, *container.device_notes)
+
+
+def _about(request: DeviceRequest, affinity: NUMASet) -> list[str]:
+    said: list[str] = []
+    inside: list[Device] = []
+    outside: list[Device] = []
+    # Plain loops: this is on the way of a creation, and whatever is called there may be cold.
+    for device in request.devices:
+        for i in device.numa_nodes:
+            if i in affinity:
+                inside.append(device)
+                break
+        else:
+            if device.numa_nodes:
+                outside.append(device)
+    if inside:
+        verb = "are" if len(inside) > 1 else "is"
+        what = _named(request.resource, inside)
+        said.append(f"on {numa_text(affinity)} because its {what} {verb} there")
+    if outside:
+        nodes = NUMASet(i for d in outside for i in d.numa_nodes)
+        verb = "are" if len(outside) > 1 else "is"
+        said.append(
+            f"although its {_named(request.resource, outside)} {verb} on {numa_text(nodes)}, "
+            f"which is not among them"
+        )
+    return said
+
+
+def _named(kind: str, devices: tuple[Device, ...] | list[Device]) -> str:
+    """``GPU 0000:3b:00.0``, ``GPU 0000:3b:00.0 and 3 more``."""
+    if len(devices) == 1:
+        return f"{kind} {devices[0].id}"
+    ids = [d.id for d in devices]
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return f"{kind} {', '.join(ids[:MOST_NAMED])}{more}"
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -15,7 +15,9 @@ Whether CPUs and NUMA nodes exist, are online and free is not asked here but in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -24,39 +26,228 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.bounds import (
-    LONGEST_LIST,
-    LONGEST_WORD,
-    MOST_GUESSES,
-    MOST_NAMES,
-    too_long,
-)
-from nri_numa.engine.request.load import parse_load
-from nri_numa.engine.request.permissions import barred, permission_of
-from nri_numa.engine.request.placed import PLACED, placed_for
-from nri_numa.engine.values.limits import Otherwise, Permission
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.settings import Rule, Settings
+from nri_numa.engine.values.settings import ANY_KEY, BUILT_IN, Otherwise, Permission, Rule, Settings
 from nri_numa.engine.values.workload import (
+    HIGH,
+    LOW,
     SMT,
     Bind,
     Container,
     CPUMode,
     DeviceUse,
+    Load,
+    MemoryPolicy,
     OnFailure,
     PodSandbox,
     Policy,
+    Refusal,
     Requested,
     Scope,
 )
-from nri_numa.machine.cpuset import (
-    NO_CPUS,
-    NO_NUMA_NODES,
-    CPUSet,
-    ListFormatError,
-    NUMASet,
+from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+
+_LISTS: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
+
+
+def permission_of(permissions: Sequence[Permission], pod: PodSandbox) -> Permission:
+    """The first permission that matches, else the built-in one."""
+    for permission in permissions:
+        if _permission_matches(permission, pod):
+            return permission
+    return BUILT_IN
+
+
+def _permission_matches(permission: Permission, pod: PodSandbox) -> bool:
+    """Every condition that is not empty must hold."""
+    return (
+        (not permission.qos or pod.qos in permission.qos)
+        and all(pod.labels.get(key) == value for key, value in permission.labels.items())
+        and (
+            not permission.namespaces
+            or any(fnmatchcase(pod.namespace, p) for p in permission.namespaces)
+        )
+    )
+
+
+def barred(permission: Permission, key: str, value: str) -> str | None:
+    """What was expected where a key or its value is not permitted; None where it is.
+
+    A value that cannot be read is left to whoever checks its form.
+    """
+    if ANY_KEY not in permission.keys and key not in permission.keys:
+        keys = ", ".join(permission.keys)
+        return f"one of the keys {keys}" if keys else "no annotation of ours"
+    allowed = permission.values.get(key)
+    if allowed is None or value in allowed:
+        return None
+    kind = _LISTS.get(key)
+    if kind is None:
+        return f"one of {', '.join(allowed)}"
+    try:
+        # What is allowed was checked when the configuration was read.
+        if not kind.parse(value).bits & ~kind.parse(",".join(allowed)).bits:
+            return None
+    except ListFormatError:
+        return None
+    return f"no others than {','.join(allowed)}"
+
+
+def by_annotation(requested: Requested, key: str) -> bool:
+    """Say whether a key's value comes from an annotation, not from the operator."""
+    return requested.sources.get(key, "").startswith("annotation ")
+
+
+MOST_NAMES: Final = 512
+"""Annotations of one pod that may name our prefix: nine keys each for more than 50 containers."""
+
+MOST_GUESSES: Final = 8
+"""Unknown names in a domain below the prefix that are compared with our keys; see `MOST_NAMES`.
+
+Comparing two words takes longer than everything else about a name.
+"""
+
+LONGEST_WORD: Final = 24
+"""Characters of a word that may resemble one of our keys, of which the longest has ten.
+
+`difflib.get_close_matches` calls two texts close from a ratio of 0.6 on, which is twice the
+characters in common by those of both: 2 * 10 / (10 + 24) is below.
+"""
+
+LONGEST_VALUE: Final = 2048
+"""Characters of a value that is no list: peak hours may be many, 96 quarters of an hour at most."""
+
+LONGEST_LIST: Final = 4096
+"""Characters of a list where the machine is not known: every one of 1024 CPUs by itself."""
+
+_SHORTEST_LIMIT: Final = 1024
+"""A list that is longer than the machine needs is clumsy, not hostile, up to here."""
+
+
+def longest_list(count: int) -> int:
+    """Characters of the longest list that ids below ``count`` can need: each one by itself.
+
+    The kernel prints ranges, so that what it prints is at most half as long.
+    """
+    characters, digits, first = 0, 1, 0
+    while first < count:
+        end = min(count, 10**digits)
+        characters += (end - first) * (digits + 1)
+        digits, first = digits + 1, end
+    return max(_SHORTEST_LIMIT, characters)
+
+
+def too_long(key: str, value: str, list_limit: int) -> str | None:
+    """What was expected of a value that is too long to be read; None when it is not."""
+    limit = list_limit if key in ("numacpu", "numamem") else LONGEST_VALUE
+    if len(value) <= limit:
+        return None
+    return f"at most {limit} characters" + (
+        ", which is room for every id of this machine" if key in ("numacpu", "numamem") else ""
+    )
+
+
+_DAY = 1440  # minutes
+_HOURS = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})", re.ASCII)
+_EXPECTED = (
+    "expected high, low, or daily peak hours such as 09:00-18:00, several separated by commas"
 )
+
+
+def parse_load(text: str) -> Load:
+    """Read ``high``, ``low``, or peak hours: ``09:00-18:00``, ``22:00-06:00,12:00-13:00``.
+
+    Hours are wall-clock times of the node. An interval that ends before it starts goes on past
+    midnight; ``24:00`` may end one. Overlapping and touching intervals are joined, so equal hours
+    give equal values however they were written. Anything else is a ValueError that names the
+    offending part and what was expected.
+    """
+    if text == "high":
+        return HIGH
+    if text == "low":
+        return LOW
+    busy: list[tuple[int, int]] = []
+    for item in text.split(","):
+        start, end = _interval(item, text)
+        if start < end:
+            busy.append((start, end))
+        else:
+            busy += [(start, _DAY), (0, end)] if end else [(start, _DAY)]
+    return Load(_joined(busy))
+
+
+def format_load(load: Load) -> str:
+    """Write a load so that `parse_load` reads the same value back."""
+    if load == HIGH:
+        return "high"
+    if load == LOW:
+        return "low"
+    return ",".join(f"{a // 60:02}:{a % 60:02}-{b // 60:02}:{b % 60:02}" for a, b in load.busy)
+
+
+def _interval(item: str, text: str) -> tuple[int, int]:
+    match = _HOURS.fullmatch(item)
+    if match is None:
+        where = f" in {text!r}" if item != text else ""
+        raise ValueError(f"load {item!r}{where}: {_EXPECTED}")
+    h1, m1, h2, m2 = (int(g) for g in match.groups())
+    start, end = h1 * 60 + m1, h2 * 60 + m2
+    if m1 > 59 or m2 > 59 or start >= _DAY or end > _DAY:
+        raise ValueError(f"load {item!r}: expected times from 00:00 to 24:00")
+    if start == end:
+        raise ValueError(f"load {item!r}: starts when it ends; expected high for the whole day")
+    return start, end
+
+
+def _joined(busy: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(busy):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return tuple(joined)
+
+
+PLACED: Final = "placed"
+"""The annotation's key, below the prefix."""
+LONGEST_PLACED: Final = 16_384
+"""Characters that are read; 100 containers with the longest names take less."""
+
+
+def placed_text(numa_nodes: Mapping[str, NUMASet]) -> str:
+    """The annotation's value; containers in order of name, those without NUMA nodes left out."""
+    known = {name: str(found) for name, found in sorted(numa_nodes.items()) if found}
+    return json.dumps(known, separators=(",", ":"))
+
+
+def read_placed(text: str) -> dict[str, NUMASet] | None:
+    """What a value says by container; None where it is not of our form."""
+    if len(text) > LONGEST_PLACED:
+        return None
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    found: dict[str, NUMASet] = {}
+    for name, listed in document.items():
+        if not isinstance(listed, str):
+            return None
+        try:
+            found[name] = NUMASet.parse(listed)
+        except ListFormatError:
+            return None
+    return found
+
+
+def placed_for(annotations: Mapping[str, str], prefix: str, container: str) -> NUMASet:
+    """The NUMA nodes that were held for one container; none where nothing readable says any."""
+    text = annotations.get(f"{prefix}/{PLACED}")
+    if text is None:
+        return NO_NUMA_NODES
+    return (read_placed(text) or {}).get(container, NO_NUMA_NODES)
+
 
 OWN_KEYS: Final = frozenset({"assigned", PLACED})
 """Keys under our prefix that we write ourselves: no pod asks for anything with them."""
@@ -288,12 +479,6 @@ def resolve(
 
     Annotations that concern the container are checked even where a stronger level overrides them;
     keys of other containers are checked for being known keys only.
-
-    Args:
-        settings: prefix, rules and defaults.
-        pod: with its annotations.
-        container: for its name.
-        list_limit: characters that a list of CPUs or NUMA nodes may have.
     """
     marker = settings.prefix + "/"
     own = [name for name in pod.annotations if marker in name]
@@ -316,7 +501,7 @@ def resolve(
     chosen: _Level = {}
     given: frozenset[str] = frozenset()
     for number, level in enumerate(levels):
-        heard: _Level = {}
+        new: _Level = {}
         for key, (value, source) in level.items():
             if key in chosen:
                 continue
@@ -325,13 +510,13 @@ def resolve(
             if expected is not None:
                 return _wrong(pod, container, key, value, expected, source)
             if _clash(key, value, chosen) is None:
-                heard[key] = (value, source)
-        found = _contradiction(heard)
+                new[key] = (value, source)
+        found = _contradiction(new)
         if found is not None:
             key, expected = found
-            value, source = heard[key]
+            value, source = new[key]
             return _wrong(pod, container, key, value, expected, source)
-        chosen.update(heard)
+        chosen.update(new)
         if number == configured_from - 1:
             given = frozenset(chosen)
     requested = _requested(chosen, given, permission, ignored)
@@ -454,13 +639,8 @@ def _refused(permission: Permission, key: str, value: str, list_limit: int) -> s
 def _split(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | None:
     """Take an annotation name apart into key and container (None: the whole pod).
 
-    Args:
-        name: of the annotation.
-        marker: the prefix with its slash.
-        guess: take what resembles one of our keys for ours, in a domain below the prefix.
-
-    Returns:
-        None when the annotation is not ours: another domain that ends like our prefix.
+    None when the annotation is not ours: another domain that ends like our prefix. ``guess`` takes
+    what resembles one of our keys for ours, in a domain below the prefix.
     """
     start = name.index(marker)
     tail = name[start + len(marker) :]
@@ -525,3 +705,47 @@ def _requested(
         listed_cpus=CPUSet.parse(values["numacpu"]) if "numacpu" in values else NO_CPUS,
         listed_mems=NUMASet.parse(values["numamem"]) if "numamem" in values else NO_NUMA_NODES,
     )
+
+
+MOST_ADDRESSEES: Final = 16
+"""Names of one pod that are looked after; nobody has so many by accident."""
+_LONGEST_NAME: Final = 63  # of a container's name: a DNS label
+
+
+def addressees(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Container names in annotations of ours, with the annotation that has it.
+
+    At most `MOST_ADDRESSEES`, in the order of the annotations' names. Names that no container can
+    have are left out.
+    """
+    found: dict[str, str] = {}
+    for name in sorted([name for name in annotations if prefix in name]):
+        domain, _, tail = name.partition("/")
+        if domain == prefix:
+            key, _, target = tail.partition(".")
+        elif domain.endswith(f".{prefix}") and tail.startswith("container."):
+            key, target = domain.removesuffix(f".{prefix}"), tail.removeprefix("container.")
+        else:
+            continue
+        if key in KEYS and 0 < len(target) <= _LONGEST_NAME and len(found) < MOST_ADDRESSEES:
+            found.setdefault(target, name)
+    return found
+
+
+class Missing(msgspec.Struct, frozen=True, kw_only=True):
+    """A name that an annotation has and no container."""
+
+    annotation: str
+    name: str
+    had: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        close = get_close_matches(self.name, self.had, n=1)
+        return (
+            f"annotation {self.annotation} is ignored, because it names a container "
+            f"{quoted(self.name)}, which this pod does not have; "
+            f"it has {', '.join(map(quoted, self.had)) or 'none'}"
+            + (f" (did you mean {close[0]}?)" if close else "")
+        )

@@ -7,14 +7,17 @@ memory request (kubelet: ``pkg/kubelet/qos/policy.go`` and ``cm/helpers_linux.go
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
-from nri_numa.engine.request.permissions import asked_by_pod
-from nri_numa.engine.state import NOTHING, Charge
-from nri_numa.engine.values.refusal import Refusal
+from nri_numa.engine.request.annotations import by_annotation, permission_of
+from nri_numa.engine.state import NOTHING, Charge, NodeState
+from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
     SMT,
     Bind,
@@ -23,8 +26,11 @@ from nri_numa.engine.values.workload import (
     PodSandbox,
     Policy,
     QoSClass,
+    Refusal,
     Requested,
     Resources,
+    Scope,
+    Slots,
 )
 
 SHARES_PER_CPU: Final = 1024
@@ -48,22 +54,17 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         cpu_milli: thousandths of a CPU: the limit, else the request, else 0; in a Guaranteed pod
             at most what the pod's sum leaves it.
         cpu_at_least: it may be more: shares cannot tell more than 256 CPUs.
-        exclusive_cpus: whole CPUs to own; 0 for a container that shares.
         memory_bytes: the limit, else the request as far as the OOM score tells, else 0; in a
             Guaranteed pod at most what the pod's sum leaves it.
-        hugepages: bytes by page size in bytes, whole pages, no zero entries.
         cpu_paid_milli: thousandths of a CPU that the request pays for: what may be owned, and what
             is allocated for a container that shares.
         pod_paid_milli: for a pod's list: what the pod's requests pay for beside what others of it
             have; None where the runtime does not tell.
         memory_paid: bytes that the request pays for, which is what is allocated; the pin must hold
             ``memory_bytes``.
-        cpu_source: ``limit``, ``request`` or ``none``.
         memory_source: ``limit``, ``request`` (to a thousandth of the machine) or ``none``.
         size_milli, size_bytes: as ``cpu_milli`` and ``memory_bytes``, whatever its pod has: what a
             resize changes.
-        notes: values that were disregarded, and why, one clause each.
-        ignored: what is requested, not permitted and was passed over, in a sentence; or empty.
     """
 
     cpu_milli: int = 0
@@ -111,14 +112,8 @@ def demand(
 
     A container without resources in a pod that has some of its own is given the pod's limits by the
     kubelet (KEP-2837), as its limits and its request. So what a container has is bounded by what
-    the other containers leave of the pod's sum.
-
-    Args:
-        pod: for its QoS class and its sum.
-        container: for its resources and OOM score.
-        requested: as `nri_numa.engine.request.annotations.resolve` gave them.
-        capacity_bytes: memory of the machine as the kubelet counts it (MemTotal).
-        others: what is allocated for the other containers of the pod.
+    the other containers leave of the pod's sum. ``capacity_bytes`` is the machine's memory as the
+    kubelet counts it (MemTotal).
     """
     resources = container.resources
     notes: list[str] = []
@@ -155,7 +150,7 @@ def demand(
         counted = saturated and requested.slots is not None
         if 1000 * exclusive > paid and not requested.unpaid_cpus and not counted:
             if "cpus" in requested.given and not (
-                requested.lenient and asked_by_pod(requested, "cpus")
+                requested.lenient and by_annotation(requested, "cpus")
             ):
                 return _unpaid(pod, container, requested, paid, exclusive)
             ignored = f"cpus: exclusive is ignored: {_pays(paid, exclusive)}"
@@ -278,13 +273,7 @@ def request_milli(resources: Resources, notes: list[str]) -> int:
 
 
 def paid_milli(pod: PodSandbox, resources: Resources, others: Charge = NOTHING) -> int:
-    """Thousandths of a CPU that a container's request pays for.
-
-    Args:
-        pod: for its QoS class and its sum.
-        resources: of the container.
-        others: what is allocated for the other containers of the pod.
-    """
+    """Thousandths of a CPU that a container's request pays for."""
     paid = _requested(pod.qos, resources)
     total = _sum(pod)
     if total is None:
@@ -333,13 +322,6 @@ def memory_paid(
     thousandth of the machine, rounded down; without a score, or with one that says nothing
     (node-critical pods), nothing shows that anything was requested. What containers use beyond that
     is still seen, in what the kernel says is free.
-
-    Args:
-        pod: for its QoS class and its sum.
-        container: for its OOM score.
-        capacity_bytes: memory of the machine as the kubelet counts it (MemTotal).
-        need: bytes; never more is allocated.
-        others: what is allocated for the other containers of the pod.
     """
     if pod.qos is QoSClass.GUARANTEED:
         total = pod.resources.memory_limit
@@ -383,3 +365,221 @@ def hugepages(resources: Resources, notes: list[str]) -> dict[int, int]:
             continue
         wanted[size] = -(-limit // size) * size
     return wanted
+
+
+CLAIM: Final = "-claim-"
+NOT_PREPARED: Final = "no claim: "
+"""How a text begins that says why a container's claim does not count."""
+
+MOST_RESULTS: Final = 32
+"""Results of one claim (kubernetes ``resource/v1``, AllocationResultsMaxSize)."""
+
+UID: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_RESULT: Final = re.compile(rf"numa([0-9]{{1,4}})-claim-({UID}-[0-9]{{1,2}})x([0-9]{{1,4}})")
+
+
+def result_text(numa_node: int, uid: str, number: int, cpus: int) -> str:
+    """One result of a claim, as `read_claims` reads it."""
+    return f"numa{numa_node}{CLAIM}{uid}-{number}x{cpus}"
+
+
+def read_claims(text: str) -> Slots | None:
+    """Read what a container has of its claims; None where the text is something else."""
+    parts = text.split(",", MOST_RESULTS)
+    found = [_RESULT.fullmatch(part) for part in parts]
+    results = [match for match in found if match is not None]
+    names = {match[2] for match in results}
+    if len(parts) > MOST_RESULTS or len(results) < len(parts) or len(names) < len(parts):
+        return None
+    on: Counter[int] = Counter()
+    for match in results:
+        on[int(match[1])] += int(match[3])
+    return Slots(ids=text, count=on.total(), by_node=dict(sorted(on.items())))
+
+
+def not_prepared(pod: PodSandbox, container: Container, text: str) -> Refusal | None:
+    """The refusal that a text stands for; None where it is no such text."""
+    if not text.startswith(NOT_PREPARED):
+        return None
+    return Refusal(
+        reason="ClaimNotPrepared",
+        message=f"pod {pod.full_name}, container {container.name}: "
+        f"{text.removeprefix(NOT_PREPARED)}",
+        rule="a container gets the CPUs of a claim that was prepared for its pod, and no others",
+    )
+
+
+def in_use(
+    state: NodeState, pod: PodSandbox, container: Container, requested: Requested | Refusal
+) -> Requested | Refusal:
+    """Refuse what another container has already: a claim's CPUs are for one container at a time."""
+    if isinstance(requested, Refusal) or requested.slots is None:
+        return requested
+    if CLAIM not in requested.slots.ids:
+        return requested
+    names = _names(requested.slots.ids.split(","))
+    for _, one in sorted(state.allocations.items()):
+        if CLAIM in one.slots and names & _names(one.slots.split(",")):
+            return Refusal(
+                reason="ClaimInUse",
+                message=f"pod {pod.full_name}, container {container.name}: its ResourceClaim's "
+                f"CPUs are those of pod {one.namespace}/{one.pod}, container "
+                f"{one.container}; expected one container for each request of a claim",
+                rule="the CPUs of a claim are for one container at a time",
+            )
+    return requested
+
+
+def _names(parts: Iterable[str]) -> set[str]:
+    return {match[2] for part in parts if (match := _RESULT.fullmatch(part)) is not None}
+
+
+SLOTS: Final = "slots"
+"""Annotation key, below the prefix, with the ids that a container holds, separated by commas."""
+MOST_SLOTS: Final = 4096
+"""Ids of one container; the kernel is built for no more than 8192 CPUs (NR_CPUS)."""
+_LONGEST: Final = 28 * MOST_SLOTS
+_ID: Final = re.compile(r"(?:numa([0-9]{1,4})-)?slot-[0-9]{1,6}", re.ASCII)
+
+
+def read_slots(text: str) -> Slots | str:
+    """Read the ids that a container holds.
+
+    Else what was expected, as the end of a sentence.
+    """
+    if CLAIM in text and (claimed := read_claims(text)) is not None:
+        return claimed
+    ids = text.split(",") if len(text) <= _LONGEST else []
+    nodes = [_ID.fullmatch(one) for one in ids]
+    if not ids or not all(nodes) or len(set(ids)) < len(ids) or len(ids) > MOST_SLOTS:
+        example = "such as slot-0 or numa0-slot-0"
+        return f"up to {MOST_SLOTS} different ids {example}, separated by commas"
+    on = [match[1] for match in nodes if match is not None]
+    # Ids of both sorts come from a change of the plugin's configuration in between: none binds.
+    by_node = Counter(int(i) for i in on) if all(i is not None for i in on) else {}
+    return Slots(ids=text, count=len(ids), by_node=dict(sorted(by_node.items())))
+
+
+def slots_held(settings: Settings, container: Container) -> str:
+    """The ids that the kubelet gave a container; empty where it gave none."""
+    return container.annotations.get(f"{settings.prefix}/{SLOTS}", "")
+
+
+def with_slots(
+    settings: Settings, pod: PodSandbox, container: Container, requested: Requested | Refusal
+) -> Requested | Refusal:
+    """Add what its slots ask for to what a container requests.
+
+    They are stronger than the defaults. What a pod or a rule says must not contradict them, and
+    the container's CPU limit, else its request, must be as many CPUs as it holds slots: the
+    scheduler counts both. A permission with ``unpaidCPUs`` lets it be less.
+    """
+    text = slots_held(settings, container)
+    if not text or isinstance(requested, Refusal):
+        return requested
+    if (refused := not_prepared(pod, container, text)) is not None:
+        return refused
+    who = f"pod {pod.full_name}, container {container.name}"
+    slots = read_slots(text)
+    if isinstance(slots, str):
+        shown = repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text)} characters)"
+        return Refusal(
+            reason="InvalidSlots",
+            message=f"{who}: {SLOTS} is {shown} (annotation {settings.prefix}/{SLOTS} of the "
+            f"container), expected {slots}",
+            rule="the device plugin of nri-numa says which slots a container holds",
+        )
+    plural, claimed = "s" if slots.count != 1 else "", CLAIM in text
+    held = f"{slots.count} slot{plural} of the device plugin"
+    if claimed:
+        held = f"{slots.count} CPU{plural} of a ResourceClaim"
+    clash = _clash(requested, slots)
+    if clash:
+        key, value, why = clash
+        source = requested.sources.get(key, "default")
+        return Refusal(
+            reason="SlotsConflict",
+            message=f"{who}: {key} is {value!r} ({source}) and it holds {held}, expected one of "
+            f"them, because {why}",
+            rule="slots and annotations must not contradict each other",
+            key=key,
+            value=value,
+            source=source,
+        )
+    # Where nothing else is asked for, nobody has looked it up.
+    permission = permission_of(settings.permissions, pod)
+    resources = container.resources
+    limit, request = limit_milli(resources, []), request_milli(resources, [])
+    milli, wanted = limit or request, 1000 * slots.count
+    at_least = not limit and (resources.cpu_shares or 0) >= MAX_SHARES
+    if milli != wanted and not (milli < wanted and (at_least or permission.unpaid_cpus)):
+        value = f"{milli}m" if milli else "not set"
+        return Refusal(
+            reason="SlotsMismatch",
+            message=f"{who}: cpu is {value} and it holds {held}, expected {wanted}m: "
+            + ("as many as the claim has" if claimed else "a CPU for each slot"),
+            rule="a container has as many exclusive CPUs as it holds slots",
+        )
+    return replace(
+        requested,
+        cpus=CPUMode.EXCLUSIVE,
+        bind=Bind.CPU_MEM if requested.bind is Bind.NONE else requested.bind,
+        slots=slots,
+        unpaid_cpus=permission.unpaid_cpus,
+        permission=permission.name,
+        given=requested.given | {"cpus"},
+        sources={**requested.sources, "cpus": held},
+    )
+
+
+def _clash(requested: Requested, slots: Slots) -> tuple[str, str, str] | None:
+    """What contradicts the slots: a key, its value, and why."""
+    if requested.numacpu is not None:
+        return "numacpu", requested.numacpu, "the CPUs of numacpu are taken as they are"
+    if requested.cpus is CPUMode.SHARED and "cpus" in requested.given:
+        return "cpus", requested.cpus.value, "slots are exclusive CPUs"
+    if requested.bind is Bind.NONE and "bind" in requested.given:
+        return "bind", requested.bind.value, "bind: none touches nothing"
+    if requested.scope is Scope.POD and slots.by_node:
+        why = "the kubelet has chosen a NUMA node for each container"
+        return "scope", requested.scope.value, why
+    return None
+
+
+SOURCE = "staticCPUs"
+
+
+def with_static_cpus(
+    settings: Settings, pod: PodSandbox, container: Container, requested: Requested | Refusal
+) -> Requested | Refusal:
+    """Add what the setting asks for to what a container requests that says nothing about its CPUs.
+
+    A policy, ``cpus``, ``numacpu`` and ``bind: none`` speak for themselves, and a container that
+    somebody else pinned stays theirs. Memory is left alone, unless ``bind`` is given or the
+    kubelet's Memory Manager is followed as well.
+    """
+    if (
+        not settings.static_cpus
+        or isinstance(requested, Refusal)
+        or pod.qos is not QoSClass.GUARANTEED
+        or requested.policy is not Policy.NONE
+        or requested.cpus is not None
+        or requested.numacpu is not None
+        or requested.bind is Bind.NONE
+        or container.resources.cpus
+    ):
+        return requested
+    milli = limit_milli(container.resources, []) or request_milli(container.resources, [])
+    if not milli or milli % 1000:
+        return requested
+    alone = (
+        requested.numamem is None
+        and "bind" not in requested.sources
+        and not settings.kubelet_memory
+    )
+    return replace(
+        requested,
+        cpus=CPUMode.EXCLUSIVE,
+        bind=Bind.CPU if alone else requested.bind,
+        sources={**requested.sources, "cpus": SOURCE},
+    )

@@ -7,13 +7,106 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
-from nri_numa.engine.values.kubelet import KubeletOverride
-from nri_numa.engine.values.limits import Limits, Permission
-from nri_numa.engine.values.workload import QoSClass, Strategy
+from nri_numa.engine.values.workload import BUILT_IN_PERMISSION, KubeletOverride, QoSClass, Strategy
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+
+ANY_KEY: Final = "*"
+
+
+class Otherwise(StrEnum):
+    """What happens to an annotation that is not permitted."""
+
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+
+
+class Permission(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pods that it matches may ask for by annotation.
+
+    Attributes:
+        name: for sentences: ``permissions[1]``.
+        namespaces: shell-style patterns; empty matches every namespace.
+        keys: annotation keys without prefix that may be used; `ANY_KEY` for all.
+        values: by key, the only values it may have. Lists of CPUs and NUMA nodes may name no
+            others than these together.
+    """
+
+    name: str
+    namespaces: tuple[str, ...] = ()
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    qos: tuple[QoSClass, ...] = ()
+    keys: tuple[str, ...] = (ANY_KEY,)
+    values: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    unpaid_cpus: bool = False
+    reserved_cpus: bool = False
+    otherwise: Otherwise = Otherwise.REFUSE
+
+
+BUILT_IN: Final = Permission(name=BUILT_IN_PERMISSION)
+"""For pods that no entry matches: every key, but exclusive CPUs only for paid requests."""
+
+
+class CPUAmount(msgspec.Struct, frozen=True):
+    """A number of CPUs, or a part of those that containers may use.
+
+    Attributes:
+        percent: of the machine's CPUs, rounded down.
+    """
+
+    cpus: int = 0
+    percent: float | None = None
+
+    def of(self, total: int) -> int:
+        """The number of CPUs on a machine where containers may use ``total``."""
+        return self.cpus if self.percent is None else int(total * self.percent / 100)
+
+    def __str__(self) -> str:
+        return f"{self.cpus}" if self.percent is None else f"{self.percent:g}%"
+
+
+EVERYTHING: Final = CPUAmount(percent=100)
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """How many CPUs may be withheld from others.
+
+    Attributes:
+        exclusive: owned CPUs, siblings that are kept idle for their owners included.
+        listed: CPUs in shared lists (``numacpu``) that nobody can own.
+    """
+
+    exclusive: CPUAmount = EVERYTHING
+    listed: CPUAmount = EVERYTHING
+
+
+class NamespaceQuota(msgspec.Struct, frozen=True, kw_only=True):
+    """A quota for each namespace by itself that one of the patterns matches."""
+
+    name: str
+    namespaces: tuple[str, ...]
+    quota: Quota
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Quotas and the floor of the shared pool.
+
+    Attributes:
+        quota: for everybody together. Lists that a CPU request pays for are counted and never
+            refused.
+        idle: siblings kept idle, for everybody together: nobody pays for them.
+        pool: CPUs that stay in the shared pool of the machine, at least 1; None for what
+            `nri_numa.engine.accounting.floor` works out.
+    """
+
+    quota: Quota = Quota(listed=CPUAmount(percent=50))
+    idle: CPUAmount = CPUAmount(percent=25)
+    namespaces: tuple[NamespaceQuota, ...] = ()
+    pool: CPUAmount | None = None
+    numa_pool: CPUAmount = CPUAmount(0)
 
 
 class CPUOrder(StrEnum):
@@ -61,8 +154,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         namespaces: shell-style patterns; empty matches every namespace.
-        labels: label values that must be equal.
-        qos: classes; empty matches every class.
         runtime_handlers: exact names; empty matches every handler.
         containers: shell-style patterns of container names; empty matches every container.
         values: annotation key (without prefix) to value, in the annotation's own grammar.
@@ -80,13 +171,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a decision depends on besides machine, state and request.
 
     Attributes:
-        prefix: annotation prefix, without the slash.
         defaults: annotation key to value, weakest source.
-        rules: in order; of the matching ones the first that sets a key wins that key.
-        strategy: which of equally good NUMA nodes; see `Strategy`.
         oversale: factor on the CPUs of each NUMA node for shared accounting, at least 1.
         capacity_factor: by NUMA node, 0..1; missing is 1. 0 drains the node.
-        reserved_cpus: never given exclusively.
         strict_reserved: reserved CPUs leave the shared pool too.
         reserved_memory: bytes by NUMA node that are never promised to containers.
         reserved_hugepages: by NUMA node, bytes by page size that are never promised either.
@@ -99,23 +186,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             Guaranteed pods are accounted, and a request that fits nowhere counts as *no wish*.
         kubelet_cpus: keep the kubelet's CPU rules: only whole CPUs of one's own are aligned and
             counted, everybody else runs on all shared CPUs.
-        cpu_order: see `CPUOrder`.
         distribute_across_numa: spread an exclusive request evenly over the NUMA nodes it needs.
         distribute_across_cores: with the kubelet's order, take single CPUs by number instead of
             whole cores.
-        align_l3: try to keep an exclusive request inside few L3 groups.
         align_by_socket: prefer NUMA nodes of one socket, and take CPUs from all of that socket.
-        isolated: see `IsolatedCPUs`.
-        nohz_full: see `NohzFullCPUs`.
-        cores: see `PreferredCores`.
         memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL).
         memory_tiers: memory tiers of the kernel whose NUMA nodes without CPUs may be used.
-        lift_quota: run exclusive containers without CFS quota, as the kubelet does.
-        tell_environment: put NUMA_CPUS and NUMA_MEMS into the container's environment.
-        permissions: in order; the first that matches a pod says what its annotations may ask for.
-        limits: quotas and the floor of the shared pool.
-        kubelet_override: see `KubeletOverride`.
-        kept_seconds: how long a pod keeps exclusive CPUs of a container that ended.
         kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, where known.
     """
 
@@ -145,7 +221,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     memory_only_nodes: NUMASet = NO_NUMA_NODES
     memory_tiers: frozenset[int] = frozenset()
     lift_quota: bool = True
-    tell_environment: bool = True
+    set_environment: bool = True
     permissions: tuple[Permission, ...] = ()
     limits: Limits = msgspec.field(default_factory=Limits)
     kubelet_override: KubeletOverride = KubeletOverride.NEVER

@@ -966,7 +966,7 @@ function groups(refusals) {
     const key = JSON.stringify([r.namespace, r.container, r.reason, gist(r), r.observed]);
     if (!made.has(key)) made.set(key, { last: r, count: 0, pods: new Set() });
     const group = made.get(key);
-    group.count++;
+    group.count += r.count;
     group.pods.add(r.pod);
   }
   return [...made.values()];

@@ -53,7 +53,8 @@ _METHOD_NAMES: Final = {event: event.name.title().replace("_", "") for event in 
 
 
 AGENT_EVENTS: Final = (
-    Event.STOP_POD_SANDBOX.bit
+    Event.RUN_POD_SANDBOX.bit
+    | Event.STOP_POD_SANDBOX.bit
     | Event.REMOVE_POD_SANDBOX.bit
     | Event.CREATE_CONTAINER.bit
     | Event.START_CONTAINER.bit
@@ -68,9 +69,6 @@ Each is a round trip under the one lock of the runtime, so no other is subscribe
 runtime does not know makes it close the connection, and a mask of zero means all events, the
 validator included.
 """
-
-SANDBOX_EVENTS: Final = Event.RUN_POD_SANDBOX.bit
-"""What it has a use for besides where devices place containers or pods are named to schedulers."""
 
 
 class PushPath(enum.StrEnum):

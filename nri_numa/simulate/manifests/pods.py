@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from nri_numa.engine.request.addressees import Missing, addressees
+from nri_numa.engine.request.annotations import Missing, addressees
 from nri_numa.engine.values.workload import QoSClass
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.request.slots import MOST
+from nri_numa.engine.request.demand import MOST_SLOTS
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.simulate.manifests.pods import (
     NO_AMOUNTS,
@@ -153,7 +153,7 @@ def container_of(
     # What it does not limit itself, the kubelet limits to what the pod has (KEP-2837).
     limits = _over(container.limits, pod.pod_limits or NO_AMOUNTS)
     limits = replace(limits, hugepages=container.limits.hugepages)
-    held = ",".join(f"slot-{number}" for number in range(min(container.slots, MOST + 1)))
+    held = ",".join(f"slot-{number}" for number in range(min(container.slots, MOST_SLOTS + 1)))
     return Container(
         id=_id(f"{pod.uid}/{container.name}"),
         pod_id=sandbox_id,

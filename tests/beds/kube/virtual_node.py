@@ -60,6 +60,7 @@ class Ask(msgspec.Struct, frozen=True):
     """What the guest is to do: one of these.
 
     * ``look`` at all running containers;
+    * ``agree``: insist that systemd, the kernel and nri-numa say the same of each;
     * ``publish``: have ``nri-numa publish`` run, with what `VirtualNode.publish` wrote;
     * ``kill`` nri-numa by SIGKILL and start it again;
     * ``end`` all programs in order.
@@ -230,6 +231,10 @@ class VirtualNode(Bed):
         """What each running container may use now, by its id; read in the guest's ``/proc``."""
         return self._ask("look").looks
 
+    def agree(self) -> None:
+        """Insist on `tests.vm.scopes.systemd_agrees`; only with systemd as the first process."""
+        self._ask("agree")
+
     def log(self) -> str:
         """Everything nri-numa wrote so far, over all boots."""
         return (self.directory / "plugin.log").read_text(encoding="utf-8", errors="replace")
@@ -307,5 +312,7 @@ class VirtualNode(Bed):
         (self.directory / "kubeconfig").write_text(json.dumps(document))
         wanted = Wanted(name=self.name, kubelet=self._kubelet, agent=self._agent)
         (self.directory / "node.json").write_bytes(msgspec.json.encode(wanted))
-        script = start_script(guest_variables(), [str(GUEST_SHARED)], "tests.vm.kube_guest")
+        script = start_script(
+            self.machine, guest_variables(), [str(GUEST_SHARED)], "tests.vm.kube_guest"
+        )
         (self.directory / "start").write_text(script, encoding="utf-8")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from msgspec.structs import replace
 
 from bench.replay.__main__ import draw, optimum_parts, report, series, withheld
 from bench.replay.optimum import Optimum, fewest_refused, moments

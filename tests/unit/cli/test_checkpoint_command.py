@@ -11,10 +11,9 @@ from click.testing import CliRunner
 
 from nri_numa.cli import cli
 from nri_numa.engine.state import Allocation, Kind, NodeState, build
-from nri_numa.engine.values.answers import StateChange
-from nri_numa.engine.values.workload import Policy
+from nri_numa.engine.values.workload import Policy, StateChange
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.store import documents
+from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
 
 
@@ -55,7 +54,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     store = CheckpointStore(str(tmp_path), identity=identity, clock=lambda: 1.0)
     store.load()
     change = StateChange(containers=("c1", "c2"), pods=("u1", "u2"))
-    store.record(documents.changed_documents(NodeState(), state, change))
+    store.record(journal.changed_documents(NodeState(), state, change))
     yield tmp_path
     store.close()
 

@@ -34,7 +34,7 @@ def test_the_agent_needs_no_kubernetes_client() -> None:
     """Neither its memory nor its start pays for the publisher."""
     code = (
         "import sys, nri_numa.cli.run, nri_numa.node.daemon, nri_numa.http.server;"
-        "print([m for m in ('lightkube', 'httpx2', 'nri_numa.cluster') if m in sys.modules])"
+        "print([m for m in ('aiohttp', 'nri_numa.kube', 'nri_numa.cluster') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"

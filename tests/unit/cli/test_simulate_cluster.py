@@ -11,8 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from nri_numa.cli import cli, simulate_cluster
-from nri_numa.scheduler import moving
+from nri_numa.cli import captured_cluster, cli, simulate_cluster
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
 
 
@@ -171,7 +170,7 @@ def test_a_search_that_was_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     # Six are more than are tried together.
     found = document(cluster, manifest(6))["pods"][0]["wouldHaveToMove"]
     assert (found["pods"], found["cut"]) == ([], True)
-    monkeypatch.setattr(moving.search, "__kwdefaults__", {"tries": 5})
+    monkeypatch.setattr(captured_cluster.search, "__kwdefaults__", {"tries": 5})
     done = simulate(cluster, manifest(3))
     assert "The search was cut after 5 sets" in done.stdout
 

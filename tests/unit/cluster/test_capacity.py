@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nri_numa.cluster.capacity import CapacityOutput
-from nri_numa.cluster.outputs import FORBIDDEN_PAUSE
-from nri_numa.cluster.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.cluster.outbox import LONGEST_PAUSE
+from nri_numa.cluster.outputs import CapacityOutput
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from tests.unit.cluster.test_outputs import World
 
 CPU = "numa.example.com/exclusive-cpu"
@@ -23,7 +23,7 @@ class Node:
         if request.verb is Verb.PATCH and not self.overwritten:
             assert request.resource is Resource.NODE_STATUS
             self.capacity.update(request.body["status"]["capacity"])
-        document: dict[str, Any] = {"metadata": {}, "capacity": dict(self.capacity)}
+        document: dict[str, Any] = {"metadata": {}, "status": {"capacity": dict(self.capacity)}}
         return Outcome(result=Result.DONE, documents=(document,))
 
 
@@ -79,12 +79,12 @@ def test_a_right_that_is_missing_and_a_node_that_is_not_there() -> None:
     world, output = world_of(Node())
     output.want(3)
     world.server.answer = lambda request: Outcome(result=Result.FORBIDDEN)
-    world.work(FORBIDDEN_PAUSE - 1)
+    world.work(LONGEST_PAUSE - 1)
     assert len(world.server.requests) == 1
     world.server.answer = lambda request: Outcome(result=Result.MISSING)
-    world.work(FORBIDDEN_PAUSE + 30)
+    world.work(LONGEST_PAUSE + 30)
     assert len(world.server.requests) > 2
     node = Node()
     world.server.answer = node
-    world.work(FORBIDDEN_PAUSE + 300)
+    world.work(LONGEST_PAUSE + 300)
     assert node.capacity[CPU] == "3"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nri_numa.cluster.claims import ClaimDesk
-from nri_numa.cluster.kube import APIServer
 from nri_numa.dra.handover import HandoverClient, HandoverServer
+from nri_numa.kube.api import KubeAPI
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
 from tests.unit.dra.test_claims import UID, claim
 
@@ -34,7 +34,7 @@ def answers(
     (handover / "ask-0000000000000000.json").write_text(question)
 
     async def look() -> None:
-        api = APIServer(str(credentials), user_agent="test")
+        api = KubeAPI(str(credentials), "test")
         desk = ClaimDesk(HandoverServer(str(handover)), api, lambda: told.append("taken"))
         try:
             await desk.look()

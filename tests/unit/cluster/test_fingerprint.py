@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from nri_numa.cluster.fingerprint import fingerprint, xxh64
+from nri_numa.cluster.topology import fingerprint, xxh64
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import pytest
-
-from nri_numa.cluster.handover import HandoverOutput
-from nri_numa.cluster.handover_file import HandoverFile
-from nri_numa.cluster.outputs import FORBIDDEN_PAUSE
-from nri_numa.cluster.requests import Outcome, Result, Verb
+from nri_numa.cluster.outbox import LONGEST_PAUSE
+from nri_numa.cluster.outputs import HandoverOutput
+from nri_numa.kube.requests import Outcome, Result, Verb
 
 PREFIX = "numa.kubernetes.io"
 
@@ -47,7 +43,7 @@ def test_a_node_that_cannot_be_seen_says_what_it_said() -> None:
     answer(output, Outcome(result=Result.MISSING), 15.0)
     answer(output, Outcome(result=Result.FORBIDDEN), 16.0)
     assert output.document == before
-    assert output.next_due() == 16.0 + FORBIDDEN_PAUSE
+    assert output.next_due() == 16.0 + LONGEST_PAUSE
 
 
 def test_what_the_agent_would_refuse_for_its_length_stays_here() -> None:
@@ -59,35 +55,3 @@ def test_what_the_agent_would_refuse_for_its_length_stays_here() -> None:
     assert "expected 65536 at most" in output.problem
     answer(output, node(drained="0"), 30.0)
     assert output.problem == ""
-
-
-def test_the_file_is_written_whole_and_only_when_it_differs(tmp_path: Path) -> None:
-    path = tmp_path / "capacity.json"
-    file = HandoverFile(str(path))
-    (tmp_path / "capacity.json.new").write_text("of a process that was killed")
-    assert file.write("one")
-    inode = path.stat().st_ino
-    assert not file.write("one")
-    assert path.stat().st_ino == inode
-    assert file.write("two")
-    assert path.read_text() == "two"
-    path.unlink()
-    assert file.write("two"), "somebody removed it"
-    assert [one.name for one in tmp_path.iterdir()] == ["capacity.json"]
-
-
-def test_a_file_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
-    directory = tmp_path / "later"
-    file = HandoverFile(str(directory / "capacity.json"))
-    with pytest.raises(FileNotFoundError):
-        file.write("one")
-    directory.mkdir()
-    assert file.write("one")
-
-
-def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "other").write_text("kept")
-    (tmp_path / "capacity.json").symlink_to("other")
-    assert HandoverFile(str(tmp_path / "capacity.json")).write("one")
-    assert (tmp_path / "other").read_text() == "kept"
-    assert not (tmp_path / "capacity.json").is_symlink()

@@ -8,12 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.cluster import numatopology
-from nri_numa.cluster.numatopology import contents, numbers, text_of
+from nri_numa.cluster.numatopology import contents
 from nri_numa.engine.values.settings import Settings
 from nri_numa.http.responses import Assignment
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import topology_document
-from nri_numa.node import zones
+from nri_numa.node.view import zones_document
+from nri_numa.offline_capacity import MOST_CPUS, list_of, numa_nodes
 from tests.beds.http_view import assignment
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
@@ -33,12 +34,12 @@ def assignments(world: World) -> list[Assignment]:
 def spec(world: World, **changes: Any) -> dict[str, Any]:
     machine = world.agent.machine
     topology = topology_document(machine.topology, reserved=machine.settings.reserved_cpus)
-    found = replace(zones.document(machine, world.agent.state, None), **changes)
+    found = replace(zones_document(machine, world.agent.state, None), **changes)
     return contents(topology, assignments(world), found)
 
 
 def free(of: dict[str, Any]) -> set[int]:
-    return numbers(of["numares"]["cpu"]["allocatable"])
+    return set(numa_nodes(of["numares"]["cpu"]["allocatable"], MOST_CPUS))
 
 
 def test_an_empty_machine() -> None:
@@ -72,7 +73,7 @@ def test_what_containers_have_is_not_free_and_is_theirs() -> None:
     (theirs,) = (a.cpus for a in world.agent.state.allocations.values() if a.cpus)
     found = spec(world)
     assert not free(found) & set(theirs)
-    together = zones.document(world.agent.machine, world.agent.state, None).free_exclusive_cpus
+    together = zones_document(world.agent.machine, world.agent.state, None).free_exclusive_cpus
     assert len(free(found)) == together
     by_name = {one["name"]: one["containerAllocations"] for one in found["podAllocations"]}
     (allocation,) = by_name["p"]
@@ -83,7 +84,7 @@ def test_what_containers_have_is_not_free_and_is_theirs() -> None:
 
 def test_no_more_is_free_than_a_container_could_have() -> None:
     world = World(machines.snc_smt())
-    found = zones.document(world.agent.machine, world.agent.state, None)
+    found = zones_document(world.agent.machine, world.agent.state, None)
     two = tuple(replace(zone, free_exclusive_cpus=2) for zone in found.zones)
     few = free(spec(world, zones=two, free_exclusive_cpus=None))
     assert few == {0, 1, 4, 5, 8, 9, 12, 13}
@@ -97,7 +98,7 @@ def test_what_others_were_pinned_to_comes_last() -> None:
     world = World(machines.snc_smt())
     of = pod("p", {"numacpu": "0-1"})
     world.create(of, container(of, wants=resources(2, 1)))
-    found = zones.document(world.agent.machine, world.agent.state, None)
+    found = zones_document(world.agent.machine, world.agent.state, None)
     two = tuple(replace(zone, free_exclusive_cpus=2) for zone in found.zones)
     assert {2, 3} <= free(spec(world, zones=two, free_exclusive_cpus=None))
     assert not free(spec(world, zones=two, free_exclusive_cpus=None)) & {0, 1}
@@ -119,4 +120,4 @@ def test_an_agent_that_is_silent_has_nothing_free() -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "0,2-4,8"])
 def test_lists_of_cpus(text: str) -> None:
-    assert text_of(numbers(text)) == text
+    assert list_of(numa_nodes(text, MOST_CPUS)) == text

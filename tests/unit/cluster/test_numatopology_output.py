@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nri_numa.cluster.numatopology_output import NumatopologyOutput
-from nri_numa.cluster.outputs import FORBIDDEN_PAUSE
-from nri_numa.cluster.requests import Form, Outcome, Request, Resource, Result
-from nri_numa.cluster.topology_output import SLOWLY
+from nri_numa.cluster.numatopology import NumatopologyOutput
+from nri_numa.cluster.outbox import LONGEST_PAUSE, SLOWLY
+from nri_numa.kube.requests import Form, Outcome, Request, Resource, Result
 from tests.unit.cluster.test_outputs import World
 
 
@@ -98,7 +97,7 @@ def test_what_stands_in_the_way_is_said_and_tried_again_slowly() -> None:
         assert output.waiting() == 1
     server.answer = Result.FORBIDDEN
     before = len(world.server.requests)
-    world.work(world.now + 3 * FORBIDDEN_PAUSE + 2 * SLOWLY)
+    world.work(world.now + 3 * LONGEST_PAUSE + 2 * SLOWLY)
     assert 1 <= len(world.server.requests) - before < 20
     server.answer = Result.FAILED
     world.work(world.now + 60)

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.cluster.desk import Desk
+from nri_numa.cluster.outbox import Desk, Output
 from nri_numa.cluster.outputs import (
     FORGOTTEN,
     POD_BURST,
     EventOutput,
     NodeOutput,
-    Output,
     PodOutput,
 )
-from nri_numa.cluster.requests import Outcome, Request, Resource, Result, Verb
 from nri_numa.http.responses import Assignment, Notice
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from tests.beds.http_view import assignment
 from tests.unit.cluster.test_wanted import NOTICE
 

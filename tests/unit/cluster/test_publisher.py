@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nri_numa.cluster.publisher import Publisher
 from nri_numa.config import HTTP, AgentConfig
-from nri_numa.config.sections import Publish
+from nri_numa.config.sections import OfflineCapacity, Publish
 from nri_numa.http.server import HTTPServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
@@ -83,6 +83,7 @@ class World:
         self.view = FakeView(noted=[NOTICE])
         self.cluster = Cluster()
         self._publish = {"address": "off", "rate": 100.0, "burst": 1000, **publish}
+        self.offline_capacity = OfflineCapacity()
         self.agent: HTTPServer | None = None
         self._task: asyncio.Task[None] | None = None
         self.publisher: Publisher
@@ -101,6 +102,7 @@ class World:
         config = AgentConfig(
             http=HTTP(socket=str(self.socket)),
             publish=Publish(credentials=str(self.directory), **self._publish),
+            offline_capacity=self.offline_capacity,
         )
         self.publisher = Publisher(config, "n1", wall=lambda: NOW, settle=0.01, jitter=lambda: 0.0)
         self._task = asyncio.create_task(self.publisher.run())
@@ -206,7 +208,7 @@ def test_what_happens_while_the_api_server_is_away_is_told_later(
         await until(lambda: not world.publisher.problem)
 
     played(story)
-    said = [r.message for r in caplog.records if "nothing can be published" in r.message]
+    said = [r.message for r in caplog.records if "cannot be used for now" in r.message]
     assert len(said) == 1
 
 
@@ -355,3 +357,33 @@ def test_a_missing_definition_is_said_once(
 
     played(story, node_resource_topology=True)
     assert len([r for r in caplog.records if "is not written" in r.message]) == 1
+
+
+def test_what_the_node_says_of_its_capacity_is_handed_to_the_agent(
+    played: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whole or not at all, again when it differs or was taken away; a link is not followed."""
+
+    async def story(world: World) -> None:
+        await world.stop_publisher()
+        handed = world.directory / "handover" / "capacity.json"
+        world.offline_capacity = OfflineCapacity(file=str(handed), interval="0.05s")
+        annotations = world.cluster.node["metadata"]["annotations"]
+        annotations["numa.kubernetes.io/drained"] = "0"
+        world.start_publisher()
+        await until(lambda: [r for r in caplog.records if "not handed" in r.message])
+        handed.parent.mkdir()
+        (handed.parent / "other").write_text("kept")
+        handed.symlink_to("other")
+        await until(lambda: not handed.is_symlink())
+        assert json.loads(handed.read_text()) == {"offline-capacity": "", "drained": "0"}
+        assert (handed.parent / "other").read_text() == "kept"
+        handed.unlink()
+        await until(handed.exists)
+        annotations["numa.kubernetes.io/drained"] = "1"
+        await until(lambda: '"1"' in handed.read_text())
+        assert sorted(one.name for one in handed.parent.iterdir()) == ["capacity.json", "other"]
+
+    played(story)
+    said = [r for r in caplog.records if "capacity not handed" in r.message]
+    assert len(said) == 1

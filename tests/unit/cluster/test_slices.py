@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nri_numa.cluster.outputs import FORBIDDEN_PAUSE
-from nri_numa.cluster.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.cluster.outbox import LONGEST_PAUSE
 from nri_numa.cluster.slices import SliceOutput, devices
 from nri_numa.http.responses import NUMANodeSlots
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from tests.beds.http_view import FakeView
 from tests.unit.cluster.test_outputs import World
 
@@ -180,6 +180,6 @@ def test_what_fails_is_tried_again_and_what_is_forbidden_later() -> None:
     world.work(100)
     asked = len(world.server.requests)
     server.answer = None
-    world.work(100 + FORBIDDEN_PAUSE)
+    world.work(100 + LONGEST_PAUSE)
     assert len(world.server.requests) > asked
     assert output.waiting() == 0

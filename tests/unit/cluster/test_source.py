@@ -12,6 +12,7 @@ from nri_numa.config import HTTP
 from nri_numa.http.server import HTTPServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.http_view import FakeView
+from tests.unit.cluster.test_publisher import until
 
 
 @pytest.mark.parametrize("body", [b'{"instance":"\xff"}', b"\xed\xa0\x80", b"[1]", b""])
@@ -56,6 +57,7 @@ def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents_socke
             HTTP(address="off", socket=socket), FakeView(), Metrics("1"), version="1"
         )
         assert await server.start()
+        await until(Path(socket).exists)
         source = AgentSource(socket)
         try:
             return len((await source.assignments()).containers)

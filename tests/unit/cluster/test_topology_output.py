@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nri_numa.cluster.outputs import FORBIDDEN_PAUSE
-from nri_numa.cluster.requests import Form, Outcome, Request, Resource, Result, Verb
-from nri_numa.cluster.topology_output import PRUNE, SLOWLY, TOUCH, TopologyOutput, owners
+from nri_numa.cluster.outbox import LONGEST_PAUSE, SLOWLY
+from nri_numa.cluster.topology import PRUNE, TOUCH, TopologyOutput, owners
+from nri_numa.kube.requests import Form, Outcome, Request, Resource, Result, Verb
 from tests.beds.http_view import FakeView
 from tests.unit.cluster.test_outputs import World
 
@@ -184,7 +184,7 @@ def test_another_owner_is_named_and_not_fought() -> None:
     output.want(view.zones())
     world.work(SLOWLY - 1)
     assert Verb.PATCH not in {one.verb for one in world.server.requests}
-    assert "its zones belong to nfd-topology-updater;" in output.problem
+    assert "its fields belong to nfd-topology-updater;" in output.problem
     assert output.waiting() == 1
     assert len(world.server.requests) == 2
     # It left.
@@ -236,7 +236,7 @@ def test_entries_of_the_old_version_are_taken_away_once() -> None:
     world.work(world.now + 1)
     forms = [one.form for one in world.server.requests]
     assert forms == [Form.APPLY, Form.JSON, Form.APPLY]
-    assert world.server.requests[1].patch[0]["path"] == "/metadata/managedFields"
+    assert world.server.requests[1].body[0]["path"] == "/metadata/managedFields"
     assert output.waiting() == 0
 
 
@@ -252,7 +252,7 @@ def test_where_that_does_not_help_it_is_not_tried_without_end() -> None:
     world.server.answer = answer
     world.work(world.now + 120)
     assert len([one for one in world.server.requests if one.form is Form.JSON]) == 1
-    assert len(world.server.requests) < 20
+    assert len(world.server.requests) < 25
 
 
 def test_a_node_that_is_another_one_now_owns_it() -> None:
@@ -290,16 +290,16 @@ def test_rights_and_rules() -> None:
     world, output, cluster, view = world_of()
     cluster.forced = Outcome(result=Result.FORBIDDEN)
     output.want(view.zones())
-    world.work(FORBIDDEN_PAUSE - 1)
+    world.work(LONGEST_PAUSE - 1)
     assert len(world.server.requests) == 2
     cluster.forced = Outcome(result=Result.INVALID, text="422: zones: unknown")
-    world.work(FORBIDDEN_PAUSE + SLOWLY / 2)
+    world.work(LONGEST_PAUSE + SLOWLY / 2)
     assert "422" in output.problem
     assert len(world.server.requests) == 3
     cluster.forced = Outcome(result=Result.FAILED, text="500: something")
-    world.work(FORBIDDEN_PAUSE + 2 * SLOWLY)
+    world.work(LONGEST_PAUSE + 2 * SLOWLY)
     cluster.forced = None
-    world.work(FORBIDDEN_PAUSE + 3 * SLOWLY)
+    world.work(LONGEST_PAUSE + 3 * SLOWLY)
     assert (cluster.there is not None, output.problem) == (True, "")
 
 

@@ -94,7 +94,7 @@ def test_a_note_is_never_longer_than_the_api_server_takes(message: str) -> None:
 
 def test_the_name_of_an_event_fits_and_stays_a_dns_name() -> None:
     for pod in ("a" * 253, "a" * 241 + ".-b" + "c" * 9):
-        name = wanted.event_name(replace(NOTICE, pod=pod))
+        name = wanted.event_name(pod, NOTICE.id)
         assert len(name) <= 253
         assert "-." not in name
         assert ".." not in name

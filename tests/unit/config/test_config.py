@@ -496,7 +496,7 @@ environment: false
         reserved_memory={0: 1 << 30},
         cpu_order=CPUOrder.KUBELET,
         memory_only_nodes=NUMASet([2]),
-        tell_environment=False,
+        set_environment=False,
     )
 
 

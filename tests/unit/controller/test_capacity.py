@@ -166,7 +166,7 @@ def test_a_small_difference_is_not_written_but_its_end_is() -> None:
 
 def test_what_an_earlier_leader_wrote_holds_to_its_end() -> None:
     node = Node()
-    node.capacity.read(OfflineCapacity({0: 0.5}, WALL + 20, "put"))
+    node.capacity.written = OfflineCapacity({0: 0.5}, WALL + 20, "put")
     node.until(19)
     assert node.zones == {0: 0.5}
     node.until(20)
@@ -177,6 +177,6 @@ def test_what_somebody_else_wrote_is_put_right() -> None:
     node = Node()
     node.says(n0=0.5)
     node.until(1)
-    node.capacity.read(OfflineCapacity({0: 1.0}, WALL + 1e9, "me"))
+    node.capacity.written = OfflineCapacity({0: 1.0}, WALL + 1e9, "me")
     node.until(2)
     assert node.zones == {0: 0.5}

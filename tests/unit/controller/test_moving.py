@@ -13,12 +13,10 @@ import pytest
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.controlling import Controller, Steal, Stuck
-from nri_numa.controller.moving import Moving
-from nri_numa.controller.seats import seat
 from nri_numa.controller.service import Service
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
-from tests.unit.controller import test_steal as stolen
-from tests.unit.controller import test_stuck as stuck
+from tests.unit.controller import test_evictor as stolen
+from tests.unit.controller import test_refused as stuck
 
 PREFIX = "numa.kubernetes.io"
 
@@ -71,7 +69,7 @@ class Cluster:
             return self._list(self.told)
         assert path.endswith("/pods"), asked.path
         if "metadata.name" in query:
-            named = unquote(query).rpartition("metadata.name=")[2]
+            named = unquote(query).rpartition("metadata.name=")[2].partition("&")[0]
             return self._list([one for one in self.running if one["metadata"]["name"] == named])
         return self._list(self.pending if "Pending" in query else self.running)
 
@@ -167,23 +165,3 @@ def test_a_tainted_node_is_no_way_out(run: Callable[..., Service]) -> None:
     service = run(cluster, lambda service: cluster.events, Stuck(evict=True, after=0), Steal())
     assert cluster.evicted == ["b-bears"]
     assert "nri_numa_controller_stuck_pods 1.0" in service.metrics().decode()
-
-
-def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
-    now = 0.0
-    section = Controller(stuck=Stuck(evict=True, after=60))
-    moving = Moving(AgentConfig(controller=section), clock=lambda: now, jitter=lambda: 0.5)
-    assert moving.stuck is not None
-    free = stuck.zones("free", 8, 8)
-    free["metadata"]["annotations"] = {f"{PREFIX}/renewed": "x", f"{PREFIX}/valid-seconds": "900"}
-    for one in (stuck.zones("full", 2, 2), free):
-        moving._topology(one)
-    moving._seats["free"] = seat("free", {}, (), unschedulable=False)
-    moving.stuck.pod(stuck.pod("web"), now)
-    now = 900.0
-    moving.tick(now, 0.0)
-    assert moving.stuck.due(now) is None
-    moving._topology({**free, "metadata": {**free["metadata"], "annotations": {}}})
-    now = 1000.0
-    moving.tick(now, 0.0)
-    assert moving.stuck.due(now) is not None

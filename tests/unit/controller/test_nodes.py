@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from nri_numa.cluster.requests import Outcome, Request, Result
-from nri_numa.controller.capacity import Rules
-from nri_numa.controller.nodes import NodeOutput, UnknownNode
-from nri_numa.controller.offers import Offer
+from nri_numa.controller.capacity import CapacityOutput, Offer, Rules, UnknownNode
+from nri_numa.kube.requests import Outcome, Request, Result
 from nri_numa.offline_capacity import BadCapacity
 
 WALL = 1_795_000_000.0
@@ -25,12 +23,15 @@ class Cluster:
     """
 
     def __init__(self, **nodes: str) -> None:
-        self.output = NodeOutput("numa.kubernetes.io", Rules(validity=60.0))
+        self.output = CapacityOutput("numa.kubernetes.io", Rules(validity=60.0))
         self.now = 0.0
         self.requests: list[Request] = []
         self.result = Result.DONE
         for name, ids in nodes.items():
-            self.output.see(name, {IDS: ids} if ids else {})
+            self.see(name, {IDS: ids} if ids else {})
+
+    def see(self, name: str, annotations: dict[str, str]) -> None:
+        self.output.node(name, {"metadata": {"annotations": annotations}}, self.now)
 
     def second(self, count: int = 1) -> None:
         for _ in range(count):
@@ -68,14 +69,14 @@ def test_when_the_time_is_over_the_annotation_goes() -> None:
     cluster.offer("a", n0=0.5)
     cluster.second(70)
     assert [text is None for _, text in cluster.texts()] == [False, True]
-    cluster.output.see("a", {IDS: "0"})
+    cluster.see("a", {IDS: "0"})
     cluster.second(10)
     assert len(cluster.requests) == 2
 
 
 def test_an_annotation_that_nobody_can_read_goes() -> None:
     cluster = Cluster()
-    cluster.output.see("a", {KEY: "nonsense"})
+    cluster.see("a", {KEY: "nonsense"})
     cluster.second()
     assert cluster.texts() == [("a", None)]
 
@@ -84,7 +85,7 @@ def test_what_somebody_removed_is_written_again() -> None:
     cluster = Cluster(a="0")
     cluster.offer("a", n0=0.5)
     cluster.second()
-    cluster.output.see("a", {IDS: "0"})
+    cluster.see("a", {IDS: "0"})
     cluster.second()
     assert len(cluster.requests) == 2
 
@@ -102,7 +103,7 @@ def test_unknown_nodes_and_numa_nodes_are_refused_with_what_there_is() -> None:
 def test_a_node_that_is_gone_is_forgotten() -> None:
     cluster = Cluster(a="0", b="0")
     cluster.offer("a", n0=0.5)
-    cluster.output.gone("a")
+    cluster.output.node_gone("a")
     cluster.second(5)
     assert cluster.requests == []
     cluster.offer("b", n0=0.5)

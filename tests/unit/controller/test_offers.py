@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.controller.offers import Offer, from_file, from_put, from_query
+from nri_numa.controller.capacity import Offer, from_file, from_put, from_query
 from nri_numa.offline_capacity import BadCapacity
 
 DAY = 86400.0

@@ -328,10 +328,10 @@ def test_a_query_of_a_server_that_answers_nonsense(
         up: list[bool] = []
         source = PrometheusSource(query, world.service._take, up.append)
         for _ in range(7):
-            await source.ask()
+            await source.look()
         server.close()
         assert up == [False] * 6 + [True]
-        await source.ask()
+        await source.look()
         assert up[-1] is False, "nobody listens any more"
         await until(lambda: world.cluster.zones("n1") == {"0": 0.25})
 

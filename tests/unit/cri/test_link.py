@@ -13,10 +13,9 @@ import pytest
 
 from nri_numa.cri.client import UpdateFailed
 from nri_numa.cri.link import Change, CRILink, Outbox, Size, Sizes
-from nri_numa.engine.drift import plan_corrections
+from nri_numa.engine.resync import plan_corrections
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.workload import Container, Resources
+from nri_numa.engine.values.workload import Container, ContainerUpdate, Resources
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Observed
@@ -332,7 +331,7 @@ async def test_events_that_got_lost_are_made_good_by_listings(directory: Path) -
 @pytest.mark.asyncio
 async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> None:
     runtime = bed.runtime
-    real, calls = bed.world.agent.look_aside, [0]
+    real, calls = bed.world.agent.kubelet.refresh_kubelet_grants, [0]
 
     def broken() -> object:
         calls[0] += 1
@@ -341,7 +340,7 @@ async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> No
         return real()
 
     async with linked(bed):
-        bed.world.agent.look_aside = broken
+        bed.world.agent.kubelet.refresh_kubelet_grants = broken
         runtime.pod("one", numacpu="1")
         runtime.create("first", "one")
         await until(lambda: calls[0] == 1, "it was asked about")

@@ -8,7 +8,7 @@ import pytest
 
 from nri_numa.devices.lookup import MOST_NOTES, GPUs, hints, named_by, read_gpus
 from nri_numa.devices.sysfs import Found
-from nri_numa.engine.values.mentions import MOST_DEVICES
+from nri_numa.engine.values.workload import MOST_DEVICES
 from nri_numa.machine.cpuset import NUMASet
 from tests.beds.device_tree import DeviceTree
 

@@ -15,8 +15,14 @@ from msgspec.structs import replace
 
 from nri_numa.config.device_sources import Devices
 from nri_numa.devices.watch import DeviceWatch
-from nri_numa.engine.values.mentions import NO_MENTIONS, DeviceNode, Mentions
-from nri_numa.engine.values.workload import NO_DEVICES, Container, PodSandbox
+from nri_numa.engine.values.workload import (
+    NO_DEVICES,
+    NO_MENTIONS,
+    Container,
+    DeviceNode,
+    Mentions,
+    PodSandbox,
+)
 from nri_numa.kubelet.pb import podresources_pb2 as pb
 from nri_numa.machine.cpuset import NUMASet
 from tests.beds.device_tree import GPU_CLASS, DeviceTree

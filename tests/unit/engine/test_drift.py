@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.drift import plan_corrections
+from nri_numa.engine.resync import plan_corrections
 from nri_numa.engine.values.workload import QoSClass, Resources
 from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.machine.model import Observed

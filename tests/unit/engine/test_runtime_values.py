@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.mentions import (
+from nri_numa.engine.values.workload import (
     CLAIM_VARIABLE,
     MOST_CHARACTERS,
     MOST_DEVICES,
     NO_MENTIONS,
+    ContainerUpdate,
     DeviceNode,
+    QoSClass,
     mentions_in,
 )
-from nri_numa.engine.values.workload import QoSClass
 
 G, B, BE = QoSClass.GUARANTEED, QoSClass.BURSTABLE, QoSClass.BEST_EFFORT
 UID = "0a1b2c3d-1111-2222-3333-444455556666"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.engine.values.kubelet import NO_GRANTS, SHARED_SETS, KubeletGrants
+from nri_numa.engine.values.workload import NO_GRANTS, SHARED_SETS, KubeletGrants
 from nri_numa.kubelet import state_files
 from nri_numa.kubelet.state_files import StateFiles, UnknownState, cpu_state, grants, memory_state
 from nri_numa.machine.cpuset import CPUSet, NUMASet
@@ -37,18 +37,18 @@ def test_a_file_is_read_when_it_was_replaced_and_only_then(
     monkeypatch.setattr(state_files, "read", lambda path: (reads.append(path), whole(path))[1])
     files = StateFiles(str(tmp_path))
     assert not files.refresh(*MACHINE)
-    assert (str(files.grants.taken), files.problems) == ("", ())
+    assert (str(files.grants.granted), files.problems) == ("", ())
     write(tmp_path, static(a="1-2"))
     reads.clear()
     assert files.refresh(*MACHINE)
-    assert str(files.grants.taken) == "1-2"
+    assert str(files.grants.granted) == "1-2"
     before = files.grants
     assert not files.refresh(*MACHINE)
     assert files.grants is before
     assert reads.count(str(tmp_path / "cpu_manager_state")) == 1
     write(tmp_path, static(a="1-2", b="3"))
     assert files.refresh(*MACHINE)
-    assert str(files.grants.taken) == "1-3"
+    assert str(files.grants.granted) == "1-3"
 
 
 def test_a_file_that_goes_grants_nothing(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_file_that_goes_grants_nothing(tmp_path: Path) -> None:
     files.refresh(*MACHINE)
     (tmp_path / "cpu_manager_state").unlink()
     assert files.refresh(*MACHINE)
-    assert (str(files.grants.taken), files.grants.cpu_policy) == ("", "")
+    assert (str(files.grants.granted), files.grants.cpu_policy) == ("", "")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"policyName":"dynamic"}', "x" * (2 << 20)])
@@ -71,11 +71,11 @@ def test_a_damaged_file_changes_nothing_and_is_told_once(tmp_path: Path, text: s
     (problem,) = files.problems
     assert "cpu_manager_state" in problem
     assert "what it said before still holds" in problem
-    assert str(files.grants.taken) == "1"
+    assert str(files.grants.granted) == "1"
     assert not files.refresh(*MACHINE)
     write(tmp_path, static(b="2"))
     assert files.refresh(*MACHINE)
-    assert (str(files.grants.taken), files.problems) == ("2", ())
+    assert (str(files.grants.granted), files.problems) == ("2", ())
 
 
 def test_nobody_waits_for_a_pipe_in_its_place(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_reached_is_told_until_it_can(tmp_path: Path) -> N
     directory.mkdir()
     write(directory, static(a="1"))
     assert files.refresh(*MACHINE)
-    assert (str(files.grants.taken), files.problems) == ("1", ())
+    assert (str(files.grants.granted), files.problems) == ("1", ())
 
 
 def test_another_machine_judges_the_same_file_anew(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_another_machine_judges_the_same_file_anew(tmp_path: Path) -> None:
     files.refresh(CPUSet.parse("0-3"), NUMASet([0]))
     assert "does not have" in files.problems[0]
     assert files.refresh(*MACHINE)
-    assert (str(files.grants.taken), files.problems) == ("7", ())
+    assert (str(files.grants.granted), files.problems) == ("7", ())
 
 
 # --- the kubelet's state files: every version, and everything that is none ------------------------
@@ -160,7 +160,7 @@ def test_version_4_wraps_the_document_and_the_outer_copy_does_not_count() -> Non
 def test_policy_none_has_no_cpusets() -> None:
     document = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
     found, problems = grants(cpu_state(document), None, CPUSet.parse("0-7"), NUMASet(), NO_GRANTS)
-    assert (found.cpu_policy, found.shared, found.taken, problems) == ("none", (), CPUSet(), ())
+    assert (found.cpu_policy, found.shared, found.granted, problems) == ("none", (), CPUSet(), ())
 
 
 def test_keys_are_read_without_regard_to_case() -> None:

@@ -17,7 +17,7 @@ from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.hotplug import concerns_cpus, parse_uevent
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node import reread
+from nri_numa.node.reload import no_kernel_events
 from nri_numa.observe import logs
 from tests.beds.world import World, container, pod, resources
 
@@ -87,7 +87,7 @@ async def watched(
     async def changed() -> None:
         looks.put_nowait(None)
 
-    task = asyncio.create_task(hotplug.watch(changed, reread.no_kernel_events, lambda: kernel))
+    task = asyncio.create_task(hotplug.watch(changed, no_kernel_events, lambda: kernel))
     try:
         await play(looks)
     finally:
@@ -156,7 +156,7 @@ def test_without_events_the_watch_waits_and_ends_nothing() -> None:
         async def changed() -> None:
             raise AssertionError("nothing was heard")
 
-        task = asyncio.create_task(hotplug.watch(changed, reread.no_kernel_events, none))
+        task = asyncio.create_task(hotplug.watch(changed, no_kernel_events, none))
         await asyncio.sleep(0.05)
         done = task.done()
         task.cancel()

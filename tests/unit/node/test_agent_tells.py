@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Resized
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.engine.values.workload import ContainerUpdate, QoSClass, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.world import World, container, pod, resources

@@ -12,18 +12,16 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
-from nri_numa.engine.drift import Correction
-from nri_numa.engine.values.kubelet import KubeletOverride
+from nri_numa.engine.resync import Correction
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Resources
+from nri_numa.engine.values.workload import KubeletOverride, QoSClass, Resources
 from nri_numa.kubelet.configuration import Found, KubeletFacts
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.node.beside_kubelet import BesideKubelet
-from nri_numa.node.kubelet_settings import KubeletSettings
-from nri_numa.node.kubelet_view import kubelet_document
+from nri_numa.node.beside_kubelet import BesideKubelet, KubeletSettings
+from nri_numa.node.view import kubelet_document
 from nri_numa.observe import logs
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import StillClock, World, container, pod, resources
 from tests.machines import named as machines
 
 
@@ -59,7 +57,13 @@ def bed(tmp_path: Path) -> Bed:
     log = io.StringIO()
     logs.setup("info", stream=log)
     world = World(machines.single_no_smt(), Settings(kubelet_override=KubeletOverride.ANNOTATED))
-    beside = BesideKubelet(world.agent, world.metrics, StateFiles(str(tmp_path)), now=lambda: 7.0)
+    beside = BesideKubelet(
+        world.agent,
+        world.metrics,
+        StateFiles(str(tmp_path)),
+        KubeletSettings(str(tmp_path)),
+        StillClock(lambda: 7.0),
+    )
     return Bed(world, beside, tmp_path, log)
 
 
@@ -91,7 +95,7 @@ def test_what_both_write_is_said_once_and_shown(bed: Bed) -> None:
     assert bed.world.has("g-app")[0] == "1"
     assert bed.metric("kubelet_contests_total", yields_to="nri-numa") == 1
     assert bed.log.getvalue().count("both write this container's cpuset") == 1
-    found = kubelet_document(bed.world.agent, bed.beside, KubeletSettings(str(bed.directory)))
+    found = kubelet_document(bed.world.agent, bed.beside)
     (contest,), (grant,) = found.contests, found.grants
     assert (contest.pod, contest.asked, contest.kept) == ("g", "2-3", "1")
     assert (contest.yields_to, contest.seen_in, contest.times) == (
@@ -135,7 +139,7 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
         found=f"cpuset.cpus is {has}, meant 1",
         rank=2,
     )
-    bed.world.agent.differences.looked(["g-app"], [correction], {}, ["g-app"])
+    bed.world.agent.differences.update(["g-app"], [correction], {}, ["g-app"])
     rounds: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -145,7 +149,7 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
         if len(rounds) == 2:
             bed.world.stop("g-app")
 
-    bed.beside._sleep = sleep
+    bed.beside._clock.sleep = sleep
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(bed.beside.run())
     assert bed.metric("kubelet_contests_total", yields_to="kubelet") == contests
@@ -157,23 +161,23 @@ def test_a_grant_on_owned_cpus_is_said(bed: Bed) -> None:
     of = pod("own", {"cpus": "exclusive"})
     own = bed.world.place(of, container(of, wants=resources(1, 1)))[0]
     bed.grant(g=own)
-    bed.beside.look()
+    bed.beside.refresh_kubelet_grants()
     assert "granted CPUs that are exclusive to a container of ours" in bed.log.getvalue()
     assert bed.world.has("own-app")[0] == own
 
 
 def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: Bed) -> None:
     bed.grant(g="2-3")
-    bed.beside.look()
+    bed.beside.refresh_kubelet_grants()
     (bed.directory / "cpu_manager_state").write_text("{")
     for _ in range(3):
-        bed.beside.look()
+        bed.beside.refresh_kubelet_grants()
     assert bed.log.getvalue().count("the kubelet's state is not understood") == 1
     assert bed.metric("kubelet_state_problems") == 1
-    assert str(bed.world.agent.state.kubelet.taken) == "2-3"
+    assert str(bed.world.agent.state.kubelet.granted) == "2-3"
     assert bed.beside.problems
     bed.grant()
-    bed.beside.look()
+    bed.beside.refresh_kubelet_grants()
     assert bed.metric("kubelet_state_problems") == 0
 
 
@@ -190,7 +194,7 @@ def test_grants_of_nobody_and_of_pods_are_shown(bed: Bed) -> None:
     )
     of = pod("p")
     bed.world.place(of, container(of, wants=sent("2-3")))
-    found = kubelet_document(bed.world.agent, bed.beside, KubeletSettings(str(bed.directory)))
+    found = kubelet_document(bed.world.agent, bed.beside)
     assert [(g.pod_uid, g.container, g.pod, g.cpus) for g in found.grants] == [
         ("uid-soon", "app", "", "1"),
         ("uid-p", "", "p", "2-3"),
@@ -206,28 +210,28 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
     agent, config = bed.world.agent, AgentConfig()
     watch.read(config)
     agent.machine = replace(agent.machine, settings=watch.settings(config, bed.world.topology))
-    watch.tell()
-    watch.tell()
+    watch.report()
+    watch.report()
     assert str(agent.machine.settings.reserved_cpus) == "0"
     assert bed.log.getvalue().count("reservedCPUs 0") == 1
-    asyncio.run(watch.look(agent, config))  # nothing changed
+    asyncio.run(watch.refresh(agent, config))  # nothing changed
     found.append(
         replace(found[0], facts=KubeletFacts(reserved_cpus=CPUSet.parse("0-1")), signature=(2,))
     )
-    asyncio.run(watch.look(agent, config))
+    asyncio.run(watch.refresh(agent, config))
     assert str(agent.machine.settings.reserved_cpus) == "0-1"
     # What cannot be read changes nothing.
     found.append(Found(path="k", problems=("k: cannot be read",), signature=(3,)))
     before = agent.machine
-    asyncio.run(watch.look(agent, config))
+    asyncio.run(watch.refresh(agent, config))
     assert agent.machine is before
     assert "k: cannot be read" in bed.log.getvalue()
     # Nor does a kubelet that is being restarted.
     found.append(Found(path="k", facts=KubeletFacts(), signature=(4,), running=True))
-    asyncio.run(watch.look(agent, config))
+    asyncio.run(watch.refresh(agent, config))
     assert str(agent.machine.settings.reserved_cpus) == ""
     found.append(Found())
     before = agent.machine
-    asyncio.run(watch.look(agent, config))
+    asyncio.run(watch.refresh(agent, config))
     assert agent.machine is before
     assert watch.found.running

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from nri_numa.errors import RuntimeBusy
-from nri_numa.node.claim import RuntimeClaim, holder
+from nri_numa.node.runtime_lock import RuntimeLock, holder
 
 
-def claim(directory: Path) -> RuntimeClaim:
+def claim(directory: Path) -> RuntimeLock:
     """A claim on the runtime whose socket lies in a directory."""
-    return RuntimeClaim(str(directory / "nri.sock"))
+    return RuntimeLock(str(directory / "nri.sock"))
 
 
 def test_agents_share_a_runtime_and_a_release_wants_it_alone(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from nri_numa.dra.claims import BadClaim, variable
 from nri_numa.dra.handover import HandoverClient
-from nri_numa.engine.decision import Machine
-from nri_numa.engine.values.mentions import Mentions
 from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Container, Mentions
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.claims import ClaimBook
@@ -33,6 +32,8 @@ class Bed:
             Settings(reserved_cpus=CPUSet.parse("8")),
         )
         self.objects: dict[str, Any] = {UID: self.claim()}
+        self.waits = 0
+        self.meanwhile: Callable[[], object] = lambda: None
         self.book = self.boot()
 
     @staticmethod
@@ -52,14 +53,18 @@ class Bed:
                     raise BadClaim("not found")
                 return bed.objects[uid]
 
-        machine: Callable[[], Machine] = lambda: self.world.agent.machine  # noqa: E731
         self.book = ClaimBook(
             DRIVER, "n1",
             records=str(self.records), cdi=str(self.cdi),
-            asker=FromObjects(str(self.cdi)), machine=machine,
+            asker=FromObjects(str(self.cdi)), agent=self.world.agent, sleep=self.wait,
         )  # fmt: skip
         self.book.load()
         return self.book
+
+    def wait(self, seconds: float) -> None:
+        """What happens while a claim is being prepared."""
+        self.waits += 1
+        self.meanwhile()
 
     def prepare(self, uid: str = UID) -> Any:
         return self.book.prepare("default", "four", uid)
@@ -91,6 +96,43 @@ def test_what_the_kubelet_gets(bed: Bed) -> None:
     assert one.cdi == f"{DRIVER}/claim=claim-{UID}-0"
     assert bed.files() == BOTH
     assert bed.prepare() == [one]  # once more is the same
+
+
+def dying(bed: Bed) -> Container:
+    """A container on all of NUMA node 1 but a CPU, whose pod the API server no longer knows."""
+    of = pod("dying", {"cpus": "exclusive", "policy": "single-numa-node"})
+    bed.world.place(pod("beside", {"numacpu": "0-7"}))
+    made = container(of, wants=resources(6, 1))
+    assert bed.world.place(of, made)[1] == "1"
+    return made
+
+
+def test_a_claim_waits_for_the_end_of_who_had_its_cpus(bed: Bed) -> None:
+    """A pod that was deleted without a grace period: its claim is free, and its container runs."""
+    ends = dying(bed)
+
+    def end() -> None:
+        bed.world.stop(ends.id)
+        bed.world.agent.stop_pod("uid-dying", "sandbox-dying")
+
+    bed.meanwhile = end
+    bed.prepare()
+    assert bed.waits == 1
+    of = pod("web")
+    _, made = bed.book.seen(
+        of, replace(container(of, wants=resources(4, 1)), mentions=environment())
+    )
+    cpus, _ = bed.world.place(of, made)
+    assert len(CPUSet.parse(cpus)) == 4
+
+
+def test_it_does_not_wait_for_ever_nor_again(bed: Bed) -> None:
+    """CPUs of a container that stays: the next one's refusal names it."""
+    dying(bed)
+    bed.prepare()
+    assert bed.waits == 100
+    bed.prepare()  # as after a restart of the kubelet, when its container may have them
+    assert bed.waits == 100
 
 
 @pytest.mark.parametrize("gone", ["", "record", "cdi", "both"])

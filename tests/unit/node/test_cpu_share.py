@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.node.cpu_share import CPUShare
+from nri_numa.node.loop import CPUShare
 
 SMALL = st.lists(st.floats(0.0001, 0.004), min_size=1, max_size=200)
 """Pieces of work that one pause pays back: 4 ms of a fifth of a CPU are 20 ms."""

@@ -27,7 +27,7 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
     config = load(flags=flags)
     daemon = Daemon(config, lambda text: config, GapWatch())
     agent, looks = daemon.agent, itertools.count()
-    agent._clock = lambda: next(looks) / 4
+    daemon.clock.monotonic = lambda: next(looks) / 4  # type: ignore[method-assign]
     daemon.handler.configured(
         RuntimeInfo(
             name="containerd",

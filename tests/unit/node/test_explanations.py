@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
@@ -11,14 +12,15 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine, Refused
-from nri_numa.engine.explain import explanation
+from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Device, DeviceRequest
 from nri_numa.node import explanations
 from nri_numa.node.agent import Agent
 from nri_numa.node.explanations import MAX_BYTES, ExplanationFile, encoded
-from nri_numa.observe.metrics import Metrics
-from tests.beds.world import container, pod, resources
+from nri_numa.observe.traces import LAYOUT, KeptTrace
+from tests.beds.world import StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
 MACHINE = Machine(topology=machines.snc_smt(), settings=Settings())
@@ -28,7 +30,7 @@ ALIGNED = {"policy": "single-numa-node"}
 
 def agent(state: NodeState | None = None) -> Agent:
     """An agent that starts with this state."""
-    made = Agent(MACHINE, metrics=Metrics("0"), store=None, now=lambda: 7.0)
+    made = agent_of(MACHINE, clock=StillClock(lambda: 7.0))
     made.restore(state or NodeState())
     return made
 
@@ -78,6 +80,68 @@ def test_what_was_explained_is_explained_again_after_a_restart(tmp_path: Path) -
     assert explanation.of_refusal(after.grounds_of_refusal(now), now.reason, now.message) == (
         explanation.of_refusal(before.grounds_of_refusal(then), then.reason, then.message)
     )
+
+
+FIRST = (
+    b"kpqqR3VhcmFudGVlZIGmcG9saWN5krBzaW5nbGUtbnVtYS1ub2Rl2SRhbm5vdGF0aW9uIG51bWEua3ViZXJuZXRlcy5p"
+    b"by9wb2xpY3mpY29udGFpbmVym80H0AKlbGltaXTOAAMNQM4AAYagzQgAzkAAAAClbGltaXTAgJCEAM0fQAHNH0ACzR9A"
+    b"A80fQIQAzwAAAAQAAAAAAc8AAAAEAAAAAALPAAAABAAAAAADzwAAAAQAAAAApDAtMzGkMi0zMZLZKXBvbGljeSBzaW5n"
+    b"bGUtbnVtYS1ub2RlIGNob3NlIE5VTUEgbm9kZSAwtTIgQ1BVcyBvZiBOVU1BIG5vZGUgMKCZw6Eww8MEsHNpbmdsZS1u"
+    b"dW1hLW5vZGXDlAABAgOSl6NjcHUClAgICAigwMKkY3B1c5embWVtb3J5zkAAAAACoKZtZW1vcnnCwA=="
+)
+"""The trace of ``own`` as the first version wrote it; each later one reads it."""
+
+
+def test_an_upgrade_reads_what_the_first_version_wrote(tmp_path: Path) -> None:
+    before = busy()
+    ((name, kept),) = before.packed_traces().items()
+    before._traces[name] = KeptTrace(b64decode(FIRST), kept.shape)
+    saved(tmp_path, before)
+    found = loaded(tmp_path, before.state, {**IDENTITY, "version": "2"}).grounds_of(name)
+    assert found is not None
+    asked = {"policy": ("single-numa-node", "annotation numa.kubernetes.io/policy")}
+    assert (found.basis.qos, found.basis.requested) == ("Guaranteed", asked)
+    steps = ("policy single-numa-node chose NUMA node 0", "2 CPUs of NUMA node 0")
+    assert (found.basis.pool_after, found.basis.steps) == ("2-31", steps)
+    assert found.basis.needs is not None
+    assert (found.basis.needs.exclusive_cpus, found.basis.needs.memory_from) == (2, "limit")
+    assert found.alignment is not None
+    assert (str(found.alignment.affinity), found.alignment.preferred) == ("0", True)
+    assert [one.need for one in found.alignment.problem.demands] == [2, 1 << 30]
+
+
+@pytest.mark.parametrize("data", [b"\x93\x01\x02\x03", b"x is no zlib"])
+def test_what_a_later_version_wrote_may_not_be_known(tmp_path: Path, data: bytes) -> None:
+    before = busy()
+    ((name, kept),) = before.packed_traces().items()
+    before._traces[name] = KeptTrace(data, kept.shape)
+    saved(tmp_path, before)
+    after = loaded(tmp_path, before.state)
+    assert told(after) is None
+    assert len(after.refusals) == 1
+
+
+def test_what_devices_had_to_do_with_it_is_kept_as_steps(tmp_path: Path) -> None:
+    """The comparison of NUMA nodes has no written form where devices take part."""
+    before = agent()
+    gpu = Device(id="gpu", numa_nodes=frozenset((2,)))
+    requests = (DeviceRequest(resource="GPU", count=1, devices=(gpu,)),)
+    for name, cpus in (("own", 2), ("big", 99)):
+        of = pod(name, ALIGNED)
+        made = container(of, wants=resources(cpus, 1))
+        before.create_container(of, replace(made, devices=requests, pod_devices=requests))
+    saved(tmp_path, before)
+    after = loaded(tmp_path, before.state)
+    (name,) = before.packed_traces()
+    then, now = before.grounds_of(name), after.grounds_of(name)
+    assert now is not None
+    assert then is not None
+    assert then.alignment is not None
+    assert now == then._replace(alignment=None)
+    text = sentences.text(told(after), 200)  # type: ignore[arg-type]
+    assert "GPU" in text
+    assert "not known" not in text
+    assert [one.message for one in after.refusals] == [one.message for one in before.refusals]
 
 
 def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
@@ -144,7 +208,7 @@ def test_intact_nonsense_is_damage_too(tmp_path: Path) -> None:
     path = saved(tmp_path, before)
     refused = explanations._SavedRefusal("a", "b", "c", "d", "e", 0.0, 9, b"")
     for rest in (b"\xc1", explanations._encode(explanations._File({}, [], [], [refused]))):
-        head = explanations._HEAD % (explanations.LAYOUT, crc32(rest))
+        head = explanations._HEAD % (LAYOUT, crc32(rest))
         path.write_bytes(head + rest)
         file = ExplanationFile(str(tmp_path), identity={}, agent=agent(before.state))
         assert file.load().endswith("it is not used")

@@ -17,10 +17,13 @@ from nri_numa.engine.state import Allocation, Kind, build
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.errors import RuntimeUnavailable
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.node import give_back
 from nri_numa.node.give_back import AgentRuns, GivenBack, Result, plan, release
 from nri_numa.store.checkpoint import CheckpointStore
+from tests.beds.cgroup_tree import CgroupTree
 
 MACHINE = Machine(topology=synthetic(sockets=2, numa_per_socket=1, threads=1), settings=Settings())
 PREFIX = "numa.kubernetes.io"
@@ -156,3 +159,32 @@ def test_a_dry_run_makes_no_directory(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable):
         asyncio.run(release(wanted, identity={}, dry_run=True, timeout=1))
     assert not (tmp_path / "state").exists()
+
+
+def test_a_runtime_that_writes_one_cgroup_after_the_other_gets_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under the systemd driver: not the sum counts, but how long nothing happens."""
+    monkeypatch.setattr(give_back, "READ_BACK_SECONDS", 0.04)
+    tree = CgroupTree(tmp_path / "cgroup", 2, CPUSet.parse("0-7"), NUMASet.parse("0"))
+    names = [f"one-{number}" for number in range(10)]
+    left = [*names, ""]
+
+    class Reader(CgroupReader):
+        def available(self) -> bool:
+            """One more is written before each look; the first call is of the constructor."""
+            if name := left.pop():
+                tree.write(f"/{name}", "0-7", "0")
+            return super().available()
+
+    for name in names:
+        tree.write(f"/{name}", "1", "0")
+    sent = [
+        GivenBack(
+            container_id=name, namespace="default", pod=name, container="main",
+            result=Result.PLANNED, cpus="0-7", place=CgroupPlace(f"/{name}"),
+        )
+        for name in names
+    ]  # fmt: skip
+    done = asyncio.run(give_back._read_back(Reader(str(tree.root)), sent))
+    assert {one.result for one in done} == {Result.RELEASED}

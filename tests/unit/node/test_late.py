@@ -10,32 +10,15 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
+from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.node.late import LateStarts
-from tests.beds.cgroup_bed import CgroupBed, tree
+from tests.beds.cgroup_bed import CgroupBed, Writer, tree
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import container, pod
 
 __all__ = ["tree"]  # a fixture
 
 STARTED = 5000.0
-
-
-class Writer(CgroupWriter):
-    """Writes as the kernel would, or cannot."""
-
-    def __init__(self, tree: CgroupTree) -> None:
-        super().__init__(CgroupReader(str(tree.root)))
-        self.tree = tree
-        self.problem = ""
-
-    def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
-        if self.problem:
-            return Written(problem=self.problem)
-        written = super().write(place, cpus, mems)
-        if written.changed:
-            self.tree.settle(place.cgroups_path)
-        return written
 
 
 @dataclass
@@ -50,9 +33,8 @@ class Bed(CgroupBed):
         self.late = LateStarts(
             self.world.agent,
             self.world.metrics,
-            CgroupReader(str(self.tree.root)),
             self.writer,
-            wall=lambda: self.wall,
+            self.timing,
         )
 
     def place(self, name: str, **annotations: str) -> str:

@@ -12,20 +12,33 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.cli import explain, status
 from nri_numa.config.locality import MemoryLocality
-from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cgroups import CgroupPlace
-from nri_numa.node.agent import Agent
-from nri_numa.node.locality import MemoryWatch
-from nri_numa.node.usage import UsageWatch
-from nri_numa.node.view import LinkFacts, LiveView
+from nri_numa.node.usage import MemoryWatch, UsageWatch, Watches
 from nri_numa.observe.metrics import Metrics
+from tests.beds.views import live_view
+from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
 
 NOW = 1_700_000_000.0
 ON = MemoryLocality(enabled=True, metric=True)
+
+
+class Busy(StillClock):
+    """Each look at what was used costs something; rests are noted."""
+
+    cost = 0.0
+    rests: list[float]
+
+    def cpu_time(self) -> float:
+        self.cost += 0.0015
+        return self.cost
+
+    async def sleep(self, seconds: float) -> None:
+        self.rests.append(seconds)
 
 
 class Bed:
@@ -35,31 +48,12 @@ class Bed:
         self.root = root
         (root / "cgroup.controllers").touch()
         self.metrics = Metrics("0")
-        self.agent = Agent(
-            Machine(topology=machines.dual_smt(), settings=Settings()),
-            metrics=self.metrics,
-            store=None,
-            now=lambda: NOW,
-        )
-        self.cost = 0.0
-        self.watch = MemoryWatch(
-            self.agent, config, str(root), now=lambda: NOW, proc=str(root), cost=self.tick
-        )
-        self.view = LiveView(
-            self.agent,
-            version="0",
-            started=NOW,
-            now=lambda: NOW,
-            link=lambda: LinkFacts(state="active", detail="", active=True),
-            reading=lambda: Reading(memory={}),
-            describe=lambda machine: {},
-            memory=self.watch,
-        )
+        machine = Machine(topology=machines.dual_smt(), settings=Settings())
+        self.clock = Busy(lambda: NOW)
+        self.agent = agent_of(machine, metrics=self.metrics, clock=self.clock)
+        self.watch = MemoryWatch(self.agent, config, str(root), self.clock, proc=str(root))
+        self.view = live_view(self.agent, clock=self.clock, watches=Watches(memory=self.watch))
         self.metrics.snapshot = self.view.snapshot
-
-    def tick(self) -> float:
-        self.cost += 0.0015
-        return self.cost
 
     def create(self, name: str, numa_stat: str, **annotations: str) -> None:
         pod = PodSandbox(
@@ -84,13 +78,9 @@ class Bed:
 
     def round(self) -> list[float]:
         """Go round once; gives the rests that were taken."""
-        rests: list[float] = []
-
-        async def rest(seconds: float) -> None:
-            rests.append(seconds)
-
-        asyncio.run(self.watch.round(rest))
-        return rests
+        self.clock.rests = []
+        asyncio.run(self.watch.round())
+        return self.clock.rests
 
     def listed(self) -> dict[str, Any]:
         return {one.pod: msgspec.to_builtins(one) for one in self.view.listing().containers}
@@ -195,7 +185,7 @@ def test_explain_and_status_say_it_in_words(bed: Bed) -> None:
 
 
 def test_a_container_that_is_measured_when_asked_says_what_is_not_known(bed: Bed) -> None:
-    usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), now=lambda: NOW)
+    usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), bed.clock)
     there = asyncio.run(usage.container(bed.agent.state.allocations["c-there"]))
     assert (there.local_percent, there.cpu_milli) == (25, None)
     assert there.problem == "its cgroup does not count CPU time"

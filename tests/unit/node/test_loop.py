@@ -12,8 +12,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from nri_numa.node.cpu_share import CPUShare
-from nri_numa.node.loop import CourteousSelector, Courtesy, GapWatch, watched_loop
+from nri_numa.node.loop import CourteousSelector, Courtesy, CPUShare, GapWatch, watched_loop
 
 
 def test_a_gap_is_seen_whenever_it_happens_and_told_once() -> None:

@@ -18,9 +18,9 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.errors import ConfigError
 from nri_numa.machine.model import Topology
-from nri_numa.node.agent import Agent
-from nri_numa.node.measured_capacity import StealWatch
+from nri_numa.node.capacity import StealWatch
 from nri_numa.observe.metrics import Metrics
+from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
 
 
@@ -33,19 +33,15 @@ class Bed:
         (root / "sys/devices/system/cpu").mkdir(parents=True)
         self.metrics = Metrics("0")
         self.topology = machines.dual_no_smt()
-        self.settings = Settings()
-        self.agent = Agent(
-            Machine(topology=self.topology, settings=self.settings),
-            metrics=self.metrics,
-            store=None,
-            now=lambda: 0.0,
-        )
+        self.base = Settings()
+        machine = Machine(topology=self.topology, settings=self.base)
+        self.agent = agent_of(machine, metrics=self.metrics)
         self.now = 0.0
         self.watch = StealWatch(
             MeasuredCapacity(mode=mode, half_life="1s", **more),
             str(root),
             self.metrics,
-            clock=lambda: self.now,
+            StillClock(seconds=lambda: self.now),
         )
         self.ticks = dict.fromkeys(range(16), 0)
 
@@ -57,10 +53,10 @@ class Bed:
         total = round(self.now * 100)
         lines = (f"cpu{cpu} 0 0 0 {total - t} 0 0 0 {t}" for cpu, t in self.ticks.items())
         (self.root / "proc/stat").write_text("\n".join(["cpu 0 0 0 0 0 0 0 0", *lines, ""]))
-        asyncio.run(self.watch.apply(self.agent, AgentConfig(), self.made))
+        asyncio.run(self.watch.apply(self.agent, AgentConfig(), self))
 
-    def made(self, config: AgentConfig, topology: Topology) -> Settings:
-        return self.watch.over(self.settings, topology)
+    def settings(self, config: AgentConfig, topology: Topology) -> Settings:
+        return self.watch.over(self.base, topology)
 
     def factors(self) -> Mapping[int, float]:
         return self.agent.machine.settings.capacity_factor
@@ -135,9 +131,9 @@ def test_the_lower_of_measured_and_configured_counts_and_outside_instead_of_meas
 ) -> None:
     bed = Bed(tmp_path, MeasuredMode.ACT)
     bed.watch.factors = {0: 0.6, 1: 0.6, 7: 0.5}
-    ours = replace(bed.settings, capacity_factor={0: 0.5, 1: 0.9})
+    ours = replace(bed.base, capacity_factor={0: 0.5, 1: 0.9})
     assert bed.watch.over(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.6}
-    assert bed.watch.over(ours, bed.topology, told={1}) is ours
+    assert bed.watch.over(ours, bed.topology, elsewhere={1}) is ours
     bed.watch.factors = {}
     assert bed.watch.over(ours, bed.topology) is ours
 
@@ -150,13 +146,13 @@ def test_what_is_not_known_keeps_what_was_and_is_said_once(
     bed.pass_time({0: 0.4})
     (tmp_path / "proc/stat").write_text("cpu0 1 2 3 4\n")
     for _ in range(2):
-        assert not bed.watch.look(bed.topology)
+        assert not bed.watch.refresh(bed.topology)
     bed.pass_time({0: 0.4})
     assert bed.factors() == {0: 0.6}
     shown = capsys.readouterr().err
     assert shown.count("tells no steal") <= 1
     (tmp_path / "sys/devices/system/cpu").rmdir()
-    assert not bed.watch.look(bed.topology)
+    assert not bed.watch.refresh(bed.topology)
 
 
 def test_cpus_that_moved_are_not_counted_for_their_new_numa_node(tmp_path: Path) -> None:
@@ -172,7 +168,7 @@ def test_a_machine_that_somebody_changed_meanwhile_gets_the_factors_next_time(
 ) -> None:
     bed = Bed(tmp_path, MeasuredMode.ACT)
     bed.pass_time({})
-    real, times = bed.made, 0
+    real, times = bed.settings, 0
 
     def changing(config: AgentConfig, topology: Topology) -> Settings:
         nonlocal times
@@ -181,7 +177,7 @@ def test_a_machine_that_somebody_changed_meanwhile_gets_the_factors_next_time(
             bed.agent.retopology(replace(bed.agent.machine))
         return real(config, topology)
 
-    bed.made = changing  # type: ignore[method-assign]
+    bed.settings = changing  # type: ignore[method-assign]
     bed.pass_time({0: 0.4})
     assert bed.factors() == {}
     bed.pass_time({0: 0.4})

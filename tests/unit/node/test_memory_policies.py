@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.engine.values.memory_policy import MemoryPolicies, MemoryPolicy
-from nri_numa.node.memory_policies import memory_policies
+from nri_numa.engine.values.workload import MemoryPolicies, MemoryPolicy
+from nri_numa.node.links import memory_policies
 from nri_numa.runtime import RuntimeInfo
 
 

@@ -16,10 +16,9 @@ from nri_numa.config import AgentConfig
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.model import Topology
-from nri_numa.node.agent import Agent
-from nri_numa.node.offline_capacity import OutsideCapacity
+from nri_numa.node.capacity import OutsideCapacity
 from nri_numa.observe import logs
-from nri_numa.observe.metrics import Metrics
+from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
 
 NOW = 1_795_359_000.0
@@ -38,21 +37,22 @@ class Bed:
         self.path = directory / "capacity.json"
         self.now = NOW
         self.topology = machines.dual_smt()
-        self.outside = OutsideCapacity(str(self.path), now=lambda: self.now)
+        self.clock = StillClock(lambda: self.now)
+        self.outside = OutsideCapacity(str(self.path), self.clock)
         self.base = settings or Settings()
         machine = Machine(topology=self.topology, settings=self.base)
-        self.agent = Agent(machine, metrics=Metrics("0"), store=None, now=lambda: self.now)
+        self.agent = agent_of(machine, clock=self.clock)
 
     def says(self, zones: object = None, drained: object = "", **more: object) -> None:
         capacity = {"zones": zones, "until": UNTIL, "source": "put", **more}
         text = json.dumps(capacity) if zones is not None else ""
         self.path.write_text(json.dumps({"offline-capacity": text, "drained": drained}))
 
-    def look(self) -> dict[int, float]:
-        def settings(config: AgentConfig, topology: Topology) -> Settings:
-            return self.outside.over(self.base, topology)
+    def settings(self, config: AgentConfig, topology: Topology) -> Settings:
+        return self.outside.over(self.base, topology)
 
-        asyncio.run(self.outside.apply(self.agent, configuration.AgentConfig(), settings))
+    def look(self) -> dict[int, float]:
+        asyncio.run(self.outside.apply(self.agent, configuration.AgentConfig(), self))
         return dict(self.agent.machine.settings.capacity_factor)
 
 
@@ -149,8 +149,10 @@ def test_somebody_elses_change_meanwhile_is_not_lost(tmp_path: Path) -> None:
             bed.agent.retopology(other)
         return made
 
-    asyncio.run(bed.outside.apply(bed.agent, configuration.AgentConfig(), settings))
+    bed.settings = settings  # type: ignore[method-assign]
+    asyncio.run(bed.outside.apply(bed.agent, configuration.AgentConfig(), bed))
     assert bed.agent.machine.settings.oversale == 2.0
+    del bed.settings
     bed.base = Settings(oversale=2.0)
     assert bed.look() == {0: 0.0}
     assert bed.agent.machine.settings.oversale == 2.0

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from nri_numa.engine.values.pods import Pods
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
-from nri_numa.node import zones
+from nri_numa.engine.values.workload import Container, Pods, PodSandbox, QoSClass, Resources
 from nri_numa.node.handler import PATIENCE, AgentHandler, PendingPods
+from nri_numa.node.view import zones_document
 from tests.beds.world import World
 from tests.machines import named as machines
 
@@ -34,13 +33,13 @@ class Bed:
     def names(self) -> list[tuple[str, str]]:
         """Whom the document for who schedules names."""
         agent = self.world.agent
-        found = zones.document(agent.machine, agent.state, None, coming=self.pending.names())
+        found = zones_document(agent.machine, agent.state, None, coming=self.pending.names())
         return [(one.namespace, one.name) for one in found.pods]
 
     def charged(self) -> list[str]:
         """UIDs of the pods whose CPUs or memory are taken."""
         agent = self.world.agent
-        return [one.pod_uid for one in zones.document(agent.machine, agent.state, None).charged]
+        return [one.pod_uid for one in zones_document(agent.machine, agent.state, None).charged]
 
 
 @pytest.fixture

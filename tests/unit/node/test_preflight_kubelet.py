@@ -8,8 +8,7 @@ import pytest
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Kubelet
-from nri_numa.node.preflight import Finding, Level
-from nri_numa.node.preflight_kubelet import kubelet
+from nri_numa.node.preflight import Finding, Level, kubelet
 from tests.machines import named as machines
 
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"

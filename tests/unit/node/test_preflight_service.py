@@ -10,8 +10,7 @@ import pytest
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.device_sources import Devices
-from nri_numa.node.preflight import Finding, Level
-from nri_numa.node.preflight_service import service
+from nri_numa.node.preflight import Finding, Level, service
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 OURS = REPOSITORY / "systemd" / "nri-numa.service"

@@ -9,17 +9,21 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.values.answers import ContainerUpdate
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
+from nri_numa.engine.values.workload import ContainerUpdate
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Scopes, Written
 from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.node.sending import Sender, Sent
+from nri_numa.node import reconcile
+from nri_numa.node.reconcile import Reconciler
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import StillClock, World, container, pod, resources
 from tests.machines import named as machines
 
 
 class Bed:
     """A world with two ordinary containers and an owner, whose sets the cgroups do not have."""
+
+    active = True
+    answered = 0
 
     def __init__(self, directory: Path) -> None:
         self.tree = CgroupTree(directory, 2, CPUSet.parse("0-3"), NUMASet.parse("0"))
@@ -32,20 +36,27 @@ class Bed:
         of = pod("own", {"cpus": "exclusive"})
         self.world.place(of, container(of, wants=resources(2)))
         self.calls: list[list[str]] = []
-        self.at_will = False
+        self.takes_updates = False
         self.writer = CgroupWriter(CgroupReader(str(directory)))
-        self.sender = Sender(self.world.agent, self.writer, self.push, lambda: self.at_will)
+        self.reconciler = Reconciler(
+            self.world.agent,
+            self.world.metrics,
+            self,
+            writer=self.writer,
+            scopes=Scopes("/nowhere", "/nowhere"),
+            clock=StillClock(),
+        )
 
-    async def push(self, updates: Sequence[ContainerUpdate]) -> Sent:
+    async def push(self, updates: Sequence[ContainerUpdate]) -> reconcile.Written:
         self.calls.append([update.container_id for update in updates])
-        return Sent()
+        return reconcile.Written()
 
     def send(self, *updates: ContainerUpdate) -> bool:
-        return asyncio.run(self.sender.send(updates)).ok
+        return asyncio.run(self.reconciler.send(updates)).ok
 
     def waiting(self) -> dict[str, str]:
         """What the next reply carries, by container."""
-        return {u.container_id: u.cpus for u in self.world.agent._pending.merged(())}
+        return {u.container_id: u.cpus for u in self.world.agent._pending.values()}
 
 
 @pytest.fixture
@@ -62,7 +73,7 @@ def test_the_cgroup_is_written_and_the_runtime_told_with_the_next_reply(bed: Bed
 
 
 def test_a_runtime_that_can_be_called_at_any_moment_is_called(bed: Bed) -> None:
-    bed.at_will = True
+    bed.takes_updates = True
     bed.send(ContainerUpdate("one-app", cpus="2-3"))
     assert bed.calls == [["one-app"]]
     assert bed.tree.cpus_of("/pods/one") == "0-3"

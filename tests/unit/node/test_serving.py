@@ -8,37 +8,32 @@ from collections.abc import Callable
 
 import pytest
 
-from nri_numa.config import HTTP
+from nri_numa.config import HTTP, AgentConfig
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
-from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.node import serving
-from nri_numa.node.agent import Agent
-from nri_numa.node.beside_kubelet import BesideKubelet
-from nri_numa.node.kubelet_settings import KubeletSettings
 from nri_numa.node.loop import GapWatch
-from nri_numa.node.serving import Serving
-from nri_numa.node.view import LinkFacts
+from nri_numa.node.serving import About, Collaborators, Serving
 from nri_numa.observe.metrics import Metrics
 from tests.beds.link_bed import eventually
+from tests.beds.views import Linked
+from tests.beds.world import StillClock, Unread, agent_of
 from tests.machines import named as machines
 
 
 def make(section: HTTP) -> tuple[Serving, Metrics]:
     metrics = Metrics("0")
     machine = Machine(topology=machines.single_smt(), settings=Settings())
-    agent = Agent(machine, metrics=metrics, store=None, now=lambda: 0.0)
+    agent, clock = agent_of(machine, metrics=metrics), StillClock()
     made = Serving(
-        section,
+        AgentConfig(http=section),
         agent,
         metrics,
-        started=0.0,
-        now=lambda: 0.0,
-        link=lambda: LinkFacts(state="active", detail="", active=True),
-        reading=lambda: None,
-        beside=BesideKubelet(agent, metrics, StateFiles("/nowhere"), now=lambda: 0.0),
-        kubelet=KubeletSettings("/nowhere"),
-        watch=GapWatch(),
+        About("0", "", 0.0),
+        Linked(),  # type: ignore[arg-type]
+        Collaborators(readings=Unread()),
+        clock=clock,
+        gaps=GapWatch(),
     )
     return made, metrics
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.node.trim import GROWN, REST, Trim, give_back, resident
+from nri_numa.node.loop import GROWN, RELEASE_REST, HeapRelease, release_heap, resident
 
 MIB = 1 << 20
 
@@ -12,7 +12,7 @@ class Process:
 
     def __init__(self, used: int, free: int = 0) -> None:
         self.used, self.free, self.given = used, free, 0
-        self.trim = Trim(lambda: self.used + self.free, self.give_back)
+        self.trim = HeapRelease(lambda: self.used + self.free, self.give_back)
 
     def give_back(self) -> None:
         self.given += 1
@@ -20,7 +20,7 @@ class Process:
 
     def rounds(self, number: int) -> None:
         for _ in range(number):
-            self.trim.look()
+            self.trim.release_if_grown()
 
 
 def test_a_quiet_process_and_a_little_growth_are_left_alone() -> None:
@@ -33,7 +33,7 @@ def test_a_quiet_process_and_a_little_growth_are_left_alone() -> None:
 
 def test_growth_counts_from_the_least_that_was_seen() -> None:
     node = Process(40 * MIB, free=3 * MIB)
-    node.rounds(REST + 1)
+    node.rounds(RELEASE_REST + 1)
     node.used = 30 * MIB  # containers are gone
     node.rounds(1)
     node.free = GROWN
@@ -44,5 +44,5 @@ def test_growth_counts_from_the_least_that_was_seen() -> None:
 def test_the_real_thing_works_on_this_machine() -> None:
     before = resident()
     assert before > MIB
-    give_back()
+    release_heap()
     assert resident() > MIB

@@ -6,15 +6,16 @@ import pytest
 
 from nri_numa.node import unmatched
 from nri_numa.node.unmatched import QUIET, UnmatchedAnnotations
-from tests.beds.world import pod
+from tests.beds.world import StillClock, World, pod
+from tests.machines import named as machines
 
 
-class Clock:
-    """Stands still until it is told."""
+class Clock(StillClock):
+    """A clock that is set."""
 
     now = 0.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
@@ -27,7 +28,7 @@ def clock() -> Clock:
 @pytest.fixture
 def watch(clock: Clock) -> UnmatchedAnnotations:
     """One that does everything at once."""
-    return UnmatchedAnnotations(lambda: "numa.kubernetes.io", clock)
+    return UnmatchedAnnotations(World(machines.single_no_smt()).agent, clock)
 
 
 TYPO = pod("db", {"numacpu.enigne": "1"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 from nri_numa.engine.decision import Machine
@@ -11,9 +10,8 @@ from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.machine.usage import MachineUsage, NUMAUsage
-from nri_numa.node.agent import Agent
 from nri_numa.node.usage import KEPT, UsageWatch, between
-from nri_numa.observe.metrics import Metrics
+from tests.beds.world import StillClock, agent_of
 
 
 def numa(here: int | None, elsewhere: int | None) -> NUMAUsage:
@@ -56,13 +54,9 @@ def stat(root: Path, busy: int, total: int, cpus: int) -> None:
 
 
 def watch(topology: Topology, root: Path) -> UsageWatch:
-    agent = Agent(
-        Machine(topology=topology, settings=Settings()),
-        metrics=Metrics("0"),
-        store=None,
-        now=time.time,
-    )
-    return UsageWatch(agent, str(root), str(root / "cgroup"), now=lambda: 1000.0)
+    clock = StillClock(lambda: 1000.0)
+    agent = agent_of(Machine(topology=topology, settings=Settings()), clock=clock)
+    return UsageWatch(agent, str(root), str(root / "cgroup"), clock)
 
 
 def test_the_ring_keeps_the_last_minutes(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.values.workload import Container, PodSandbox
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written, relative_path
-from nri_numa.node.verify import STILL, Verifier
-from tests.beds.cgroup_bed import CgroupBed, blocked, tree
+from nri_numa.machine.cgroups import CgroupPlace
+from nri_numa.node.reconcile import STILL, Reconciler
+from tests.beds.cgroup_bed import CgroupBed, Writer, blocked, tree
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.systemd_bus import SystemdBus, systemd
 from tests.beds.world import container, pod, resources
@@ -21,49 +21,20 @@ __all__ = ["systemd", "tree"]  # fixtures
 OWN = {"cpus": "exclusive"}
 
 
-class Writer(CgroupWriter):
-    """Writes as the kernel would: a cgroup of version 2 has an effective set too."""
-
-    def __init__(self, tree: CgroupTree) -> None:
-        super().__init__(CgroupReader(str(tree.root)))
-        self.tree = tree
-        self.problem = ""
-
-    def finish(self) -> None:
-        """Wait until the kernel is through with the last write."""
-        assert self._last is not None
-        self._last.result()
-
-    def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
-        if self.problem:
-            return Written(problem=self.problem)
-        written = super().write(place, cpus, mems)
-        if written.changed:
-            path = relative_path(place.cgroups_path)
-            self.tree.write(path, cpus or self.tree.cpus_of(path), mems or self.tree.mems_of(path))
-        return written
-
-
 @dataclass
 class Bed(CgroupBed):
-    """With whom looks right after a reply."""
-
-    handled: int = 0
+    """Looked at right after a reply."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.writer = Writer(self.tree)
-        self.verifier = Verifier(
+        self.reconciler = Reconciler(
             self.world.agent,
             self.world.metrics,
-            self.push,
-            reader=CgroupReader(str(self.tree.root)),
-            scopes=self.scopes,
+            self,
             writer=self.writer,
-            handled=lambda: self.handled,
-            now=lambda: self.clock,
-            wall=lambda: 1_000_000.0 + self.clock,
-            sleep=self.sleep,
+            scopes=self.scopes,
+            clock=self.timing,
         )
 
     def run(self, of: PodSandbox, made: Container | None = None) -> None:
@@ -71,7 +42,7 @@ class Bed(CgroupBed):
         made = replace(made or container(of), cgroups_path=f"/pods/{of.name}-app")
         self.world.place(of, made)
         self.settle(made.id)
-        self.handled += 1
+        self.answered += 1
         self.world.agent.start_container(of, made)
         self.world.agent.post_start_container(of, made)
 
@@ -84,7 +55,7 @@ class Bed(CgroupBed):
         systemd.make(f"cri-{name}.scope", AllowedCPUs="0-7")
 
     def look(self) -> None:
-        asyncio.run(self.verifier.look())
+        asyncio.run(self.reconciler.verify())
 
     def count(self, name: str) -> float:
         value = self.world.metrics.registry.get_sample_value(f"nri_numa_{name}")
@@ -151,7 +122,7 @@ def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_
 def test_a_late_container_that_is_pinned_is_noted_for_whoever_looks_at_its_pod(bed: Bed) -> None:
     bed.run(pod("listed", {"numacpu": "1"}))
     bed.tree.write("/pods/listed-app", "0-7", "")
-    bed.verifier.concern(["listed-app"])
+    bed.reconciler.schedule_verification(["listed-app"])
     bed.clock += 0.1
     bed.look()
     assert bed.has("listed-app") == "1"
@@ -163,7 +134,7 @@ def test_a_late_container_that_is_pinned_is_noted_for_whoever_looks_at_its_pod(b
 def test_a_neighbour_on_owned_cpus_is_counted_with_its_seconds(bed: Bed) -> None:
     own(bed)
     bed.clock += 0.25
-    bed.world.agent.differences._now = lambda: 1_000_000.0 + bed.clock
+    bed.world.timing.wall = lambda: 999_000.0 + bed.clock
     bed.look()
     assert bed.count("neighbours_on_owned_cpus_seen_total") == 1
     assert bed.count("neighbours_on_owned_cpus_seconds_total") == pytest.approx(0.25)
@@ -188,12 +159,11 @@ def test_updates_that_the_runtime_is_still_applying_are_not_late(bed: Bed) -> No
         for _ in range(4):
             bed.clock += 0.5
             bed.look()
-            assert not bed.verifier.awaits("none")
-            assert bed.verifier.awaits(f"{names[-1]}-app")
+            assert f"{names[-1]}-app" in bed.reconciler._due
         bed.settle(f"{name}-app")
-    bed.handled += 1
+    bed.answered += 1
     bed.look()
-    assert not bed.verifier.awaits(f"{names[-1]}-app")
+    assert f"{names[-1]}-app" not in bed.reconciler._due
     assert bed.count("late_repairs_total") == 0
     assert bed.count("neighbours_on_owned_cpus_seen_total") == 0
 
@@ -202,7 +172,7 @@ def test_a_next_request_tells_that_all_updates_were_applied(bed: Bed) -> None:
     create(bed, "own")
     bed.look()
     assert bed.count("late_repairs_total") == 0
-    bed.handled += 1
+    bed.answered += 1
     bed.look()
     assert bed.count("late_repairs_total") == 1
 
@@ -221,10 +191,10 @@ def test_systemd_has_what_was_written_late(bed: Bed, systemd: SystemdBus) -> Non
     """Or it would write what it has with the next property of the scope."""
     if bed.tree.version == 1:
         pytest.skip("systemd has no property of cpusets of version 1")
-    bed.verifier._scopes = systemd.scopes
+    bed.reconciler._scopes = systemd.scopes
     bed.scope(systemd, "plain-app")
     create(bed, "own")
-    bed.handled += 1
+    bed.answered += 1
     bed.look()
     assert (bed.has("plain-app"), systemd.has("cri-plain-app.scope")) == ("1-7", "0-7")
     bed.look()
@@ -276,14 +246,14 @@ def test_what_is_meant_changed_during_the_look(bed: Bed, monkeypatch: pytest.Mon
     """The owner goes while the cgroups are read: nothing of before is written."""
     own(bed)
     bed.clock += 0.1
-    looked = bed.verifier._wrong
+    looked = bed.reconciler._observe
 
-    async def then(places):  # type: ignore[no-untyped-def]
-        found = await looked(places)
+    async def then(ids):  # type: ignore[no-untyped-def]
+        found = await looked(ids)
         bed.world.stop("own-app")
         return found
 
-    monkeypatch.setattr(bed.verifier, "_wrong", then)
+    monkeypatch.setattr(bed.reconciler, "_observe", then)
     bed.look()
     assert bed.has("plain-app") in ("", "0-7")
     assert bed.count("late_repairs_total") == 0
@@ -294,7 +264,7 @@ def test_a_container_that_goes_meanwhile_is_nobodys_business(bed: Bed, tree: Cgr
     bed.clock += 0.1
     tree.remove("/pods/plain-app")
     bed.look()
-    bed.verifier.concern(["gone"])
+    bed.reconciler.schedule_verification(["gone"])
     bed.look()
     assert bed.count("late_repairs_total") == 0
 
@@ -331,7 +301,7 @@ def test_observe_tells_and_writes_nothing(tree: CgroupTree) -> None:
     bed = Bed(tree, observe=True)
     bed.run(pod("plain"))
     bed.run(pod("listed", {"numacpu": "1"}))
-    bed.verifier.concern(["listed-app"])
+    bed.reconciler.schedule_verification(["listed-app"])
     bed.look()
     assert bed.has("listed-app") in ("", "0-7")
     assert bed.count("late_repairs_total") == 0
@@ -342,7 +312,7 @@ def test_an_unreadable_file_system_is_no_reason_to_stop(bed: Bed, tree: CgroupTr
     bed.clock += 0.1
     tree.root.rename(tree.root.with_name("away"))
     bed.look()
-    assert bed.lines("cgroups not read")
+    assert bed.lines("drift is not looked for")
 
 
 def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: Bed) -> None:
@@ -360,22 +330,22 @@ def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: Bed) -> None:
 def test_the_task_looks_until_nobody_is_due_and_survives_mistakes(bed: Bed) -> None:
     own(bed)
     mistakes = iter([RuntimeError("a mistake")])
-    look = bed.verifier.look
+    look = bed.reconciler.verify
 
     async def sometimes() -> None:
         for mistake in mistakes:
             raise mistake
         await look()
 
-    bed.verifier.look = sometimes  # type: ignore[method-assign]
+    bed.reconciler.verify = sometimes  # type: ignore[method-assign]
 
     async def scenario() -> None:
         async def sleep(seconds: float) -> None:
             bed.clock += seconds
             await asyncio.sleep(0)
 
-        bed.verifier._sleep = sleep
-        task = asyncio.create_task(bed.verifier.run())
+        bed.timing.sleep = sleep  # type: ignore[method-assign]
+        task = asyncio.create_task(bed.reconciler.run_verification())
         async with asyncio.timeout(180):
             while bed.has("plain-app") != "2-7":
                 await asyncio.sleep(0)
@@ -391,9 +361,9 @@ def test_an_intruder_that_turns_harmless_is_counted_until_then(bed: Bed) -> None
     bed.clock += 0.1
     bed.look()
     bed.tree.write("/pods/plain-app", "3")  # wrong, and on nobody's CPU
-    bed.world.agent.differences._now = lambda: 1_000_000.0 + bed.clock
+    bed.world.timing.wall = lambda: 999_000.0 + bed.clock
     bed.clock += 2
-    bed.verifier.concern(["plain-app"])
+    bed.reconciler.schedule_verification(["plain-app"])
     bed.look()
     assert not bed.world.agent.differences["plain-app"].intruder
     assert bed.count("neighbours_on_owned_cpus") == 0

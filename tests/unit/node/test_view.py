@@ -12,17 +12,25 @@ from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.drift import Correction
-from nri_numa.engine.values.kubelet import KubeletGrants
+from nri_numa.engine.resync import Correction
 from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.engine.values.workload import (
+    Container,
+    KubeletGrants,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
+from nri_numa.errors import CheckpointError
 from nri_numa.http.api import API, Request, Response, parse_target
 from nri_numa.http.responses import Assignment
 from nri_numa.http.server import Changes
 from nri_numa.machine.cpuset import CPUSet
-from nri_numa.node.agent import Agent
+from nri_numa.node.serving import About
 from nri_numa.node.view import LinkFacts, LiveView
 from nri_numa.observe.metrics import Metrics
+from tests.beds.views import live_view
+from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
 
 NOW = 1_700_000_100.0
@@ -35,22 +43,27 @@ class Bed:
     def __init__(self, settings: Settings | None = None) -> None:
         self.machine = Machine(topology=machines.dual_smt(), settings=settings or Settings())
         self.metrics = Metrics("0.1.0")
-        self.agent = Agent(self.machine, metrics=self.metrics, store=None, now=lambda: NOW)
+        self.clock = StillClock(lambda: self.now)
+        self.now = NOW
+        self.agent = agent_of(self.machine, metrics=self.metrics, clock=self.clock)
         self.link = LinkFacts(state="active", detail="", active=True, runtime="containerd")
-        self.view = LiveView(
-            self.agent,
-            version="0.1.0",
-            started=NOW - 100,
-            now=lambda: NOW,
-            link=lambda: self.link,
-            reading=lambda: Reading(memory={0: 1 << 20}),
-            describe=lambda machine: {"id": machine.topology.id},
-            unheard=lambda uid: self.unheard.get(uid, []),
-            late=lambda: self.late,
-        )
-        self.late: dict[str, float] | None = None
-        self.unheard: dict[str, list[str]] = {}
+        self.known: dict[str, float] = {}
+        self.unmatched: dict[str, list[str]] = {}
+        self.view = self.shown()
         self.metrics.snapshot = self.view.snapshot
+
+    def shown(self, **more: object) -> LiveView:
+        """The view; the bed itself stands for collaborators."""
+        about = About("0.1.0", "", NOW - 100)
+        reading = Reading(memory={0: 1 << 20})
+        more = {"unmatched": self, **more}
+        return live_view(self.agent, about, link=self, memory=reading, clock=self.clock, **more)
+
+    def facts(self) -> LinkFacts:
+        return self.link
+
+    def sentences(self, uid: str) -> list[str]:
+        return self.unmatched.get(uid, [])
 
     def create(self, name: str, *, cpus_limit: int = 2, **annotations: str) -> None:
         pod = PodSandbox(
@@ -150,6 +163,21 @@ def test_a_container_that_was_refused_and_then_placed_is_explained_once(bed: Bed
 def test_refusals_are_newest_first(bed: Bed) -> None:
     bed.create("later", numacpu="9998")
     assert [r.pod for r in bed.view.refusals()] == ["later", "greedy"]
+
+
+def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) -> None:
+    for _ in range(3):
+        bed.create("again", numacpu="9998")
+    bed.create("greedy", numacpu="9999")
+    found = [(r.pod, r.reason, r.count) for r in bed.view.refusals()]
+    assert found == [("greedy", "InvalidAnnotation", 2), ("again", "InvalidAnnotation", 3)]
+    refusal = bed.agent.refusals[0]
+    bed.agent.remove_pod("uid-again", refusal.pod_id)
+    assert [r.pod for r in bed.view.refusals()] == ["greedy"]
+    assert bed.view.explain("shop", "again", None) == []
+    # The runtime reports the pods that are left, after the agent was away.
+    bed.agent.synchronize((), ())
+    assert bed.view.refusals() == []
 
 
 def test_readiness_needs_the_link_and_the_runtimes_word(bed: Bed) -> None:
@@ -305,7 +333,7 @@ def differ(bed: Bed, *, given_up: bool = False) -> None:
         found="cpuset.cpus is everything",
         rank=0,
     )
-    bed.agent.differences.looked(
+    bed.agent.differences.update(
         ["id-plain"], [wrong], {"id-plain": NOW - 12}, ["id-plain"] if given_up else None
     )
 
@@ -422,7 +450,8 @@ def test_over_cri_it_is_shown_how_late_containers_were(bed: Bed) -> None:
     before = bed.view.listing()
     assert all("late" not in to_builtins(one) for one in before.containers)
     bed.link = replace(bed.link, over_cri=True)
-    bed.late = {"id-own": 0.0124}
+    bed.known = {"id-own": 0.0124}
+    bed.view = bed.shown(late=bed)
     assert bed.view.status().link.over == "cri"
     listing = bed.view.listing()
     assert listing.key != before.key
@@ -441,12 +470,9 @@ def test_ready_explanations_are_bounded(bed: Bed) -> None:
 
 
 def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
-    clock = [NOW]
     made = Bed()
-    made.agent = Agent(made.machine, metrics=made.metrics, store=None, now=lambda: clock[0])
-    made.view._agent = made.agent
     made.create("own", policy="single-numa-node")
-    clock[0] += 60
+    made.now += 60
     pod = PodSandbox(
         id="sandbox-own",
         uid="uid-own",
@@ -488,10 +514,10 @@ def test_the_order_stays_right_while_containers_come_and_go() -> None:
 
 
 def test_a_state_that_cannot_be_saved_is_not_ready(bed: Bed) -> None:
-    bed.agent.durable.problem = "no space left on device"
+    bed.agent.checkpoint.error = CheckpointError("checkpoint", "no space left on device")
     readiness = bed.view.readiness()
     assert not readiness.ready
-    assert readiness.reason == "the state cannot be saved: no space left on device"
+    assert readiness.reason == "the state cannot be saved: checkpoint: no space left on device"
 
 
 def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:
@@ -499,8 +525,8 @@ def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:
     bed = Bed()
     bed.create("web", policy="best-effort")
     before = bed.view.explain("shop", "web", None)[0].steps
-    bed.unheard["uid-web"] = ["annotation x is ignored, because it names a container 'y'"]
+    bed.unmatched["uid-web"] = ["annotation x is ignored, because it names a container 'y'"]
     after = bed.view.explain("shop", "web", None)[0].steps
     assert after[-1].startswith("Annotation x is ignored, because it names a container 'y'")
-    bed.unheard.clear()
+    bed.unmatched.clear()
     assert bed.view.explain("shop", "web", None)[0].steps == before

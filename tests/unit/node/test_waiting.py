@@ -13,15 +13,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.cli import status
 from nri_numa.config.cpu_waiting import CPUWaiting
-from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cgroups import CgroupPlace
-from nri_numa.node.agent import Agent
-from nri_numa.node.view import LinkFacts, LiveView
-from nri_numa.node.waiting import WaitingWatch
+from nri_numa.node.usage import WaitingWatch, Watches
+from nri_numa.node.view import LiveView
 from nri_numa.observe.metrics import Metrics
+from tests.beds.views import live_view
+from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
 
 NOW = 1_700_000_000.0
@@ -34,36 +35,17 @@ class Bed:
         self.root = root
         (root / "cgroup.controllers").touch()
         self.metrics = Metrics("0")
-        self.agent = Agent(
-            Machine(topology=machines.dual_smt(), settings=Settings()),
-            metrics=self.metrics,
-            store=None,
-            now=lambda: NOW,
-        )
+        machine = Machine(topology=machines.dual_smt(), settings=Settings())
         self.clock = 100.0
-        self.watch = WaitingWatch(
-            self.agent,
-            config,
-            str(root),
-            now=lambda: NOW,
-            proc=str(root / "proc"),
-            clock=lambda: self.clock,
-            cost=lambda: 0.0,
-        )
+        self.timing = StillClock(lambda: NOW, lambda: self.clock)
+        self.agent = agent_of(machine, metrics=self.metrics, clock=self.timing)
+        proc = str(root / "proc")
+        self.watch = WaitingWatch(self.agent, config, str(root), self.timing, proc=proc)
         self.view = self.looking(self.watch)
         self.metrics.snapshot = self.view.snapshot
 
     def looking(self, watch: WaitingWatch | None) -> LiveView:
-        return LiveView(
-            self.agent,
-            version="0",
-            started=NOW,
-            now=lambda: NOW,
-            link=lambda: LinkFacts(state="active", detail="", active=True),
-            reading=lambda: Reading(memory={}),
-            describe=lambda machine: {},
-            waiting=watch,
-        )
+        return live_view(self.agent, clock=self.timing, watches=Watches(waiting=watch))
 
     def create(self, name: str, pid: int, pressure: float | None) -> None:
         pod = PodSandbox(
@@ -93,11 +75,7 @@ class Bed:
     def round(self, seconds: float = 30.0) -> None:
         """Go round once, this much later."""
         self.clock += seconds
-
-        async def rest(_: float) -> None:
-            return None
-
-        asyncio.run(self.watch.round(rest))
+        asyncio.run(self.watch.round())
 
     def listed(self) -> dict[str, Any]:
         return {one.pod: msgspec.to_builtins(one) for one in self.view.listing().containers}

@@ -7,13 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.engine.values.answers import (
+from nri_numa.engine.values.workload import (
     NO_ADJUSTMENT,
+    NO_MENTIONS,
+    Container,
     ContainerAdjustment,
     ContainerUpdate,
+    DeviceNode,
+    QoSClass,
+    Resources,
 )
-from nri_numa.engine.values.mentions import NO_MENTIONS, DeviceNode
-from nri_numa.engine.values.workload import Container, QoSClass, Resources
 from nri_numa.errors import LocalProtocolError
 from nri_numa.machine.model import NO_QUOTA
 from nri_numa.nri.conversion import (

@@ -21,9 +21,8 @@ from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.agent import Agent
 from nri_numa.observe import logs
-from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.traces import TraceKeeper, unpack
-from tests.beds.world import GIB, container, pod, resources
+from tests.beds.world import GIB, MemoryStore, StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
 MACHINE = Machine(topology=machines.snc_smt(), settings=Settings(defaults={"smt": "spread"}))
@@ -74,9 +73,12 @@ def test_shapes_do_not_pile_up() -> None:
 
 
 def agent(
-    machine: Machine = MACHINE, later: Callable[[Callable[[], object]], object] | None = None
+    machine: Machine = MACHINE,
+    later: Callable[[Callable[[], object]], object] = lambda function: function(),
+    store: MemoryStore | None = None,
 ) -> Agent:
-    made = Agent(machine, metrics=Metrics("0"), store=None, now=lambda: 7.0, later=later)
+    store = MemoryStore() if store is None else store
+    made = agent_of(machine, clock=StillClock(lambda: 7.0, later=later), store=store)
     made.synchronize((), ())
     return made
 
@@ -107,7 +109,8 @@ def test_a_resident_container_costs_at_most_four_kilobytes(
 ) -> None:
     """State and explanation together; names and ids as long as real ones."""
     topology = synthetic(sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=64 << 10)
-    made = agent(Machine(topology=topology, settings=Settings(oversale=1000.0)))
+    store = MemoryStore()
+    made = agent(Machine(topology=topology, settings=Settings(oversale=1000.0)), store=store)
 
     def create(n: int) -> None:
         of = replace(
@@ -128,6 +131,7 @@ def test_a_resident_container_costs_at_most_four_kilobytes(
         before = tracemalloc.get_traced_memory()[0]
         for n in range(1000, 1200):
             create(n)
+        store.documents.clear()  # the real store's are on disk
         gc.collect()
         each = (tracemalloc.get_traced_memory()[0] - before) / 200
     finally:

@@ -6,10 +6,61 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nri_numa.charged import CHARGED, marks
-from nri_numa.scheduler.published import Table, read
+from nri_numa.config import AgentConfig
+from nri_numa.config.scheduling import Scheduling
+from nri_numa.engine.values.settings import Settings
+from nri_numa.kube.api import KubeAPI
+from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.pod_reader import PodReader
+from nri_numa.scheduler.published import read
+from nri_numa.scheduler.watcher import NodeWatcher, PodWatcher, Waker
 
 PREFIX = "numa.kubernetes.io"
 GIB = 1 << 30
+
+
+class Recorder(Waker):
+    """A waker that writes to no Node."""
+
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+        self.pods: list[str] = []
+
+    def more_room(self, node: str) -> None:
+        self.nodes.append(node)
+
+    def settled(self, uid: str) -> None:
+        self.pods.append(uid)
+
+
+class Watched:
+    """Both watchers with a clock that is set."""
+
+    def __init__(self, *, settle: float = 10, limit: float = 600) -> None:
+        self.now = 0.0
+        self.waker = Recorder()
+        self.nodes = Nodes()
+        self.reader = PodReader(Settings())
+        config = AgentConfig(scheduler=Scheduling(settle=settle, hold_limit=limit))
+        api = KubeAPI("/nonexistent", "test")
+        self.topologies = NodeWatcher(self.nodes, self.waker, PREFIX, lambda: self.now)
+        self.pods = PodWatcher(api, self.nodes, self.reader, self.waker, config, lambda: self.now)
+
+    def free(self) -> tuple[int, ...]:
+        room = self.nodes.room("n1")
+        assert isinstance(room, NodeRoom)
+        return room.exclusive.free
+
+    def tick(self) -> None:
+        self.topologies.tick()
+        self.pods.tick()
+
+    def at(self, now: float) -> tuple[int, ...]:
+        """What is free at some time."""
+        self.now = now
+        self.tick()
+        return self.free()
 
 
 def topology(
@@ -54,10 +105,10 @@ def named(values: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def table(*free: int, **keys: Any) -> Table:
+def table(*free: int, **keys: Any) -> NodeRoom:
     """The same, read."""
     found = read(topology(*free, **keys), PREFIX)
-    assert isinstance(found, Table), found
+    assert isinstance(found, NodeRoom), found
     return found
 
 

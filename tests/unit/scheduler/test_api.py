@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,14 +13,10 @@ import pytest
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.scheduling import Scheduling
-from nri_numa.scheduler.follow import Follower
-from nri_numa.scheduler.kinds import Topology
-from nri_numa.scheduler.lean import LeanConnection
+from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of
+from nri_numa.scheduler.extender import Extender, SchedulerMetrics
 from nri_numa.scheduler.protocol import Binding
-from nri_numa.scheduler.service import Extender
-from nri_numa.scheduler.unseen import Unseen
-from nri_numa.scheduler.waker import Waker
-from nri_numa.scheduler.world import World, name_of
+from nri_numa.scheduler.watcher import TOPOLOGIES, Waker
 from tests.beds.fake_api_server import Asked, Said, fake, status
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
 
@@ -35,14 +31,14 @@ def run(directory: Path, talk: Callable[[Extender], Awaitable[None]], **section:
         patient = {"bind_timeout": "60s", **section}
         scheduling = Scheduling(credentials=str(directory), **patient)
         made = Extender(AgentConfig(scheduler=scheduling))
-        made._nodes.synced.set()
-        made._pods.synced.set()
-        made.world.node(topology(4, 4))
+        made.topologies.synced.set()
+        made.pods.synced.set()
+        made.node_watcher.put(topology(4, 4))
         try:
             await talk(made)
         finally:
-            await made._connection.close()
-            await made._lease_api.close()
+            await made.api.close()
+            await made.lease_api.close()
         return made
 
     return asyncio.run(all_of_it())
@@ -54,9 +50,9 @@ def binding(name: str = "p", node: str = "n1") -> Binding:
 
 def test_node_and_annotation_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def talk(made: Extender) -> None:
-        made.reader.wish(single(3))
+        made.reader.request(single(3))
         assert await made.binder.bind(binding()) == ""
-        assert list(made.fleet.holds) == ["uid-p"]
+        assert list(made.nodes.holds) == ["uid-p"]
 
     with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
         run(tmp_path, talk)
@@ -78,7 +74,7 @@ def test_an_ordinary_pod_is_bound_as_it_is(tmp_path: Path, monkeypatch: pytest.M
 
     async def talk(made: Extender) -> None:
         assert await made.binder.bind(binding()) == ""
-        assert not made.fleet.holds
+        assert not made.nodes.holds
 
     with fake(tmp_path, monkeypatch, answer) as server:
         run(tmp_path, talk)
@@ -88,15 +84,15 @@ def test_an_ordinary_pod_is_bound_as_it_is(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_second_call_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def talk(made: Extender) -> None:
-        made.reader.wish(single(3))
-        made.world.node(topology(4, 4, name="n2"))
+        made.reader.request(single(3))
+        made.node_watcher.put(topology(4, 4, name="n2"))
         found = await asyncio.gather(
             made.binder.bind(binding()),
             made.binder.bind(binding()),
             made.binder.bind(binding(node="n2")),
         )
         assert found == ["", "", "is on n1 already"]
-        assert [hold.node for hold in made.fleet.holds.values()] == ["n1"]
+        assert [hold.node for hold in made.nodes.holds.values()] == ["n1"]
 
     with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
         run(tmp_path, talk)
@@ -108,12 +104,12 @@ def test_what_is_held_is_looked_at_again_when_a_pod_is_bound(
 ) -> None:
     async def talk(made: Extender) -> None:
         for name in ("a", "b", "c"):
-            made.reader.wish(single(3, name=name))
+            made.reader.request(single(3, name=name))
         assert await made.binder.bind(binding("a")) == ""
         assert await made.binder.bind(binding("b")) == ""
         why = await made.binder.bind(binding("c"))
         assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 1"
-        assert len(made.fleet.holds) == 2
+        assert len(made.nodes.holds) == 2
 
     with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
         run(tmp_path, talk)
@@ -124,9 +120,9 @@ def test_a_pod_on_two_numa_nodes_takes_from_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def talk(made: Extender) -> None:
-        made.reader.wish(single(6, name="wide", policy="best-effort"))
+        made.reader.request(single(6, name="wide", policy="best-effort"))
         for name, cpus in (("more", 3), ("rest", 2)):
-            made.reader.wish(single(cpus, name=name))
+            made.reader.request(single(cpus, name=name))
         assert await made.binder.bind(binding("wide")) == ""
         why = await made.binder.bind(binding("more"))
         assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 2"
@@ -142,9 +138,9 @@ def test_a_binding_that_fails_for_sure_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def talk(made: Extender) -> None:
-        made.reader.wish(single(3))
+        made.reader.request(single(3))
         assert "403: not allowed" in await made.binder.bind(binding())
-        assert not made.fleet.holds
+        assert not made.nodes.holds
 
     with fake(tmp_path, monkeypatch, lambda asked: status(403, "not allowed")):
         run(tmp_path, talk)
@@ -174,10 +170,10 @@ def test_after_a_conflict_the_pod_is_read(
         return Said(200, found) if asked.method == "GET" else status(409, "is already assigned")
 
     async def talk(made: Extender) -> None:
-        made.reader.wish(single(3))
+        made.reader.request(single(3))
         problem = await made.binder.bind(binding())
         assert (problem == "") == bound
-        assert bool(made.fleet.holds) == held
+        assert bool(made.nodes.holds) == held
 
     with fake(tmp_path, monkeypatch, answer):
         run(tmp_path, talk)
@@ -197,11 +193,11 @@ def test_a_pod_that_has_its_node_keeps_what_is_held_there(
         return DONE if len(bindings) == 1 else status(code, "is assigned to node n1")
 
     async def talk(made: Extender) -> None:
-        made.world.node(topology(4, 4, name="n2"))
-        made.reader.wish(single(3))
+        made.node_watcher.put(topology(4, 4, name="n2"))
+        made.reader.request(single(3))
         assert await made.binder.bind(binding()) == ""
         assert f"{code}" in await made.binder.bind(binding(node="n2"))
-        assert [hold.node for hold in made.fleet.holds.values()] == ([held] if held else [])
+        assert [hold.node for hold in made.nodes.holds.values()] == ([held] if held else [])
 
     with fake(tmp_path, monkeypatch, answer):
         run(tmp_path, talk)
@@ -227,22 +223,22 @@ def test_who_started_before_anybody_watched_is_not_overlooked(
         return Said(200, "" if watched else {"metadata": {"resourceVersion": "1"}, "items": there})
 
     async def talk(made: Extender) -> None:
-        made.world.node(topology(4))
-        made._pods.synced.clear()
-        task = asyncio.create_task(made._pods.run())
-        await asyncio.wait_for(made._pods.synced.wait(), 180)
+        made.node_watcher.put(topology(4))
+        made.pods.synced.clear()
+        task = asyncio.create_task(made.pods.run())
+        await asyncio.wait_for(made.pods.synced.wait(), 180)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert not made.fleet.holds
+        assert not made.nodes.holds
         for name in ("a", "b"):
-            made.reader.wish(single(3, name=name))
+            made.reader.request(single(3, name=name))
             why = await made.binder.bind(binding(name))
             assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 1"
-        assert list(made.fleet.holds) == ["uid-early"]
+        assert list(made.nodes.holds) == ["uid-early"]
         # The agent counts it, and then it is gone.
-        made.world.node(topology(1, charged=[("uid-early", "main")]))
-        assert not made.fleet.holds
-        made.world.node(topology(4))
+        made.node_watcher.put(topology(1, charged=[("uid-early", "main")]))
+        assert not made.nodes.holds
+        made.node_watcher.put(topology(4))
         assert await made.binder.bind(binding("a")) == ""
 
     with fake(tmp_path, monkeypatch, answer) as server:
@@ -263,14 +259,14 @@ def test_where_it_cannot_be_told_who_runs_nothing_is_bound(
         return DONE if asked.method == "POST" else said.pop(0)
 
     async def talk(made: Extender) -> None:
-        made.pods_listed(frozenset())
-        made.reader.wish(pod(container(cpu="250m", memory="1Gi"), name="ordinary"))
+        made.pod_watcher.listed(frozenset())
+        made.reader.request(pod(container(cpu="250m", memory="1Gi"), name="ordinary"))
         assert await made.binder.bind(binding("ordinary")) == ""
-        made.reader.wish(single(3))
+        made.reader.request(single(3))
         assert "cannot list pods" in await made.binder.bind(binding())
         assert await made.binder.bind(binding()) != ""
         assert await made.binder.bind(binding()) != ""
-        assert not made.fleet.holds
+        assert not made.nodes.holds
         assert await made.binder.bind(binding()) == ""
 
     with fake(tmp_path, monkeypatch, answer):
@@ -283,31 +279,35 @@ def test_after_a_while_and_until_the_next_list_nobody_is_read(
 ) -> None:
     now = 0.0
 
-    async def look() -> None:
+    async def read() -> None:
         nonlocal now
-        connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
-        told = Unseen(connection, World.__new__(World), seconds=60, timeout=60, clock=lambda: now)
-        await told.look("n1")
+        made = Extender(
+            AgentConfig(scheduler=Scheduling(credentials=str(tmp_path), settle=10)),
+            clock=lambda: now,
+        )
+        pods = made.pod_watcher
+        await pods.read_node("n1")
         assert not server.asked, "nothing was listed yet"
-        told.listed()
+        pods.listed(frozenset())
         for at, node, asked in ((0.0, "n1", 1), (1.0, "n1", 1), (59.0, "n2", 2), (60.0, "n3", 2)):
             now = at
-            await told.look(node)
+            await pods.read_node(node)
             assert len(server.asked) == asked
-        told.listed()
-        await told.look("n1")
+        pods.listed(frozenset())
+        await pods.read_node("n1")
         assert len(server.asked) == 3
-        await connection.close()
+        await made.api.close()
+        await made.lease_api.close()
 
     with fake(tmp_path, monkeypatch, lambda asked: Said(200, {"items": []})) as server:
-        asyncio.run(look())
+        asyncio.run(read())
 
 
 def test_without_an_api_server_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
     async def talk(made: Extender) -> None:
-        made.reader.wish(single(3))
+        made.reader.request(single(3))
         assert "no credentials" in await made.binder.bind(binding())
 
     run(tmp_path, talk)
@@ -355,6 +355,28 @@ def event(kind: str, document: dict[str, Any], version: str) -> str:
     return json.dumps({"type": kind, "object": document}) + "\n"
 
 
+class Recorder(Watched):
+    """What a watch says."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[str, Any]] = []
+        self.empty = asyncio.Event()
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        self.changes.append(("put", name_of(document)))
+
+    def remove(self, document: Mapping[str, Any]) -> None:
+        self.changes.append(("removed", name_of(document)))
+
+    def gone(self, key: str) -> None:
+        self.changes.append(("gone", key))
+
+    def listed(self, keys: frozenset[str]) -> None:
+        self.changes.append(("all", sorted(keys)))
+        if not keys:
+            self.empty.set()
+
+
 def test_pages_changes_and_a_second_list_after_410(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,28 +399,17 @@ def test_pages_changes_and_a_second_list_after_410(
                           "items": [topology(1, name="a")]})  # fmt: skip
 
     async def follow() -> None:
-        connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
-        told: list[tuple[str, Any]] = []
-        twice = asyncio.Event()
-
-        def listed(names: frozenset[str]) -> None:
-            told.append(("all", sorted(names)))
-            if not names:
-                twice.set()
-
-        follower = Follower(
-            connection, Topology, key=name_of, listed=listed,
-            put=lambda one: told.append(("put", name_of(one))),
-            remove=lambda one: told.append(("gone", name_of(one))),
-        )  # fmt: skip
+        connection = KubeAPI(str(tmp_path), "test")
+        objects = Recorder()
+        follower = Watch(connection, TOPOLOGIES, objects)
         task = asyncio.create_task(follower.run())
-        await asyncio.wait_for(twice.wait(), 180)
+        await asyncio.wait_for(objects.empty.wait(), 180)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await connection.close()
-        assert told[:6] == [
-            ("put", "a"), ("put", "b"), ("all", ["a", "b"]), ("put", "c"), ("gone", "a"),
-            ("all", []),
+        assert objects.changes[:9] == [
+            ("put", "a"), ("put", "b"), ("all", ["a", "b"]), ("put", "c"), ("removed", "a"),
+            ("gone", "a"), ("gone", "b"), ("gone", "c"), ("all", []),
         ]  # fmt: skip
         assert "resourceVersion=10" in watched[0]
         assert "resourceVersion=12" in watched[1]
@@ -419,17 +430,16 @@ def test_a_watch_that_ends_is_resumed_soon(tmp_path: Path, monkeypatch: pytest.M
         return Said(200, event("ADDED", topology(1, name=name), str(10 + len(watched))))
 
     async def follow() -> None:
-        connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
-        there: set[str] = set()
+        connection = KubeAPI(str(tmp_path), "test")
         enough = asyncio.Event()
 
-        def put(one: dict[str, Any]) -> None:
-            there.add(name_of(one))
-            if len(there) == 13:
-                enough.set()
+        class Counted(Recorder):
+            def put(self, document: Mapping[str, Any]) -> None:
+                super().put(document)
+                if len(self.changes) == 14:  # the empty list is one
+                    enough.set()
 
-        follower = Follower(connection, Topology, key=name_of, listed=lambda names: None, put=put,
-                            remove=lambda one: None, jitter=lambda: 0.0)  # fmt: skip
+        follower = Watch(connection, TOPOLOGIES, Counted(), jitter=lambda: 0.0)
         task = asyncio.create_task(follower.run())
         await asyncio.wait_for(enough.wait(), 180)
         task.cancel()
@@ -446,9 +456,8 @@ def test_a_kind_that_is_not_installed_has_no_objects(
     """Ordinary pods are not kept waiting for it."""
 
     async def follow() -> None:
-        connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
-        follower = Follower(connection, Topology, key=name_of, listed=lambda names: None,
-                            put=lambda one: None, remove=lambda one: None)  # fmt: skip
+        connection = KubeAPI(str(tmp_path), "test")
+        follower = Watch(connection, TOPOLOGIES, Recorder())
         task = asyncio.create_task(follower.run())
         await asyncio.wait_for(follower.synced.wait(), 180)
         assert "404" in follower.problem
@@ -467,10 +476,10 @@ def test_rights_that_are_missing_are_named_and_questions_wait(
     text = 'noderesourcetopologies.topology.node.k8s.io is forbidden: User "u" cannot list'
 
     async def talk(made: Extender) -> None:
-        made._nodes.synced.clear()
-        task = asyncio.create_task(made._nodes.run())
+        made.topologies.synced.clear()
+        task = asyncio.create_task(made.topologies.run())
         async with asyncio.timeout(180):
-            while not made._nodes.problem:
+            while not made.topologies.problem:
                 await asyncio.sleep(0.01)
         asked = {"Pod": single(2), "NodeNames": ["n1"]}
         assert text in json.loads(await made.filter(json.dumps(asked).encode()))["Error"]
@@ -487,34 +496,40 @@ def test_rights_that_are_missing_are_named_and_questions_wait(
 # --- waking -----------------------------------------------------------------------------------
 
 
+def waker(directory: Path, clock: Callable[[], float], **section: Any) -> Waker:
+    config = AgentConfig(scheduler=Scheduling(credentials=str(directory), **section))
+    api = KubeAPI(str(directory), "test")
+    return Waker(api, config, SchedulerMetrics("test").wakes, clock=clock, wall=lambda: 1.5)
+
+
 def test_room_wakes_who_was_refused_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def wake() -> None:
-        connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
         now = [0.0]
-        woken = asyncio.Event()
-        waker = Waker(connection, prefix="numa.kubernetes.io", interval=0.01,
-                      clock=lambda: now[0], wall=lambda: 1.5, woken=woken.set)  # fmt: skip
-        waker.grown("n0")  # nobody waits
-        waker.refused("a")
-        waker.settled("a")
-        waker.grown("n0")
-        waker.refused("b")
+        made = waker(tmp_path, lambda: now[0], wake_interval=0.01)
+        made.more_room("n0")  # no pod waits
+        made.refused("a")
+        made.settled("a")
+        made.more_room("n0")
+        made.refused("b")
         now[0] = 601.0
-        waker.grown("n0")  # it was asked about again since, or is gone
-        assert not waker._wake.is_set()
-        waker.refused("c")
-        waker.grown("n1")
-        task = asyncio.create_task(waker.run(lambda: True))
-        await asyncio.wait_for(woken.wait(), 180)
+        made.more_room("n0")  # it was tried again since, or does not exist any more
+        assert not made.due
+        made.refused("c")
+        made.more_room("n1")
+        task = asyncio.create_task(made.run(lambda: True))
+        async with asyncio.timeout(180):
+            while not server.asked:
+                await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await connection.close()
+        await made._api.close()
 
     with fake(tmp_path, monkeypatch, lambda asked: Said(200, asked.body)) as server:
         asyncio.run(wake())
     (asked,) = server.asked
+    assert (asked.method, asked.content_type) == ("PATCH", "application/merge-patch+json")
     assert asked.path.startswith("/api/v1/nodes/n1")
     assert asked.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}
 
@@ -523,16 +538,16 @@ def test_who_takes_over_wakes_the_pods_that_were_refused_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are in the scheduler's queue, and whoever refused them is gone."""
-    monkeypatch.setattr("nri_numa.scheduler.service.TICK", 0.01)
+    monkeypatch.setattr("nri_numa.scheduler.extender.TICK", 0.01)
 
     async def talk(made: Extender) -> None:
-        woken = asyncio.Event()
-        made.waker._woken = woken.set
         tasks = [
-            asyncio.create_task(made._tick()),
-            asyncio.create_task(made.waker.run(made._leads)),
+            asyncio.create_task(made.tick()),
+            asyncio.create_task(made.waker.run(made.leads)),
         ]
-        await asyncio.wait_for(woken.wait(), 180)
+        async with asyncio.timeout(180):
+            while "wakes_total 1.0" not in made.measured().decode():
+                await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -543,9 +558,7 @@ def test_who_takes_over_wakes_the_pods_that_were_refused_before(
 
 
 def test_nobody_is_woken_where_that_is_switched_off(tmp_path: Path) -> None:
-    connection = LeanConnection(str(tmp_path), user_agent="test", field_manager="test")
     for interval, node in ((0.0, "n1"), (1.0, "")):
-        waker = Waker(connection, prefix="numa.kubernetes.io", interval=interval,
-                      clock=lambda: 0.0, wall=lambda: 0.0)  # fmt: skip
-        waker.anew(node)
-        assert not waker._wake.is_set()
+        made = waker(tmp_path, lambda: 0.0, wake_interval=interval)
+        made.wake(node)
+        assert not made.due

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.scheduler.freshness import Freshness
+from nri_numa.scheduler.published import Freshness
 
 PREFIX = "numa.kubernetes.io"
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.engine.values.workload import Policy, Scope
-from nri_numa.scheduler.published import Table, Unreadable, read
+from nri_numa.scheduler.node_room import NodeRoom, Unreadable
+from nri_numa.scheduler.published import read
 from tests.unit.scheduler.objects import GIB, PREFIX, named, table, topology
 
 
@@ -29,10 +30,10 @@ def test_the_contract() -> None:
               f"{PREFIX}/capacity-factor": "0.5"},
     )  # fmt: skip
     assert found.ids == (0, 1)
-    assert found.cpu.left == (2500, 2500)
-    assert found.exclusive.there == (16, 16)
-    assert found.exclusive.left == (2, 2)
-    assert found.others[0].left == (32 * GIB, 32 * GIB)
+    assert found.cpu.free == (2500, 2500)
+    assert found.exclusive.capacity == (16, 16)
+    assert found.exclusive.free == (2, 2)
+    assert found.others[0].free == (32 * GIB, 32 * GIB)
     assert found.factor == (500, 500)
     assert (found.threads, found.policy, found.scope) == (2, Policy.RESTRICTED, Scope.POD)
     assert found.silent
@@ -48,8 +49,8 @@ def test_every_form_of_a_quantity(text: object, milli: int) -> None:
     document = topology(0, of=2_000_000)
     document["zones"][0]["resources"][0]["available"] = text
     found = read(document, PREFIX)
-    assert isinstance(found, Table)
-    assert found.cpu.left == (milli,)
+    assert isinstance(found, NodeRoom)
+    assert found.cpu.free == (milli,)
 
 
 def test_ids_with_holes_and_zones_of_other_types() -> None:
@@ -60,11 +61,11 @@ def test_ids_with_holes_and_zones_of_other_types() -> None:
         {"name": "node-1", "type": "Node", "resources": []},
     ]
     found = read(document, PREFIX)
-    assert isinstance(found, Table)
+    assert isinstance(found, NodeRoom)
     assert found.ids == (0, 4)
     # Costs to a NUMA node that nobody names are the kernel's.
     assert found.distance(0, 4) == 20
-    assert found.exclusive.left == (4, 5)
+    assert found.exclusive.free == (4, 5)
 
 
 def test_what_one_numa_node_does_not_name_it_does_not_have() -> None:
@@ -73,8 +74,8 @@ def test_what_one_numa_node_does_not_name_it_does_not_have() -> None:
         {"name": "hugepages-1Gi", "allocatable": "2Gi", "available": "1Gi"}
     )
     found = read(document, PREFIX)
-    assert isinstance(found, Table)
-    assert {s.name: s.left for s in found.others}["hugepages-1Gi"] == (0, GIB)
+    assert isinstance(found, NodeRoom)
+    assert {s.name: s.free for s in found.others}["hugepages-1Gi"] == (0, GIB)
 
 
 def zone(**changes: object) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def test_what_cannot_be_read_is_said(document: dict[str, Any], text: str) -> Non
     if text:
         assert text in why(document)
     else:
-        assert isinstance(read(document, PREFIX), Table)
+        assert isinstance(read(document, PREFIX), NodeRoom)
 
 
 def test_no_cpus_anywhere() -> None:
@@ -141,7 +142,7 @@ def test_no_cpus_anywhere() -> None:
 )  # fmt: skip
 def test_garbage_never_raises(value: object) -> None:
     document = value if isinstance(value, dict) else {"zones": value}
-    assert isinstance(read(document, PREFIX), Table | Unreadable)
+    assert isinstance(read(document, PREFIX), NodeRoom | Unreadable)
     good = topology(4, 4)
     good["zones"][0]["resources"] = value
-    assert isinstance(read(good, PREFIX), Table | Unreadable)
+    assert isinstance(read(good, PREFIX), NodeRoom | Unreadable)

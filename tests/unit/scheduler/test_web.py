@@ -17,23 +17,21 @@ from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.scheduling import Scheduling, scheduling_problems
-from nri_numa.http.security import Certificate
-from nri_numa.scheduler.service import Extender
-from nri_numa.scheduler.web import LARGEST, site
+from nri_numa.scheduler.extender import LARGEST, Extender
 from tests.beds.certificates import make_certificate
 from tests.unit.scheduler.objects import container, pod, single, topology
 
 Ask = Callable[[str, bytes], Awaitable[tuple[int, Any]]]
 
 
-def extender(*, synced: bool = True, narrow: bool = True) -> Extender:
+def extender(*, synced: bool = True, **section: Any) -> Extender:
     """One that no API server was asked for."""
-    made = Extender(AgentConfig(scheduler=Scheduling(narrow=narrow)))
+    made = Extender(AgentConfig(scheduler=Scheduling(**section)))
     if synced:
-        made._nodes.synced.set()
-        made._pods.synced.set()
-    made.world.node(topology(4, 4, name="a"))
-    made.world.node(topology(8, 8, name="b"))
+        made.topologies.synced.set()
+        made.pods.synced.set()
+    made.node_watcher.put(topology(4, 4, name="a"))
+    made.node_watcher.put(topology(8, 8, name="b"))
     return made
 
 
@@ -41,11 +39,7 @@ def serve(made: Extender, talk: Callable[[Ask], Awaitable[None]]) -> None:
     """Serve it on loopback while somebody talks."""
 
     async def run() -> None:
-        server = site(
-            "127.0.0.1",
-            {"filter": made.filter, "prioritize": made.prioritize, "bind": made.bind},
-            made.metrics, made.not_ready, refresh=made.refresh,
-        )  # fmt: skip
+        server = made.site("127.0.0.1")
         server.listen(0)
         port = server.port
         async with ClientSession(timeout=ClientTimeout(60)) as session:
@@ -193,13 +187,10 @@ def test_with_an_authority_only_who_has_a_certificate_may_ask(tmp_path: Path) ->
     """Probes and scrapers have none."""
     make_certificate(tmp_path, "test")
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    made = extender()
+    made = extender(tls_cert=cert, tls_key=key, client_ca=cert)
 
     async def run() -> list[int]:
-        server = site(
-            "127.0.0.1", {"filter": made.filter}, made.metrics, made.not_ready,
-            certificate=Certificate(cert, key, cert), certified=True,
-        )  # fmt: skip
+        server = made.site("127.0.0.1")
         server.listen(0)
         base = f"https://127.0.0.1:{server.port}"
         found = []
@@ -237,7 +228,7 @@ def test_no_web_page_binds_a_pod(headers: str, status: int) -> None:
 
     async def run() -> int:
         made = extender()
-        server = site("127.0.0.1", {"bind": made.bind}, made.metrics, made.not_ready)
+        server = made.site("127.0.0.1")
         server.listen(0)
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(f"POST /bind HTTP/1.1\r\n{headers}\r\n".encode())
@@ -254,7 +245,7 @@ def test_bodies_have_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> list[int]:
         made = extender()
-        server = site("127.0.0.1", {"filter": made.filter}, made.metrics, made.not_ready)
+        server = made.site("127.0.0.1")
         server.listen(0)
         head = f"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: {LARGEST}\r\n"
         found, streams = [], []

@@ -12,8 +12,8 @@ from nri_numa.errors import CheckpointError
 from nri_numa.observe.notices import Notices
 from nri_numa.store import notices as notices_module
 from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.files import KEY, signing_key
 from nri_numa.store.notices import NoticeFile
-from nri_numa.store.signing import KEY, signing_key
 from tests.unit.observe.test_notices import Clock, add
 
 IDENTITY = {"version": "1", "boot": "b", "machine": "/"}

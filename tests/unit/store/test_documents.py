@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
-from nri_numa.store.documents import (
-    state_from,
-)
+from nri_numa.engine.state import NodeState
+from nri_numa.engine.values.workload import StateChange
+from nri_numa.observe import logs
+from nri_numa.observe.metrics import Metrics
+from nri_numa.store.journal import state_from
+from tests.beds.allocations import allocation
+from tests.beds.world import MemoryStore
 
 SHORT = {
     "pod_id": "s",
@@ -28,7 +34,7 @@ SHORT = {
         {"pod": 3},
         {"slots": 3},
         {"cpus": "x"},
-        {"charges": {"0": [1]}},
+        {"charges": {"0": ["x"]}},
         {"since": "x"},
         {"kind": "exclusive"},
         {"memory": 10**30},
@@ -47,3 +53,32 @@ def test_a_damaged_document_costs_itself_and_is_said(damage: dict[str, object]) 
     assert state.pods["u"].containers == {"good"}
     assert problems[0].startswith("checkpoint entry 'c/bad' is damaged and was left out: ")
     assert problems[1:] == ["checkpoint entry 'x/y' is of no known sort and was left out"]
+
+
+BEFORE = NodeState()
+AFTER = BEFORE.with_allocation(allocation())
+CHANGE = StateChange(containers=("c",), pods=("u",))
+
+
+def test_a_disk_that_is_full_for_a_while_is_said_when_it_is_and_when_it_was() -> None:
+    store = MemoryStore(lambda: 10.0)
+    store.metrics = Metrics("test")
+    output = io.StringIO()
+    logs.setup("debug", stream=output)
+    store.full = True
+    store.write(BEFORE, AFTER, CHANGE)
+    store.write(BEFORE, AFTER, CHANGE)
+    assert "no space left on device" in store.problem
+    assert store.metrics.registry.get_sample_value("nri_numa_checkpoint_errors_total") == 2
+    assert store.written_at is None
+    store.full = False
+    store.write(AFTER, AFTER, CHANGE)
+    assert (store.problem, store.written_at, set(store.documents)) == ("", 10.0, {"c/c"})
+    text = output.getvalue()
+    assert text.count("checkpoint not written") == text.count("checkpoint written again") == 1
+
+
+def test_where_nothing_changed_nothing_is_written() -> None:
+    store = MemoryStore()
+    store.write(AFTER, AFTER, CHANGE)
+    assert (store.written_at, store.documents) == (None, {})

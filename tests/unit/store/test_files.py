@@ -13,8 +13,7 @@ import pytest
 from nri_numa.errors import CheckpointError
 from nri_numa.node import preflight
 from nri_numa.store.checkpoint import CheckpointStore, Loaded, read
-from nri_numa.store.files import directory_problem, file_problem
-from nri_numa.store.signing import KEY, known_key, signing_key
+from nri_numa.store.files import KEY, directory_problem, file_problem, known_key, signing_key
 
 IDENTITY = {"version": "1", "machine": "m", "boot": "b"}
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ def churn(guest: Guest) -> None:
         log.rename(log.with_suffix(".before"))
     binaries = near(find_binaries(guest.machine.containerd), _DIRECTORY / "bin")
     if options.runtime == "crun":
-        binaries = msgspec.structs.replace(binaries, runc=copy_crun(_DIRECTORY / "bin"))
+        binaries = dataclasses.replace(binaries, runc=copy_crun(_DIRECTORY / "bin"))
     with _processors(options.processors):
         run = Churn(options, guest.machine.name, binaries, guest.shared, _DIRECTORY)
         try:

@@ -10,31 +10,31 @@ from __future__ import annotations
 import re
 import subprocess
 import textwrap
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.beds.cri import Container, poll
+from tests.beds.cri import CRI, guaranteed, poll
+from tests.beds.images import FIRST_LINE_COMMAND, IMAGE, build_image
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.vm_system import VENV
-from tests.machines.vm_machine import Machine, format_list
+from tests.machines.vm_machine import Machine, format_list, parse_list
 from tests.vm import words
 from tests.vm.guest import Guest
-from tests.vm.plugin import systemctl
+from tests.vm.plugin import UnitPlugin, systemctl
 from tests.vm.registry import case
+from tests.vm.scopes import systemd_agrees
 
 
 def _everyday(machine: Machine) -> bool:
     return bool(machine.system)
 
 
-def _neighbours(guest: Guest) -> list[Container]:
-    return [guest.pod(f"neighbour-{i}") for i in range(3)]
-
-
-@case(applies=_everyday, system=True)
+@case(applies=_everyday, system=True, limit_s=800)  # seven pods
 def placed_beside_neighbours(guest: Guest) -> None:
     """With three neighbours each kind of placement is right at its first instruction."""
-    neighbours = _neighbours(guest)
+    neighbours = [guest.pod(f"neighbour-{i}") for i in range(3)]
     own = guest.pinned(guest.pod("owner", {"cpus": "exclusive"}, cpus=2)).cpus
     assert len(own) == 2
     for each in neighbours:
@@ -45,24 +45,32 @@ def placed_beside_neighbours(guest: Guest) -> None:
     guest.pinned(listed, cpus=frozenset({cpu}), mems=frozenset({numa_node}))
     aligned = guest.pinned(guest.pod("aligned", {"policy": "single-numa-node"}, cpus=1))
     assert len(guest.nodes_of(aligned.cpus)) == len(aligned.mems) == 1
-    assert not aligned.cpus & own
+    own |= aligned.cpus  # a Guaranteed pod with a policy owns its CPU
+    assert len(own) == 3
+    second = guest.pinned(guest.pod("second", {"cpus": "exclusive"}, cpus=1)).cpus
+    assert len(second) == 1
+    assert not second & own
+    for each in neighbours:
+        guest.settles(each, cpus=guest.online - own - second)
 
 
 def _drifts(guest: Guest, drift: Callable[[Path, str], object]) -> None:
-    guest.reconfigure({"reconcile": {"interval": "5s"}})
-    neighbours = _neighbours(guest)
+    guest.reconfigure({"reconcile": {"interval": "1h"}})  # found by inotify, not by a round
+    neighbour = guest.pod("neighbour")
     own = guest.pinned(guest.pod("owner", {"cpus": "exclusive"}, cpus=2)).cpus
-    for each in neighbours:
-        guest.settles(each, cpus=guest.online - own)
-    pid = guest.pid(neighbours[0])
+    guest.settles(neighbour, cpus=guest.online - own)
+    pid = guest.pid(neighbour)
     before = guest.plugin.metric("nri_numa_drift_repaired_total")
+    began = time.monotonic()
     drift(words.cgroup(pid), format_list(guest.online))
     poll(lambda: words.allowed(pid).cpus == guest.online or None, "the drift")
-    guest.settles(neighbours[0], cpus=guest.online - own, timeout_s=120)
+    guest.settles(neighbour, cpus=guest.online - own, timeout_s=120)
+    guest.notes.append(f"right again {time.monotonic() - began:.1f} s after the drift began")
     poll(
         lambda: guest.plugin.metric("nri_numa_drift_repaired_total") > before or None,
         "the repair counted",
     )
+    guest.reconfigure({})
 
 
 @case(applies=_everyday, system=True)
@@ -85,7 +93,7 @@ def drift_by_systemd(guest: Guest) -> None:
 @case(applies=_everyday, system=True)
 def killed_and_started_by_systemd(guest: Guest) -> None:
     """Kill -9 of the service: systemd starts it again, nobody moves, CPUs are given once."""
-    neighbours = _neighbours(guest)
+    neighbour = guest.pod("neighbour")
     own = guest.pinned(guest.pod("owner", {"cpus": "exclusive"}, cpus=2)).cpus
     guest.plugin.kill()
     second = guest.pod("second", {"cpus": "exclusive"}, cpus=1)
@@ -93,8 +101,62 @@ def killed_and_started_by_systemd(guest: Guest) -> None:
     poll(lambda: len(words.allowed(guest.pid(second)).cpus) == 1 or None, "a CPU for the second")
     other = words.allowed(guest.pid(second)).cpus
     assert not other & own
-    for each in neighbours:
-        guest.settles(each, cpus=guest.online - own - other)
+    guest.settles(neighbour, cpus=guest.online - own - other)
+
+
+@case(applies=_everyday, system=True, limit_s=800)  # twelve pods
+def created_at_once(guest: Guest) -> None:
+    """Three times pods start while an owner is granted: they leave its CPU, and systemd has it."""
+    for number in range(3):
+        with ThreadPoolExecutor(4) as threads:
+            plain = [threads.submit(guest.pod, f"plain-{number}-{i}") for i in range(3)]
+            owner = threads.submit(guest.pod, f"owner-{number}", {"cpus": "exclusive"}, cpus=1)
+        own = guest.pinned(owner.result()).cpus
+        assert len(own) == 1
+        for each in plain:
+            guest.settles(each.result(), cpus=guest.online - own)
+        systemd_agrees(guest)
+        guest.reset()
+
+
+@case(applies=_everyday, system=True)
+def displaced_and_back(guest: Guest) -> None:
+    """An owner whose CPU is offline makes room for the next owner, and has its CPU when it is back.
+
+    systemd has all of that, too.
+    """
+    neighbour = guest.pod("neighbour")
+    owner = guest.pod("owner", {"cpus": "exclusive", "numacpu": "2"})
+    guest.pinned(owner, cpus=frozenset({2}))
+    words.set_online(2, online=False)
+    try:
+        guest.settles(owner, cpus=guest.online)
+        own = guest.pinned(guest.pod("next", {"cpus": "exclusive"})).cpus
+        for each in (owner, neighbour):
+            guest.settles(each, cpus=guest.online - own)
+        said = subprocess.run(
+            ["nri-numa", "status"], capture_output=True, text=True, check=True
+        ).stdout
+        assert "default/owner/main: displaced, own CPU 2 offline" in said, said
+        systemd_agrees(guest)
+    finally:
+        words.set_online(2, online=True)
+    guest.settles(owner, cpus=frozenset({2}))
+    guest.settles(neighbour, cpus=guest.online - own - {2})
+
+
+@case(applies=_everyday, system=True, plugin=False)
+def released(guest: Guest) -> None:
+    """After ``release`` all have everything, in the cgroup and in systemd."""
+    guest.plugin.ensure_ready()
+    all_of_them = [guest.pod("neighbour"), guest.pod("owner", {"cpus": "exclusive"}, cpus=2)]
+    guest.plugin.terminate()
+    done = subprocess.run(["nri-numa", "release"], capture_output=True, text=True, check=False)
+    guest.notes += (done.stdout + done.stderr).splitlines()
+    assert done.returncode == 0
+    for each in all_of_them:
+        guest.settles(each, cpus=guest.online, mems=guest.memory_nodes)
+    systemd_agrees(guest)
 
 
 _PROBE = f"""[Service]
@@ -130,3 +192,84 @@ def network_namespaces_by_a_drop_in(guest: Guest) -> None:
     guest.notes += [without, given]
     assert "Operation not permitted" in without
     assert given == "()"
+
+
+_RUNTIME = Path("/run/containerd/containerd.sock")
+_CONTAINERD = "/etc/containerd/config.toml"
+# What a node has before nri-numa: Debian's containerd 1.7, which has NRI off.
+_NODE = f"""set -e
+mkdir -p /etc/containerd
+containerd config default | sed \\
+  -e 's/SystemdCgroup = false/SystemdCgroup = true/' \\
+  -e 's|sandbox_image = .*|sandbox_image = "{IMAGE}"|' \\
+  -e 's/disable_apparmor = false/disable_apparmor = true/' > {_CONTAINERD}
+printf '#!/bin/sh\\nexec "$@"\\n' > /usr/local/bin/sudo
+chmod 755 /usr/local/bin/sudo
+rm -f /etc/systemd/system/containerd.service /etc/nri-numa/agent.yaml
+systemctl daemon-reload
+systemctl start containerd
+"""
+
+
+def _commands(section: str, first: str = "") -> str:
+    """What a section of docs/install.md has the reader type, from the block that begins so."""
+    text = (REPOSITORY / "docs/install.md").read_text().partition(f"\n## {section}\n")[2]
+    blocks = re.findall(r"\n\n((?: {4}.*\n)+)", "\n" + text.partition("\n## ")[0])
+    return textwrap.dedent(next(block for block in blocks if block.lstrip().startswith(first)))
+
+
+@case(
+    applies=lambda machine: _everyday(machine) and machine.containerd == "1.7",
+    system=True,
+    plugin=False,
+    runtime=False,
+    limit_s=800,  # a dozen programs and two restarts
+)
+def installed_by_the_page(guest: Guest) -> None:
+    """docs/install.md as it stands, on Debian's own containerd: from ``check`` to ``release``.
+
+    All but ``make node`` and its link, which the image has already.
+    """
+    plugin = guest.plugin
+    assert isinstance(plugin, UnitPlugin)
+    plugin.uninstall()
+    guest.containerd.stop()
+
+    def type_in(commands: str, *, works: bool = True) -> str:
+        done = subprocess.run(
+            ["sh", "-xc", f"set -e\n{commands}" if works else commands],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY,
+            check=False,
+        )  # fmt: skip
+        guest.notes += done.stdout.splitlines()
+        assert done.returncode == 0 or not works, done.stdout
+        return done.stdout
+
+    type_in(_NODE)
+    plugin.slow_down()
+    archive = build_image(guest.containerd.binaries.busybox, Path("/run/page.tar"))
+    poll(lambda: subprocess.run(["ctr", "version"], check=False).returncode == 0 or None, "ctr")
+    type_in(f"ctr -n k8s.io images import --local {archive}")
+    # The first of them says that NRI is off, with an exit code of 1.
+    said = type_in(_commands("NRI in the runtime", "sudo nri-numa check"), works=False)
+    assert "disable = false" in said
+    type_in(_commands("As a systemd service", "sudo cp"))
+    with CRI(_RUNTIME, Path("/run/page"), slices=True) as cri:
+        try:
+            plain = cri.run(cri.run_pod("plain"), command=FIRST_LINE_COMMAND)
+            own = {"numa.kubernetes.io/cpus": "exclusive"}
+            owner = cri.run(
+                cri.run_pod("owner", annotations=own),
+                resources=guaranteed(1),
+                command=FIRST_LINE_COMMAND,
+            )
+            (cpu,) = parse_list(cri.first_line(owner).cpus)
+            assert words.allowed(cri.pid(plain)).cpus == guest.online - {cpu}
+            assert re.search(r"default +owner +main +exclusive", type_in("sudo nri-numa status"))
+            type_in(_commands("Uninstall", "sudo systemctl disable"))
+            for each in (plain, owner):
+                assert words.allowed(cri.pid(each)).cpus == guest.online
+        finally:
+            cri.remove_all()
+            type_in("systemctl stop containerd; systemctl disable --now nri-numa", works=False)
+            plugin.uninstall()

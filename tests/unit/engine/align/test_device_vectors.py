@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.align.families import families_of
-from nri_numa.engine.align.hints import DeviceDemand
-from nri_numa.engine.align.search import Steps
+from nri_numa.engine.align.hints import DeviceDemand, Steps
+from nri_numa.engine.align.hints import hints_of as engine_hints
 from nri_numa.engine.values.workload import Device, DeviceRequest
 from nri_numa.machine.cpuset import NUMASet
 
@@ -33,7 +32,7 @@ def hints(
         count=count,
         devices=tuple(Device(id=id, numa_nodes=frozenset(where)) for id, where in devices.items()),
     )
-    (family,) = families_of([DeviceDemand(request=request)], nodes, Steps())
+    (family,) = engine_hints([DeviceDemand(request=request)], nodes, Steps())
     if family.nil is not None:
         return NOTHING if family.nil else IMPOSSIBLE
     return {

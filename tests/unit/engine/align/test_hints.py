@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.align.families import families_of
-from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.search import Steps
+from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand, Steps
+from nri_numa.engine.align.hints import hints_of as engine_hints
 from nri_numa.engine.values.workload import Device, DeviceRequest
 from nri_numa.machine.cpuset import NUMASet
 from tests.checks.oracles import as_hints, hints_of
@@ -17,7 +16,7 @@ FOUR = NUMASet(range(4))
 
 def hints(demand: HintDemand, numa_ids: NUMASet = TWO) -> list[str] | None:
     """The masks of a demand in words; None is no wish, [] is impossible."""
-    (family,) = families_of([demand], numa_ids, Steps())
+    (family,) = engine_hints([demand], numa_ids, Steps())
     if family.nil is not None:
         return None if family.nil else []
     found: list[str] = []

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hint_reasons import sets_text
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import Alignment, align
+from nri_numa.engine.align.policies import Alignment, align, sets_text
 from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
 from nri_numa.machine.cpuset import NUMASet
 
@@ -26,7 +25,6 @@ def place(
     *demands: HintDemand,
     rank: dict[int, int] | None = None,
     closest: bool = True,
-    exact_upto: int = 10,
 ) -> Alignment:
     return align(
         demands,
@@ -35,7 +33,6 @@ def place(
         distance=near,
         prefer_closest=closest,
         rank=rank,
-        exact_upto=exact_upto,
     )
 
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.cpus.allocator import (
     NOWHERE,
+    ChosenCPUs,
     NotEnoughCPUs,
-    Taken,
     TakeRequest,
     take_cpus,
 )
@@ -37,7 +37,7 @@ def take(
     affinity: str | None = None,
     strict: bool = False,
     settings: Settings | None = None,
-) -> Taken:
+) -> ChosenCPUs:
     result = take_cpus(
         topology,
         TakeRequest(
@@ -51,7 +51,7 @@ def take(
             settings=settings or Settings(),
         ),
     )
-    assert isinstance(result, Taken), str(result)
+    assert isinstance(result, ChosenCPUs), str(result)
     return result
 
 
@@ -161,7 +161,6 @@ def test_a_machine_without_a_single_cpu_refuses() -> None:
     )
     refused = take_cpus(topology, TakeRequest(count=1, available=cpus("0")))
     assert isinstance(refused, NotEnoughCPUs)
-    assert str(refused) == "1 CPUs were asked for, 0 free CPUs are there: no CPU at all"
 
 
 def _uneven() -> Topology:

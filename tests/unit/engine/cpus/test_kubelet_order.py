@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.cpus.allocator import NotEnoughCPUs, Taken, TakeRequest, take_cpus
+from nri_numa.engine.cpus.allocator import ChosenCPUs, NotEnoughCPUs, TakeRequest, take_cpus
 from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, PreferredCores, Settings
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
@@ -45,7 +45,7 @@ def take(
             held=cpus(held),
         ),
     )
-    return str(result.cpus) if isinstance(result, Taken) else str(result)
+    return str(result.cpus) if isinstance(result, ChosenCPUs) else str(result)
 
 
 @pytest.mark.parametrize(

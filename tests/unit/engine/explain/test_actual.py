@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.explain.actual import actual_text, late_text
+from nri_numa.engine.explain.sentences import actual_text, late_text
 
 
 @pytest.mark.parametrize(

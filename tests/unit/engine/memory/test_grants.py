@@ -6,10 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.memory.grants import (
+from nri_numa.engine.place.memory import (
     Amounts,
     MemoryGrant,
-    MemoryRefused,
     MemoryTable,
     cells,
     kubelet_grant,
@@ -35,7 +34,7 @@ class TestWidening:
         also: tuple[tuple[int, Amounts], ...] = (),
     ) -> str | None:
         whole = set(left) if candidates is None else candidates
-        found = widen_for_memory(NUMASet(mask), need, left, near, NUMASet(whole), also)
+        found = widen_for_memory(NUMASet(mask), [(need, left), *also], near, NUMASet(whole))
         return None if found is None else str(found)
 
     @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ class TestKubeletRules:
         affinity: set[int] | None = None,
         preferred: bool = False,
         **needs: int,
-    ) -> MemoryGrant | MemoryRefused:
+    ) -> MemoryGrant | str:
         return kubelet_grant(
             table, needs, None if affinity is None else NUMASet(affinity), preferred
         )
@@ -97,8 +96,8 @@ class TestKubeletRules:
             charges={k: c for k, c in table.charges.items() if k not in keys},
         )
 
-    def mask(self, found: MemoryGrant | MemoryRefused) -> str:
-        return str(found.mask) if isinstance(found, MemoryGrant) else found.message
+    def mask(self, found: MemoryGrant | str) -> str:
+        return str(found.mask) if isinstance(found, MemoryGrant) else found
 
     def test_without_a_mask_it_takes_its_best_hint(self) -> None:
         assert self.mask(self.grant(self.TABLE, memory=12)) == "0-1"

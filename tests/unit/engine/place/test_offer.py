@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.engine.accounting import largest, slot_capacity, together
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.place.offer import largest, offer, together
 from nri_numa.engine.state import Charge, Kind, NodeState
-from nri_numa.engine.values.limits import CPUAmount, Limits, Quota
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUAmount, Limits, Quota, Settings
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from tests.beds.allocations import allocation
 from tests.machines import named as machines
@@ -50,7 +49,7 @@ def holder(cpus: str, *, slots: str = "", kind: Kind = Kind.EXCLUSIVE) -> NodeSt
 
 
 def told(where: Machine, state: NodeState) -> tuple[dict[int, int], dict[int, int], int]:
-    return dict(offer(where, state).free), largest(where, state), together(where, state)
+    return dict(slot_capacity(where, state).free), largest(where, state), together(where, state)
 
 
 @pytest.mark.parametrize(

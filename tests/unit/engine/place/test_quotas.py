@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from nri_numa.engine.accounting import floor
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.place.quotas import floor
-from nri_numa.engine.values.limits import CPUAmount, Limits
-from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.settings import CPUAmount, Limits, Settings
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from tests.machines import named as machines

@@ -9,8 +9,7 @@ import pytest
 
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Machine, Refused
-from nri_numa.engine.place.needs import ResourceTable
-from nri_numa.engine.place.refusals import memory_lacking
+from nri_numa.engine.place.needs import ResourceTable, memory_lacking
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.request.addressees import Missing, addressees
+from nri_numa.engine.request.annotations import Missing, addressees
 
 PREFIX = "numa.kubernetes.io"
 

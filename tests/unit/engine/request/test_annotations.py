@@ -15,8 +15,6 @@ from nri_numa.engine.request.annotations import (
     quoted,
     resolve,
 )
-from nri_numa.engine.values.memory_policy import MemoryPolicy
-from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.settings import Rule, Settings
 from nri_numa.engine.values.workload import (
     HIGH,
@@ -27,10 +25,12 @@ from nri_numa.engine.values.workload import (
     CPUMode,
     DeviceUse,
     Load,
+    MemoryPolicy,
     OnFailure,
     PodSandbox,
     Policy,
     QoSClass,
+    Refusal,
     Requested,
     Scope,
 )

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.request.annotations import resolve
-from nri_numa.engine.request.bounds import MOST_GUESSES, MOST_NAMES, longest_list
-from nri_numa.engine.values.limits import EVERYTHING, CPUAmount
-from nri_numa.engine.values.refusal import Refusal
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, Policy, Requested
+from nri_numa.engine.request.annotations import MOST_GUESSES, MOST_NAMES, longest_list, resolve
+from nri_numa.engine.values.settings import EVERYTHING, CPUAmount, Settings
+from nri_numa.engine.values.workload import Container, PodSandbox, Policy, Refusal, Requested
 from nri_numa.machine.cpuset import CPUSet
 from tests.machines import named as machines
 

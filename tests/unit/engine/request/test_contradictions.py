@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.invariants import contradiction
-from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.state import Allocation, Kind, contradiction
 from nri_numa.engine.values.workload import Resources
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.store import documents
+from nri_numa.store import journal
 from tests.beds.allocations import allocation
 from tests.beds.world import PREFIX, World, container, pod
 
@@ -27,10 +28,18 @@ OWNER = allocation(
 SHARED = replace(OWNER, kind=Kind.SHARED, cpus=CPUSet(), idle=CPUSet(), owned=False)
 
 
+def document_of(allocation: Allocation) -> dict[str, Any]:
+    """As it is read back from the journal."""
+    document: dict[str, Any] = msgspec.json.decode(
+        journal.encode(journal.allocation_document(allocation))
+    )
+    return document
+
+
 @pytest.mark.parametrize("good", [OWNER, SHARED, replace(OWNER, kind=Kind.EXPLICIT)])
 def test_what_can_be_true_is_believed(good: Allocation) -> None:
     assert contradiction(good) == ""
-    read_back = documents.allocation_from("c", documents.allocation_document(good))
+    read_back = journal.allocation_from("c", document_of(good))
     assert read_back == good
 
 
@@ -48,8 +57,8 @@ def test_what_can_be_true_is_believed(good: Allocation) -> None:
 )
 def test_what_cannot_be_true_is_left_out_with_a_reason(bad: Allocation, reason: str) -> None:
     assert reason in contradiction(bad)
-    document = documents.allocation_document(bad)
-    state, problems = documents.state_from({"c/c": document})
+    document = document_of(bad)
+    state, problems = journal.state_from({"c/c": document})
     assert not state.allocations
     assert reason in problems[0]
 
@@ -57,8 +66,8 @@ def test_what_cannot_be_true_is_left_out_with_a_reason(bad: Allocation, reason: 
 @pytest.mark.parametrize("key", ["pod_id", "pod_uid", "namespace", "pod", "container", "reason"])
 def test_a_name_must_be_a_text(key: str) -> None:
     """A document in place of a name was believed once, and failed the container's stop."""
-    document = {**documents.allocation_document(OWNER), key: {}}
-    assert len(documents.state_from({"c/c": document})[1]) == 1
+    document = {**document_of(OWNER), key: {}}
+    assert len(journal.state_from({"c/c": document})[1]) == 1
 
 
 @pytest.mark.parametrize(

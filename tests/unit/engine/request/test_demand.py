@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.request.demand import Demand, demand
-from nri_numa.engine.values.refusal import Refusal
 from nri_numa.engine.values.workload import (
     SMT,
     Bind,
@@ -15,6 +14,7 @@ from nri_numa.engine.values.workload import (
     PodSandbox,
     Policy,
     QoSClass,
+    Refusal,
     Requested,
     Resources,
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.engine.request.load import format_load, parse_load
+from nri_numa.engine.request.annotations import format_load, parse_load
 from nri_numa.engine.values.workload import HIGH, LOW, Load
 
 

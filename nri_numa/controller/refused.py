@@ -1,0 +1,421 @@
+"""Pods that their node refuses for ever, and which of them may go to another one. Pure.
+
+A pod that a node of ours refuses waits there with CreateContainerError: the kubelet asks again and
+again, it is not scheduled anew, and its workload makes no other one. A pod that has waited so for a
+while is evicted, if its node still has no room by what it publishes and another one has, as the
+scheduler's extender judges it (`nri_numa.scheduler.fit`), after the pod's own words about Nodes.
+Where some of its containers run its node is asked for room for the others, and another node for
+all. Sums of requests, volumes and affinity among pods are not looked at: a move may be without
+effect. So the same workload is moved only so often.
+
+As long as a container never ran its pod is in the phase Pending (the kubelet's `getPhase`). One
+that ended and is to be started again leaves it in the phase Running, as most pods of a cluster are,
+so it is not found by following pods. But the kubelet writes an Event for each container that it
+cannot create, with the words of its runtime. The pod of such an Event is read as long as that goes
+on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from msgspec import structs
+
+from nri_numa.controller.evictor import Candidate, Evictor, Rules, movable, workload_of
+from nri_numa.kube.requests import Outcome, Request, Result
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.fit import Fits
+from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.nodes import Hold, Nodes
+from nri_numa.scheduler.pod_request import PodRequest
+from nri_numa.scheduler.published import Freshness, read
+
+WAITS: Final = "CreateContainerError"
+FIELDS: Final = "involvedObject.kind=Pod,reason=Failed"
+"""Which Events are followed; the reason is the kubelet's (pkg/kubelet/events/event.go)."""
+LOOK: Final = 10.0
+"""Seconds between two looks for another node, and at a pod in the phase Running; the kubelet asks
+its own node every ten or more."""
+KEPT: Final = 60.0
+"""Seconds for which a pod is looked at after the last sign; its status comes after the Event."""
+PROMISED: Final = 60.0
+"""Seconds for which the room of a successor is not offered to another refused pod."""
+MOST: Final = 10_000
+"""Refused pods that are remembered."""
+MOST_RUNNING: Final = 1000
+"""Pods in the phase Running that are looked at, one after the other."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RefusedPod(Candidate):
+    """A pod that its node refuses.
+
+    Attributes:
+        asks, missing: what all of its containers ask for, and those that do not run.
+        running: it is in the phase Running.
+        elsewhere: where it fits, as far as known.
+    """
+
+    asks: PodRequest
+    missing: PodRequest
+    running: bool
+    spec: Mapping[str, Any]
+    refusal: str
+    since: float
+    elsewhere: tuple[str, Fits] | None = None
+
+
+@dataclass(slots=True)
+class _Suspect:
+    look_at: float
+    until: float
+    uid: str = ""
+
+
+class Refused(Evictor[RefusedPod]):
+    """Pods that wait for their node without effect.
+
+    Args:
+        candidates: judges what nodes publish, with room as `nodes` has it.
+        asks: reads what a pod asks for.
+    """
+
+    reason, end = "NUMAPodMoved", "moved"
+
+    def __init__(
+        self,
+        prefix: str,
+        rules: Rules,
+        nodes: Nodes,
+        candidates: CandidateIndex,
+        asks: Callable[[Mapping[str, Any]], PodRequest],
+        now: float,
+    ) -> None:
+        super().__init__("stuck", prefix, rules, now)
+        self._nodes, self._candidates, self._asks = nodes, candidates, asks
+        self._fresh = Freshness(prefix)
+        self._facts: dict[str, NodeFacts] = {}
+        self._suspects: dict[tuple[str, str], _Suspect] = {}
+
+    # --- what is there ----------------------------------------------------------------------------
+
+    def node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+        """A Node exists, new or changed."""
+        self._facts[name] = facts_of(name, document)
+
+    def node_gone(self, name: str) -> None:
+        """A Node does not exist any more."""
+        self._facts.pop(name, None)
+
+    def topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
+        """A NodeResourceTopology exists, new or changed."""
+        self._fresh.seen(name, document, now)
+        self._nodes.put(name, read(document, self._prefix))
+
+    def topology_gone(self, name: str) -> None:
+        """A NodeResourceTopology does not exist any more."""
+        self._fresh.gone(name)
+        self._nodes.remove(name)
+
+    def pod(self, document: Mapping[str, Any], now: float) -> None:
+        """A pod is in the phase Pending, or was read because one of its containers waits."""
+        metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
+        uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
+        said = refusal(document) if movable(document) else ""
+        asks = self._asks(document) if uid and said and uid not in self._evicted else None
+        if asks is None or not asks.ours or asks.wrong or asks.nothing:
+            # Not refused; or no node would take it, or only a node can say: lists of CPUs.
+            self.pods.pop(uid, None)
+            return
+        running, known = _runs(document), self.pods.get(uid)
+        if known is not None and known.running == running:
+            known.version, known.refusal = version, said
+            known.missing = missing(asks, document)
+        elif len(self.pods) >= MOST:
+            self.dropped += 1
+        else:
+            self.pods[uid] = RefusedPod(
+                namespace=str(metadata.get("namespace", "")),
+                name=str(metadata.get("name", "")),
+                uid=uid,
+                node=str(spec.get("nodeName", "")),
+                workload=workload_of(document),
+                version=version,
+                not_before=now + self._rules.after,
+                asks=asks,
+                missing=missing(asks, document),
+                running=running,
+                spec={key: spec.get(key) for key in ("tolerations", "nodeSelector", "affinity")},
+                refusal=said,
+                since=now,
+            )
+
+    def pod_gone(self, uid: str) -> None:
+        """A pod is not in the phase Pending any more, or does not exist."""
+        if (known := self.pods.get(uid)) is not None and not known.running:
+            del self.pods[uid]
+
+    def tick(self, now: float, wall: float) -> None:
+        """Time has passed."""
+        super().tick(now, wall)
+        for name in self._fresh.stale(now):
+            self._nodes.remove(name)  # nothing is known of it any more
+        self._nodes.expire(now)
+
+    # --- pods in the phase Running ----------------------------------------------------------------
+
+    def event(self, event: Mapping[str, Any], now: float) -> None:
+        """An Event exists (``v1``, of `FIELDS`); only those of our refusals say something."""
+        about = event.get("involvedObject")
+        found = about if isinstance(about, Mapping) else {}
+        pod = str(found.get("namespace", "")), str(found.get("name", ""))
+        if f": pod {pod[0]}/{pod[1]}, container " not in str(event.get("message", "")):
+            return
+        if (known := self._suspects.get(pod)) is not None:
+            known.until = now + KEPT
+        elif len(self._suspects) < MOST_RUNNING:
+            self._suspects[pod] = _Suspect(look_at=now, until=now + KEPT)
+
+    def _next_look(self) -> float:
+        return min((one.look_at for one in self._suspects.values()), default=float("inf"))
+
+    def _look(self, now: float) -> Request | None:
+        """The pod of a name, by a list: who moves pods may list."""
+        for (namespace, name), one in self._suspects.items():
+            if one.look_at <= now:
+                return self._list_pods((namespace, name), namespace, metadata_name=name)
+        return None
+
+    def _looked(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+        key = request.key
+        assert isinstance(key, tuple)  # noqa: S101  # as `_look` made it
+        one = self._suspects[key]
+        one.look_at = now + LOOK
+        if outcome.result is not Result.DONE:
+            return
+        document = outcome.documents[0] if outcome.documents else {}
+        uid = str((document.get("metadata") or {}).get("uid", ""))
+        waits = _runs(document) and bool(refusal(document))
+        if one.uid and (one.uid != uid or not waits):
+            self.pods.pop(one.uid, None)
+        one.uid = uid if waits else ""
+        if waits:
+            one.until = now + KEPT
+            self.pod(document, now)
+        elif not uid or one.until <= now:
+            del self._suspects[key]
+
+    # --- what is done -----------------------------------------------------------------------------
+
+    def _may(self, pod: RefusedPod, now: float) -> bool:
+        pod.elsewhere = self._elsewhere(pod)
+        if pod.elsewhere is None:
+            pod.not_before = now + LOOK
+        return pod.elsewhere is not None
+
+    def _elsewhere(self, pod: RefusedPod) -> tuple[str, Fits] | None:
+        """The first node by name with room, where its own has none as it says itself."""
+        own = self._nodes.room(pod.node)
+        if not isinstance(own, NodeRoom) or isinstance(
+            self._candidates.verdict(pod.missing, pod.node), Fits
+        ):
+            # What it publishes says nothing of why it refuses: a successor could come back.
+            return None
+        for name in sorted(self._nodes.names):
+            if name == pod.node or (there := self._facts.get(name)) is None:
+                continue
+            if not isinstance(self._nodes.room(name), NodeRoom) or not admits(there, pod.spec):
+                continue
+            verdict = self._candidates.verdict(pod.asks, name)
+            if isinstance(verdict, Fits):
+                return name, verdict
+        return None
+
+    def _moved(self, pod: RefusedPod, now: float) -> None:
+        super()._moved(pod, now)
+        assert pod.elsewhere is not None  # noqa: S101  # `_may` says so
+        node, fits = pod.elsewhere
+        self._nodes.hold(
+            Hold(
+                request=pod.asks,
+                node=node,
+                places=dict(fits.places),
+                charge=fits.charge,
+                since=now,
+                until=now + PROMISED,
+            )
+        )
+
+    def _why(self, pod: RefusedPod, now: float) -> str:
+        node = pod.elsewhere[0] if pod.elsewhere else ""
+        return (
+            f"node {pod.node} has refused it for {now - pod.since:.0f} s, and {node} has room; "
+            f"{pod.refusal}"
+        )
+
+
+def refusal(document: Mapping[str, Any]) -> str:
+    """What our plugin said about a pod's container that waits for it; empty where nothing is ours.
+
+    The runtime puts its own words before ours, which begin with a reason and name the pod and the
+    container.
+    """
+    metadata, status = document.get("metadata") or {}, document.get("status") or {}
+    listed = [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+    for one in listed:
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") != WAITS:
+            continue
+        pod = f"{metadata.get('namespace')}/{metadata.get('name')}"
+        before, found, after = str(waiting.get("message", "")).partition(
+            f": pod {pod}, container {one.get('name')}: "
+        )
+        reason = before.rpartition(" ")[2].rpartition('"')[2]
+        if found and reason.isalpha():
+            return f"{reason}: {after}"
+    return ""
+
+
+def missing(request: PodRequest, document: Mapping[str, Any]) -> PodRequest:
+    """What a pod asks for without the containers of it that run, whose share its node counts.
+
+    What is to be together with a container that runs is judged as if it could go anywhere: so the
+    node is rather taken to have room, and the pod stays.
+    """
+    status = document.get("status") or {}
+    listed = [*(status.get(key) or () for key in ("initContainerStatuses", "containerStatuses"))]
+    running = {
+        one.get("name")
+        for statuses in listed
+        for one in statuses
+        if (one.get("state") or {}).get("running") is not None
+    }
+    if not running:
+        return request
+    return structs.replace(
+        request,
+        containers=tuple(need for need in request.containers if need.container not in running),
+        kubelets=tuple(need for need in request.kubelets if need.container not in running),
+        together=None,
+    )
+
+
+def _runs(document: Mapping[str, Any]) -> bool:
+    return (document.get("status") or {}).get("phase") == "Running"
+
+
+# --- which Nodes a pod may be put on --------------------------------------------------------------
+
+# The rules are those of kube-scheduler's filters NodeAffinity, NodeUnschedulable and
+# TaintToleration (k8s.io/component-helpers/scheduling/corev1). What else keeps a pod from a node
+# is not looked at; a word that is not known here is a no.
+
+_FORBIDS: Final = frozenset({"NoSchedule", "NoExecute"})
+_UNSCHEDULABLE: Final = ("node.kubernetes.io/unschedulable", "", "NoSchedule")
+
+Taint = tuple[str, str, str]
+"""Key, value and effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What of a Node decides which pods may come: its labels, and taints that keep pods away."""
+
+    name: str
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+
+
+def facts_of(name: str, document: Mapping[str, Any]) -> NodeFacts:
+    """What counts of a Node."""
+    metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
+    found: list[Taint] = [
+        (one.get("key") or "", one.get("value") or "", one["effect"])
+        for one in spec.get("taints") or ()
+        if one.get("effect") in _FORBIDS
+    ]
+    if spec.get("unschedulable") and not any(one[0] == _UNSCHEDULABLE[0] for one in found):
+        found.append(_UNSCHEDULABLE)
+    return NodeFacts(name=name, labels=metadata.get("labels") or {}, taints=tuple(found))
+
+
+def admits(to: NodeFacts, spec: Mapping[str, Any]) -> bool:
+    """Whether a pod with this spec may be put there."""
+    tolerations = spec.get("tolerations") or ()
+    if not all(any(_tolerates(one, taint) for one in tolerations) for taint in to.taints):
+        return False
+    chosen: Mapping[str, str] = spec.get("nodeSelector") or {}
+    if any(to.labels.get(key) != value for key, value in chosen.items()):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return True
+    return any(_term(to, one) for one in required.get("nodeSelectorTerms") or ())
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    key, value, effect = taint
+    if toleration.get("effect") not in (None, "", effect):
+        return False
+    operator = toleration.get("operator") or "Equal"
+    if not toleration.get("key"):
+        return bool(operator == "Exists")
+    if toleration["key"] != key:
+        return False
+    return bool(
+        operator == "Exists" or (operator == "Equal" and (toleration.get("value") or "") == value)
+    )
+
+
+def _term(to: NodeFacts, term: Mapping[str, Any]) -> bool:
+    """All of a term's expressions; an empty term takes no pod."""
+    labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    if not labels and not fields:
+        return False
+    return all(_matches(to.labels, one) for one in labels) and all(
+        _matches({"metadata.name": to.name}, one) for one in fields
+    )
+
+
+def _matches(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
+    value = labels.get(str(expression.get("key", "")))
+    values = expression.get("values") or ()
+    match expression.get("operator"):
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt":
+            return _compared(value, values) > 0
+        case "Lt":
+            return _compared(value, values) < 0
+        case _:
+            return False
+
+
+def _compared(value: str | None, values: Sequence[object]) -> int:
+    """-1, 0 or 1; 0 where one of both is no whole number."""
+    one = _number(value)
+    other = _number(values[0]) if len(values) == 1 else None
+    if one is None or other is None:
+        return 0
+    return (one > other) - (one < other)
+
+
+def _number(text: object) -> int | None:
+    if not isinstance(text, str) or len(text) > 18:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        return None

@@ -1,0 +1,291 @@
+"""Containers that came without us: what they carry, signed, read back and verified.
+
+Every container that is seen while it is created gets the annotation ``assigned``, also one that
+nothing asks to pin: the runtime keeps it for as long as the container lives, so it tells ours from
+somebody else's when the checkpoint is lost. A runtime may be set up to copy annotations of pods to
+their containers, and other plugins write annotations too, so the text alone proves nothing. It ends
+with a signature over the container's id and the text before it (HMAC-SHA-256, RFC 2104, cut to 128
+bits). Nobody else has the key, and the signature of one container is worth nothing on another.
+
+One with our signature is ours: what it says was decided, and the runtime says what has changed
+since. Without it (the key was lost with the state directory, an older version wrote it, or somebody
+forged it) it is believed only as
+far as the pod could have been given the same today: the pod must ask for it, the runtime must have
+it, and reserved CPUs are never owned.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from typing import Final
+
+from msgspec.structs import replace
+
+from nri_numa.engine.decision import Machine, by_kubelet
+from nri_numa.engine.others import pinned_to
+from nri_numa.engine.place.explicit import gives_way, may_own
+from nri_numa.engine.place.memory import spread_charges
+from nri_numa.engine.request.demand import (
+    demand,
+    hugepages,
+    limit_milli,
+    memory_paid,
+    paid_milli,
+    request_milli,
+    slots_held,
+    with_slots,
+    with_static_cpus,
+)
+from nri_numa.engine.state import Allocation, Kind, contradiction, identity
+from nri_numa.engine.values.workload import (
+    SMT,
+    Container,
+    CPUMode,
+    PodSandbox,
+    Policy,
+    Refusal,
+    Requested,
+)
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.machine.model import NO_QUOTA, agree, cpus_text, numa_text
+
+ASSIGNED: Final = "assigned"
+"""Annotation key, below the prefix, that carries the decision on the container."""
+
+_SIGNATURE: Final = ',"signature":"'
+_DIGITS: Final = 32
+"""Hexadecimal digits of a signature: 128 bits, what RFC 2104 calls half of the hash."""
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
+    """The annotation of one container: a short JSON object, enough to adopt the container again.
+
+    ``cpus`` is the kernel list it starts with; empty when it is left alone.
+    """
+    document: dict[str, object] = {
+        "cpus": cpus,
+        "mems": str(allocation.mems),
+        "policy": allocation.policy,
+        "kind": allocation.kind,
+        "numa": str(allocation.numa_nodes),
+        "preferred": allocation.preferred,
+        "reason": allocation.reason,
+    }
+    if allocation.idle:
+        document["idle"] = str(allocation.idle)
+    if allocation.smt is not SMT.ANY:
+        document["smt"] = allocation.smt.value
+    if allocation.owned and allocation.kind is Kind.EXPLICIT:
+        document["owned"] = True
+    if allocation.soft:
+        document["soft"] = str(allocation.cpus)  # it may start with fewer of them
+    text = _encode(document)
+    return signed(text[:-1], allocation.container_id, key) if key else text
+
+
+def signed(text: str, container_id: str, key: bytes) -> str:
+    """Finish a JSON object, given without its closing brace, with the signature of its text."""
+    return f'{text}{_SIGNATURE}{signature(key, container_id, text)}"}}'
+
+
+def is_signed(text: str, container_id: str, key: bytes) -> bool:
+    """Whether the annotation on this very container is what the holder of the key wrote."""
+    body, found, rest = text.rpartition(_SIGNATURE)
+    if not (key and found and len(rest) == _DIGITS + 2 and rest.isascii()):
+        return False
+    return hmac.compare_digest(rest, signature(key, container_id, body) + '"}')
+
+
+def signature(key: bytes, container_id: str, text: str) -> str:
+    """The signature of a text on this very container: `_DIGITS` hexadecimal digits."""
+    # No id holds a zero byte, so no two pairs of id and text give the same message.
+    message = f"{container_id}\0{text}".encode(errors="surrogatepass")
+    return hmac.digest(key, message, "sha256").hex()[:_DIGITS]
+
+
+def adopt(machine: Machine, text: str, pod: PodSandbox, container: Container) -> Allocation | str:
+    """Read one annotation.
+
+    Returns what the container has, or why the annotation is not believed, as the end of a sentence.
+    """
+    read = _read(machine, text, pod, container)
+    if isinstance(read, str):
+        return read
+    allocation, same = read
+    if outside := _outside(machine, pod, container, allocation):
+        # Given back by `release`, or widened by somebody else.
+        return f"is out of date: the runtime has {outside} for it, which it did not ask for"
+    signed = is_signed(text, container.id, machine.key)
+    if not signed:
+        # Its cpuset is the one in question, so nobody else's.
+        bare = replace(container, resources=replace(container.resources, cpus=""))
+        requested = with_slots(machine.settings, pod, bare, machine.resolve(pod, container))
+        requested = with_static_cpus(machine.settings, pod, bare, requested)
+        if isinstance(requested, Refusal):
+            return "carries no signature of ours, and what its pod asks for cannot be read"
+        why = _implausible(machine, pod, container, requested, allocation)
+        if why:
+            return f"carries no signature of ours, and {why}"
+        allocation = replace(allocation, smt=requested.smt if allocation.owned else SMT.ANY)
+    if allocation.owned and not same and allocation.cpu_milli != _milli(container):
+        # Resized since, and perhaps no owner any more: its present size must say the same.
+        return (
+            f"is out of date: the runtime has {len(allocation.cpus)} CPUs for it, and it may use "
+            f"{_milli(container)}m"
+        )
+    idle = NO_CPUS
+    if allocation.smt is SMT.ISOLATE:
+        # Which siblings are kept idle follows from the CPUs it has now, not from those of then.
+        index = machine.index
+        cpus = allocation.cpus.bits
+        idle = CPUSet.from_bits(index.members(index.touched(cpus)) & ~cpus)
+    allocation = replace(allocation, idle=idle)
+    return _contradicts(allocation) or allocation
+
+
+def _outside(machine: Machine, pod: PodSandbox, container: Container, claim: Allocation) -> str:
+    """What the runtime has beyond the pod's lists, or a shared container's NUMA nodes, in words."""
+    asked = machine.resolve(pod, container)
+    listed = Requested() if isinstance(asked, Refusal) else asked
+    cpus, within = claim.cpus, listed.listed_cpus if claim.kind is Kind.EXPLICIT else NO_CPUS
+    if claim.kind is Kind.SHARED:
+        cpus = pinned_to(container.resources.cpus)
+        within = machine.topology.cpus_of(claim.numa_nodes)
+    if within and cpus - within:
+        return cpus_text(cpus - within)
+    if listed.listed_mems and claim.mems - listed.listed_mems:
+        return numa_text(claim.mems - listed.listed_mems)
+    return ""
+
+
+def _contradicts(allocation: Allocation) -> str:
+    found = contradiction(allocation)
+    return f"contradicts itself: {found}" if found else ""
+
+
+def _milli(container: Container) -> int:
+    return limit_milli(container.resources, []) or request_milli(container.resources, [])
+
+
+def _read(
+    machine: Machine, text: str, pod: PodSandbox, container: Container
+) -> tuple[Allocation, bool] | str:
+    """What the annotation says, and whether the runtime still has the CPUs it names."""
+    resources = container.resources
+    try:
+        document = json.loads(text)
+        kind = Kind(document["kind"])
+        mems = NUMASet.parse(document["mems"])
+        if mems and resources.mems:
+            mems = NUMASet.parse(resources.mems)
+        numa_nodes = NUMASet.parse(document["numa"])
+        # Before it was told, only isolation kept siblings idle.
+        told = document.get("smt", SMT.ISOLATE if document.get("idle") else SMT.ANY)
+        smt = SMT(told)
+        policy = Policy(document["policy"])
+        preferred = bool(document["preferred"])
+        reason = str(document["reason"])
+        reason.encode()  # half a pair of surrogates could be written nowhere: no checkpoint, no API
+        cpus = NO_CPUS
+        if kind in (Kind.EXCLUSIVE, Kind.EXPLICIT):
+            # The runtime is the truth for what is.
+            cpus = CPUSet.parse(document.get("soft") or resources.cpus or document["cpus"])
+        same = str(cpus) == document["cpus"]
+        pinned = CPUSet.parse(resources.cpus) if kind is Kind.FOREIGN else NO_CPUS
+    except (ValueError, KeyError, TypeError, ListFormatError, AttributeError, RecursionError):
+        return "cannot be read"
+    missing = (numa_nodes | mems) - machine.topology.numa_ids
+    if missing:
+        return f"names {numa_text(missing)}, which the machine does not have"
+    owned = kind is Kind.EXCLUSIVE or (kind is Kind.EXPLICIT and bool(document.get("owned")))
+    soft = kind is Kind.EXPLICIT and bool(document.get("soft"))
+    if kind is Kind.EXCLUSIVE:
+        numa_nodes = machine.topology.numa_of(cpus)
+    milli = len(cpus) * 1000 if owned else _milli(container)
+    if kind in (Kind.UNBOUND, Kind.FOREIGN) and not mems:
+        milli, numa_nodes = 0, NUMASet()
+    memory = max(0, resources.memory_limit or 0) if mems else 0
+    on_node = {i: len(machine.topology.numa_nodes[i].cpus & cpus) * 1000 for i in numa_nodes}
+    if not owned:
+        paid = min(milli, paid_milli(pod, resources))
+        on_node = dict.fromkeys(numa_nodes, paid // max(1, len(numa_nodes)))
+    allocated = memory_paid(pod, container, machine.memory_total, memory)
+    pages = hugepages(resources, []) if mems else {}
+    allocation = Allocation(
+        **identity(pod, container),
+        kind=kind,
+        cpus=cpus,
+        owned=owned,
+        soft=soft,
+        numa_nodes=numa_nodes,
+        mems=mems,
+        charges=spread_charges(
+            numa_nodes,
+            on_node,
+            mems,
+            allocated,
+            machine.memory_capacity,
+            pages,
+            {size: machine.hugepages_capacity(size) for size in pages},
+        ),
+        cpu_milli=milli,
+        memory_bytes=memory,
+        hugepages=pages,
+        policy=policy,
+        smt=smt if owned else SMT.ANY,
+        preferred=preferred,
+        reason=reason,
+        pinned=pinned,
+        quota=0 if resources.cpu_quota == NO_QUOTA and owned else None,
+        slots=slots_held(machine.settings, container) if kind is Kind.EXCLUSIVE else "",
+    )
+    return _contradicts(allocation) or (allocation, same)
+
+
+def _implausible(
+    machine: Machine, pod: PodSandbox, container: Container, requested: Requested, claim: Allocation
+) -> str:
+    """Why a container cannot have what it claims, as the end of a sentence; empty when it can."""
+    if claim.kind is Kind.UNBOUND and by_kubelet(machine, requested) and not requested.leave_alone:
+        return ""  # it shares all CPUs, as under the kubelet, whatever its memory
+    if claim.kind in (Kind.SHARED, Kind.FOREIGN) or (claim.kind is Kind.UNBOUND and not claim.mems):
+        alone = requested.leave_alone
+        if alone is (claim.kind is Kind.SHARED):
+            asks = "nothing" if alone else "CPUs or memory nodes"
+            return f"says {claim.kind}, while its pod asks for {asks}"
+        return ""
+    if claim.kind is Kind.UNBOUND:
+        listed = requested.listed_mems
+        return "" if claim.mems <= listed else _not_listed(numa_text(claim.mems), listed)
+    if claim.owned and claim.cpus & machine.settings.reserved_cpus:
+        reserved = claim.cpus & machine.settings.reserved_cpus
+        return f"claims {cpus_text(reserved)}, which {agree(reserved, 'is', 'are')} reserved"
+    if not container.resources.cpus:
+        return f"claims {cpus_text(claim.cpus)}, which the runtime did not give it"
+    if claim.kind is Kind.EXPLICIT:
+        mine = requested.listed_cpus
+        if not claim.cpus <= mine:
+            return _not_listed(cpus_text(claim.cpus), mine)
+        if claim.owned and requested.cpus is not CPUMode.EXCLUSIVE:
+            return f"claims exclusive {cpus_text(claim.cpus)}, while its pod asks to list them only"
+        wanted = demand(pod, container, requested, machine.memory_total)
+        if claim.owned and (
+            isinstance(wanted, Refusal) or not may_own(requested, claim.cpus, wanted)
+        ):
+            return f"claims exclusive {cpus_text(claim.cpus)}, which its request does not pay for"
+        if not (claim.owned or claim.soft or isinstance(wanted, Refusal)) and gives_way(
+            requested, claim.cpus, wanted
+        ):
+            return f"claims to keep {cpus_text(claim.cpus)}, which its request does not pay for"
+        return ""
+    wanted = demand(pod, container, requested, machine.memory_total)
+    own = 0 if isinstance(wanted, Refusal) else wanted.exclusive_cpus
+    if len(claim.cpus) > own:
+        return f"claims {len(claim.cpus)} exclusive CPUs, while its pod asks for {own}"
+    return ""
+
+
+def _not_listed(claimed: str, listed: CPUSet | NUMASet) -> str:
+    return f"claims {claimed}, while its pod lists {listed or 'none'}"

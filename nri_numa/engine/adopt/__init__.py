@@ -1,1 +1,0 @@
-"""Containers that came without us: what they carry, read back and verified."""

@@ -1,1 +1,0 @@
-"""Which memory: grants, tiers, and the kubelet's Memory Manager."""

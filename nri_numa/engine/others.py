@@ -1,0 +1,414 @@
+"""What others did to CPUs of this machine: pins and grants that are not ours, and who holds what.
+
+A cpuset does not say who wrote it nor why. One that holds the whole shared pool keeps a container
+off nothing but what others own, so it pins nobody: such a container is unbound like one without a
+cpuset, and follows the pool. Any narrower one is a pin; its container is *foreign*, left alone,
+and reserves nothing (docs/adr/0018-foreign-containers.md).
+
+The kubelet decides at the pod's admission, without knowing our annotations. What its static
+managers granted is its own (docs/adr/0035-beside-the-kubelets-managers.md): the container is left
+as the kubelet has it, unless its pod names CPUs or memory nodes itself and ``kubelet.override``
+lets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from nri_numa.engine.request.annotations import by_annotation, quoted
+from nri_numa.engine.request.demand import CLAIM
+from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Kind, NodeState
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import (
+    Bind,
+    Container,
+    CPUMode,
+    KubeletGrants,
+    KubeletOverride,
+    OnFailure,
+    PodSandbox,
+    Refusal,
+    Requested,
+    Slots,
+)
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.machine.model import Topology, counted, cpus_text, human_milli, numa_text
+
+
+def pinned_to(text: str) -> CPUSet:
+    """CPUs of a cpuset that somebody else wrote; empty when nobody can read it."""
+    try:
+        return CPUSet.parse(text)
+    except ListFormatError:
+        return NO_CPUS
+
+
+def covers(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
+    """Whether a cpuset pins nobody.
+
+    Such is an empty one, one that holds the whole shared pool, and one that the kubelet's static
+    policy gives, or gave a moment ago, to everybody who shares (``shared``).
+    """
+    if not text:
+        return True
+    cpus = pinned_to(text)
+    return (bool(pool) and pool <= cpus) or cpus in shared
+
+
+def judged(
+    allocation: Allocation, text: str, pool: CPUSet, shared: Collection[CPUSet] = ()
+) -> Allocation:
+    """A foreign or unbound container whose cpuset somebody else changed.
+
+    The same object when nothing is different.
+    """
+    if covers(text, pool, shared):
+        if allocation.kind is Kind.UNBOUND:
+            return allocation
+        holds = bool(pool) and pool <= pinned_to(text)
+        what = "holds the whole shared pool" if holds or not text else "is the kubelet's shared one"
+        return replace(
+            allocation,
+            kind=Kind.UNBOUND,
+            pinned=NO_CPUS,
+            reason=f"not pinned: its cpuset {what}",
+        )
+    cpus = pinned_to(text)
+    if allocation.kind is Kind.FOREIGN and (allocation.pinned == cpus or not cpus):
+        return allocation
+    return replace(
+        allocation,
+        kind=Kind.FOREIGN,
+        pinned=cpus,
+        reason=f"pinned by somebody else to {cpus_text(cpus or text)}",
+    )
+
+
+def overlapping(state: NodeState) -> Mapping[str, CPUSet]:
+    """By id, the CPUs that foreign containers may run on although they belong to somebody.
+
+    Costs a look at every container, so nothing that a request waits for may call it.
+    """
+    taken = state.owned | state.idle
+    if not taken:
+        return {}
+    return {
+        container_id: allocation.pinned & taken
+        for container_id, allocation in state.allocations.items()
+        if allocation.kind is Kind.FOREIGN and allocation.pinned & taken
+    }
+
+
+def pinned_elsewhere(state: NodeState, topology: Topology) -> CPUSet:
+    """The CPUs that cpusets of somebody else say something about.
+
+    Under the kubelet's static policy every container has one, and most have its shared pool: a set
+    of more than half of what containers may use is no pin to particular CPUs, and counts as none.
+    """
+    return _named(state.foreign, topology)
+
+
+def listed_softly(state: NodeState, topology: Topology) -> CPUSet:
+    """The CPUs of soft lists, as `pinned_elsewhere`."""
+    return _named((~key for key in state.groups if key < UNBOUND_GROUP), topology)
+
+
+def _named(sets: Iterable[int], topology: Topology) -> CPUSet:
+    most = len(topology.allowed) // 2
+    bits = 0
+    for cpus in sets:
+        here = cpus & topology.allowed.bits
+        if here.bit_count() <= most:
+            bits |= here
+    return CPUSet.from_bits(bits)
+
+
+def given_last(state: NodeState, topology: Topology, settings: Settings) -> CPUSet:
+    """CPUs that others are pinned to, and those that the kubelet's static policy may still grant.
+
+    The kubelet knows nothing of what we give away. Only its reserved CPUs are safe from it, so
+    owners get those first, where they are known and not reserved for us as well.
+    """
+    pinned = pinned_elsewhere(state, topology)
+    if state.kubelet.cpu_policy != "static" or not settings.kubelet_reserved:
+        return pinned
+    return pinned | (topology.allowed - settings.kubelet_reserved)
+
+
+_MOST: Final = 4
+"""Containers that are named: a refusal is one line of an event."""
+
+
+def holders_text(state: NodeState, within: NUMASet | None = None, *, requests: bool = False) -> str:
+    """Who owns or lists CPUs: ``; held: default/db/engine has exclusive CPUs 2-3``.
+
+    A soft list is in no owner's way. With ``requests`` also whose requests the shared pool has to
+    serve. Those with the most CPUs first, then by name.
+    """
+    return named(
+        a
+        for a in state.allocations.values()
+        if (within is None or a.numa_nodes & within)
+        and (a.owned or a.keeps_list or (requests and _requested(a)))
+    )
+
+
+def _requested(a: Allocation) -> int:
+    return sum(charge.cpu_milli for charge in a.charges.values())
+
+
+def named(allocations: Iterable[Allocation]) -> str:
+    """The same about given containers."""
+    # By number of CPUs, most first, then by name, then by id.
+    found = sorted(
+        allocations,
+        key=lambda a: (
+            -(1000 * len(a.cpus | a.idle) or _requested(a)),
+            a.full_name,
+            a.container_id,
+        ),
+    )
+    if not found:
+        return ""
+    parts = [_part(a) for a in found[:_MOST]]
+    if len(found) > _MOST:
+        parts.append(f"and {len(found) - _MOST} more")
+    return "; held: " + ", ".join(parts)
+
+
+def _part(a: Allocation) -> str:
+    if not a.cpus:
+        return f"{a.full_name} requests {human_milli(_requested(a))} of the shared pool"
+    idle = f" and keeps {_cut(a.idle)} idle" if a.idle else ""
+    return f"{a.full_name} {'has exclusive' if a.owned else 'lists'} {_cut(a.cpus)}{idle}"
+
+
+def _cut(cpus: CPUSet) -> str:
+    text = cpus_text(cpus)
+    return text if len(text) <= 60 else f"{text[:60]}… ({len(cpus)} CPUs)"
+
+
+KUBELETS: Final = "kubelet"
+KEPT_FOR_POD: Final = "kept"
+"""How a container that the kubelet granted something to is called where kinds are shown."""
+
+
+def reclaimed(allocation: Allocation, cpus: CPUSet) -> Allocation:
+    """A container of ours that the kubelet pins by now, and may."""
+    return Allocation(
+        container_id=allocation.container_id,
+        pod_id=allocation.pod_id,
+        pod_uid=allocation.pod_uid,
+        namespace=allocation.namespace,
+        pod=allocation.pod,
+        container=allocation.container,
+        qos=allocation.qos,
+        kind=Kind.FOREIGN,
+        pinned=cpus,
+        reason=f"the kubelet took {cpus_text(cpus)} back by its static policy",
+        since=allocation.since,
+    )
+
+
+def shown_kind(state: NodeState, allocation: Allocation) -> str:
+    """The kind as users see it: a foreign container with a grant is the kubelet's.
+
+    CPUs whose container ended are kept for its pod.
+    """
+    if allocation.ended:
+        return KEPT_FOR_POD
+    if allocation.kind is Kind.FOREIGN and state.kubelet.cpus_of(
+        allocation.pod_uid, allocation.container, allocation.container_id
+    ):
+        return KUBELETS
+    return allocation.kind.value
+
+
+def granted_names(state: NodeState, cpus: CPUSet) -> list[str]:
+    """Who has some of these CPUs by a grant, each as far as it is known here."""
+    names = {(a.pod_uid, a.container): a.full_name for a in state.allocations.values()}
+    pods = {a.pod_uid: f"pod {a.namespace}/{a.pod}" for a in state.allocations.values()}
+    found = [
+        names.get(holder) or f"container {' of pod UID '.join(filter(None, reversed(holder)))}"
+        for holder, granted in state.kubelet.cpus.items()
+        if granted & cpus
+    ]
+    if not found:
+        found = [
+            pods.get(uid, f"pod UID {uid}")
+            for uid, granted in state.kubelet.pods.items()
+            if granted & cpus
+        ]
+    return sorted(found)
+
+
+_SOURCE: Final = "the kubelet's grant"
+
+
+class Kubelets(msgspec.Struct, frozen=True, kw_only=True):
+    """The container stays as the kubelet has it.
+
+    Attributes:
+        warnings: what its pod asks for and does not get.
+    """
+
+    reason: str
+    warnings: tuple[str, ...] = ()
+
+
+class Ours(msgspec.Struct, frozen=True, kw_only=True):
+    """We place the container although the kubelet granted it something.
+
+    Attributes:
+        warnings: what the kubelet goes on believing.
+        cpus: granted CPUs that it is to have, as the kubelet believes.
+    """
+
+    requested: Requested
+    warnings: tuple[str, ...] = ()
+    cpus: CPUSet = NO_CPUS
+
+
+def whose(
+    topology: Topology,
+    settings: Settings,
+    grants: KubeletGrants,
+    pod: PodSandbox,
+    container: Container,
+    requested: Requested,
+) -> Kubelets | Ours | Refusal | None:
+    """Say whose a container is.
+
+    None for a container that the kubelet granted nothing to, or nothing that matters: it is like
+    any other. A `Refusal` where the pod insists on a list and may not.
+    """
+    cpus = grants.cpus_of(pod.uid, container.name, container.id)
+    mems = grants.mems_of(pod.uid, container.name)
+    if not cpus and not mems:
+        return None
+    if requested.leave_alone:
+        return Kubelets(reason=reason_text(cpus, mems)) if cpus else None
+    if cpus and requested.slots is not None and CLAIM in requested.slots.ids:
+        return _claimed(topology, settings, pod, container, requested, requested.slots, cpus, mems)
+    listed = {
+        key: text
+        for key, text in (("numacpu", requested.numacpu), ("numamem", requested.numamem))
+        if text is not None
+    }
+    if not listed:
+        return _computed(cpus, mems, requested)
+    against = [
+        key
+        for key, granted, wanted in (
+            ("numacpu", cpus, requested.listed_cpus),
+            ("numamem", mems, requested.listed_mems),
+        )
+        if key in listed and granted and wanted != granted
+    ]
+    if not against:
+        return _agreed(cpus, mems, requested)
+    believes = f"the kubelet granted it {_granted(cpus, mems)} and goes on believing so"
+    by_pod = all(by_annotation(requested, key) for key in against)
+    if by_pod and settings.kubelet_override is KubeletOverride.ANNOTATED:
+        kept = _with_granted_cpus(requested, cpus)
+        wants = " and ".join(f"{key} {listed[key]}" for key in against)
+        return Ours(requested=kept, warnings=(f"{wants} overrides the kubelet: {believes}",))
+    key = against[0]
+    source = requested.sources.get(key, key)
+    expected = (
+        "kubelet.override: annotated" if by_pod else f"annotation {key} of the pod itself"
+    ) + ", or a container that the kubelet grants nothing to"
+    wanted = mems if key == "numamem" else cpus
+    text = (
+        f"{key} is {quoted(listed[key])} ({source}), but the kubelet granted it "
+        f"{_granted(cpus, mems)} by its static policy, and kubelet.override is "
+        f"{settings.kubelet_override}; expected {key} {wanted}, {expected}"
+    )
+    if by_pod and requested.on_failure in (None, OnFailure.REJECT):
+        return Refusal(
+            reason="KubeletPinned",
+            message=f"pod {pod.full_name}, container {container.name}: {text}",
+            rule="what the kubelet granted stays the kubelet's",
+        )
+    return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
+
+
+def _claimed(
+    topology: Topology,
+    settings: Settings,
+    pod: PodSandbox,
+    container: Container,
+    requested: Requested,
+    slots: Slots,
+    cpus: CPUSet,
+    mems: NUMASet,
+) -> Kubelets | Ours | Refusal:
+    """A ResourceClaim says how many CPUs on which NUMA nodes; the scheduler counts them there."""
+    on = {i: len(node.cpus & cpus) for i, node in topology.numa_nodes.items()}
+    if {i: count for i, count in on.items() if count} == slots.by_node:
+        return Ours(requested=requested, cpus=cpus)
+    has = " and ".join(f"{count} on NUMA node {i}" for i, count in slots.by_node.items())
+    text = (
+        f"its ResourceClaim has {counted(slots.count, 'CPU')}, {has}, but the kubelet granted it "
+        f"{_granted(cpus, mems)} by its static policy"
+    )
+    if settings.kubelet_override is KubeletOverride.ANNOTATED:
+        return Ours(requested=requested, warnings=(f"{text} and goes on believing so",))
+    if requested.on_failure is OnFailure.UNPINNED:
+        return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
+    return Refusal(
+        reason="KubeletPinned",
+        message=f"pod {pod.full_name}, container {container.name}: {text}, and kubelet.override is "
+        f"{settings.kubelet_override}; expected cpuManagerPolicy none, a pod that is not "
+        "Guaranteed, or kubelet.override: annotated",
+        rule="what the kubelet granted stays the kubelet's",
+    )
+
+
+def _computed(cpus: CPUSet, mems: NUMASet, requested: Requested) -> Kubelets | Ours:
+    """Asked for by policy: no list names what the container must have."""
+    keys = ", ".join(k for k in ("policy", "cpus", "bind", "smt") if k in requested.given)
+    keys = keys or "what is asked for"
+    if cpus:
+        text = f"{keys}: not followed, since the kubelet granted it {_granted(cpus, mems)}"
+        return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
+    if requested.bind is Bind.CPU:
+        return Ours(requested=requested)
+    text = f"{keys}: for CPUs only, since the kubelet granted it {_granted(cpus, mems)}"
+    return Ours(requested=replace(requested, bind=Bind.CPU), warnings=(text,))
+
+
+def _agreed(cpus: CPUSet, mems: NUMASet, requested: Requested) -> Kubelets | Ours:
+    """No list says otherwise than the kubelet, as far as it granted the like."""
+    if cpus and (requested.numamem is None or mems):
+        return Kubelets(reason=f"{reason_text(cpus, mems)}, as listed")
+    return Ours(requested=_with_granted_cpus(requested, cpus))
+
+
+def _with_granted_cpus(requested: Requested, cpus: CPUSet) -> Requested:
+    """Memory alone is listed: its CPUs are those that the kubelet granted."""
+    if requested.numacpu is not None or not cpus:
+        return requested
+    return replace(
+        requested,
+        numacpu=str(cpus),
+        listed_cpus=cpus,
+        cpus=None if requested.cpus is CPUMode.EXCLUSIVE else requested.cpus,
+        sources={**requested.sources, "numacpu": _SOURCE},
+    )
+
+
+def _granted(cpus: CPUSet, mems: NUMASet) -> str:
+    parts = [cpus_text(cpus)] if cpus else []
+    if mems:
+        parts.append(f"memory of {numa_text(mems)}")
+    return " and ".join(parts)
+
+
+def reason_text(cpus: CPUSet, mems: NUMASet) -> str:
+    """Why it is the kubelet's, one clause."""
+    return f"the kubelet granted it {_granted(cpus, mems)} by its static policy"

@@ -1,1 +1,0 @@
-"""What others did to CPUs of this machine: pins and writes that are not ours."""

@@ -1,0 +1,510 @@
+"""Memory of NUMA nodes: what is free, where a grant is, what if it is short, and its policy.
+
+Every quantity is bytes by NUMA node, one mapping for each memory *type*: ``memory`` and one for
+each huge page size. Two ways of accounting live here:
+
+* ours: a NUMA node has what is allocatable less what is bound to it, and never more than the kernel
+  says is free or reclaimable there, because containers that are not bound use memory too;
+* the kubelet's memory manager (KEP-1769, ``pkg/kubelet/cm/memorymanager/policy_static.go``), for
+  operators who want its verdicts (``kubeletMemory``): only what it handed
+  out counts, and a NUMA node serves either containers on it alone or one fixed *group* of NUMA
+  nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from nri_numa.engine.align.hints import (
+    Amounts,
+    Cover,
+    Distances,
+    HintDemand,
+    Merge,
+    Order,
+    Quantity,
+    ResourceDemand,
+    Steps,
+    hints_of,
+)
+from nri_numa.engine.decision import Case, Machine, Placed, homes
+from nri_numa.engine.request.annotations import by_annotation
+from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.state import NOTHING, Charge, Kind, NodeState
+from nri_numa.engine.values.workload import (
+    MemoryPolicy,
+    MemoryPolicySetting,
+    OnFailure,
+    Policy,
+    QoSClass,
+    Refusal,
+    Requested,
+)
+from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.machine.model import numa_text
+
+
+def charge(mask: NUMASet, amount: int, left: Amounts) -> dict[int, int] | None:
+    """Book an amount on a mask: NUMA node by NUMA node in id order, each gives what it has.
+
+    None when the mask has too little.
+    """
+    allocated: dict[int, int] = {}
+    for i in mask:
+        if amount <= 0:
+            break
+        part = min(amount, left.get(i, 0))
+        if part > 0:
+            allocated[i] = part
+            amount -= part
+    return allocated if amount <= 0 else None
+
+
+def widen_for_memory(
+    mask: NUMASet,
+    needs: Sequence[tuple[int, Amounts]],
+    distance: Callable[[int, int], int],
+    candidates: NUMASet,
+) -> NUMASet | None:
+    """Grow a mask until it holds what is needed, so that a pin does not end at the OOM killer.
+
+    Order of the masks that hold it: fewest NUMA nodes, least average distance, least integer value.
+    All of the mask is kept; it may be empty. Needs are bytes with what is left for them by NUMA
+    node. None when not even all candidates hold it.
+    """
+    whole = mask | candidates
+    cover = Cover(
+        within=whole.bits,
+        required=mask.bits,
+        quantities=tuple(
+            Quantity(need, {i: v for i, v in left.items() if v > 0})
+            for need, left in needs
+            if need > 0
+        ),
+    )
+    if not cover.quantities or (mask and cover.meets(mask.bits)):
+        return mask
+    found = cover.narrowest(Order(whole), Distances(distance), Steps())
+    if found is None:
+        return whole if cover.meets(whole.bits) else None
+    return NUMASet.from_bits(found)
+
+
+# --- the kubelet's rules -------------------------------------------------------------------------
+
+
+class Cells(msgspec.Struct, frozen=True, kw_only=True):
+    """Which NUMA nodes are tied together by assignments.
+
+    Attributes:
+        groups: NUMA node to its group; every NUMA node has one, at first itself alone.
+    """
+
+    groups: Mapping[int, NUMASet]
+    assigned: NUMASet
+
+
+def cells(numa_ids: NUMASet, masks: Iterable[NUMASet]) -> Cells:
+    """Work the groups out from the masks of the live assignments.
+
+    Masks that overlap without being equal, which the kubelet never makes but a change of settings
+    can leave behind, are put together into one group.
+    """
+    groups = {i: NUMASet([i]) for i in numa_ids}
+    assigned = NO_NUMA_NODES
+    for mask in masks:
+        known = mask & numa_ids
+        assigned = assigned | known
+        together = known
+        for i in known:
+            together = together | groups[i]
+        for i in together:
+            groups[i] = together
+    return Cells(groups=groups, assigned=assigned)
+
+
+class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The kubelet's memory state, as far as decisions need it.
+
+    Attributes:
+        masks: the mask of each live assignment, by any key.
+        charges: by the same key and type, what it is allocated with.
+    """
+
+    capacity: Mapping[str, Amounts]
+    masks: Mapping[str, NUMASet] = msgspec.field(default_factory=dict)
+    charges: Mapping[str, Mapping[str, Amounts]] = msgspec.field(default_factory=dict)
+
+    @property
+    def numa_ids(self) -> NUMASet:
+        """The NUMA nodes of any type."""
+        return NUMASet(i for amounts in self.capacity.values() for i in amounts)
+
+    def free(self, resource: str) -> dict[int, int]:
+        """What is left of a type."""
+        bound: dict[int, int] = {}
+        for allocated in self.charges.values():
+            for i, amount in allocated.get(resource, {}).items():
+                bound[i] = bound.get(i, 0) + amount
+        capacity = self.capacity.get(resource, {})
+        return {i: max(0, amount - bound.get(i, 0)) for i, amount in capacity.items()}
+
+    def demands(self, needs: Mapping[str, int]) -> list[ResourceDemand]:
+        """What a Guaranteed container asks of memory, judged as the kubelet does.
+
+        A type the machine does not have cannot be met.
+        """
+        tied = cells(self.numa_ids, self.masks.values())
+        nothing = dict.fromkeys(self.numa_ids, 0)
+        return [
+            ResourceDemand(
+                resource=resource,
+                need=need,
+                capacity={**nothing, **self.capacity.get(resource, {})},
+                available=self.free(resource),
+                groups=tied.groups,
+                assigned=tied.assigned,
+                share="memory",
+                empty_is_nil=True,
+            )
+            for resource, need in sorted(needs.items())  # by type: the result never depends on it
+        ]
+
+
+class MemoryGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a container got: its mask and, by type, the bytes allocated on each NUMA node."""
+
+    mask: NUMASet
+    charges: Mapping[str, Amounts]
+
+
+def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUMASet, bool] | None:
+    """The kubelet's default hint: preferred before not, then narrower, then the lower value."""
+    steps = Steps()
+    hints = hints_of(demands, machine, steps)[0]
+    if hints.nil is not None:
+        return None
+    mask, preferred = Merge(
+        lists=[hints],
+        machine=machine.bits,
+        order=Order(machine),
+        distances=None,
+        single=False,
+        steps=steps,
+    ).best()
+    return NUMASet.from_bits(mask), preferred
+
+
+def kubelet_grant(
+    table: MemoryTable, needs: Mapping[str, int], affinity: NUMASet | None, preferred: bool
+) -> MemoryGrant | str:
+    """Turn the merged affinity into a grant, as the kubelet's memory manager, or say why not."""
+    wanted = {r: n for r, n in needs.items() if n > 0}
+    if not wanted:
+        return "no memory was asked for"
+    machine = table.numa_ids
+    demands = table.demands(wanted)
+    if affinity is None:
+        default = _best_hint(demands, machine)
+        if default is None:
+            return (
+                "failed to get the default NUMA affinity, no NUMA nodes with enough memory is "
+                "available"
+            )
+        if preferred and not default[1]:
+            return "failed to find the default preferred hint"
+        affinity = default[0]
+    if not _has(demands, affinity):
+        extended = _best_hint([replace(d, required=affinity) for d in demands], machine)
+        if extended is None:
+            return (
+                f"{numa_text(affinity, 'has', 'have')} too little memory, and no "
+                "wider set that holds it fits"
+            )
+        affinity = extended[0]
+    tied = cells(machine, table.masks.values())
+    for i in affinity:
+        group = tied.groups[i]
+        if group != affinity and (len(group) > 1 or (len(affinity) > 1 and i in tied.assigned)):
+            return f"NUMA node {i} is tied to the group of {numa_text(group)}, expected {affinity}"
+    charges: dict[str, Amounts] = {}
+    for d in demands:
+        allocated = charge(affinity, d.need, d.available)
+        charges[d.resource] = {} if allocated is None else allocated
+    return MemoryGrant(mask=affinity, charges=charges)
+
+
+def _has(demands: Sequence[ResourceDemand], mask: NUMASet) -> bool:
+    return all(sum(d.available.get(i, 0) for i in mask) >= d.need for d in demands)
+
+
+def pages_name(size: int) -> str:
+    """The resource name of huge pages of one size: ``hugepages-2Mi``, ``hugepages-1Gi``."""
+    for power, unit in ((30, "Gi"), (20, "Mi")):
+        if size >= 1 << power:
+            return f"hugepages-{size >> power}{unit}"
+    return f"hugepages-{size >> 10}Ki"
+
+
+def memory_table(machine: Machine, state: NodeState, sizes: Iterable[int]) -> MemoryTable:
+    """The kubelet's memory state: Guaranteed containers with memory nodes, and nobody else."""
+    names = {size: pages_name(size) for size in sizes}
+    capacity: dict[str, Amounts] = {"memory": machine.usable_memory}
+    for size, name in names.items():
+        pages = machine.hugepages_capacity(size)
+        capacity[name] = {i: pages[i] for i in machine.numa_ids}
+    masks: dict[str, NUMASet] = {}
+    charges: dict[str, Mapping[str, Amounts]] = {}
+    for key, a in state.allocations.items():
+        if a.qos is not QoSClass.GUARANTEED or not a.mems or not (a.memory_bytes or a.hugepages):
+            continue
+        masks[key] = a.mems
+        allocated: dict[str, dict[int, int]] = {}
+        for i, charge in a.charges.items():
+            allocated.setdefault("memory", {})[i] = charge.memory
+            for size, name in names.items():
+                allocated.setdefault(name, {})[i] = charge.hugepages.get(size, 0)
+        charges[key] = allocated
+    return MemoryTable(capacity=capacity, masks=masks, charges=charges)
+
+
+def needs_of(demand: Demand) -> dict[str, int]:
+    """Bytes by type; nothing for a type that is not asked for."""
+    needs = {"memory": demand.memory_bytes} if demand.memory_bytes else {}
+    return needs | {pages_name(size): amount for size, amount in demand.hugepages.items()}
+
+
+def tied_text(table: MemoryTable | None) -> str:
+    """Which NUMA nodes are tied together, as the end of a refusal; empty when none are."""
+    if table is None:
+        return ""
+    tied = cells(table.numa_ids, table.masks.values())
+    groups = sorted({str(group) for group in tied.groups.values() if len(group) > 1})
+    if not groups:
+        return ""
+    return f"; other containers tie NUMA nodes {' and '.join(groups)} together (kubeletMemory)"
+
+
+def charges_of(
+    granted: MemoryGrant, demand: Demand, cpu_milli: Mapping[int, int]
+) -> dict[int, Charge]:
+    """A grant as the state books it, with the CPUs beside it."""
+    charges: dict[int, Charge] = {}
+    for i in granted.mask | NUMASet(cpu_milli):
+        pages = {
+            size: granted.charges[pages_name(size)].get(i, 0)
+            for size in demand.hugepages
+            if granted.charges[pages_name(size)].get(i, 0)
+        }
+        memory = granted.charges.get("memory", {}).get(i, 0)
+        charges[i] = Charge(cpu_milli.get(i, 0), memory, pages)
+    return charges
+
+
+STRICT: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+"""Policies that refuse rather than use more NUMA nodes, for every resource."""
+
+
+def near(machine: Machine, listed: NUMASet) -> NUMASet:
+    """The listed NUMA nodes that have CPUs, and those that the others of the list serve."""
+    with_cpus = NUMASet(machine.whole_cpus)
+    distance = machine.topology.distance
+    found = listed & with_cpus
+    for i in listed - with_cpus:
+        told = homes(machine.topology, i) & with_cpus
+        least = min((distance(j, i) for j in with_cpus), default=0)
+        found = found | (told or NUMASet(j for j in with_cpus if distance(j, i) == least))
+    return found
+
+
+def near_cpus(demands: Sequence[HintDemand], place: NUMASet, policy: Policy) -> list[HintDemand]:
+    """Keep the demand for CPUs near the listed memory, where the policy is strict.
+
+    CPUs and memory together are then no wider than they would be on an empty machine: inside
+    ``place`` where that holds the need when empty, else all of ``place`` and more. Policies that
+    are not strict only order NUMA nodes (`by_distance`).
+    """
+    return [
+        _inside(demand, place)
+        if policy in STRICT and isinstance(demand, ResourceDemand) and demand.resource == "cpu"
+        else demand
+        for demand in demands
+    ]
+
+
+def _inside(demand: ResourceDemand, place: NUMASet) -> ResourceDemand:
+    if sum(demand.capacity.get(i, 0) for i in place) < demand.need:
+        return replace(demand, required=demand.required | place)
+    inside = {i: amount for i, amount in demand.available.items() if i in place}
+    return replace(demand, available=inside)
+
+
+def by_distance(
+    machine: Machine, listed: NUMASet, rank: Mapping[int, int] | None
+) -> dict[int, int]:
+    """Rank NUMA nodes for CPUs beside listed memory.
+
+    Order: those that are `near`, least distance to any of the list, the rank that is given, the id.
+    """
+    distance, ids = machine.topology.distance, machine.places
+    ranks = dict.fromkeys(ids, 0) if rank is None else rank
+    place = near(machine, listed)
+    ordered = sorted(
+        ids, key=lambda i: (i not in place, min(distance(i, m) for m in listed), ranks[i], i)
+    )
+    return {i: number for number, i in enumerate(ordered)}
+
+
+def spread_charges(
+    numa_nodes: NUMASet,
+    cpu_milli: Mapping[int, int],
+    mems: NUMASet,
+    memory: int,
+    memory_left: Mapping[int, int],
+    hugepages: Mapping[int, int],
+    hugepages_left: Mapping[int, Mapping[int, int]],
+) -> dict[int, Charge]:
+    """Book a grant on its NUMA nodes, bytes node by node in id order, as the kubelet does.
+
+    What does not fit anywhere (a request that was widened past what is free) is allocated on the
+    first memory node, so that nothing goes unaccounted.
+    """
+    taken = _node_by_node(mems, memory, memory_left)
+    pages: dict[int, dict[int, int]] = {}
+    for size, amount in sorted(hugepages.items()):
+        for i, part in _node_by_node(mems, amount, hugepages_left.get(size, {})).items():
+            pages.setdefault(i, {})[size] = part
+    charges: dict[int, Charge] = {}
+    for i in numa_nodes | mems:
+        milli = cpu_milli.get(i, 0)
+        charge = Charge(milli, taken.get(i, 0), pages.get(i, {}))
+        if milli or charge.memory or charge.hugepages:
+            charges[i] = charge
+    return charges
+
+
+def _node_by_node(mems: NUMASet, amount: int, left: Mapping[int, int]) -> dict[int, int]:
+    if not amount or not mems:
+        return {}
+    shares: dict[int, int] = {}
+    for i in mems:
+        part = min(amount, left.get(i, 0))
+        if part > 0:
+            shares[i] = part
+            amount -= part
+        if not amount:
+            return shares
+    first = mems.first
+    shares[first] = shares.get(first, 0) + amount
+    return shares
+
+
+KEY: Final = "mempolicy"
+
+
+def with_memory_policy(case: Case, placed: Placed, *, running: bool) -> Placed | Refusal:
+    """Add the memory policy that was asked for, or say why there is none.
+
+    A refusal where the runtime or the kernel does not have the policy, unless the container may be
+    widened; and where an annotation asks for a policy on memory nodes that the container does not
+    have. A rule or a default speaks for many containers, so there it has no effect.
+    """
+    mode = case.requested.mempolicy
+    if running:
+        return _without(placed, mode, "the container runs already")
+    if placed.kind is Kind.FOREIGN:
+        return _without(placed, mode, "somebody else pins the container")
+    if mode.on_nodes and not placed.mems:
+        if by_annotation(case.requested, KEY):
+            return without_nodes(case.requested, case.who)
+        return _without(placed, mode, "nothing pins the memory of the container")
+    missing = case.machine.memory_policies.refused.get(mode)
+    if missing is None:
+        placed = replace(placed, charges=in_turn(case, mode, placed.mems, placed.charges))
+        setting = MemoryPolicySetting(mode, _nodes(mode, placed))
+        step = f"mempolicy: {mode}{_on(setting.nodes)}, from its first instruction"
+        return replace(placed, memory_policy=setting, steps=(*placed.steps, step))
+    if case.on_failure is OnFailure.WIDEN:
+        made = _without(placed, mode, missing.partition(";")[0])
+        return replace(made, warnings=(*placed.warnings, made.steps[-1]))
+    return Refusal(
+        reason="MemoryPolicyUnsupported",
+        message=f"{_text(case.requested, case.who)}, but {missing}",
+        rule="a memory policy must be known to the kernel and to all who hand it on",
+    )
+
+
+def in_turn(
+    case: Case, mode: MemoryPolicy, mems: NUMASet, charges: Mapping[int, Charge]
+) -> Mapping[int, Charge]:
+    """Memory as it will be used where it comes from its NUMA nodes in turn, by their weights.
+
+    The kubelet's rules know no memory policies.
+    """
+    if not mode.in_turn or len(mems) < 2 or case.machine.settings.kubelet_memory:
+        return charges
+    weights = {i: case.machine.memory_policies.weight(mode, i) for i in mems}
+    whole = NOTHING
+    for charge in charges.values():
+        whole = whole.plus(charge)
+    memory = _by_weight(whole.memory, weights, case.memory_left)
+    pages: dict[int, dict[int, int]] = {}
+    for size, amount in whole.hugepages.items():
+        left = case.hugepages_left()[size]
+        shares = _by_weight(amount // size, weights, {i: n // size for i, n in left.items()})
+        for i, count in shares.items():
+            pages.setdefault(i, {})[size] = count * size
+    found = {
+        i: Charge(charges.get(i, NOTHING).cpu_milli, memory.get(i, 0), pages.get(i, {}))
+        for i in sorted({*charges, *mems})
+    }
+    return {i: charge for i, charge in found.items() if charge != NOTHING}
+
+
+def _by_weight(amount: int, weights: Mapping[int, int], left: Mapping[int, int]) -> dict[int, int]:
+    """Share an amount out; what a NUMA node lacks comes from the others, what all lack from one."""
+    shares: dict[int, int] = {}
+    # Least room for its weight first, then by id: what it cannot give is shared by the others.
+    order = sorted(weights, key=lambda i: (left.get(i, 0) // weights[i], i))
+    for n, i in enumerate(order):
+        among = sum(weights[j] for j in order[n:])
+        shares[i] = min(left.get(i, 0), -(-amount * weights[i] // among))
+        amount -= shares[i]
+    shares[min(order)] += amount
+    return shares
+
+
+def without_nodes(requested: Requested, who: str) -> Refusal:
+    """A policy on memory nodes for a container that has none, and what was expected."""
+    return Refusal(
+        reason="MemoryPolicyWithoutNodes",
+        message=f"{_text(requested, who)}, but nothing pins the memory of the container; "
+        "expected numamem, or a policy that pins its memory",
+        rule="a memory policy is about the memory nodes that the container is pinned to",
+    )
+
+
+def _nodes(mode: MemoryPolicy, placed: Placed) -> NUMASet:
+    if not mode.on_nodes:
+        return NUMASet()
+    if mode is not MemoryPolicy.PREFERRED:
+        return placed.mems
+    # The kernel would take the first of several: of those beside its CPUs, if there are such.
+    return NUMASet([(placed.numa_nodes & placed.mems or placed.mems).first])
+
+
+def _on(nodes: NUMASet) -> str:
+    return f" on {numa_text(nodes)}" if nodes else ""
+
+
+def _without(placed: Placed, mode: MemoryPolicy, why: str) -> Placed:
+    return replace(placed, steps=(*placed.steps, f"mempolicy: {mode} has no effect: {why}"))
+
+
+def _text(requested: Requested, who: str) -> str:
+    source = requested.sources.get(KEY, KEY)
+    return f"{who}: {KEY} is '{requested.mempolicy}' ({source})"

@@ -1,0 +1,508 @@
+"""The client of the API server: single requests, lists in pages, and watches.
+
+A client library builds requests for every kind and every way to sign in, and reads HTTP in Python:
+milliseconds of CPU for a binding, and as much for the events of its watch. Each of these is a path
+and a document, so they go through aiohttp, whose parser is compiled. Token and ca.crt are files
+that the kubelet renews (docs/adr/0059-sums-first.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import ssl
+import time
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+
+from nri_numa import __version__
+from nri_numa.kube.requests import Form, KubeError, Outcome, Request, Result, Verb, outcome_of
+from nri_numa.observe.logs import get_logger
+
+CONNECTIONS: Final = 32
+"""Bindings at a time; more wait for their turn, because a handshake costs both sides more."""
+KEPT: Final = 45.0
+"""Seconds that an idle connection is kept; the API server keeps it for 90 (IdleTimeout)."""
+TIMEOUT: Final = 10.0
+"""Seconds for each step of a request; a silent server must not hold us for ever."""
+PAGE: Final = 500
+"""Objects in one answer to a list; 5,000 nodes are ten of them, of about a megabyte each."""
+GATHERED: Final = 0.02
+"""Seconds between two reads of a watch: what comes meanwhile is read at once."""
+WATCH: Final = 300
+"""Seconds after which the API server ends a watch, which is then resumed."""
+_SLACK: Final = 60.0
+"""Seconds after the end of a watch without an answer: the connection is dead."""
+_FULL: Final = 1 << 10
+"""Bytes of a watch that wait for us before nothing more is taken from its connection."""
+_MUCH: Final = 1 << 16
+"""Bytes after which there is no pause: a thousand nodes may write in a second."""
+_CHECKED: Final = 1.0
+"""Seconds between two checks whether ca.crt is another file."""
+_TURNS: Final = 100
+"""Turns of the event loop that sockets have to close in after the other side's last word; they
+need three."""
+_LONGEST: Final = 30.0
+_DENIED, _MISSING, _GONE = 401, 404, 410
+
+
+class _Cause(msgspec.Struct):
+    reason: str = ""
+
+
+class _Details(msgspec.Struct):
+    causes: list[_Cause] | None = None
+
+
+class _Status(msgspec.Struct):
+    message: str = ""
+    code: int = 0
+    details: _Details | None = None
+
+
+class _Event(msgspec.Struct):
+    """A line of a watch (k8s.io/apimachinery, ``metav1.WatchEvent``)."""
+
+    type: str
+    object: dict[str, Any]
+
+
+class KubeAPI:
+    """Asks the API server as one of our services.
+
+    Args:
+        credentials: directory with ``token`` and ``ca.crt``, as a pod has it.
+        service: names us in its audit log, and in the objects that we write.
+        skewed: is called at each answer with the seconds that our clock is ahead.
+    """
+
+    def __init__(
+        self,
+        credentials: str,
+        service: str,
+        *,
+        wall: Callable[[], float] = time.time,
+        skewed: Callable[[float], object] | None = None,
+    ) -> None:
+        self._directory, self._service = Path(credentials), service
+        self._wall, self._skewed = wall, skewed
+        self._session: aiohttp.ClientSession | None = None
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._server = self._bearer = ""
+        self._authority: tuple[int, int] = (0, 0)
+        self._checked = float("-inf")
+
+    async def do(self, request: Request) -> Outcome:
+        """Do one request; every failure is a value."""
+        path = request.path
+        try:
+            if request.verb is Verb.LIST:
+                chosen = ",".join(f"{key}={one}" for key, one in request.field_selector.items())
+                documents = await self.objects(path, chosen)
+            else:
+                form = request.form if request.verb is Verb.PATCH else Form.WHOLE
+                documents = [await self.ask(request.verb.method, path, request.body, form=form)]
+            if not all(isinstance(one.get("metadata", {}), dict) for one in documents):
+                raise KubeError("cannot read the answer: its metadata is no mapping", 200)
+        except KubeError as error:
+            return outcome_of(request, error)
+        return Outcome(result=Result.DONE, documents=tuple(documents))
+
+    async def ask(
+        self, method: str, path: str, document: object = None, *, form: str = Form.WHOLE
+    ) -> dict[str, Any]:
+        """Do one request; what comes back, read as JSON.
+
+        The path is quoted; the content type `form` of the document says how a patch is meant.
+
+        Raises:
+            KubeError: the server says no, or nothing came back.
+        """
+        body = None
+        if document is not None:
+            body = msgspec.json.encode(document)
+            path += f"{'&' if '?' in path else '?'}fieldManager={self._service}"
+        async with self._asked(method, path, body, form) as answer:
+            data = await answer.read()
+            try:
+                found = msgspec.json.decode(data, type=dict[str, Any])
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise KubeError(f"cannot read the answer: {error}", answer.status) from None
+        return found
+
+    async def renew(self) -> None:
+        """Have credentials, of now or of a second ago.
+
+        Raises:
+            KubeError: there are none.
+        """
+        with self._failures():
+            await self._opened()
+
+    async def objects(self, path: str, fields: str = "") -> list[dict[str, Any]]:
+        """Read a list, of a field selector.
+
+        Raises:
+            KubeError: see `ask`.
+        """
+        pages = self.pages(path, {"fieldSelector": fields} if fields else {})
+        return [one async for _, items in pages for one in items]
+
+    async def pages(
+        self, path: str, parameters: Mapping[str, str]
+    ) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+        """Read a long list: resource version and objects of each page.
+
+        Raises:
+            KubeError: see `ask`.
+        """
+        asked = {**parameters, "limit": str(PAGE)}
+        while True:
+            found = await self.ask("GET", f"{path}?{urlencode(asked)}")
+            metadata = found.get("metadata") or {}
+            yield str(metadata.get("resourceVersion") or ""), _items(found)
+            if not metadata.get("continue"):
+                return
+            asked["continue"] = str(metadata["continue"])
+
+    async def events(
+        self, path: str, parameters: Mapping[str, str], seconds: int = WATCH
+    ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
+        """Follow a watch until the server ends it: what happened, and the object.
+
+        Raises:
+            KubeError: the server says no, be it in the middle, or the connection was lost.
+        """
+        asked = {**parameters, "watch": "true", "timeoutSeconds": str(seconds)}
+        silence = aiohttp.ClientTimeout(
+            total=None, sock_connect=TIMEOUT, sock_read=seconds + _SLACK
+        )
+        async with self._asked("GET", f"{path}?{urlencode(asked)}", silence=silence) as answer:
+            rest = b""
+            while True:
+                chunk = await answer.content.readany()
+                lines = (rest + chunk).split(b"\n")
+                # Without a chunk it is the end, and a last line may lack its own.
+                rest = lines.pop() if chunk else b""
+                for line in lines:
+                    if line:
+                        yield _event(line)
+                if not chunk:
+                    return
+                await asyncio.sleep(GATHERED if len(chunk) < _MUCH else 0)
+
+    @contextlib.asynccontextmanager
+    async def _asked(
+        self,
+        method: str,
+        url: str,
+        body: bytes | None = None,
+        form: str = "application/json",
+        silence: aiohttp.ClientTimeout | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One request, signed; once more with the token read anew where it was denied."""
+        with self._failures():
+            for last in (False, True):
+                session = await self._opened()
+                answer = await session.request(
+                    method,
+                    self._server + url,
+                    data=body,
+                    headers={"Authorization": self._bearer, "Content-Type": form},
+                    timeout=silence or session.timeout,
+                    allow_redirects=False,
+                    read_bufsize=_FULL if silence else None,
+                )
+                async with answer:
+                    self._compare_clocks(answer)
+                    if 200 <= answer.status < 300:
+                        yield answer
+                        return
+                    found = await answer.read()
+                    if answer.status != _DENIED or last:
+                        raise refused(answer.status, found, answer.headers.get("Retry-After", ""))
+                self._bearer = self._read_token()
+
+    async def _opened(self) -> aiohttp.ClientSession:
+        """The session; another one after ca.crt changed."""
+        now = asyncio.get_running_loop().time()
+        if self._session is not None and now - self._checked <= _CHECKED:
+            return self._session
+        file = self._directory / "ca.crt"
+        status = os.stat(file)
+        authority = status.st_mtime_ns, status.st_ino
+        self._checked = now
+        if self._session is not None and authority == self._authority:
+            return self._session
+        await self.close()
+        host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+        if not host:
+            raise FileNotFoundError("KUBERNETES_SERVICE_HOST is not set; in a pod it is")
+        host = f"[{host}]" if ":" in host else host
+        self._server = f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
+        self._bearer = self._read_token()
+        self._sockets, self._authority = weakref.WeakSet(), authority
+        try:
+            context = ssl.create_default_context(cafile=str(file))
+        except ssl.SSLError as error:
+            raise KubeError(f"{file} holds no certificate: {error.reason or error}") from error
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                ssl=context,
+                limit=CONNECTIONS,
+                keepalive_timeout=KEPT,
+                socket_factory=self._socket,
+            ),
+            headers={
+                "User-Agent": f"{self._service}/{__version__}",
+                "Accept": "application/json",
+                "Accept-Encoding": "identity",
+            },
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT),
+        )
+        return self._session
+
+    def _compare_clocks(self, answer: aiohttp.ClientResponse) -> None:
+        if self._skewed is not None:
+            with contextlib.suppress(ValueError):
+                server = parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
+                self._skewed(self._wall() - server)
+
+    def _read_token(self) -> str:
+        return f"Bearer {(self._directory / 'token').read_text('utf-8').strip()}"
+
+    async def close(self) -> None:
+        """End the connections; the next request reads everything again."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        await session.close()
+        # A request that was cancelled leaves a connection that waits for the other side's farewell,
+        # and no session knows it any more.
+        open_ones = [one for one in self._sockets if one.fileno() >= 0]
+        for one in open_ones:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for _ in range(_TURNS):
+            if all(one.fileno() < 0 for one in open_ones):
+                return
+            await asyncio.sleep(0)
+
+    def _socket(self, address: tuple[Any, ...]) -> socket.socket:
+        """One of a connection, remembered as long as it lives."""
+        family, kind, protocol, *_ = address
+        made = socket.socket(family, kind, protocol)
+        self._sockets.add(made)
+        return made
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Whatever keeps an answer away, as one sentence that names what to look at."""
+        try:
+            yield
+        except KubeError:
+            raise
+        except aiohttp.ClientConnectorCertificateError as error:
+            self._checked = float("-inf")  # the next one looks at once for another ca.crt
+            cause = error.certificate_error
+            why = getattr(cause, "verify_message", "") or cause
+            file = self._directory / "ca.crt"
+            raise KubeError(
+                f"the API server's certificate is not accepted: {why}; {file} is of another "
+                "cluster, or the clocks differ"
+            ) from error
+        except FileNotFoundError as error:
+            raise KubeError(
+                f"no credentials: {error}; expected token and ca.crt in {self._directory}"
+            ) from error
+        except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
+            text = str(error) or type(error).__name__
+            raise KubeError(f"no answer from the API server: {text}") from error
+
+
+def namespace(credentials: str) -> str:
+    """The namespace of a pod's credentials; ``default`` where they do not say."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return Path(credentials, "namespace").read_text("ascii").strip() or "default"
+    return "default"
+
+
+def refused(code: int, body: bytes, retry_after: str = "") -> KubeError:
+    """What the server says instead of doing it."""
+    try:
+        found = msgspec.json.decode(body, type=_Status)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        found = _Status(body[:200].decode("utf-8", "replace"))
+    causes = frozenset(one.reason for one in (found.details and found.details.causes) or ())
+    # Servers of Kubernetes send seconds, never a date; no more digits than `int` reads.
+    sound = retry_after.isascii() and retry_after.isdigit()
+    seconds = float(min(int(retry_after[:12]), 3600)) if sound else 0.0
+    return KubeError(found.message or f"status {code}", found.code or code, causes, seconds)
+
+
+def _items(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    items = document.get("items") or []
+    if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
+        raise KubeError("cannot read the answer: it is no list of objects")
+    return items
+
+
+def _event(line: bytes) -> tuple[str, dict[str, Any]]:
+    try:
+        found = msgspec.json.decode(line, type=_Event)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise KubeError(f"cannot read an event of a watch: {error}") from None
+    if found.type == "ERROR":
+        raise refused(0, msgspec.json.encode(found.object))
+    return found.type, found.object
+
+
+# --- all objects of a kind, followed --------------------------------------------------------------
+
+
+class Watched:
+    """Objects of one kind, kept up to date by a `Watch`."""
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        """An object exists, new or changed."""
+
+    def gone(self, key: str) -> None:
+        """An object does not exist any more."""
+
+    def remove(self, document: Mapping[str, Any]) -> None:
+        """The same, where its last state is known."""
+
+    def listed(self, keys: frozenset[str]) -> None:
+        """These are all."""
+
+
+class Watch:
+    """Lists a kind and follows its changes: in pages, resumed, and listed again after 410 Gone.
+
+    Lists name objects by `key`, their name by default.
+
+    Attributes:
+        synced: everything was read once.
+        problem: why nothing can be read now, as a sentence; empty when it can.
+    """
+
+    def __init__(
+        self,
+        api: KubeAPI,
+        path: str,
+        watched: Watched,
+        *,
+        fields: str = "",
+        key: Callable[[Mapping[str, Any]], str] | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._api, self._path, self._watched, self._jitter = api, path, watched, jitter
+        self._key = key or name_of
+        self._what = path.rpartition("/")[2]
+        self._parameters = {"fieldSelector": fields} if fields else {}
+        self._log = get_logger("kube")
+        self._keys: set[str] = set()
+        self.synced = asyncio.Event()
+        self.problem = ""
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        version, failures = "", 0
+        while True:
+            try:
+                if not version:
+                    version = await self._list()
+                self._works()
+                asked = {**self._parameters, "resourceVersion": version}
+                async with aclosing(self._api.events(self._path, asked)) as events:
+                    async for event, found in events:
+                        failures = 0
+                        self._works()
+                        version = found["metadata"].get("resourceVersion", version)
+                        self._changed(event, found)
+            except KubeError as error:
+                if error.code in (_GONE, _MISSING):
+                    version = ""
+                if error.code == _GONE:
+                    self._log.info("listing again", kind=self._what)
+                    failures = 0
+                    continue
+                if error.code == _MISSING:
+                    self._listed(set())  # nothing of this kind can exist
+                code = f"{self._what}: {error.code}: " if error.code else ""
+                self._fails(f"{code}{str(error)[:300]}")
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                version = ""
+                self._fails(f"{self._what}: cannot read the answer: {str(error)[:300]}")
+            failures += 1
+            await asyncio.sleep(
+                min(_LONGEST, 0.25 * 2 ** min(failures, 8)) * (0.5 + self._jitter())
+            )
+
+    async def _list(self) -> str:
+        version, keys = "", set[str]()
+        async for page_version, items in self._api.pages(self._path, self._parameters):
+            version = page_version or version
+            for number, document in enumerate(items):
+                keys.add(self._key(document))
+                self._watched.put(document)
+                if not number % 100:
+                    await asyncio.sleep(0)  # questions are answered meanwhile
+        self._listed(keys)
+        return version
+
+    def _changed(self, event: str, document: dict[str, Any]) -> None:
+        key = self._key(document)
+        if event == "DELETED":
+            self._keys.discard(key)
+            self._watched.remove(document)
+            self._watched.gone(key)
+        else:
+            self._keys.add(key)
+            self._watched.put(document)
+
+    def _listed(self, keys: set[str]) -> None:
+        for key in sorted(self._keys - keys):
+            self._watched.gone(key)
+        self._keys = keys
+        self._watched.listed(frozenset(keys))
+        self.synced.set()
+
+    def _works(self) -> None:
+        if self.problem:
+            self._log.info("the API server answers again", kind=self._what)
+        self.problem = ""
+
+    def _fails(self, problem: str) -> None:
+        if problem != self.problem:
+            self._log.warning("cannot follow", kind=self._what, problem=problem)
+        self.problem = problem
+
+
+def name_of(document: Mapping[str, Any]) -> str:
+    """The object's name."""
+    return text_of(document, "metadata", "name")
+
+
+def uid_of(document: Mapping[str, Any]) -> str:
+    """The object's uid."""
+    return text_of(document, "metadata", "uid")
+
+
+def text_of(document: Mapping[str, Any], section: str, key: str) -> str:
+    """A text in a section; empty where it is none."""
+    found = document.get(section)
+    value = found.get(key) if isinstance(found, Mapping) else None
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,225 @@
+"""Which of several replicas works: a Lease of coordination.k8s.io/v1, held and renewed.
+
+The rules are those of client-go's leader election: a Lease is taken over only when it stood still
+for its whole duration by our own clock, times of two machines are never compared, and every write
+names the version that was read, so that of two writers one loses. A replica that could not renew
+for two thirds of the duration stops to lead before another one begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.observe.logs import get_logger
+
+log = get_logger("lease")
+
+RETRY: Final = 2 / 15
+"""Part of the duration between two looks or renewals: client-go's 2 s of 15 s."""
+DEADLINE: Final = 2 / 3
+"""Part of the duration after which a leader that could not renew gives up: 10 s of 15 s."""
+LEAST: Final = 0.05
+"""Seconds between two requests at least."""
+LONGEST: Final = 1.0
+"""Seconds between two looks at the clock at most."""
+GIVING_BACK: Final = 3.0
+"""Seconds that the end of a replica waits for its Lease to be given back."""
+_ELECTION: Final = frozenset({Result.DONE, Result.MISSING, Result.EXISTS, Result.CONFLICT})
+"""Of two that write at once one is refused: that is the election, and no problem."""
+
+Spec = dict[str, Any]
+
+
+def identity() -> str:
+    """A name for this replica; another one for each."""
+    return f"{socket.gethostname()[:60]}_{uuid.uuid4()}"
+
+
+class Lease:
+    """One replica's part in the election.
+
+    Attributes:
+        holder: the replica that holds it, as far as known; empty for none.
+        since: when this one began to lead, by its clock; infinity when it never did.
+        problem: why the Lease cannot be used, as a sentence; empty when it can.
+
+    Args:
+        ask: does a request, and never raises.
+        duration: seconds.
+        answered: is called with each request and what came of it.
+        changed: is called when this replica begins or ends to lead.
+        limit: seconds that one request may take; half of what a renewal has by default, so that
+            another one fits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        ask: Callable[[Request], Awaitable[Outcome]],
+        *,
+        duration: float,
+        identity: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        jitter: Callable[[], float] = random.random,
+        answered: Callable[[Request, Outcome], object] = lambda request, outcome: None,
+        changed: Callable[[], object] = lambda: None,
+        limit: float | None = None,
+    ) -> None:
+        self.holder = self.problem = ""
+        self.since = float("inf")
+        self._name, self._namespace, self._identity = name, namespace, identity
+        self._ask, self._duration = ask, duration
+        self._clock, self._wall, self._jitter = clock, wall, jitter
+        self._answered, self._changed = answered, changed
+        self._limit = duration * DEADLINE / 2 if limit is None else limit
+        self._there: dict[str, Any] | None = None
+        self._known: Spec | None = None
+        """The spec that was read last, also when the Lease must be read again."""
+        self._absent = self._led = False
+        self._hold_until = 0.0
+        self._seen = self._renewed = float("-inf")
+        """Since when the Lease stands still as we know it; when our last write that counted was
+        begun."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica may work at this moment."""
+        return self._clock() < self._renewed + self._duration * DEADLINE
+
+    async def run(self) -> None:
+        """Take part until cancelled."""
+        pause = 0.0
+        while True:
+            await asyncio.sleep(pause)
+            pause = await self.step()
+
+    async def step(self) -> float:
+        """Do what is due; the result is the seconds until the next time."""
+        began = self._clock()
+        if self._hold_until <= began:
+            request = self._due(began)
+            try:
+                async with asyncio.timeout(self._limit):
+                    outcome = await self._ask(request)
+            except TimeoutError:
+                text = "the API server did not answer in time"
+                outcome = Outcome(result=Result.UNREACHABLE, text=text)
+            self._done(request, outcome, began)
+            self._answered(request, outcome)
+        if self.leads != self._led:
+            self._led = not self._led
+            self.since = self._clock() if self._led else self.since
+            log.info("leads" if self._led else "does not lead", holder=self.holder)
+            self._changed()
+        return max(LEAST, min(LONGEST, self._hold_until - self._clock()))
+
+    async def give_back(self) -> None:
+        """Let another replica lead at once; for the end."""
+        if self._there is None or self.holder != self._identity:
+            return
+        self._renewed = float("-inf")
+        spec = {**_spec(self._there), "holderIdentity": "", "leaseDurationSeconds": 1}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GIVING_BACK):
+                await self._ask(self._request(Verb.UPDATE, {**self._there, "spec": spec}))
+
+    def _due(self, now: float) -> Request:
+        """Look at it, make it, renew it or take it over."""
+        if self._absent:
+            return self._write(Verb.CREATE, {}, 0)
+        if self._there is None:
+            return self._request(Verb.GET)
+        spec = _spec(self._there)
+        transitions = spec.get("leaseTransitions") or 0
+        if spec.get("holderIdentity") == self._identity:
+            return self._write(Verb.UPDATE, self._there, transitions)
+        if not spec.get("holderIdentity") or now >= self._ends():
+            return self._write(Verb.UPDATE, self._there, transitions + 1)
+        return self._request(Verb.GET)
+
+    def _done(self, request: Request, outcome: Outcome, began: float) -> None:
+        now = self._clock()
+        pause = self._duration * RETRY * (1 + 0.2 * self._jitter())
+        self._hold_until = now + pause
+        if outcome.result is Result.DONE:
+            (document,) = outcome.documents
+            self._absent = False
+            self._read(document, now)
+            if request.verb is not Verb.GET:
+                # From before the request: the server may have counted from then.
+                self._renewed = began
+            elif self.holder in ("", self._identity) or now >= self._ends():
+                self._hold_until = now
+        elif outcome.result is Result.MISSING:
+            self._there, self._absent, self._hold_until = None, True, now + pause / 4
+        else:
+            # Another replica was quicker, or no answer came: look again before anything is written.
+            self._there, self._absent = None, False
+        well = outcome.result in _ELECTION
+        problem = "" if well else f"the Lease cannot be used: {outcome.text}"
+        if problem and problem != self.problem:
+            log.warning("cannot be elected", problem=outcome.text)
+        self.problem = problem
+
+    def _read(self, document: dict[str, Any], now: float) -> None:
+        self._there, spec = document, _spec(document)
+        if self._known != spec:
+            self._seen = now
+        self._known = spec
+        self.holder = spec.get("holderIdentity") or ""
+        if self.holder != self._identity:
+            self._renewed = float("-inf")
+
+    def _ends(self) -> float:
+        """When it has stood still for long enough; where its duration makes no sense, by ours."""
+        runs = _spec(self._there or {}).get("leaseDurationSeconds")
+        if not isinstance(runs, int) or not 0 < runs <= 3600:
+            return self._seen + self._duration
+        return self._seen + runs
+
+    def _write(self, verb: Verb, there: dict[str, Any], transitions: int) -> Request:
+        # Six digits must follow the seconds; zeros could be dropped.
+        wall = datetime.fromtimestamp(self._wall(), UTC)
+        moment = wall.replace(microsecond=wall.microsecond or 1).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec, metadata = _spec(there), there.get("metadata") or {}
+        ours = spec.get("holderIdentity") == self._identity
+        body = {
+            **there,
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {**metadata, "name": self._name, "namespace": self._namespace},
+            "spec": {
+                **spec,
+                "holderIdentity": self._identity,
+                "leaseDurationSeconds": max(1, round(self._duration)),
+                "acquireTime": (spec.get("acquireTime") if ours else None) or moment,
+                "renewTime": moment,
+                "leaseTransitions": transitions,
+            },
+        }
+        return self._request(verb, body)
+
+    def _request(self, verb: Verb, body: dict[str, Any] | None = None) -> Request:
+        return Request(
+            output="lease",
+            verb=verb,
+            resource=Resource.LEASES,
+            name=self._name,
+            namespace=self._namespace,
+            body=body,
+        )
+
+
+def _spec(document: dict[str, Any]) -> Spec:
+    return document.get("spec") or {}

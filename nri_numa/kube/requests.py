@@ -1,0 +1,238 @@
+"""One request to the API server as a value, and what came of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+
+class KubeError(OSError):
+    """The API server did not do what it was asked.
+
+    Attributes:
+        code: the status code of its answer; 0 where there was none.
+        causes: reasons among the details of its Status.
+        retry_after: seconds that it wants to be left alone.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        code: int = 0,
+        causes: frozenset[str] = frozenset(),
+        retry_after: float = 0.0,
+    ) -> None:
+        super().__init__(text)
+        self.code, self.causes, self.retry_after = code, causes, retry_after
+
+
+class Verb(StrEnum):
+    """What is done, in the words of RBAC."""
+
+    GET = "get"
+    LIST = "list"
+    CREATE = "create"
+    PATCH = "patch"
+    UPDATE = "update"
+
+    @property
+    def method(self) -> str:
+        """The method of HTTP."""
+        return _METHODS[self]
+
+
+_METHODS: Final = {
+    Verb.GET: "GET",
+    Verb.LIST: "GET",
+    Verb.CREATE: "POST",
+    Verb.PATCH: "PATCH",
+    Verb.UPDATE: "PUT",
+}
+
+
+class Form(StrEnum):
+    """How what is written is meant, by its content type."""
+
+    WHOLE = "application/json"
+    MERGE = "application/merge-patch+json"
+    APPLY = "application/apply-patch+yaml"
+    """Server-side apply: makes the object too, and owns what it names."""
+    JSON = "application/json-patch+json"
+
+
+class Resource(Enum):
+    """On what: API group, version, and resource with its subresource."""
+
+    NODES = ("", "v1", "nodes")
+    NODE_STATUS = ("", "v1", "nodes/status")
+    PODS = ("", "v1", "pods")
+    EVICTIONS = ("", "v1", "pods/eviction")
+    EVENTS = ("events.k8s.io", "v1", "events")
+    TOPOLOGIES = ("topology.node.k8s.io", "v1alpha2", "noderesourcetopologies")
+    NUMATOPOLOGIES = ("nodeinfo.volcano.sh", "v1alpha1", "numatopologies")
+    LEASES = ("coordination.k8s.io", "v1", "leases")
+    CLAIMS = ("resource.k8s.io", "v1", "resourceclaims")
+    SLICES = ("resource.k8s.io", "v1", "resourceslices")
+
+    @property
+    def group(self) -> str:
+        """Its API group; empty for the core."""
+        return self.value[0]
+
+    @property
+    def plural(self) -> str:
+        """Its name in RBAC rules."""
+        return self.value[2]
+
+    def path(self, namespace: str = "", name: str = "") -> str:
+        """Of all objects, or of one."""
+        group, version, plural = self.value
+        kind, _, part = plural.partition("/")
+        within = ("namespaces", namespace) if namespace else ()
+        parts = ("apis" if group else "api", group, version, *within, kind, name, part)
+        return "/" + "/".join(quote(one, safe="") for one in parts if one)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request.
+
+    Attributes:
+        output: what it is for; the metric's label.
+        key, version: what the output knows it by.
+        body: a whole object, or a patch.
+        force: take fields from other owners; for server-side apply.
+        field_selector: for a list.
+    """
+
+    output: str
+    verb: Verb
+    resource: Resource
+    name: str = ""
+    namespace: str = ""
+    body: Any = None
+    form: Form = Form.MERGE
+    force: bool = False
+    field_selector: Mapping[str, str] = field(default_factory=dict)
+    key: object = None
+    version: object = None
+
+    @property
+    def target(self) -> str:
+        """Which object, for log lines."""
+        return "/".join(part for part in (self.resource.plural, self.namespace, self.name) if part)
+
+    @property
+    def path(self) -> str:
+        """Path and parameters."""
+        # What is made is named by its body, a part of an object by the path.
+        named = self.verb is not Verb.CREATE or "/" in self.resource.plural
+        path = self.resource.path(self.namespace, self.name if named else "")
+        return f"{path}?{urlencode({'force': 'true'})}" if self.force else path
+
+
+class Result(StrEnum):
+    """What came of a request, as far as it matters to what follows."""
+
+    DONE = "done"
+    EXISTS = "exists"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+    """The API server does not know this kind of object."""
+    CONFLICT = "conflict"
+    FORBIDDEN = "forbidden"
+    ENDING = "ending"
+    """The namespace is being deleted: nothing can be made there any more."""
+    INVALID = "invalid"
+    BLOCKED = "blocked"
+    """A disruption budget does not allow an eviction now."""
+    FAILED = "failed"
+    """The server could not do this one."""
+    BUSY = "busy"
+    UNAUTHORIZED = "unauthorized"
+    UNREACHABLE = "unreachable"
+
+
+WHOLE: Final = frozenset({Result.BUSY, Result.UNAUTHORIZED, Result.UNREACHABLE})
+"""What is not about the one request: nothing else would fare better."""
+_DEFINED: Final = frozenset({Resource.TOPOLOGIES, Resource.NUMATOPOLOGIES})
+"""Kinds that a cluster has only where their definition was applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a request.
+
+    Attributes:
+        text: what was wrong and what to do, as a sentence; empty when done.
+        retry_after: seconds that the server wants to be left alone.
+        documents: what was read.
+    """
+
+    result: Result
+    text: str = ""
+    retry_after: float = 0.0
+    documents: tuple[dict[str, Any], ...] = ()
+
+
+def outcome_of(request: Request, error: KubeError) -> Outcome:
+    """What an error means for a request."""
+    if not error.code:
+        return Outcome(result=Result.UNREACHABLE, text=str(error))
+    message, retry_after = str(error), error.retry_after
+    result, more = _meaning(request, error.code, message, error.causes)
+    if result is Result.BUSY and error.code == 429:
+        retry_after = retry_after or 1.0
+    text = f"{request.verb} {request.target}: {error.code}: {message[:500]}{more}"
+    return Outcome(result=result, text=text, retry_after=retry_after)
+
+
+def _meaning(
+    request: Request, code: int, message: str, causes: frozenset[str]
+) -> tuple[Result, str]:
+    """The result, and what to do about it."""
+    if "ValidatingAdmissionPolicy" in message:
+        return (
+            Result.FORBIDDEN,
+            "; an admission policy refused it: does the token name this node?",
+        )
+    match code:
+        case 400 | 413 | 415 | 422:
+            return Result.INVALID, ""
+        case 401:
+            return (
+                Result.UNAUTHORIZED,
+                "; the token is expired, of another cluster, or the clocks differ",
+            )
+        case 403 if "NamespaceTerminating" in causes or "is being terminated" in message:
+            return Result.ENDING, ""
+        case 403:
+            return (
+                Result.FORBIDDEN,
+                f"; a ClusterRole of its service account lacks apiGroups "
+                f"[{request.resource.group!r}], resources [{request.resource.plural}], "
+                f"verbs [{request.verb}]",
+            )
+        case 404 if request.resource in _DEFINED and f'"{request.name}"' not in message:
+            # The message about a missing object names it; otherwise its definition is missing.
+            return Result.UNKNOWN, "; no such kind of object"
+        case 404:
+            return Result.MISSING, ""
+        case 409:
+            return (Result.EXISTS if request.verb is Verb.CREATE else Result.CONFLICT), ""
+        case 429 if "DisruptionBudget" in causes:
+            return Result.BLOCKED, ""
+        case 429 | 503 | 504:
+            return Result.BUSY, ""
+        case _:
+            return Result.FAILED, ""
+
+
+def annotations_of(document: Mapping[str, Any]) -> Mapping[str, str]:
+    """The annotations of an object."""
+    metadata = document.get("metadata")
+    found = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+    return found if isinstance(found, Mapping) else {}

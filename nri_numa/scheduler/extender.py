@@ -1,0 +1,312 @@
+"""``nri-numa scheduler``: the extender's process, its answers, and its life."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from nri_numa import __version__, service
+from nri_numa import config as configuration
+from nri_numa.config import AgentConfig, split_address
+from nri_numa.config.extended_resource import slots_resource
+from nri_numa.config.scheduling import UnknownNodes
+from nri_numa.http.api import APIError, Response
+from nri_numa.http.api import Request as HTTPRequest
+from nri_numa.http.guarded import Handler, Route, Site
+from nri_numa.http.security import Certificate
+from nri_numa.kube.api import KubeAPI, Watch, namespace, uid_of
+from nri_numa.kube.lease import Lease, identity
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.service_metrics import ServiceMetrics
+from nri_numa.scheduler import protocol
+from nri_numa.scheduler.binder import Binder
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.pod_reader import PodReader
+from nri_numa.scheduler.watcher import PENDING, PODS, TOPOLOGIES, NodeWatcher, PodWatcher, Waker
+
+log = get_logger("scheduler")
+
+LARGEST: Final = 4 << 20
+"""Bytes of a question: a pod has at most 1.5 MiB (etcd's limit), 5,000 names a quarter of one."""
+CONNECTIONS: Final = 512
+"""kube-scheduler has one for each binding that is under way, and hundreds are after a burst."""
+LEASE: Final = 15.0
+"""Seconds that the Lease is worth without being renewed; the usual value of client-go."""
+TICK = 0.5
+"""Seconds between two looks at what has run out."""
+CATCH_UP: Final = 1.0
+"""Seconds from the begin of leading until we bind: what the last leader wrote has come by then."""
+_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+Verb = Callable[[bytes], Awaitable[bytes]]
+
+
+class SchedulerMetrics(ServiceMetrics):
+    """Metrics of the extender; names begin with ``nri_numa_scheduler_``."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__("nri_numa_scheduler", version)
+        self.calls = self.counter("calls_total", "Calls of kube-scheduler.", "verb", "result")
+        self.seconds = self.histogram(
+            "call_seconds", "Time to answer a call.", "verb", buckets=_SECONDS
+        )
+        self.refused = self.counter("refused_nodes_total", "Nodes that had no room for a pod.")
+        self.bind_failures = self.counter(
+            "bind_failures_total", "Calls of bind after which the pod was not on that node."
+        )
+        self.wakes = self.counter(
+            "wakes_total", "Touches of a Node's annotation to wake refused pods."
+        )
+        self.nodes = self.gauge("nodes", "Nodes with a NodeResourceTopology.")
+        self.unreadable = self.gauge("unreadable_nodes", "Nodes whose object says nothing certain.")
+        self.held = self.gauge("held_pods", "Pods whose NUMA nodes are held.")
+        self.oldest = self.gauge("oldest_hold_seconds", "Age of the oldest of these.")
+        self.leader = self.gauge("leader", "Whether this replica binds.")
+        self.synced = self.gauge("synced", "Whether nodes and pods were read.")
+
+
+class Extender:
+    """All of it.
+
+    Raises:
+        ConfigError: a certificate cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        section = config.scheduler
+        self._section, self._clock = section, clock
+        self._certificate = (
+            Certificate(section.tls_cert, section.tls_key, section.client_ca, setting="scheduler")
+            if section.tls_cert
+            else None
+        )
+        settings = configuration.settings(config)
+        self.metrics = SchedulerMetrics(__version__)
+        self.api = KubeAPI(section.credentials, "nri-numa-scheduler")
+        # On a connection of its own: renewing must not wait behind lists and bindings.
+        self.lease_api = KubeAPI(section.credentials, "nri-numa-scheduler")
+        self.election = (
+            Lease(
+                section.lease,
+                namespace(section.credentials),
+                self.lease_api.do,
+                duration=LEASE,
+                identity=identity(),
+                clock=clock,
+                wall=wall,
+            )
+            if section.lease
+            else None
+        )
+        self.nodes = Nodes()
+        self.reader = PodReader(settings, slots_resource(config), claims=config.dra.enabled)
+        self.candidates = CandidateIndex(
+            self.nodes,
+            settings.strategy,
+            unknown_fits=section.unknown_nodes is UnknownNodes.ALLOW,
+            narrow=section.narrow,
+        )
+        self.waker = Waker(self.api, config, self.metrics.wakes, clock=clock, wall=wall)
+        self.node_watcher = NodeWatcher(self.nodes, self.waker, config.annotation_prefix, clock)
+        self.pod_watcher = PodWatcher(self.api, self.nodes, self.reader, self.waker, config, clock)
+        self.binder = Binder(
+            self.api, self.nodes, self.candidates, self.reader, self.pod_watcher, config, clock
+        )
+        self.topologies = Watch(self.api, TOPOLOGIES, self.node_watcher)
+        self.pods = Watch(self.api, PODS, self.pod_watcher, fields=PENDING, key=uid_of)
+        self.port = 0
+
+    # --- the verbs --------------------------------------------------------------------------------
+
+    async def filter(self, body: bytes) -> bytes:
+        """Which of the nodes have room."""
+        question = protocol.question(body)
+        request = self.reader.request(question.pod)
+        if not request.nothing and (problem := self._not_synced()):
+            return protocol.error(problem)
+        found = self.candidates.filter(request, question.names)
+        if found.failed or found.hopeless:
+            self.metrics.refused.inc(len(found.failed) + len(found.hopeless))
+        if found.failed and not found.fits:
+            self.waker.refused(request.uid)
+            log.debug(
+                "no node has room",
+                pod=f"{request.namespace}/{request.name}",
+                reasons="; ".join(sorted(set(found.failed.values())))[:500],
+            )
+        return protocol.filter_result(found.fits, found.failed, found.hopeless)
+
+    async def prioritize(self, body: bytes) -> bytes:
+        """How well the nodes suit."""
+        question = protocol.question(body)
+        request = self.reader.request(question.pod)
+        return protocol.priorities(self.candidates.prioritize(request, question.names))
+
+    async def bind(self, body: bytes) -> bytes:
+        """Bind a pod to the node that was chosen."""
+        binding = protocol.binding(body)
+        problem = self.not_ready() or await self.binder.bind(binding)
+        if problem:
+            self.metrics.bind_failures.inc()
+            log.info(
+                "bind failed",
+                pod=f"{binding.namespace}/{binding.name}",
+                node=binding.node,
+                problem=problem,
+            )
+        return protocol.error(problem)
+
+    # --- readiness --------------------------------------------------------------------------------
+
+    def _not_synced(self) -> str:
+        for watch, what in (
+            (self.topologies, "NodeResourceTopology objects"),
+            (self.pods, "pods"),
+        ):
+            if not watch.synced.is_set():
+                return watch.problem or f"{what} are still being read"
+        return ""
+
+    def leads(self) -> bool:
+        """Whether this replica binds."""
+        return self.election is None or self.election.leads
+
+    def not_ready(self) -> str:
+        """Why nothing can be bound, and a Service must not send questions here; else empty."""
+        election = self.election
+        if election is not None and not election.leads:
+            return election.problem or (
+                f"another replica leads: {election.holder or 'none is elected yet'}"
+            )
+        if election is not None and self._clock() - election.since < CATCH_UP:
+            return "leads since a moment ago"
+        return self._not_synced()
+
+    def measured(self) -> bytes:
+        """The metrics, with those set that are counted when they are read."""
+        metrics, now = self.metrics, self._clock()
+        metrics.nodes.set(len(self.nodes))
+        metrics.unreadable.set(self.nodes.unreadable)
+        holds = self.nodes.holds
+        metrics.held.set(len(holds))
+        metrics.oldest.set(max((now - hold.since for hold in holds.values()), default=0))
+        metrics.leader.set(self.leads())
+        metrics.synced.set(not self._not_synced())
+        return metrics.text()
+
+    # --- the HTTP side ----------------------------------------------------------------------------
+
+    def site(self, host: str) -> Site:
+        """The server: kube-scheduler's verbs, metrics and probes."""
+        verbs: dict[str, Verb] = {
+            "/filter": self.filter,
+            "/prioritize": self.prioritize,
+            "/bind": self.bind,
+        }
+        certified, metrics = bool(self._section.client_ca), self.metrics
+
+        def admit(request: HTTPRequest) -> None:
+            if certified and not request.certified:
+                raise APIError(
+                    403, "Forbidden", "a client certificate is expected (scheduler.clientCA)"
+                )
+
+        def handler(path: str, answer: Verb) -> Handler:
+            seconds = metrics.seconds.labels(path[1:])  # looked up once, which is what costs
+
+            async def handle(request: HTTPRequest) -> Response:
+                began = time.perf_counter()
+                try:
+                    return Response(200, await answer(request.body))
+                except protocol.BadRequest as error:
+                    return Response(400, protocol.error(str(error)))
+                finally:
+                    seconds.observe(time.perf_counter() - began)
+
+            return handle
+
+        def counted(path: str, status: int) -> None:
+            if path in verbs:
+                result = "answered" if status == 200 else str(status)
+                metrics.calls.labels(path[1:], result).inc()
+
+        return Site(
+            host,
+            version=__version__,
+            metrics=self.measured,
+            not_ready=self.not_ready,
+            certificate=self._certificate,
+            routes=[
+                Route("POST", path, handler(path, verb), LARGEST, admit)
+                for path, verb in verbs.items()
+            ],
+            counted=counted,
+            most=CONNECTIONS,
+        )
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        section = self._section
+        log.info("starting", version=__version__, lease=section.lease)
+        address = split_address(section.address)
+        assert address is not None, section.address  # noqa: S101  # the configuration was checked
+        host, port = address
+        server = self.site(host)
+        try:
+            server.listen(port)
+            self.port = server.port
+            log.info("listening", address=section.address, tls=self._certificate is not None)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.topologies.run())
+                group.create_task(self._follow_pods())
+                if self.election is not None:
+                    group.create_task(self.election.run())
+                group.create_task(self.waker.run(self.leads))
+                group.create_task(self.tick())
+        finally:
+            await server.stop()
+            if self.election is not None:
+                await self.election.give_back()
+            await self.lease_api.close()
+            await self.api.close()
+
+    def left(self) -> dict[str, object]:
+        """Pods whose NUMA nodes are held."""
+        return {"held": len(self.nodes.holds)}
+
+    async def _follow_pods(self) -> None:
+        # Pods are held on nodes that are known.
+        await self.topologies.synced.wait()
+        await self.pods.run()
+
+    async def tick(self) -> None:
+        """Let time pass."""
+        answers = False
+        while True:
+            await asyncio.sleep(TICK)
+            self.node_watcher.tick()
+            self.pod_watcher.tick()
+            before, answers = answers, not self.not_ready()
+            if answers and not before:
+                # Others may have refused pods before.
+                self.waker.wake(min(self.nodes.names, default=""))
+
+
+def run(config: AgentConfig) -> int:
+    """Run until SIGTERM; the result is the exit code."""
+    return service.run(lambda: Extender(config), log, address="scheduler.address")

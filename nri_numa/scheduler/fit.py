@@ -1,0 +1,360 @@
+"""The rule: does a pod fit on a node, on which of its NUMA nodes, and if not, what is missing?
+
+A container that one NUMA node has room for goes to one under every policy; which one says the
+strategy (`nri_numa.engine.place.computed.measures`). One that none has room for is merged and
+judged by `nri_numa.engine.align.policies.align`, as on the node. What the node alone knows, the
+numbers of the CPUs, is replaced by counts: where free CPUs are scattered over cores, a pod that
+fits here can still be refused there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_numa.engine.align.hints import ResourceDemand
+from nri_numa.engine.align.policies import align, amount_text, nodes_text
+from nri_numa.engine.place.computed import measures
+from nri_numa.engine.values.workload import SMT, OnFailure, Policy, Scope, Strategy
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.machine.model import counted
+from nri_numa.scheduler.node_room import Charge, Column, Free, NodeRoom
+from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest, peak
+
+STRICT: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+MOST_SCORE: Final = 10
+"""MaxExtenderPriority of kube-scheduler; it checks nothing."""
+SLACK: Final = 2
+"""Of three points for room: as good is a node that is not left nearly full beside empty ones."""
+_WIDEST: Final = 128
+"""Twice the NUMA nodes up to which fewer come first; no machine that is sold has so many."""
+
+
+class Fits(Struct, frozen=True, gc=False):
+    """The pod fits.
+
+    Attributes:
+        room: the node's.
+        request: of the pod, or of one like it.
+        chosen: what was placed, one after another, and positions of its NUMA nodes.
+        grade: see `grade`; 0 where nothing is aligned.
+    """
+
+    room: NodeRoom
+    request: PodRequest
+    chosen: tuple[tuple[ContainerRequest, Sequence[int]], ...] = ()
+    grade: int = 0
+
+    @property
+    def places(self) -> tuple[tuple[str, NUMASet], ...]:
+        """NUMA nodes by container, in the order in which they start."""
+        ids, request = self.room.ids, self.request
+        if not request.containers:
+            return ()  # the kubelet chooses
+        found = [
+            (one.container, NUMASet(ids[place] for place in places)) for one, places in self.chosen
+        ]
+        if request.together is None:
+            return tuple(found)
+        both = found[0][1] if found else NUMASet()
+        return tuple((one.container, both) for one in request.containers)
+
+    @property
+    def charge(self) -> Charge | None:
+        """What the pod takes; None where that is nothing that is counted."""
+        return self.room.charge(self.chosen)
+
+    @property
+    def score(self) -> int:
+        """0 to 10, for `prioritize`."""
+        return self.grade & 15
+
+
+class Short(Struct, frozen=True, gc=False):
+    """The pod does not fit: one class of reasons, and how near this node comes.
+
+    Attributes:
+        what: what is needed, in words: ``12 exclusive CPUs``; the whole reason without ``where``
+            and ``unit`` where ``bare``.
+        where: on how many NUMA nodes, in words; empty for the whole node.
+        unit: of ``most``, as `nri_numa.engine.align.policies.amount_text` knows it.
+        most: the most that is free there, or that there is at all.
+        never: waiting does not help: an empty node has too little.
+        apart: each resource has room, and no NUMA node for all of them.
+        bare: nothing is missing; the node is out of the question.
+    """
+
+    what: str
+    where: str = ""
+    unit: str = ""
+    most: int = 0
+    never: bool = False
+    apart: bool = False
+    bare: bool = False
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """What reasons of one class share."""
+        return self.what, self.where, self.never, self.apart
+
+    def text(self, most: int) -> str:
+        """The reason for all nodes of a class; ``most`` is the most of any of them."""
+        if self.bare:
+            return self.what
+        where = f" on {self.where}" if self.where else ""
+        if self.apart:
+            return f"needs {self.what}{where}; each is free, but not together"
+        if not self.unit:
+            return f"needs {self.what}{where}"
+        amount = amount_text(most, self.unit).removesuffix("s").removesuffix(" CPU")
+        kind = "most there is" if self.never else "most free"
+        return f"needs {self.what}{where}; {kind}: {amount}"
+
+
+Verdict = Fits | Short
+
+
+def fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
+    """Whether a pod that is not wrong fits into what a node has free, less all that is held."""
+    found: Verdict = Fits(room, request)
+    if request.containers:
+        found = _fit_all(room, request, request.aligned, strategy, room.together)
+        if isinstance(found, Short):
+            return found
+    if request.kubelets and room.policy is not Policy.NONE:
+        kubelets: tuple[ContainerRequest, ...] = tuple(
+            [_by_kubelet(one, room) for one in request.kubelets]
+        )
+        if room.scope is Scope.POD and len(kubelets) > 1:
+            kubelets = (peak(kubelets),)
+        by_kubelet = _fit_all(room, request, kubelets, strategy, None)
+        if isinstance(by_kubelet, Short) or not request.containers:
+            return by_kubelet
+    return found
+
+
+def _by_kubelet(request: ContainerRequest, room: NodeRoom) -> ContainerRequest:
+    """A request as the kubelet of this node sees it."""
+    amounts = request.amounts if room.aligns_memory else ()
+    return replace(
+        request,
+        policy=room.policy,
+        exclusive=request.exclusive if room.aligns_cpus else 0,
+        amounts=amounts,
+        paid=amounts,
+        on_failure=OnFailure.REJECT if room.policy in STRICT else OnFailure.WIDEN,
+    )
+
+
+def _fit_all(
+    room: NodeRoom,
+    request: PodRequest,
+    containers: Sequence[ContainerRequest],
+    strategy: Strategy,
+    most: int | None,
+) -> Verdict:
+    """Place containers one after another; ``most`` exclusive CPUs are free in all."""
+    free, width, wider = room.start, 0, False
+    chosen: list[tuple[ContainerRequest, Sequence[int]]] = []
+    used: list[int] = []
+    for one in containers:
+        found = _place(room, free, one, strategy)
+        if isinstance(found, Short):
+            if one.on_failure is not OnFailure.UNPINNED:
+                return found
+            wider = True
+            continue
+        places, ideal = found
+        used += places
+        width, wider = max(width, len(places)), wider or not ideal
+        chosen.append((one, places))
+        if not one.ends:
+            free = free.after(one, room.kept(one), places)
+    if not used:
+        return Fits(room, request)
+    if most is not None and (cpus := sum(room.start.exclusive) - sum(free.exclusive)) > most:
+        return Short(counted(cpus, "exclusive CPU"), unit="cpus", most=most)
+    # What is free afterwards of the scarcer one of CPU time and memory, where that is scarcest.
+    left, factor = 1000, 1000
+    memory, capacity = free.others.get("memory"), room.capacity.get("memory", ())
+    for place in used:
+        whole, there = room.cpu.capacity[place], capacity[place] if memory else 0
+        share = 1000 * free.milli[place] // whole if whole else 1000 if there else 0
+        if memory and there:
+            share = min(share, 1000 * memory[place] // there)
+        left, factor = min(left, max(0, share)), min(factor, room.factor[place])
+    return Fits(room, request, tuple(chosen), grade(width, wider, left, factor, strategy))
+
+
+def _asks(room: NodeRoom, free: Free, request: ContainerRequest, kept: int) -> list[Any]:
+    """How much is asked of each resource, what is free and what there is: CPUs first."""
+    asks: list[tuple[int, Column, Column]]
+    if request.exclusive:
+        asks = [(kept, free.exclusive, room.exclusive.capacity)]
+    else:
+        asks = [(max(1, request.milli), free.milli, room.cpu.capacity)]
+    for name, amount in request.amounts:
+        if name in free.others:
+            asks.append((amount, free.others[name], room.capacity[name]))
+        else:
+            none = (0,) * len(room.ids)
+            asks.append((amount, none, none))
+    return asks
+
+
+def _place(
+    room: NodeRoom, free: Free, request: ContainerRequest, strategy: Strategy
+) -> tuple[Sequence[int], bool] | Short:
+    """Positions of the NUMA nodes for one container, the best first; and no wider than ideal."""
+    if request.smt is SMT.FULL_CORE and request.exclusive % room.threads:
+        cpus, threads = counted(request.exclusive, "exclusive CPU"), counted(room.threads, "thread")
+        return Short(f"{cpus} in whole cores of {threads}", never=True)
+    asks = _asks(room, free, request, room.kept(request))
+    fitting: Sequence[int] = range(len(room.ids))
+    for least, column, _ in asks:
+        fitting = [place for place in fitting if column[place] >= least]
+    if len(fitting) > 1:
+        fitting = (min(_by_strategy(asks, fitting, strategy))[1],)
+    if fitting:
+        return fitting, True
+    if request.policy is Policy.SINGLE_NUMA_NODE and request.on_failure is OnFailure.REJECT:
+        return _short(room, request, asks)
+    return _place_wide(room, request, asks, strategy)
+
+
+def _by_strategy(
+    asks: list[Any], places: Sequence[int], strategy: Strategy
+) -> Iterable[tuple[tuple[int, ...], int]]:
+    """Places with what the engine ranks them by; the least is tried first."""
+    # A column is read by place as a mapping is by NUMA node.
+    return zip(measures(asks, tuple(places), strategy), places, strict=True)
+
+
+def _place_wide(
+    room: NodeRoom, request: ContainerRequest, asks: list[Any], strategy: Strategy
+) -> tuple[Sequence[int], bool] | Short:
+    """The same where no NUMA node has room for all of it: as the node's Topology Manager does."""
+    ids = room.ids
+    order = [place for _, place in sorted(_by_strategy(asks, range(len(ids)), strategy))]
+    demands = [
+        ResourceDemand(
+            resource="cpu" if unit != "bytes" else name,
+            need=least,
+            capacity=dict(zip(ids, capacity, strict=True)),
+            available=dict(zip(ids, free, strict=True)),
+            share="memory" if unit == "bytes" else None,
+            unit=unit,
+        )
+        for (name, unit), (least, free, capacity) in zip(_units(request), asks, strict=True)
+    ]
+    judged = partial(
+        align,
+        demands,
+        numa_ids=NUMASet(ids),
+        distance=room.distance,
+        rank={ids[place]: rank for rank, place in enumerate(order)},
+        one_width=True,
+    )
+    policy = Policy.BEST_EFFORT if request.policy is Policy.NONE else request.policy
+    found = judged(policy=policy)
+    ideal = found.preferred
+    if not found.admitted:
+        if request.on_failure is not OnFailure.WIDEN:
+            return _short(room, request, asks)
+        policy, ideal = Policy.BEST_EFFORT, False
+        found = judged(policy=policy)
+    everywhere = range(len(ids))
+    chosen = everywhere if found.affinity is None else room.places(found.affinity)
+    for (_, unit), (least, free, _) in zip(_units(request), asks, strict=True):
+        # CPU time is shared: what is short makes it slow, and nothing is refused.
+        if unit == "millicpu" or sum(free[place] for place in chosen) >= least:
+            continue
+        if policy in STRICT or sum(free) < least:
+            return _short(room, request, asks)
+        chosen, ideal = everywhere, False
+    return [place for place in order if place in chosen], ideal
+
+
+def grade(width: int, wider: bool, left: int, factor: int, strategy: Strategy) -> int:
+    """What nodes are compared by: fewer NUMA nodes before all else, then the score.
+
+    The score, in the lowest four bits, is 0 to 10: six points for one NUMA node and two less for
+    each more, one less where an empty machine would need fewer; up to three for NUMA nodes that are
+    full afterwards (``pack``) or empty (otherwise); one for NUMA nodes with their whole capacity.
+
+    Args:
+        width: NUMA nodes of the widest container.
+        wider: wider than an empty machine would need, or not pinned.
+        left: thousandths of the scarcest resource that are free on its NUMA nodes afterwards.
+        factor: least capacity factor of these, in thousandths.
+        strategy: of the configuration.
+    """
+    wide = max(0, 6 - 2 * (width - 1) - wider)
+    room = 1000 - left if strategy is Strategy.PACK else left
+    first = max(0, _WIDEST - 2 * width - wider)
+    return first << 4 | min(MOST_SCORE, (1000 * wide + 3 * room + factor + 500) // 1000)
+
+
+def narrowest(best: int, strategy: Strategy) -> int:
+    """The least grade that is about as good as the best one.
+
+    As many NUMA nodes, and a score at most `SLACK` lower; with ``pack`` the same score: what
+    kube-scheduler prefers by itself are the emptier ones.
+    """
+    return max(best & ~15, best - (0 if strategy is Strategy.PACK else SLACK))
+
+
+# --- what is missing ------------------------------------------------------------------------------
+
+
+def _short(room: NodeRoom, request: ContainerRequest, asks: list[Any]) -> Short:
+    """The first resource that is short by itself, else that none fit together."""
+    worst: Short | None = None
+    texts: list[str] = []
+    limit, every = "one NUMA node", len(room.ids)
+    for (name, unit), (least, free, capacity) in zip(_units(request), asks, strict=True):
+        if unit == "millicpu" and not request.milli:
+            continue
+        what = _words(name, least, request.exclusive)
+        texts.append(what)
+        width = every
+        if request.policy is Policy.SINGLE_NUMA_NODE:
+            width = 1
+        elif request.policy is Policy.RESTRICTED:
+            # As many as an empty machine would need.
+            width = next((n for n in range(1, every) if _most(capacity, n) >= least), every)
+        where = "one NUMA node" if width == 1 else "" if width == every else nodes_text(width)
+        limit = where or limit
+        most, free_there = _most(capacity, width), _most(free, width)
+        if most < max(1, least):
+            return Short(what, where, unit, most, never=True)
+        if free_there < max(1, least) and worst is None:
+            worst = Short(what, where, unit, free_there)
+    return worst or Short(" and ".join(texts) or "a place to run", limit, apart=True)
+
+
+def _units(request: ContainerRequest) -> list[tuple[str, str]]:
+    """Name and unit of what it asks, as `_asks` lists it."""
+    cpu = "cpus" if request.exclusive else "millicpu"
+    return [(cpu, cpu), *((name, "bytes") for name, _ in request.amounts)]
+
+
+@lru_cache(maxsize=1024)
+def _words(name: str, amount: int, exclusive: int) -> str:
+    """What is asked for of one resource: ``12 exclusive CPUs``."""
+    if name == "millicpu":
+        return amount_text(amount, name)
+    if name != "cpus":
+        return f"{amount_text(amount, 'bytes')} of {name}"
+    idle = f" with idle siblings ({amount} CPUs)" if amount != exclusive else ""
+    return counted(exclusive, "exclusive CPU") + idle
+
+
+def _most(column: Column, width: int) -> int:
+    if width == 1:
+        return max(0, *column)
+    return sum(sorted([max(0, n) for n in column], reverse=True)[:width])

@@ -1,0 +1,270 @@
+"""What the NUMA nodes of one node have and have free, as counts, and what pods take of it.
+
+Which CPUs they are is known on the node alone. Columns hold one number for each NUMA node, in the
+order of `NodeRoom.ids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
+
+from nri_numa.engine.values.workload import SMT, Policy, Scope
+from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest
+
+Column = tuple[int, ...]
+
+
+class Resource(Struct, frozen=True, gc=False):
+    """A resource by NUMA node: what containers can have, and what of it is free."""
+
+    name: str
+    capacity: Column
+    free: Column
+
+
+class Charge(Struct, frozen=True, gc=False):
+    """What a pod takes on one node.
+
+    Attributes:
+        exclusive: CPUs, with siblings that are kept idle.
+        milli: thousandths of a CPU, of exclusive ones too.
+        others: bytes by resource.
+    """
+
+    exclusive: Column
+    milli: Column
+    others: tuple[tuple[str, Column], ...] = ()
+
+
+class Free(Struct, frozen=True, gc=False):
+    """What is free while containers are placed one after another.
+
+    Attributes:
+        exclusive: CPUs that can be exclusive and have their whole time free.
+        milli: thousandths of a CPU.
+        others: memory and huge pages in bytes, by name.
+    """
+
+    exclusive: Column
+    milli: Column
+    others: Mapping[str, Column]
+
+    def after(self, request: ContainerRequest, kept: int, places: Sequence[int]) -> Free:
+        """What is free once a container is there.
+
+        Args:
+            request: of the container; it takes what is allocated to it, not what it may use.
+            kept: its exclusive CPUs, with siblings that stay idle.
+            places: its NUMA nodes, as positions in the columns; the first are filled first.
+        """
+        exclusive, milli, others = list(self.exclusive), list(self.milli), self.others
+        if request.exclusive:
+            _take(exclusive, places, kept)
+            _take(milli, places, request.exclusive, 1000)
+        if request.paid_milli:
+            _take(milli, places, request.paid_milli)
+        for place in places:
+            whole = milli[place] // 1000
+            if exclusive[place] > whole:
+                exclusive[place] = max(0, whole)
+        for name, amount in request.paid:
+            if name in others:
+                column = list(others[name])
+                _take(column, places, amount)
+                others = {**others, name: tuple(column)}
+        return Free(tuple(exclusive), tuple(milli), others)
+
+    def charge(self, after: Free) -> Charge | None:
+        """What was taken between this state and a later one; None for nothing that is counted."""
+        others = tuple(
+            (name, _difference(column, after.others[name]))
+            for name, column in self.others.items()
+            if column != after.others[name]
+        )
+        exclusive = _difference(self.exclusive, after.exclusive)
+        milli = _difference(self.milli, after.milli)
+        return Charge(exclusive, milli, others) if others or any(exclusive) or any(milli) else None
+
+
+class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
+    """The NUMA nodes of one node. Nodes with equal rooms share verdicts, so rooms are keys.
+
+    Attributes:
+        ids: NUMA nodes, ascending; there may be holes.
+        distances: row by row, in the order of ``ids``.
+        cpu: thousandths of a CPU for containers that share.
+        exclusive: whole CPUs, and those that can be exclusive.
+        others: memory and huge pages in bytes, by name.
+        factor: share of its capacity that each NUMA node gives to containers, in thousandths.
+        threads: threads of a core.
+        policy: of the kubelet's Topology Manager.
+        scope: of it.
+        aligns_cpus: the kubelet pins CPUs, as far as is known.
+        aligns_memory: the kubelet pins memory.
+        silent: its agent does not place containers now.
+        together: whole CPUs that can be exclusive in all, where a floor or a quota makes that less
+            than the sum; None where nothing says it.
+        charged: `nri_numa.charged.marks` of the containers that the numbers count; no part of
+            equality.
+        start: what is free, as containers are placed from it; this and what follows is computed.
+        capacity: of ``others``, by name.
+        key: what equal rooms share.
+        hashed: of it.
+    """
+
+    ids: tuple[int, ...]
+    distances: tuple[Column, ...]
+    cpu: Resource
+    exclusive: Resource
+    others: tuple[Resource, ...]
+    factor: Column
+    threads: int = 1
+    policy: Policy = Policy.NONE
+    scope: Scope = Scope.CONTAINER
+    aligns_cpus: bool = True
+    aligns_memory: bool = False
+    silent: bool = False
+    together: int | None = None
+    charged: str = ""
+    start: Free = Free((), (), {})
+    capacity: Mapping[str, Column] = {}
+    key: tuple[object, ...] = ()
+    hashed: int = 0
+
+    def __post_init__(self) -> None:
+        """Work out once what every question needs, and the hash."""
+        free = zip(self.exclusive.free, self.cpu.free, strict=True)
+        whole = tuple([min(n, m // 1000) for n, m in free])
+        others = {one.name: one.free for one in self.others}
+        force_setattr(self, "start", Free(whole, self.cpu.free, others))
+        force_setattr(self, "capacity", {one.name: one.capacity for one in self.others})
+        key = (
+            *(self.ids, self.distances, self.cpu, self.exclusive, self.others, self.factor),
+            *(self.threads, self.policy, self.scope, self.aligns_cpus, self.aligns_memory),
+            *(self.silent, self.together),
+        )
+        force_setattr(self, "key", key)
+        force_setattr(self, "hashed", hash(key))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, NodeRoom) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return self.hashed
+
+    def distance(self, one: int, other: int) -> int:
+        """Distance between two NUMA nodes, of the firmware's table."""
+        return self.distances[self.ids.index(one)][self.ids.index(other)]
+
+    def places(self, numa_nodes: NUMASet) -> list[int]:
+        """Positions of NUMA nodes in the columns; others than it has are passed over."""
+        bits = numa_nodes.bits
+        return [place for place, i in enumerate(self.ids) if bits >> i & 1]
+
+    def kept(self, request: ContainerRequest) -> int:
+        """CPUs that a container keeps to itself, with siblings that stay idle."""
+        return request.exclusive * (self.threads if request.smt is SMT.ISOLATE else 1)
+
+    def charge(self, chosen: Iterable[tuple[ContainerRequest, Sequence[int]]]) -> Charge | None:
+        """What containers take that are placed one after another; those that end give it back."""
+        after = self.start
+        for one, places in chosen:
+            if places and not one.ends:
+                after = after.after(one, self.kept(one), places)
+        return self.start.charge(after)
+
+    def charge_of(self, request: PodRequest, placed: Mapping[str, NUMASet]) -> Charge | None:
+        """What a pod takes whose NUMA nodes stand in its annotation, by container."""
+        whole = next(iter(placed.values()), NO_NUMA_NODES)
+        return self.charge(
+            (one, self.places(placed.get(one.container, NO_NUMA_NODES) if one.container else whole))
+            for one in request.aligned
+        )
+
+    def less(self, charges: Iterable[Charge]) -> Self:
+        """What pods leave of it; nothing goes below zero."""
+        if not (charges := list(charges)):
+            return self
+        found = self._changed(charges, -1, lambda capacity, n: max(0, n))
+        if self.together is None:
+            return found
+        together = max(0, self.together - _exclusive(charges))
+        # One NUMA node has no more than the node has in all.
+        column = tuple([min(count, together) for count in found.exclusive.free])
+        return replace(found, together=together, exclusive=replace(found.exclusive, free=column))
+
+    def plus(self, charges: Sequence[Charge]) -> Self:
+        """The same with what pods take given back; nothing goes above what there is."""
+        found = self._changed(charges, 1, min)
+        if self.together is None:
+            return found
+        return replace(found, together=self.together + _exclusive(charges))
+
+    def _changed(
+        self, charges: Sequence[Charge], sign: int, limit: Callable[[int, int], int]
+    ) -> Self:
+        def changed(resource: Resource, columns: Iterable[Column]) -> Resource:
+            free = list(resource.free)
+            for column in columns:
+                # The node's NUMA nodes may have changed since: then it is of another machine.
+                if len(column) == len(free):
+                    free = [n + sign * amount for n, amount in zip(free, column, strict=True)]
+            return replace(resource, free=tuple(map(limit, resource.capacity, free)))
+
+        return replace(
+            self,
+            cpu=changed(self.cpu, (one.milli for one in charges)),
+            exclusive=changed(self.exclusive, (one.exclusive for one in charges)),
+            others=tuple(
+                changed(
+                    stock,
+                    (
+                        column
+                        for one in charges
+                        for name, column in one.others
+                        if name == stock.name
+                    ),
+                )
+                for stock in self.others
+            ),
+        )
+
+
+NOTHING_KNOWN = NodeRoom(
+    ids=(),
+    distances=(),
+    cpu=Resource("cpu", (), ()),
+    exclusive=Resource("cpu", (), ()),
+    others=(),
+    factor=(),
+)
+"""The room of a node of which nothing is known."""
+
+
+class Unreadable(Struct, frozen=True):
+    """An object that says nothing certain; ``why`` is a sentence without the node's name."""
+
+    why: str
+
+
+def _exclusive(charges: Iterable[Charge]) -> int:
+    return sum(sum(one.exclusive) for one in charges)
+
+
+def _take(column: list[int], places: Sequence[int], amount: int, unit: int = 1) -> None:
+    """Take units, the first places first; what fits nowhere is counted on the first."""
+    if len(places) > 1:
+        for place in places:
+            part = min(amount, max(0, column[place] // unit))
+            column[place] -= part * unit
+            amount -= part
+    column[places[0]] -= amount * unit
+
+
+def _difference(before: Column, after: Column) -> Column:
+    return tuple([b - a for b, a in zip(before, after, strict=True)])

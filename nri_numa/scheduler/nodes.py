@@ -1,0 +1,223 @@
+"""All nodes: what they publish, and what is held for pods that are on their way to them.
+
+A pod is *held* from the moment it has its node until the node's object counts it. The object of
+``nri-numa publish`` names the containers that its numbers count (`nri_numa.charged`), and what it
+names is not subtracted a second time: that follows from the hold and the object alone, in whatever
+order they came. A hold ends when its pod left the phase Pending and was counted.
+
+An object that names no container (of another publisher, or an older one) leaves the moment open.
+Then it is limited: a while after the pod left the phase Pending, at once when it is being deleted,
+and after a limit in any case. Until then the pod may be counted twice, which costs room for seconds
+and never gives it to two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_numa.charged import mark
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.scheduler.node_room import Charge, NodeRoom, Unreadable
+from nri_numa.scheduler.pod_request import PodRequest
+
+Known = NodeRoom | Unreadable
+_REMEMBERED: Final = 20_000
+"""Rooms of which one object is kept for all equal ones."""
+
+
+class Hold(Struct, frozen=True, kw_only=True):
+    """Room that is kept for one pod.
+
+    Attributes:
+        places: NUMA nodes by container, as its annotation says.
+        charge: what it takes, where nothing of it is in an annotation.
+        counted: its node's object counted all of it, be it in an earlier state.
+        left: the pod is not on its way any more.
+    """
+
+    request: PodRequest
+    node: str
+    places: Mapping[str, NUMASet] = {}
+    charge: Charge | None = None
+    since: float
+    until: float
+    counted: bool = False
+    left: bool = False
+
+    @property
+    def uid(self) -> str:
+        """Of the pod."""
+        return self.request.uid
+
+    def open(self, room: NodeRoom) -> list[str]:
+        """Containers that the numbers of a node do not count yet.
+
+        Containers that end before the others start are not among them: what the pod takes in the
+        end is held. Nor is what the kubelet alone aligns, and there nothing is ever named.
+        """
+        staying = [one.container for one in self.request.containers if not one.ends]
+        if not room.charged:
+            return staying
+        named = room.charged.split()
+        return [name for name in staying if mark(self.uid, name) not in named]
+
+    def counted_by(self, room: NodeRoom) -> bool:
+        """Whether the numbers of a node count all of it."""
+        return bool(self.request.containers) and not self.open(room)
+
+    def charge_on(self, room: NodeRoom) -> Charge | None:
+        """What is to be subtracted from what a node publishes."""
+        request, missing = self.request, self.open(room)
+        if request.containers and not missing:
+            return None
+        partly = len(missing) < sum(not one.ends for one in request.containers)
+        if partly and request.together is None and self.places:
+            rest = tuple(one for one in request.containers if one.container in missing)
+            return room.charge_of(replace(request, containers=rest), self.places)
+        if self.charge is None and self.places:
+            return room.charge_of(request, self.places)
+        return self.charge
+
+
+class Nodes:
+    """What is known of the nodes, and what is held on them."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Known] = {}
+        self._rooms: dict[str, Known] = {}
+        self._equal: dict[NodeRoom, NodeRoom] = {}
+        self._holds: dict[str, Hold] = {}
+        self._by_node: dict[str, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Nodes that have an object."""
+        return frozenset(self._nodes)
+
+    @property
+    def unreadable(self) -> int:
+        """How many objects say nothing certain."""
+        return sum(isinstance(known, Unreadable) for known in self._nodes.values())
+
+    @property
+    def holds(self) -> Mapping[str, Hold]:
+        """Holds by uid of the pod."""
+        return self._holds
+
+    def published(self, name: str) -> Known | None:
+        """What a node publishes, without regard to holds."""
+        return self._nodes.get(name)
+
+    def room(self, name: str) -> Known | None:
+        """What a node has free for others; None for one without an object.
+
+        Equal rooms are one object, so verdicts about them are found without a comparison.
+        """
+        found = self._rooms.get(name)
+        if found is None:
+            found = self._nodes.get(name)
+            if isinstance(found, NodeRoom):
+                holds = [self._holds[uid] for uid in sorted(self._by_node.get(name, ()))]
+                charges = [one.charge_on(found) for one in holds]
+                found = found.less(one for one in charges if one is not None)
+                found = replace(found, charged="") if found.charged else found
+                if len(self._equal) >= _REMEMBERED:
+                    self._equal.clear()
+                found = self._equal.setdefault(found, found)
+            if found is not None:
+                self._rooms[name] = found
+        return found
+
+    def put(self, name: str, known: Known) -> bool:
+        """A node publishes something; whether it has more room of something than before."""
+        before, was = self.room(name), self._nodes.get(name)
+        if was == known and _charged(was) == _charged(known):
+            return False
+        self._nodes[name] = known
+        self._rooms.pop(name, None)
+        for uid in sorted(self._by_node.get(name, ())):
+            hold = self._holds[uid] = _counted(self._holds[uid], known)
+            if hold.counted and hold.left:
+                self.release(uid)
+        return _more(before, self.room(name))
+
+    def remove(self, name: str) -> None:
+        """A node's object does not exist any more."""
+        self._nodes.pop(name, None)
+        self._rooms.pop(name, None)
+
+    def hold(self, hold: Hold) -> None:
+        """Keep room for a pod; an earlier hold of the same pod is replaced."""
+        self.release(hold.uid)
+        self._holds[hold.uid] = _counted(hold, self._nodes.get(hold.node))
+        self._by_node.setdefault(hold.node, set()).add(hold.uid)
+        self._rooms.pop(hold.node, None)
+
+    def leaves(self, uid: str, until: float) -> Hold | None:
+        """A pod is not on its way any more; its hold if that ended, because its node counts it.
+
+        Otherwise it ends at `until`, where no object says earlier that the pod is counted.
+        """
+        hold = self._holds.get(uid)
+        if hold is None:
+            return None
+        if hold.counted:
+            return self.release(uid)
+        self._holds[uid] = replace(hold, left=True, until=min(until, hold.until))
+        return None
+
+    def stays(self, uid: str, until: float) -> None:
+        """A pod is on its way, although it seemed to have left."""
+        hold = self._holds.get(uid)
+        if hold is not None and hold.left:
+            self._holds[uid] = replace(hold, left=False, until=until)
+
+    def release(self, uid: str) -> Hold | None:
+        """End a hold; None where there is none."""
+        hold = self._holds.pop(uid, None)
+        if hold is None:
+            return None
+        uids = self._by_node[hold.node]
+        uids.discard(uid)
+        if not uids:
+            del self._by_node[hold.node]
+        self._rooms.pop(hold.node, None)
+        return hold
+
+    def expire(self, now: float) -> list[Hold]:
+        """End every hold whose time is over."""
+        over = sorted(uid for uid, hold in self._holds.items() if hold.until <= now)
+        return [hold for uid in over if (hold := self.release(uid)) is not None]
+
+
+def _charged(known: Known | None) -> str:
+    return known.charged if isinstance(known, NodeRoom) else ""
+
+
+def _counted(hold: Hold, known: Known | None) -> Hold:
+    """The same, with what an object says of it."""
+    if hold.counted or not isinstance(known, NodeRoom) or not hold.counted_by(known):
+        return hold
+    return replace(hold, counted=True)
+
+
+def _more(before: Known | None, after: Known | None) -> bool:
+    """Whether a node has more of something."""
+    if not isinstance(after, NodeRoom):
+        return False
+    if not isinstance(before, NodeRoom) or before.ids != after.ids:
+        return True
+    was = {one.name: one.free for one in before.others}
+    pairs = [(before.cpu.free, after.cpu.free), (before.exclusive.free, after.exclusive.free)]
+    pairs += [(was.get(one.name, ()), one.free) for one in after.others]
+    return any(
+        len(old) != len(new) or any(n > w for w, n in zip(old, new, strict=True))
+        for old, new in pairs
+    )

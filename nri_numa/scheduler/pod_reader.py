@@ -1,0 +1,252 @@
+"""What a pod asks for, read by the engine's own rules before any node has seen it.
+
+The kubelet creates init containers one after another and then the others, which run together; what
+an ended init container had is free again. So an init container is placed beside the sidecars that
+started before it, and the rest together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from nri_numa.engine.place.memory import KEY, pages_name, without_nodes
+from nri_numa.engine.request.annotations import PLACED, by_annotation, read_placed, resolve
+from nri_numa.engine.request.demand import SLOTS, Demand, demand, with_slots, with_static_cpus
+from nri_numa.engine.state import NOTHING, Charge
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import (
+    SMT,
+    Bind,
+    Container,
+    CPUMode,
+    OnFailure,
+    PodSandbox,
+    Policy,
+    QoSClass,
+    Refusal,
+    Requested,
+    Scope,
+)
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.scheduler.pod_request import Amounts, ContainerRequest, PodRequest, mapping, peak
+from nri_numa.simulate.manifests.pods import PodManifest, Role
+from nri_numa.simulate.manifests.reader import read_pod
+from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+from nri_numa.simulate.manifests.yaml_documents import ManifestError
+
+POLICIES: Final = tuple(str(policy) for policy in Policy)
+_REMEMBERED: Final = 10_000
+"""Pods that are known by their uid, for `bind`, which is not given the pod."""
+
+
+class PodReader:
+    """Reads pods, and remembers what `filter` was asked for until `bind`.
+
+    Args:
+        settings: as the nodes have them.
+        counted: name of the extended resource that counts exclusive CPUs, as the nodes have it.
+        claims: our DRA driver is on. The NUMA nodes of its claims are chosen, and counted, by
+            kube-scheduler itself: holding others for a container would count it twice. A pod does
+            not say whose driver its claims are for, so every container with one is left out, and
+            its node has the last word.
+    """
+
+    def __init__(self, settings: Settings, counted: str = "", *, claims: bool = False) -> None:
+        self._settings, self._counted, self._claims = settings, counted, claims
+        self._known: dict[str, tuple[str, PodRequest]] = {}
+
+    def request(self, document: Mapping[str, Any]) -> PodRequest:
+        """What a pod asks for. A pod that cannot be read asks for nothing, or wrongly."""
+        metadata = mapping(document.get("metadata"))
+        uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
+        known = self._known.get(uid)
+        if known is not None and version and known[0] == version:
+            return known[1]
+        request = self._read(document, metadata)
+        if uid:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[uid] = version, request
+        return request
+
+    def remembered(self, uid: str) -> PodRequest | None:
+        """What was last read of a pod; None for one that is not known."""
+        known = self._known.get(uid)
+        return known[1] if known is not None else None
+
+    def forget(self, uid: str) -> None:
+        """A pod has its node, or does not exist any more."""
+        self._known.pop(uid, None)
+
+    def plain(self, *, cpus: int, memory: int, policy: str) -> PodRequest:
+        """What a pod of one container asks for whose limits are its requests.
+
+        Without exclusive CPUs it shares one; the policy is one of `POLICIES`.
+        """
+        prefix = self._settings.prefix
+        amounts = {"cpu": str(cpus or 1), **({"memory": str(memory)} if memory else {})}
+        annotations = {
+            f"{prefix}/policy": policy,
+            **({f"{prefix}/cpus": "exclusive"} if cpus else {}),
+        }
+        resources = {"requests": amounts, "limits": amounts}
+        return self.request(
+            {
+                "metadata": {"name": "asked", "namespace": "default", "annotations": annotations},
+                "spec": {"containers": [{"name": "main", "resources": resources}]},
+            }
+        )
+
+    def placed(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
+        """NUMA nodes by container, as a pod's annotation says; empty where it says nothing."""
+        annotations = mapping(mapping(document.get("metadata")).get("annotations"))
+        text = annotations.get(f"{self._settings.prefix}/{PLACED}")
+        return (read_placed(text) if isinstance(text, str) else None) or {}
+
+    def _read(self, document: Mapping[str, Any], metadata: Mapping[str, Any]) -> PodRequest:
+        try:
+            pod = read_pod(document, counted=self._counted)
+        except (ManifestError, RecursionError, OverflowError) as error:
+            prefix = f"{self._settings.prefix}/"
+            ours = any(prefix in str(name) for name in mapping(metadata.get("annotations")))
+            return PodRequest(
+                uid=str(metadata.get("uid", "")),
+                namespace=str(metadata.get("namespace", "")),
+                name=str(metadata.get("name", "")),
+                wrong=f"cannot be read: {str(error)[:300]}" if ours else "",
+                ours=ours,
+            )
+        return self.request_of(pod)
+
+    def request_of(self, pod: PodManifest) -> PodRequest:
+        """What a pod asks for that was read before."""
+        settings, sandbox = self._settings, pod_sandbox(pod)
+        request = PodRequest(uid=sandbox.uid, namespace=sandbox.namespace, name=sandbox.name)
+        containers: list[ContainerRequest] = []
+        kubelets: list[ContainerRequest] = []
+        scopes: set[Scope] = set()
+        allocated, whole_milli = NOTHING, NOTHING  # of the containers that stay
+        for one in pod.containers:
+            if self._claims and one.claims:
+                continue
+            container = container_of(pod, one, 0, f"{settings.prefix}/{SLOTS}")
+            ends, memory = one.role is Role.INIT, one.requests.memory or 0
+            requested = with_slots(
+                settings, sandbox, container, resolve(settings, sandbox, container)
+            )
+            requested = with_static_cpus(settings, sandbox, container, requested)
+            if isinstance(requested, Refusal):
+                return _wrong(request, requested, sandbox, container)
+            whole = _whole_cpus(sandbox, container, whole_milli)
+            if whole:
+                kubelets.append(_kubelets(container, ends, memory, whole))
+                if not ends:
+                    whole_milli = whole_milli.plus(Charge(cpu_milli=1000 * whole))
+            # Whole CPUs a kubelet may pin, and what it pins is left to it.
+            if not whole and _policy_without_nodes(requested):
+                names = f"pod {sandbox.full_name}, container {container.name}"
+                return _wrong(request, without_nodes(requested, names), sandbox, container)
+            if requested.leave_alone or requested.numacpu is not None:
+                continue  # CPUs by number are known on the node alone
+            found = demand(sandbox, container, requested, 0, allocated)
+            if isinstance(found, Refusal):
+                return _wrong(request, found, sandbox, container)
+            scopes.add(requested.scope)
+            amounts = _memory(sandbox.qos, memory, found)
+            asks = _container(container, ends, requested, found, amounts)
+            containers.append(asks)
+            if not ends:
+                milli = 1000 * asks.exclusive or min(asks.milli, asks.paid_milli)
+                allocated = allocated.plus(Charge(milli, dict(asks.paid).get("memory", 0)))
+        return replace(
+            request,
+            containers=tuple(containers),
+            together=peak(containers) if Scope.POD in scopes and len(containers) > 1 else None,
+            kubelets=tuple(kubelets),
+            ours=bool(containers),
+        )
+
+
+def _wrong(
+    request: PodRequest, refusal: Refusal, pod: PodSandbox, container: Container
+) -> PodRequest:
+    """A request with the refusal without the names, so that replicas have one text."""
+    names = f"pod {pod.full_name}, container {container.name}: "
+    return replace(request, wrong=refusal.message.removeprefix(names), ours=True)
+
+
+def _policy_without_nodes(requested: Requested) -> bool:
+    """Whether every node refuses its memory policy, since no machine pins its memory."""
+    listed = requested.numacpu is not None and requested.numamem is None
+    return (
+        requested.mempolicy.on_nodes
+        and (requested.leave_alone or listed)
+        and requested.on_failure is not OnFailure.UNPINNED
+        and by_annotation(requested, KEY)
+    )
+
+
+def _whole_cpus(pod: PodSandbox, container: Container, others: Charge) -> int:
+    """CPUs that the kubelet's static policy would give (cm/cpumanager/policy_static.go)."""
+    if pod.qos is not QoSClass.GUARANTEED:
+        return 0
+    requested = Requested(cpus=None, policy=Policy.BEST_EFFORT)
+    found = demand(pod, container, requested, 0, others)
+    return found.exclusive_cpus if isinstance(found, Demand) else 0
+
+
+def _kubelets(container: Container, ends: bool, memory: int, cpus: int) -> ContainerRequest:
+    amounts = _amounts(container.resources.hugepages, memory)
+    return ContainerRequest(
+        container=container.name,
+        ends=ends,
+        policy=Policy.BEST_EFFORT,
+        exclusive=cpus,
+        amounts=amounts,
+        paid=amounts,
+        smt=SMT.ANY,
+    )
+
+
+def _memory(qos: QoSClass, requested: int, found: Demand) -> tuple[int, int]:
+    """Bytes that must be on its NUMA nodes, and what of these is allocated.
+
+    The node reads a memory request from the OOM score; here it is known.
+    """
+    if qos is not QoSClass.BURSTABLE:
+        return found.memory_bytes, found.memory_paid
+    least = requested if found.memory_source == "none" and requested else found.memory_bytes
+    return least, min(least, requested)
+
+
+def _container(
+    container: Container, ends: bool, requested: Requested, found: Demand, memory: tuple[int, int]
+) -> ContainerRequest:
+    near = requested.bind is Bind.CPU_MEM and requested.numamem is None
+    policy = requested.policy
+    if policy is Policy.NONE and requested.cpus is not CPUMode.EXCLUSIVE:
+        policy = Policy.BEST_EFFORT  # as the node does: ``bind`` alone names no policy
+    on_failure = requested.on_failure
+    if on_failure is None:
+        mild = requested.policy is Policy.BEST_EFFORT and requested.numamem is None
+        on_failure = OnFailure.WIDEN if mild else OnFailure.REJECT
+    return ContainerRequest(
+        container=container.name,
+        ends=ends,
+        policy=policy,
+        exclusive=found.exclusive_cpus,
+        milli=0 if found.exclusive_cpus else found.cpu_milli,
+        paid_milli=0 if found.exclusive_cpus else found.cpu_paid_milli,
+        amounts=_amounts(found.hugepages, memory[0]) if near else (),
+        paid=_amounts(found.hugepages, memory[1]) if near else (),
+        smt=requested.smt,
+        on_failure=on_failure,
+    )
+
+
+def _amounts(hugepages: Mapping[int, int], memory: int) -> Amounts:
+    found = [("memory", memory)] if memory else []
+    return (*found, *((pages_name(size), n) for size, n in sorted(hugepages.items()) if n))

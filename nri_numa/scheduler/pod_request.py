@@ -1,0 +1,108 @@
+"""What a pod asks for, as values: `nri_numa.scheduler.pod_reader` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_numa.engine.values.workload import SMT, OnFailure, Policy
+
+Amounts = tuple[tuple[str, int], ...]
+"""Bytes by resource: ``memory``, ``hugepages-…``."""
+
+
+class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False):
+    """What one container needs of NUMA nodes.
+
+    Attributes:
+        container: empty for a whole pod.
+        ends: it is an init container that ends before the others start.
+        policy: by which it is aligned.
+        exclusive: CPUs.
+        milli: thousandths of a CPU that it shares.
+        paid_milli: of these, what is allocated to it.
+        amounts: what must be in its NUMA nodes.
+        paid: of these, what is allocated to it.
+        smt: what to do about siblings.
+        on_failure: what happens on the node when it does not fit.
+    """
+
+    container: str
+    ends: bool = False
+    policy: Policy = Policy.NONE
+    exclusive: int = 0
+    milli: int = 0
+    paid_milli: int = 0
+    amounts: Amounts = ()
+    paid: Amounts = ()
+    smt: SMT = SMT.SPREAD
+    on_failure: OnFailure = OnFailure.REJECT
+
+
+class PodRequest(Struct, frozen=True, kw_only=True):
+    """What a pod asks for.
+
+    Attributes:
+        containers: those that ask us for something, in the order in which they start.
+        together: one request for the whole pod, under scope ``pod``.
+        kubelets: what the kubelet aligns where it has a policy: whole CPUs of a Guaranteed pod's
+            containers, by itself.
+        wrong: why every node of ours would refuse it.
+        ours: an annotation, a rule or a default asks for something.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    containers: tuple[ContainerRequest, ...] = ()
+    together: ContainerRequest | None = None
+    kubelets: tuple[ContainerRequest, ...] = ()
+    wrong: str = ""
+    ours: bool = False
+
+    @property
+    def aligned(self) -> tuple[ContainerRequest, ...]:
+        """What we place, one after another."""
+        return self.containers if self.together is None else (self.together,)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What replicas share: a room has one verdict for all pods with equal keys."""
+        return self.containers, self.together, self.kubelets
+
+    @property
+    def nothing(self) -> bool:
+        """Every node will do."""
+        return not (self.containers or self.together or self.kubelets or self.wrong)
+
+
+def peak(requests: Sequence[ContainerRequest]) -> ContainerRequest:
+    """Containers as one: what runs at the same time, or an init container if that is more."""
+
+    def most(amounts: Sequence[int]) -> int:
+        staying = sum(n for n, one in zip(amounts, requests, strict=True) if not one.ends)
+        return max(staying, *(n for n, one in zip(amounts, requests, strict=True) if one.ends), 0)
+
+    def by_name(columns: Sequence[Amounts]) -> Amounts:
+        found = [dict(column) for column in columns]
+        names = sorted({name for column in found for name in column})
+        return tuple((name, most([column.get(name, 0) for column in found])) for name in names)
+
+    return replace(
+        requests[0],
+        container="",
+        ends=False,
+        exclusive=most([one.exclusive for one in requests]),
+        milli=most([one.milli for one in requests]),
+        paid_milli=most([one.paid_milli for one in requests]),
+        amounts=by_name([one.amounts for one in requests]),
+        paid=by_name([one.paid for one in requests]),
+    )
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """The value where it is a mapping, which a document of a user need not have."""
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,313 @@
+"""What is watched: nodes by their NodeResourceTopology, and pods on their way to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+from prometheus_client import Counter
+
+from nri_numa.config import AgentConfig, parse_duration
+from nri_numa.kube.api import KubeAPI, Watched, name_of, text_of, uid_of
+from nri_numa.kube.requests import Form, KubeError, Resource
+from nri_numa.observe.logs import get_logger
+from nri_numa.scheduler.node_room import NodeRoom, Unreadable
+from nri_numa.scheduler.nodes import Hold, Nodes
+from nri_numa.scheduler.pod_reader import PodReader
+from nri_numa.scheduler.published import Freshness, read
+from nri_numa.text import harmless
+
+log = get_logger("scheduler")
+
+TOPOLOGIES: Final = Resource.TOPOLOGIES.path()
+PODS: Final = Resource.PODS.path()
+PENDING: Final = "status.phase=Pending,spec.nodeName!="
+"""Pods that have a node and do not run yet."""
+PARTLY: Final = 6.0
+"""How many times `settle` a pod is held of which some container may not run yet."""
+ROOM: Final = "room"
+"""Key of the annotation that wakes pods, below the prefix; its value is a number that is another
+one each time."""
+WAITING: Final = 600.0
+"""Seconds in which a pod that was refused is thought to wait; it is tried again every 5 minutes."""
+_MOST: Final = 10_000
+
+
+class Waker:
+    """Wakes pods that were refused, when room appears.
+
+    kube-scheduler tries a pod that an extender refused again at events of its own kinds, among them
+    a changed annotation of a Node, and not at those of a custom resource. One write wakes all of
+    them, so one at a time is enough.
+    """
+
+    def __init__(
+        self,
+        api: KubeAPI,
+        config: AgentConfig,
+        wakes: Counter,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._api, self._wakes, self._clock, self._wall = api, wakes, clock, wall
+        self._annotation = f"{config.annotation_prefix}/{ROOM}"
+        self._interval = parse_duration(config.scheduler.wake_interval)
+        self._waiting: dict[str, float] = {}
+        self._node = ""
+        self._due = asyncio.Event()
+
+    def refused(self, uid: str) -> None:
+        """A pod found no node."""
+        self._waiting.pop(uid, None)
+        if len(self._waiting) >= _MOST:
+            self._waiting.pop(next(iter(self._waiting)))
+        self._waiting[uid] = self._clock()
+
+    def settled(self, uid: str) -> None:
+        """A pod has its node, or does not exist any more."""
+        self._waiting.pop(uid, None)
+
+    def more_room(self, node: str) -> None:
+        """A node has more room than before."""
+        now = self._clock()
+        while self._waiting:
+            uid, at = next(iter(self._waiting.items()))
+            if now - at <= WAITING:
+                return self.wake(node)
+            del self._waiting[uid]
+
+    def wake(self, node: str) -> None:
+        """Wake all pods, also those that another replica refused."""
+        if self._interval and node:
+            self._node = node
+            self._due.set()
+
+    @property
+    def due(self) -> bool:
+        """Whether pods are about to be woken."""
+        return self._due.is_set()
+
+    async def run(self, leads: Callable[[], bool]) -> None:
+        """Wake pods until cancelled, while we lead."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            if leads():
+                await self._write(self._node)
+            await asyncio.sleep(self._interval)
+
+    async def _write(self, node: str) -> None:
+        body = {"metadata": {"annotations": {self._annotation: str(int(self._wall() * 1000))}}}
+        try:
+            await self._api.ask("PATCH", Resource.NODES.path(name=node), body, form=Form.MERGE)
+        except KubeError as error:
+            log.warning("refused pods are not woken", node=node, problem=str(error)[:300])
+            return
+        self._wakes.inc()
+        log.debug("refused pods are woken", node=node)
+
+
+class NodeWatcher(Watched):
+    """Keeps what nodes publish up to date."""
+
+    def __init__(self, nodes: Nodes, waker: Waker, prefix: str, clock: Callable[[], float]) -> None:
+        self._nodes, self._waker, self._prefix, self._clock = nodes, waker, prefix, clock
+        self._fresh = Freshness(prefix)
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        """An object exists, new or changed."""
+        name, known = name_of(document), read(document, self._prefix)
+        if not self._fresh.seen(name, document, self._clock()) and isinstance(known, NodeRoom):
+            known = replace(known, silent=True)
+        if isinstance(known, Unreadable) and self._nodes.published(name) != known:
+            log.warning(
+                "a NodeResourceTopology cannot be read: nothing is known of the node",
+                node=name,
+                problem=harmless(known.why)[:500],
+            )
+        if self._nodes.put(name, known):
+            self._waker.more_room(name)
+
+    def gone(self, key: str) -> None:
+        """An object does not exist any more."""
+        self._fresh.gone(key)
+        self._nodes.remove(key)
+
+    def tick(self) -> None:
+        """Time has passed."""
+        for name in self._fresh.stale(self._clock()):
+            known = self._nodes.published(name)
+            if isinstance(known, NodeRoom) and not known.silent:
+                log.warning(
+                    "a NodeResourceTopology is not renewed: no pod is sent there",
+                    node=name,
+                    remedy="look at nri-numa publish of that node",
+                )
+                self._nodes.put(name, replace(known, silent=True))
+
+
+class PodWatcher(Watched):
+    """Holds room for pods that have a node, until that counts them.
+
+    A list of pods that are on their way does not name one that started just before it, and the
+    object of its node may be older than that start. So for a while after each list the first
+    binding to a node waits until the pods that run there were read, by the annotation that their
+    own binding wrote. Bindings that come meanwhile wait for the same answer
+    (docs/adr/0049-held-until-the-node-counts-it.md).
+    """
+
+    def __init__(
+        self,
+        api: KubeAPI,
+        nodes: Nodes,
+        reader: PodReader,
+        waker: Waker,
+        config: AgentConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._api, self._nodes, self._reader, self._waker = api, nodes, reader, waker
+        self._settle = parse_duration(config.scheduler.settle)
+        self._limit = parse_duration(config.scheduler.hold_limit)
+        self._timeout = parse_duration(config.scheduler.bind_timeout)
+        self._clock = clock
+        self._unsure_until = float("-inf")
+        self._read: set[str] = set()
+        self._reading: dict[str, asyncio.Task[None]] = {}
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        """A pod has a node, and none of its containers runs yet."""
+        uid, node = uid_of(document), text_of(document, "spec", "nodeName")
+        self._waker.settled(uid)
+        if text_of(document, "metadata", "deletionTimestamp"):
+            self._freed(self._nodes.release(uid))
+            return
+        held = self._nodes.holds.get(uid)
+        if held is not None and held.node == node:
+            # A list from before its binding did not name it.
+            self._nodes.stays(uid, held.since + self._limit)
+        elif (held is not None or self._reader.placed(document)) and (
+            hold := self._hold(document, self._limit)
+        ) is not None:
+            # Of another replica, of our life before, or of a scheduler that sent it elsewhere.
+            self._nodes.hold(hold)
+
+    def remove(self, document: Mapping[str, Any]) -> None:
+        """A pod left the phase Pending, or does not exist any more.
+
+        The document is the pod as it was *before*: a watch with a field selector ends with the last
+        object that the selector took. So it does not say whether the pod runs now, and one that was
+        removed by force is held for a while without need.
+        """
+        uid = uid_of(document)
+        self._waker.settled(uid)
+        self._reader.forget(uid)
+        if text_of(document, "metadata", "deletionTimestamp"):
+            self._freed(self._nodes.release(uid))
+            return
+        self._freed(self._nodes.leaves(uid, self._clock() + self._counted_in(document)))
+
+    def listed(self, keys: frozenset[str]) -> None:
+        """These are all that are on their way.
+
+        Another one that is held started, was deleted, or its binding is being written. Time tells
+        them apart.
+        """
+        now = self._clock()
+        for uid in self._nodes.holds.keys() - keys:
+            self._freed(self._nodes.leaves(uid, now + PARTLY * self._settle))
+        self._unsure_until = now + PARTLY * self._settle
+        # Others: what was read before this list may lack pods that started until it.
+        self._read, self._reading = set(), {}
+
+    def tick(self) -> None:
+        """Time has passed."""
+        now = self._clock()
+        for hold in self._nodes.expire(now):
+            if now - hold.since >= self._limit:
+                log.info(
+                    "NUMA nodes are given back of a pod that did not start",
+                    pod=f"{hold.request.namespace}/{hold.request.name}",
+                    node=hold.node,
+                )
+            self._freed(hold)
+
+    async def read_node(self, node: str) -> None:
+        """Hold room for pods that run on a node, where it is not certain that it counts them.
+
+        Raises:
+            TimeoutError: no answer within the seconds of one reading.
+            KubeError: nothing came back, or the server says no.
+        """
+        # Again where another list came meanwhile: then the answer was to an older question.
+        while self._clock() < self._unsure_until and node not in self._read:
+            # A caller that is cancelled leaves the answer to the others.
+            await asyncio.shield(self._reading.get(node) or self._begin(node))
+
+    def _begin(self, node: str) -> asyncio.Task[None]:
+        """Begin to read a node.
+
+        Any answer to a question that was sent after the list will do for all: a pod that started
+        before the list is in it, and one that starts after it comes by the watch.
+        """
+        done, reading = self._read, self._reading
+
+        def over(task: asyncio.Task[None]) -> None:
+            del reading[node]  # after a failure the next one asks anew
+            if not task.cancelled():
+                task.exception()  # no caller may wait any more
+
+        task = reading[node] = asyncio.create_task(
+            self._read_running(node, done), name=f"running pods of {node}"
+        )
+        task.add_done_callback(over)
+        return task
+
+    async def _read_running(self, node: str, done: set[str]) -> None:
+        chosen = f"spec.nodeName={node},status.phase=Running"
+        async with asyncio.timeout(self._timeout):
+            found = await self._api.objects(PODS, chosen)
+        for document in found:
+            self.running(document)
+        done.add(node)
+
+    def running(self, document: Mapping[str, Any]) -> None:
+        """A pod runs, and may not have been seen on its way.
+
+        It is held as if it had left the phase Pending now, unless its node counts it.
+        """
+        uid = uid_of(document)
+        ending = text_of(document, "metadata", "deletionTimestamp")
+        if ending or uid in self._nodes.holds or not self._reader.placed(document):
+            return
+        hold = self._hold(document, self._counted_in(document))
+        self._reader.forget(uid)
+        if hold is None:
+            return
+        known = self._nodes.published(hold.node)
+        if not (isinstance(known, NodeRoom) and hold.counted_by(known)):
+            self._nodes.hold(replace(hold, left=True))
+
+    def _hold(self, document: Mapping[str, Any], seconds: float) -> Hold | None:
+        """What is to be held for a pod that has a node; None where it asks for nothing."""
+        node, request = text_of(document, "spec", "nodeName"), self._reader.request(document)
+        if request.nothing or request.wrong or not node:
+            return None
+        now, places = self._clock(), self._reader.placed(document)
+        return Hold(request=request, node=node, places=places, since=now, until=now + seconds)
+
+    def _counted_in(self, document: Mapping[str, Any]) -> float:
+        """Seconds until a node counts a pod that left the phase Pending.
+
+        The first of its containers runs; whether the others do is not known here.
+        """
+        spec = document.get("spec")
+        containers = spec.get("containers") if isinstance(spec, Mapping) else None
+        several = isinstance(containers, list) and len(containers) > 1
+        return (PARTLY if several else 1.0) * self._settle
+
+    def _freed(self, hold: Hold | None) -> None:
+        if hold is not None:
+            self._waker.more_room(hold.node)

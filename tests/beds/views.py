@@ -1,0 +1,49 @@
+"""A view over an agent, for tests of what it shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nri_numa.engine.decision import Reading
+from nri_numa.node.agent import Agent
+from nri_numa.node.loop import Clock
+from nri_numa.node.serving import About, Collaborators
+from nri_numa.node.usage import Watches
+from nri_numa.node.view import LinkFacts, LiveView, Runtime
+from tests.beds.world import StillClock
+
+ACTIVE = LinkFacts(state="active", detail="", active=True)
+
+
+class Linked:
+    """A runtime, and where the link to it stands."""
+
+    def __init__(self, link: LinkFacts = ACTIVE) -> None:
+        self.link = link
+
+    def facts(self) -> LinkFacts:
+        """The link at this moment."""
+        return self.link
+
+
+class Known:
+    """So much memory is left."""
+
+    def __init__(self, memory: Reading | None) -> None:
+        self.memory = memory
+
+
+def live_view(
+    agent: Agent,
+    about: About = About("0", "", 0.0),  # noqa: B008 - a value
+    *,
+    link: Runtime | None = None,
+    memory: Reading | None = None,
+    watches: Watches = Watches(),  # noqa: B008 - a value
+    clock: Clock | None = None,
+    **more: Any,
+) -> LiveView:
+    """A view; ``more`` stands for collaborators."""
+    collaborators = Collaborators(readings=Known(memory), **more)
+    link, clock = link or Linked(), clock or StillClock()
+    return LiveView(agent, about, link, collaborators, watches, clock)

@@ -1,0 +1,401 @@
+"""Which pods leave NUMA nodes that are drained, or that the host takes away, and how fast."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from nri_numa.controller.evictor import (
+    LOOK,
+    Candidate,
+    Drained,
+    Rules,
+    Stolen,
+    movable,
+    places_of,
+    workload_of,
+)
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+
+PREFIX = "numa.kubernetes.io"
+TOLD = {f"{PREFIX}/numa-ids": "0-1", f"{PREFIX}/numacpu": "0-3|4-7"}
+ONE = {**TOLD, f"{PREFIX}/drained": "1"}
+CPUS = {0: frozenset(range(4)), 1: frozenset(range(4, 8))}
+
+
+def node(annotations: Mapping[str, str]) -> dict[str, Any]:
+    return {"metadata": {"name": "n", "annotations": annotations}}
+
+
+def pod(
+    name: str, cpus: str, mems: str = "", workload: str = "", **metadata: Any
+) -> dict[str, Any]:
+    assigned = json.dumps({"main": {"cpus": cpus, "mems": mems}})
+    owner = {"kind": "ReplicaSet", "name": "rs", "uid": workload or f"rs-{name}"}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "shop",
+            "uid": f"uid-{name}",
+            "annotations": {f"{PREFIX}/assigned": assigned},
+            "ownerReferences": [{**owner, "controller": True}],
+            **metadata,
+        },
+        "status": {"phase": "Running"},
+    }
+
+
+class Cluster:
+    """One Node with pods, whose evictions are answered as told.
+
+    Attributes:
+        answers: result of an eviction by the pod's name; done where none is told.
+        evicted: names and times.
+        requests: all that were made.
+    """
+
+    output: Drained | Stolen
+
+    def __init__(self, *pods: dict[str, Any]) -> None:
+        self.pods = {p["metadata"]["name"]: p for p in pods}
+        self.now = 0.0
+        self.answers: dict[str, Result] = {}
+        self.evicted: list[tuple[str, float]] = []
+        self.requests: list[Request] = []
+
+    def see(self, annotations: Mapping[str, str]) -> None:
+        self.output.node("n", node(annotations), self.now)
+
+    def answer(self, request: Request) -> Outcome:
+        if request.verb is Verb.LIST:
+            assert request.field_selector == {"spec.nodeName": "n"}
+            return Outcome(result=Result.DONE, documents=tuple(self.pods.values()))
+        if request.resource is Resource.EVENTS:
+            return Outcome(result=Result.DONE)
+        result = self.answers.get(request.name, Result.DONE)
+        if result is Result.DONE:
+            self.evicted.append((request.name, self.now))
+            if "dryRun" not in request.body["deleteOptions"]:
+                del self.pods[request.name]
+        return Outcome(result=result)
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.output.tick(self.now, 1_795_000_000.0 + self.now)
+            while (request := self.output.due(self.now)) is not None:
+                self.requests.append(request)
+                self.output.done(request, self.answer(request), self.now, 0.5)
+            self.now += 1
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.evicted]
+
+    def bodies(self, resource: Resource) -> list[Any]:
+        return [request.body for request in self.requests if request.resource is resource]
+
+
+def drained(*pods: dict[str, Any], see: Mapping[str, str] = ONE, **rules: Any) -> Cluster:
+    cluster = Cluster(*pods)
+    cluster.output = Drained(PREFIX, Rules(**{"after": 30.0, "per_minute": 6.0, **rules}), 0.0)
+    cluster.see(see)
+    return cluster
+
+
+def test_who_is_there_goes_in_turn_after_a_while() -> None:
+    cluster = drained(pod("b", "4-5"), pod("a", "", "1"), pod("c", "0-3", "0"), pod("d", "3-4"))
+    assert isinstance(cluster.output, Drained)
+    assert cluster.output.emptied() == 1
+    cluster.run(120)
+    assert cluster.names == ["a", "b", "d"]
+    times = [at for _, at in cluster.evicted]
+    assert times[0] >= 30
+    assert all(later - at >= 9 for at, later in itertools.pairwise(times))
+    assert cluster.output.waiting() == 0
+
+
+def test_each_gets_an_event_that_says_why() -> None:
+    cluster = drained(pod("a", "4"))
+    cluster.run(60)
+    (event,) = cluster.bodies(Resource.EVENTS)
+    assert event["reason"] == "NUMANodeDrained"
+    assert event["note"] == "evicted: NUMA node 1 of node n is drained"
+    assert event["regarding"]["uid"] == "uid-a"
+
+
+def test_an_eviction_names_the_pod_by_its_uid() -> None:
+    cluster = drained(pod("a", "4"))
+    cluster.run(60)
+    (eviction,) = cluster.bodies(Resource.EVICTIONS)
+    assert eviction["deleteOptions"] == {"preconditions": {"uid": "uid-a"}}
+
+
+def test_a_dry_run_asks_once_and_says_so() -> None:
+    cluster = drained(pod("a", "4"), dry_run=True)
+    cluster.run(200)
+    assert cluster.names == ["a"]
+    assert "a" in cluster.pods
+    (event,) = cluster.bodies(Resource.EVENTS)
+    assert event["note"].startswith("would be evicted (dry run)")
+
+
+def test_a_budget_is_asked_again_and_holds_up_nobody_else() -> None:
+    cluster = drained(pod("a", "4"), pod("b", "5"))
+    cluster.answers["a"] = Result.BLOCKED
+    cluster.run(120)
+    assert cluster.names == ["b"]
+    assert len(cluster.bodies(Resource.EVICTIONS)) >= 3
+    del cluster.answers["a"]
+    cluster.run(120)
+    assert cluster.names == ["b", "a"]
+
+
+def test_undrained_is_left_alone() -> None:
+    cluster = drained(pod("a", "4"))
+    cluster.run(20)
+    cluster.see(TOLD)
+    cluster.run(100)
+    assert cluster.requests == []
+    assert cluster.output.emptied() == 0
+
+
+def test_a_list_of_nonsense_drains_nothing() -> None:
+    cluster = drained(pod("a", "4"), see={**TOLD, f"{PREFIX}/drained": "all"})
+    cluster.run(100)
+    assert cluster.requests == []
+
+
+def test_without_the_machines_cpus_memory_tells() -> None:
+    """The publisher has not written them, or something else."""
+    ids, cpus = f"{PREFIX}/numa-ids", f"{PREFIX}/numacpu"
+    for told in ({}, {ids: "0-2", cpus: "0|1"}, {ids: "x"}):
+        see = {**told, f"{PREFIX}/drained": "1"}
+        cluster = drained(pod("a", "4"), pod("b", "4", "1"), see=see)
+        cluster.run(100)
+        assert cluster.names == ["b"]
+
+
+def test_without_the_right_nothing_is_asked_for_a_minute() -> None:
+    cluster = drained(pod("a", "4"))
+    cluster.answers["a"] = Result.FORBIDDEN
+    cluster.run(80)
+    assert len(cluster.requests) == 2
+
+
+def test_who_is_gone_is_gone() -> None:
+    cluster = drained(pod("a", "4"))
+    cluster.answers["a"] = Result.MISSING
+    cluster.run(40)
+    assert cluster.output.waiting() == 0
+
+
+def test_a_failed_look_comes_again() -> None:
+    cluster = drained(pod("a", "4"), after=0.0)
+    request = cluster.output.due(0.0)
+    assert request is not None
+    cluster.output.done(request, Outcome(result=Result.FAILED), 0.0, 0.0)
+    assert cluster.output.next_due() == LOOK
+    cluster.output.node_gone("n")
+    cluster.output.done(request, Outcome(result=Result.DONE), 0.0, 0.0)
+    assert cluster.output.next_due() == float("inf")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ownerReferences": []},
+        {"ownerReferences": [{"kind": "ReplicaSet", "name": "rs"}]},
+        {"ownerReferences": [{"kind": "DaemonSet", "name": "ds", "controller": True}]},
+        {"ownerReferences": [{"kind": "Node", "name": "n", "controller": True}]},
+        {"deletionTimestamp": "2026-11-22T15:00:00Z"},
+        {"annotations": {"kubernetes.io/config.mirror": "x"}},
+        {"namespace": "kube-system"},
+    ],
+)
+def test_who_does_not_come_back_elsewhere_stays(change: dict[str, Any]) -> None:
+    assert movable(pod("a", "4"))
+    assert not movable(pod("a", "4", **change))
+
+
+def test_finished_pods_stay() -> None:
+    assert not movable({**pod("a", "4"), "status": {"phase": "Succeeded"}})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "x", '{"a": 1}', '{"a": {"cpus": "x"}}', "[" * 50_000])
+def test_an_annotation_of_nonsense_says_nothing(text: str) -> None:
+    assert places_of(text, CPUS) == frozenset()
+
+
+def test_cpus_of_the_numa_nodes_may_be_told_later() -> None:
+    """A publisher that starts finds the annotation there before it tells what a node has."""
+    cluster = drained(pod("web", "4-5"), see={f"{PREFIX}/drained": "1"})
+    cluster.run(100)
+    assert cluster.evicted == []
+    cluster.see(ONE)
+    cluster.run(200)
+    assert [name for name, _ in cluster.evicted] == ["web"]
+
+
+def test_texts_are_no_longer_than_the_api_server_takes() -> None:
+    made = Drained(PREFIX, Rules(after=0.0, per_minute=6.0), 0.0)
+    one = Candidate(
+        namespace="shop", name="p" * 253, uid="0123456789abcdef", node="n", workload="w"
+    )
+    event = made._event(one, "ü" * 2000)  # type: ignore[arg-type]
+    assert len(event.name) <= 253
+    assert event.name.endswith(".01234567.drained")
+    assert len(event.body["note"].encode()) <= 1024
+
+
+def test_who_makes_a_pod_again() -> None:
+    owners = [{"kind": "Thing", "uid": "a"}, {"kind": "ReplicaSet", "uid": "b", "controller": True}]
+    assert workload_of({"metadata": {"ownerReferences": owners}}) == "b"
+    assert workload_of({"metadata": {}}) == ""
+
+
+# --- NUMA nodes that the host takes away ----------------------------------------------------------
+
+
+def topology(node: str, *factors: object) -> dict[str, Any]:
+    """What a node publishes; None for a zone without the attribute."""
+    return {
+        "metadata": {"name": node},
+        "zones": [
+            {
+                "name": f"node-{i}",
+                "type": "Node",
+                "attributes": [{"name": f"{PREFIX}/shared-cpus", "value": "4"}]
+                + ([] if f is None else [{"name": f"{PREFIX}/measured-factor", "value": f}]),
+            }
+            for i, f in enumerate(factors)
+        ]
+        + [{"name": "socket-0", "type": "Socket"}],
+    }
+
+
+class Host(Cluster):
+    """The same Node, which the host takes away."""
+
+    output: Stolen
+
+    def __init__(self, *pods: dict[str, Any], most: int = 3, **rules: Any) -> None:
+        super().__init__(*pods)
+        settled = {"after": 60.0, "per_minute": 1.0, "per_workload": most, "per": 3600.0}
+        self.output = Stolen(
+            PREFIX, Rules(**{**settled, **rules}), 0.0, below=0.7, well=0.9, at_most=0.5
+        )
+        self.see(TOLD)
+
+    def says(self, *factors: object) -> None:
+        self.output.topology("n", topology("n", *factors), self.now)
+
+
+def test_pods_leave_one_by_one_when_it_stays_low() -> None:
+    cluster = Host(pod("a", "0-1"), pod("b", "2"), pod("c", "4-5"))
+    cluster.says("0.6", None)
+    cluster.run(59)
+    assert cluster.requests == []
+    cluster.run(300)
+    assert cluster.names == ["a", "b"], "c is on the other NUMA node"
+    (_, first), (_, second) = cluster.evicted
+    assert second - first >= 60
+    (event, _) = cluster.bodies(Resource.EVENTS)
+    assert event["reason"] == "NUMANodeStolen"
+    assert event["note"] == (
+        "evicted: the host takes away CPU time of NUMA node 0 of node n "
+        "(measured factor 0: 0.6, limit 0.7)"
+    )
+
+
+def test_it_ends_when_the_factor_is_well_again_and_not_before() -> None:
+    """What wavers about the limit neither ends it nor begins it again."""
+    cluster = Host(*(pod(f"p{i}", "0") for i in range(9)))
+    cluster.says("0.6", None)
+    cluster.run(90)
+    cluster.says("0.8", None)
+    assert cluster.names == ["p0"]
+    cluster.run(60)
+    assert cluster.names == ["p0", "p1"]
+    assert cluster.output.poor() == 1
+    cluster.says("0.9", None)
+    cluster.run(300)
+    assert cluster.output.poor() == 0
+    cluster.says("0.8", None)
+    cluster.run(300)
+    assert len(cluster.names) == 2
+
+
+def test_a_factor_that_flaps_moves_nobody() -> None:
+    cluster = Host(pod("a", "0"))
+    for second in range(600):
+        cluster.says("0.5" if second % 2 else "0.75", None)
+        cluster.run(1)
+    assert cluster.requests == []
+
+
+def test_where_many_are_low_nobody_moves() -> None:
+    """The measurement errs, or there is no better place."""
+    cluster = Host(pod("a", "0"))
+    cluster.says("0.6", "0.6")
+    cluster.run(300)
+    assert (cluster.requests, cluster.output.poor()) == ([], 2)
+    for name in ("m", "o"):
+        cluster.output.topology(name, topology(name, None, None), cluster.now)
+    cluster.run(60)
+    assert cluster.names == ["a"]
+
+
+def test_budgets_and_the_limit_of_one_workload_hold() -> None:
+    cluster = Host(
+        pod("a", "0"),
+        pod("b1", "0", workload="b"),
+        pod("b2", "0", workload="b"),
+        pod("b3", "0", workload="b"),
+        most=2,
+    )
+    cluster.answers["a"] = Result.BLOCKED
+    cluster.says("0.6", None)
+    cluster.run(1200)
+    assert cluster.names == ["b1", "b2"]
+    assert len(cluster.bodies(Resource.EVICTIONS)) > 3
+    cluster.run(3600)
+    assert cluster.names == ["b1", "b2", "b3"]
+
+
+@pytest.mark.parametrize(
+    "factor", ["NaN", "-1", "1.5", "inf", "", "x", "0" * 99, 0.5, None, [], {"a": 1}]
+)
+def test_nonsense_is_a_whole_factor(factor: object) -> None:
+    cluster = Host(pod("a", "0"))
+    cluster.says(factor, None)
+    cluster.run(200)
+    assert cluster.requests == []
+
+
+@pytest.mark.parametrize(
+    "zones",
+    [
+        "x", [1], [{"type": "Node"}], [{"type": "Node", "name": "numa0"}],
+        [{"type": "Node", "name": "node-0", "attributes": [{"name": "x"}, 3]}],
+    ],
+)  # fmt: skip
+def test_an_object_of_nonsense_says_nothing(zones: object) -> None:
+    cluster = Host(pod("a", "0"))
+    cluster.output.topology("n", {"zones": zones}, 0.0)
+    cluster.run(200)
+    assert cluster.requests == []
+
+
+def test_a_node_that_is_gone_is_forgotten() -> None:
+    cluster = Host(pod("a", "0"))
+    cluster.says("0.6", None)
+    cluster.run(70)
+    assert cluster.output.emptied() == 1
+    cluster.output.topology_gone("n")
+    cluster.output.node_gone("n")
+    cluster.run(10)
+    assert (cluster.output.emptied(), cluster.output.poor()) == (0, 0)

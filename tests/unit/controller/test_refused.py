@@ -1,0 +1,639 @@
+"""Pods that their node refuses for ever, and which of them may go to another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nri_numa.controller.evictor import Rules
+from nri_numa.controller.refused import (
+    KEPT,
+    LOOK,
+    MOST_RUNNING,
+    Refused,
+    admits,
+    facts_of,
+    refusal,
+)
+from nri_numa.engine.values.settings import Settings
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.pod_reader import PodReader
+
+PREFIX = "numa.kubernetes.io"
+SAID = "InsufficientCPUs: pod shop/{0}, container main: needs 4 exclusive CPUs; most free: 2"
+
+
+def zones(node: str, *free: int) -> dict[str, Any]:
+    """What a node publishes that has so many free exclusive CPUs on each NUMA node, of eight."""
+    return {
+        "metadata": {"name": node},
+        "zones": [
+            {
+                "name": f"node-{i}",
+                "type": "Node",
+                "resources": [
+                    {"name": "cpu", "capacity": "8", "allocatable": "8", "available": str(n)}
+                ],
+            }
+            for i, n in enumerate(free)
+        ],
+    }
+
+
+def pod(name: str, *, cpus: int = 4, on: str = "full", **keys: Any) -> dict[str, Any]:
+    """A pod that `on` refuses, of a workload of its own where nothing else is said."""
+    said = keys.pop("said", SAID.format(name))
+    waiting = {"reason": "CreateContainerError", "message": f"failed to create: {said}"}
+    owner = {"kind": "ReplicaSet", "name": "rs", "uid": keys.pop("workload", f"rs-{name}")}
+    annotations = {f"{PREFIX}/policy": "single-numa-node", f"{PREFIX}/cpus": "exclusive"}
+    amounts = {"cpu": str(cpus)}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "shop",
+            "uid": f"uid-{name}",
+            "resourceVersion": keys.pop("version", "7"),
+            "annotations": {**annotations, **keys.pop("annotations", {})},
+            "ownerReferences": keys.pop("owners", [{**owner, "controller": True}]),
+        },
+        "spec": {
+            "nodeName": on,
+            "containers": [{"name": "main", "resources": {"requests": amounts, "limits": amounts}}],
+            **keys,
+        },
+        "status": {
+            "phase": "Pending",
+            "containerStatuses": [{"name": "main", "state": {"waiting": waiting}}],
+        },
+    }
+
+
+def partly(name: str, *, helper: int = 2, phase: str = "Running", **keys: Any) -> dict[str, Any]:
+    """The same, of which a container `helper` runs that has so many exclusive CPUs.
+
+    In the phase Running, unless the other one never ran.
+    """
+    made = pod(name, **keys)
+    amounts = {"cpu": str(helper)}
+    made["spec"]["containers"].append(
+        {"name": "helper", "resources": {"requests": amounts, "limits": amounts}}
+    )
+    made["status"]["containerStatuses"].append({"name": "helper", "state": {"running": {}}})
+    made["status"]["phase"] = phase
+    return made
+
+
+def node(name: str, *taints: tuple[str, str, str], cordoned: bool = False, **labels: str) -> Any:
+    keys = ("key", "value", "effect")
+    spec = {"taints": [dict(zip(keys, one, strict=True)) for one in taints]}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {**spec, "unschedulable": cordoned},
+    }
+
+
+class Cluster:
+    """Nodes by what they publish, and the output that is asked once a second.
+
+    Attributes:
+        pods: that the API server has, by name.
+        answers: result of an eviction by the pod's name; done where none is told.
+        listed: what comes of a list instead of the pods.
+        evicted: names and times.
+        requests: all that were made.
+    """
+
+    def __init__(
+        self, nodes: dict[str, tuple[int, ...]], *others: Any, most: int = 3, **rules: Any
+    ) -> None:
+        self.now, found, settings = 0.0, Nodes(), Settings()
+        settled = {"after": 60.0, "per_minute": 60.0, "per_workload": most, "per": 3600.0}
+        self.output = Refused(
+            PREFIX,
+            Rules(**{**settled, **rules}),
+            found,
+            CandidateIndex(found, settings.strategy),
+            PodReader(settings).request,
+            0.0,
+        )
+        for name, free in nodes.items():
+            self.publish(name, *free)
+            self.node(node(name))
+        for one in others:
+            self.node(one)
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.answers: dict[str, Result] = {}
+        self.listed: Result | None = None
+        self.evicted: list[tuple[str, float]] = []
+        self.requests: list[Request] = []
+
+    def node(self, document: Any) -> None:
+        self.output.node(document["metadata"]["name"], document, self.now)
+
+    def publish(self, name: str, *free: int) -> None:
+        self.output.topology(name, zones(name, *free), self.now)
+
+    def see(self, *pods: dict[str, Any]) -> None:
+        for one in pods:
+            self.output.pod(one, self.now)
+
+    def answer(self, request: Request) -> Outcome:
+        if request.verb is Verb.LIST:
+            found = self.pods.get(request.field_selector["metadata.name"])
+            result = self.listed or Result.DONE
+            return Outcome(result=result, documents=() if found is None else (found,))
+        result = Result.DONE
+        if request.resource is Resource.EVICTIONS:
+            result = self.answers.get(request.name, Result.DONE)
+            if result is Result.DONE:
+                self.evicted.append((request.name, self.now))
+        return Outcome(result=result)
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.output.tick(self.now, 1_795_000_000.0 + self.now)
+            while (request := self.output.due(self.now)) is not None:
+                self.requests.append(request)
+                self.output.done(request, self.answer(request), self.now, 0.5)
+            self.now += 1
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.evicted]
+
+
+ROOM = {"full": (2, 2), "free": (8, 8)}
+
+
+def test_who_is_refused_for_a_while_goes_where_there_is_room() -> None:
+    cluster = Cluster(ROOM)
+    cluster.see(pod("web"))
+    assert cluster.output.waiting() == 1
+    cluster.run(200)
+    assert cluster.evicted == [("web", 60.0)]
+    eviction, event = cluster.requests
+    assert eviction.body["deleteOptions"] == {
+        "preconditions": {"uid": "uid-web", "resourceVersion": "7"}
+    }
+    assert event.body["reason"] == "NUMAPodMoved"
+    assert event.body["note"] == (
+        "evicted: node full has refused it for 60 s, and free has room; "
+        "InsufficientCPUs: needs 4 exclusive CPUs; most free: 2"
+    )
+    assert cluster.output.waiting() == 0
+
+
+def test_the_watch_may_tell_of_its_end_before_the_answer_comes() -> None:
+    cluster = Cluster(ROOM, most=1)
+    cluster.see(pod("web", workload="web"))
+    request = cluster.output.due(60.0)
+    assert request is not None
+    cluster.output.pod_gone("uid-web")
+    cluster.output.done(request, Outcome(result=Result.DONE), 60.0, 0.5)
+    cluster.now = 61.0
+    cluster.run(1)
+    (event,) = cluster.requests
+    assert event.body["regarding"]["uid"] == "uid-web"
+    cluster.see(pod("next", workload="web"))
+    cluster.run(200)
+    assert cluster.evicted == [], "it counts for its workload"
+
+
+def test_its_time_is_counted_over_changes_of_its_status() -> None:
+    cluster = Cluster(ROOM)
+    cluster.see(pod("web"))
+    cluster.run(40)
+    cluster.see(pod("web", version="9"))
+    cluster.run(40)
+    assert cluster.evicted == [("web", 60.0)]
+    assert cluster.requests[0].body["deleteOptions"]["preconditions"]["resourceVersion"] == "9"
+
+
+def test_who_starts_meanwhile_stays() -> None:
+    cluster = Cluster(ROOM)
+    one, other, third = pod("one"), pod("other"), pod("third")
+    cluster.see(one, other, third)
+    cluster.run(30)
+    for uid in ("uid-one", "uid-third", "uid-nobody"):
+        cluster.output.pod_gone(uid)  # it is Pending no more
+    other["status"]["containerStatuses"][0]["state"] = {"running": {}}
+    cluster.see(other)
+    cluster.run(100)
+    assert cluster.requests == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ({"full": (2, 2)}, "there is no other node"),
+        ({"full": (2, 2), "free": (3, 3)}, "the other one is too full"),
+        ({"full": (4, 0), "free": (8, 8)}, "its own has room now: the kubelet asks again"),
+        ({"free": (8, 8)}, "nothing is known of its own: a successor could come back"),
+    ],
+)
+def test_nobody_goes_in_vain(nodes: dict[str, tuple[int, ...]], why: str) -> None:
+    cluster = Cluster(nodes)
+    cluster.see(pod("web"))
+    cluster.run(200)
+    assert cluster.requests == [], why
+
+
+def test_it_goes_when_another_node_gets_room() -> None:
+    cluster = Cluster({"full": (2, 2), "free": (3, 3)})
+    cluster.see(pod("web"))
+    cluster.run(200)
+    cluster.publish("free", 8, 3)
+    cluster.run(20)
+    ((name, at),) = cluster.evicted
+    assert (name, at <= 200 + LOOK) == ("web", True)
+
+
+@pytest.mark.parametrize(
+    ("closed", "keys"),
+    [
+        (node("free", ("a", "b", "NoSchedule")), {}),
+        (node("free", cordoned=True), {}),
+        (node("free", disk="hdd"), {"nodeSelector": {"disk": "ssd"}}),
+    ],
+)
+def test_a_node_that_it_may_not_go_to_does_not_count(closed: Any, keys: dict[str, Any]) -> None:
+    cluster = Cluster(ROOM, closed)
+    cluster.see(pod("web", **keys))
+    cluster.run(200)
+    assert cluster.requests == []
+    cluster.node(node("free", disk="ssd"))
+    cluster.run(20)
+    assert cluster.names == ["web"]
+    cluster.output.node_gone("free")
+    cluster.see(pod("next"))
+    cluster.run(100)
+    assert cluster.names == ["web"]
+
+
+def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
+    cluster = Cluster(ROOM)
+    free = zones("free", 8, 8)
+    free["metadata"]["annotations"] = {f"{PREFIX}/renewed": "x", f"{PREFIX}/valid-seconds": "50"}
+    cluster.output.topology("free", free, 0.0)
+    cluster.see(pod("web"))
+    cluster.run(200)
+    assert cluster.requests == []
+    cluster.publish("free", 8, 8)
+    cluster.run(20)
+    assert cluster.names == ["web"]
+    cluster.output.topology_gone("full")
+    cluster.see(pod("next"))
+    cluster.run(100)
+    assert cluster.names == ["web"]
+
+
+def test_one_vacancy_moves_one_pod() -> None:
+    """The others would be refused by the extender, or by the node, again."""
+    cluster = Cluster({"full": (2, 2), "free": (4, 0)})
+    cluster.see(pod("a"), pod("b"), pod("c"))
+    cluster.run(110)
+    assert cluster.names == ["a"]
+    cluster.publish("free", 0, 0)  # its successor is there
+    cluster.run(200)
+    assert cluster.names == ["a"]
+
+
+def test_one_workload_goes_so_often_and_then_stays() -> None:
+    """The successors are refused again: what nobody here sees keeps them from the other node."""
+    cluster = Cluster(ROOM, most=2)
+    for number in range(6):
+        cluster.see(pod(f"web-{number}", workload="web"))
+        cluster.run(200)
+    assert cluster.names == ["web-0", "web-1"]
+    cluster.run(3600)
+    assert cluster.names == ["web-0", "web-1", "web-2", "web-3"]
+
+
+def test_no_faster_than_configured() -> None:
+    cluster = Cluster(ROOM, per_minute=2.0, most=10)
+    cluster.see(*(pod(f"p{i}", cpus=1, said=SAID.format(f"p{i}")) for i in range(2)))
+    cluster.publish("full", 0, 0)
+    cluster.run(200)
+    times = [at for _, at in cluster.evicted]
+    assert len(times) == 2
+    assert times[1] - times[0] >= 30
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"owners": []},
+        {"owners": [{"kind": "DaemonSet", "uid": "d", "controller": True}]},
+        {"owners": [{"kind": "Node", "uid": "n", "controller": True}]},
+        {"annotations": {"kubernetes.io/config.mirror": "x"}},
+        {"annotations": {f"{PREFIX}/policy": "nonsense"}},
+        {"annotations": {f"{PREFIX}/numacpu": "3", f"{PREFIX}/policy": "none"}},
+        {"said": "cannot pull the image"},
+        {"said": SAID.format("another")},
+    ],
+)
+def test_who_would_not_be_better_off_is_left_alone(keys: dict[str, Any]) -> None:
+    """No successor elsewhere, a wish that no node grants, or somebody else's error."""
+    cluster = Cluster(ROOM)
+    cluster.see(pod("web", **keys))
+    cluster.run(200)
+    assert (cluster.requests, cluster.output.waiting()) == ([], 0)
+
+
+def test_a_pod_that_changed_meanwhile_is_looked_at_again() -> None:
+    cluster = Cluster(ROOM)
+    cluster.answers["web"] = Result.EXISTS  # 409: another resourceVersion
+    cluster.see(pod("web"))
+    cluster.run(150)
+    assert 2 <= len(cluster.requests) <= 8
+    cluster.answers.clear()
+    cluster.run(100)
+    assert cluster.names == ["web"]
+
+
+def test_without_the_right_nothing_is_asked_for_a_minute() -> None:
+    cluster = Cluster(ROOM)
+    cluster.answers["web"] = Result.FORBIDDEN
+    cluster.see(pod("web"))
+    cluster.run(110)
+    assert len(cluster.requests) == 1
+
+
+def test_a_dry_run_asks_once_and_says_so() -> None:
+    cluster = Cluster(ROOM, dry_run=True)
+    cluster.see(pod("web"))
+    cluster.run(100)
+    cluster.see(pod("web", version="8"))
+    cluster.run(300)
+    eviction, event = cluster.requests
+    assert eviction.body["deleteOptions"]["dryRun"] == ["All"]
+    assert event.body["note"].startswith("would be evicted (dry run)")
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"containerStatuses": None},
+        {"containerStatuses": [{"name": "main"}]},
+        {"containerStatuses": [{"name": "main", "state": {"waiting": {"reason": "ImagePull"}}}]},
+        {
+            "containerStatuses": [
+                {"name": "main", "state": {"waiting": {"reason": "CreateContainerError"}}}
+            ]
+        },
+    ],
+)
+def test_a_status_of_something_else_is_no_refusal(status: dict[str, Any]) -> None:
+    assert refusal({**pod("web"), "status": status}) == ""
+
+
+def test_init_containers_are_refused_too() -> None:
+    found = pod("web")
+    found["status"]["initContainerStatuses"] = found["status"].pop("containerStatuses")
+    assert refusal(found).startswith("InsufficientCPUs: needs 4")
+
+
+# --- one container runs, and another is refused ---------------------------------------------------
+
+
+def test_a_pod_of_which_one_container_runs_goes_as_well() -> None:
+    cluster = Cluster(ROOM)
+    cluster.see(partly("web"))
+    cluster.run(30)
+    cluster.output.pod_gone("uid-web")  # it is Pending no more
+    cluster.see(partly("web", version="8"))
+    cluster.run(100)
+    assert cluster.evicted == [("web", 60.0)]
+    eviction, event = cluster.requests
+    assert eviction.body["deleteOptions"]["preconditions"]["resourceVersion"] == "8"
+    assert "node full has refused it for 60 s, and free" in event.body["note"]
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running"])
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ({"full": (4, 0), "free": (8, 8)}, "its own has room for what is missing"),
+        ({"full": (2, 2), "free": (4, 1)}, "the other one has no room for what runs besides"),
+    ],
+)
+def test_its_node_is_asked_for_what_is_missing_and_another_one_for_all(
+    nodes: dict[str, tuple[int, ...]], why: str, phase: str
+) -> None:
+    cluster = Cluster(nodes)
+    cluster.see(partly("web", phase=phase))
+    cluster.run(200)
+    assert cluster.requests == [], why
+    cluster.publish("full", 2, 2)
+    cluster.publish("free", 8, 8)
+    cluster.run(20)
+    assert cluster.names == ["web"]
+
+
+def test_containers_that_belong_together_are_not_asked_for_twice() -> None:
+    """Its node counts the one that runs: it need not have room for both."""
+    together = {f"{PREFIX}/scope": "pod"}
+    cluster = Cluster({"full": (4, 0), "free": (8, 8)})
+    cluster.see(partly("web", annotations=together))
+    cluster.run(200)
+    assert cluster.requests == []
+    cluster.publish("full", 3, 0)
+    cluster.run(20)
+    assert cluster.names == ["web"]
+
+
+def test_from_when_on_one_of_its_containers_runs_its_time_begins_again() -> None:
+    """Another container waits, or for another reason."""
+    cluster = Cluster(ROOM)
+    cluster.see(pod("web"))
+    cluster.run(40)
+    cluster.see(partly("web"))
+    cluster.run(100)
+    assert cluster.evicted == [("web", 100.0)]
+
+
+# --- pods in the phase Running, found by Events ---------------------------------------------------
+
+
+def event(name: str, said: str = "") -> dict[str, Any]:
+    """What the kubelet tells of a container that cannot be created."""
+    return {
+        "involvedObject": {"kind": "Pod", "namespace": "shop", "name": name},
+        "reason": "Failed",
+        "message": said or f"Error: failed to create containerd container: {SAID.format(name)}",
+    }
+
+
+class Watched(Cluster):
+    """The same, where no other node has room, so that nothing but looks is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__({"full": (2, 2)})
+
+    def at(self, now: float) -> int:
+        """Looks at some time."""
+        before, self.now = len(self.requests), now
+        self.run(1)
+        return len(self.requests) - before
+
+
+def test_a_pod_that_an_event_names_is_read_until_it_runs_as_a_whole() -> None:
+    cluster = Watched()
+    cluster.pods["web"] = partly("web")
+    assert cluster.at(0.0) == 0
+    cluster.output.event(event("web"), 1.0)
+    assert cluster.at(1.0) == 1
+    assert cluster.output.waiting() == 1
+    assert cluster.at(LOOK) == 0
+    assert cluster.at(1.0 + LOOK) == 1
+    assert cluster.at(10 * KEPT) == 1, "as long as it waits"
+    cluster.pods["web"]["status"]["containerStatuses"][0]["state"] = {"running": {}}
+    assert cluster.at(11 * KEPT) == 1
+    assert cluster.output.waiting() == 0
+    assert cluster.at(12 * KEPT) == 0, "nothing was told of it since"
+
+
+def test_a_status_may_come_after_the_event() -> None:
+    cluster = Watched()
+    cluster.pods["web"] = pod("web")  # Pending: it comes by the watch
+    cluster.output.event(event("web"), 0.0)
+    cluster.at(0.0)
+    assert cluster.output.waiting() == 0
+    cluster.pods["web"] = partly("web")
+    cluster.output.event(event("web"), 1.0)
+    cluster.at(LOOK)
+    assert cluster.output.waiting() == 1
+    del cluster.pods["web"]
+    cluster.at(2 * LOOK)
+    assert cluster.output.waiting() == 0
+    assert cluster.at(3 * LOOK) == 0
+
+
+def test_another_pod_of_that_name_is_another_pod() -> None:
+    cluster = Watched()
+    cluster.pods["web"] = partly("web")
+    cluster.output.event(event("web"), 0.0)
+    cluster.at(0.0)
+    cluster.pods["web"] = partly("web")
+    cluster.pods["web"]["metadata"]["uid"] = "uid-next"
+    cluster.at(LOOK)
+    assert list(cluster.output.pods) == ["uid-next"]
+
+
+def test_events_of_other_things_are_passed_over() -> None:
+    cluster = Watched()
+    for one in (
+        {}, {"involvedObject": 3}, event("web", "Error: ErrImagePull"),
+        event("web", SAID.format("another")),
+    ):  # fmt: skip
+        cluster.output.event(one, 0.0)
+    assert cluster.at(0.0) == 0
+
+
+def test_no_more_than_so_many_are_read_and_a_failed_look_comes_again() -> None:
+    cluster = Watched()
+    cluster.listed = Result.FAILED
+    for number in range(MOST_RUNNING + 10):
+        cluster.output.event(event(f"web-{number}"), 0.0)
+    assert cluster.at(0.0) == MOST_RUNNING
+    cluster.listed = None
+    cluster.pods["web-0"] = partly("web-0")
+    assert cluster.at(LOOK) == MOST_RUNNING
+    assert cluster.output.waiting() == 1
+    assert cluster.at(2 * LOOK) == 1
+
+
+# --- which Nodes a pod may be put on --------------------------------------------------------------
+
+LABELS = {"zone": "a", "size": "12"}
+
+
+def terms(*expressions: dict[str, Any], of: str = "matchExpressions") -> dict[str, Any]:
+    return affinity({of: list(expressions)})
+
+
+def affinity(*listed: dict[str, Any]) -> dict[str, Any]:
+    required = {"nodeSelectorTerms": list(listed)}
+    return {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    }
+
+
+def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"key": key, "operator": operator, "values": list(values)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, True),
+        ({"nodeSelector": None, "affinity": None, "tolerations": None}, True),
+        ({"nodeSelector": {"zone": "a"}}, True),
+        ({"nodeSelector": {"zone": "b"}}, False),
+        ({"nodeSelector": {"other": "a"}}, False),
+        ({"affinity": {"nodeAffinity": {}}}, True),
+        ({"affinity": {"podAffinity": {}}}, True),
+        (terms(expression("zone", "In", "a", "b")), True),
+        (terms(expression("zone", "In", "b")), False),
+        (terms(expression("zone", "NotIn", "b")), True),
+        (terms(expression("absent", "NotIn", "b")), True),
+        (terms(expression("zone", "NotIn", "a")), False),
+        (terms(expression("zone", "Exists")), True),
+        (terms(expression("absent", "Exists")), False),
+        (terms(expression("absent", "DoesNotExist")), True),
+        (terms(expression("zone", "DoesNotExist")), False),
+        (terms(expression("size", "Gt", "11")), True),
+        (terms(expression("size", "Gt", "12")), False),
+        (terms(expression("size", "Lt", "13")), True),
+        (terms(expression("size", "Lt", "12")), False),
+        (terms(expression("zone", "Gt", "1")), False),
+        (terms(expression("absent", "Lt", "1")), False),
+        (terms(expression("size", "Gt", "1", "2")), False),
+        (terms(expression("size", "Gt", "9" * 30)), False),
+        (terms(expression("zone", "Like", "a")), False),
+        (terms(expression("metadata.name", "In", "n"), of="matchFields"), True),
+        (terms(expression("metadata.name", "In", "m"), of="matchFields"), False),
+        (terms(expression("zone", "Exists"), expression("size", "Lt", "1")), False),
+        (affinity({}, {"matchExpressions": [expression("zone", "Exists")]}), True),
+        (affinity({}), False),
+        (affinity(), False),
+    ],
+)
+def test_labels(spec: dict[str, Any], expected: bool) -> None:
+    assert admits(facts_of("n", node("n", **LABELS)), spec) is expected
+
+
+@pytest.mark.parametrize(
+    ("taint", "tolerations", "expected"),
+    [
+        (("a", "b", "NoSchedule"), [], False),
+        (("a", "b", "NoExecute"), [], False),
+        (("a", "b", "PreferNoSchedule"), [], True),
+        (("a", "b", "NoSchedule"), [{"operator": "Exists"}], True),
+        (("a", "b", "NoSchedule"), [{"operator": "Exists", "effect": "NoExecute"}], False),
+        (("a", "b", "NoSchedule"), [{"key": "a", "operator": "Exists"}], True),
+        (("a", "b", "NoSchedule"), [{"key": "a", "value": "b"}], True),
+        (("a", "", "NoSchedule"), [{"key": "a"}], True),
+        (("a", "b", "NoSchedule"), [{"key": "a", "value": "c"}], False),
+        (("a", "b", "NoSchedule"), [{"key": "c", "operator": "Exists"}], False),
+        (("a", "b", "NoSchedule"), [{"value": "b"}], False),
+        (("a", "5", "NoSchedule"), [{"key": "a", "operator": "Gt", "value": "4"}], False),
+    ],
+)
+def test_taints(
+    taint: tuple[str, str, str], tolerations: list[dict[str, Any]], expected: bool
+) -> None:
+    there = facts_of("n", node("n", taint))
+    assert admits(there, {"tolerations": tolerations}) is expected
+
+
+def test_a_cordoned_node_takes_no_pod_that_does_not_bear_it() -> None:
+    for taints in ((), [("node.kubernetes.io/unschedulable", "", "NoSchedule")]):
+        there = facts_of("n", node("n", *taints, cordoned=True))
+        assert len(there.taints) == 1
+        assert not admits(there, {})
+        assert admits(there, {"tolerations": [{"operator": "Exists"}]})

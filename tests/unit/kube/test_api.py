@@ -1,0 +1,184 @@
+"""Bindings and watches without a client library: what comes back, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from nri_numa.kube.api import KubeAPI, refused
+from nri_numa.kube.requests import KubeError
+from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
+
+PATH = "/api/v1/namespaces/default/pods/p/binding"
+PODS = "/api/v1/pods"
+
+
+def run(directory: Path, talk: Callable[[KubeAPI], Awaitable[Any]]) -> Any:
+    async def all_of_it() -> Any:
+        made = KubeAPI(str(directory), "test")
+        try:
+            async with asyncio.timeout(180):
+                return await talk(made)
+        finally:
+            await made.close()
+
+    return asyncio.run(all_of_it())
+
+
+async def events(made: KubeAPI, **parameters: str) -> list[tuple[str, Any]]:
+    return [one async for one in made.events(PODS, parameters, 300)]
+
+
+def test_a_renewed_token_is_read_when_the_old_one_is_denied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(asked: Asked) -> Said:
+        good = asked.authorization == "Bearer second"
+        return Said(201, {}) if good else status(401, "Unauthorized")
+
+    async def talk(made: KubeAPI) -> None:
+        with pytest.raises(KubeError) as denied:
+            await made.ask("POST", PATH, {})
+        assert denied.value.code == 401
+        (tmp_path / "token").write_text("second\n")
+        for _ in range(2):
+            assert await made.ask("POST", PATH, {}) == {}
+
+    with fake(tmp_path, monkeypatch, answer) as server:
+        run(tmp_path, talk)
+    said = [asked.authorization.removeprefix("Bearer ") for asked in server.asked]
+    assert said == ["first", "first", "first", "second", "second"]
+
+
+def test_a_renewed_authority_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(made: KubeAPI) -> None:
+        with fake(tmp_path, monkeypatch, lambda asked: Said(201, {"of": 1})):
+            assert await made.ask("POST", PATH, {}) == {"of": 1}
+        with fake(tmp_path, monkeypatch, lambda asked: Said(201, {"of": 2})):
+            answered: dict[str, Any] = {}
+            while answered != {"of": 2}:  # it looks once a second
+                with contextlib.suppress(KubeError):
+                    answered = await made.ask("POST", PATH, {})
+                await asyncio.sleep(0.05)
+
+    run(tmp_path, talk)
+
+
+def test_a_request_that_was_given_up_leaves_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_it, over = threading.Event(), threading.Event()
+
+    def answer(asked: Asked) -> Said:
+        asked_it.set()
+        over.wait(60)
+        return Said(201, {})
+
+    async def talk(made: KubeAPI) -> None:
+        post = asyncio.create_task(made.ask("POST", PATH, {}))
+        await asyncio.to_thread(asked_it.wait, 60)
+        (connection,) = made._sockets
+        post.cancel()
+        await asyncio.wait([post])
+        await made.close()
+        assert connection.fileno() == -1
+
+    with fake(tmp_path, monkeypatch, answer):
+        try:
+            run(tmp_path, talk)
+        finally:
+            over.set()
+
+
+def test_a_watch_is_read_line_by_line_however_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long lines come in pieces, short ones together, and the last may not be ended."""
+    sizes = (10, 300_000, 10, 10, 70_000)
+    said = [{"type": "ADDED", "object": {"n": n, "x": "x" * size}} for n, size in enumerate(sizes)]
+    text = "\n".join(json.dumps(one) for one in said)
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, text)) as server:
+        found = run(
+            tmp_path, lambda made: events(made, fieldSelector="a=b,c!=", resourceVersion="7")
+        )
+    assert [(kind, document["n"]) for kind, document in found] == [("ADDED", n) for n in range(5)]
+    assert [len(document["x"]) for _, document in found] == list(sizes)
+    path, _, query = server.asked[0].path.partition("?")
+    assert path == PODS
+    assert {"watch=true", "timeoutSeconds=300", "resourceVersion=7"} <= {*query.split("&")}
+    assert parse_qs(query)["fieldSelector"] == ["a=b,c!="]
+
+
+@pytest.mark.parametrize(
+    "text", ["nonsense", '{"type": "ADDED", "object": 3}', '{"type": "ADDED"}']
+)
+def test_what_is_no_watch_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    with (
+        fake(tmp_path, monkeypatch, lambda asked: Said(200, text)),
+        pytest.raises(KubeError, match="cannot read an event of a watch"),
+    ):
+        run(tmp_path, events)
+
+
+def test_an_answer_of_something_in_between_is_shown() -> None:
+    found = refused(502, b"<html>Bad Gateway\xff")
+    assert found.code == 502
+    assert "Bad Gateway" in str(found)
+
+
+def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake(tmp_path, monkeypatch, lambda asked: Said()):
+        pass  # it is gone, and its port and certificate stay known
+    with pytest.raises(KubeError) as found:
+        run(tmp_path, lambda made: made.ask("POST", PATH, {}))
+    assert "no answer from the API server" in str(found.value)
+
+
+def test_the_server_of_another_cluster_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    theirs.mkdir()
+    FakeAPIServer(ours, lambda asked: Said())._server.server_close()
+    with fake(theirs, monkeypatch, lambda asked: Said()), pytest.raises(KubeError) as found:
+        run(ours, lambda made: made.ask("POST", PATH, {}))
+    assert "certificate is not accepted" in str(found.value)
+
+
+def test_without_a_token_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake(tmp_path, monkeypatch, lambda asked: Said()):
+        (tmp_path / "token").unlink()
+        with pytest.raises(KubeError) as found:
+            run(tmp_path, lambda made: made.ask("POST", PATH, {}))
+        assert "expected token and ca.crt" in str(found.value)
+
+
+def test_a_certificate_authority_that_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake(tmp_path, monkeypatch, lambda asked: Said()):
+        (tmp_path / "ca.crt").write_text("nothing")
+        with pytest.raises(KubeError, match=r"ca\.crt holds no certificate"):
+            run(tmp_path, lambda made: made.ask("GET", PODS))
+
+
+@pytest.mark.parametrize("body", ["{", "[]", '{"items": 3}', '{"items": [3]}'])
+def test_an_answer_that_is_no_list_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    with (
+        fake(tmp_path, monkeypatch, lambda asked: Said(200, body)),
+        pytest.raises(KubeError, match="cannot read the answer"),
+    ):
+        run(tmp_path, lambda made: made.objects(PODS))

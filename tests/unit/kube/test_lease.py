@@ -1,0 +1,245 @@
+"""Replicas that ask a real HTTP server for one Lease, by clocks of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_numa.kube.api import KubeAPI
+from nri_numa.kube.lease import Lease
+from nri_numa.kube.requests import Outcome, Request, Result
+from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
+
+
+class LeaseServer:
+    """Keeps one Lease, as the API server would.
+
+    Attributes:
+        between: called after a read, before whoever read can write.
+    """
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.version = 0
+        self.between: Callable[[], object] = lambda: None
+
+    def answer(self, asked: Asked) -> Said:
+        if asked.method == "GET":
+            said = Said(200, self.lease) if self.lease else status(404, "no such Lease")
+            self.between()
+            return said
+        if asked.method == "POST" and self.lease is not None:
+            return status(409, "the Lease exists")
+        given = asked.body["metadata"].get("resourceVersion")
+        if asked.method == "PUT" and given != str(self.version):
+            return status(409, "the object has been modified")
+        self.version += 1
+        metadata = {**asked.body["metadata"], "resourceVersion": str(self.version)}
+        self.lease = {**asked.body, "metadata": metadata}
+        return Said(200, self.lease)
+
+    @property
+    def holder(self) -> str:
+        assert self.lease is not None
+        return str(self.lease["spec"]["holderIdentity"])
+
+
+class Replicas:
+    """Two of them, and the time."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now = 0.0
+        self.said: list[tuple[str, bool]] = []
+        self.apis = [KubeAPI(str(directory), "test") for _ in range(2)]
+        self.one, self.other = (
+            self._made(name, api) for name, api in zip(("one", "other"), self.apis, strict=True)
+        )
+
+    def _made(self, name: str, api: KubeAPI) -> Lease:
+        made = Lease(
+            "l", "ns", api.do, duration=15.0, identity=name,
+            clock=lambda: self.now, wall=lambda: 1_795_000_000.0 + self.now, jitter=lambda: 0.5,
+            limit=60.0, changed=lambda: self.said.append((name, made.leads)),
+        )  # fmt: skip
+        return made
+
+    async def run(self, seconds: float, *replicas: Lease) -> None:
+        """Half a second at a time."""
+        end = self.now + seconds
+        while self.now < end:
+            for one in replicas:
+                await one.step()
+                assert not (self.one.leads and self.other.leads)
+            self.now += 0.5
+
+
+@asynccontextmanager
+async def replicas(directory: Path) -> AsyncIterator[Replicas]:
+    made = Replicas(directory)
+    try:
+        yield made
+    finally:
+        for api in made.apis:
+            await api.close()
+
+
+def elect(
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[Asked], Said],
+    talk: Callable[[Replicas], Any],
+) -> None:
+    async def all_of_it() -> None:
+        async with replicas(directory) as made:
+            await talk(made)
+
+    with FakeAPIServer(directory, answer) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        asyncio.run(all_of_it())
+
+
+def test_one_leads_and_another_takes_over_what_is_not_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = LeaseServer()
+
+    async def talk(made: Replicas) -> None:
+        await made.run(8, made.one, made.other)
+        assert (made.one.leads, made.other.leads, server.holder) == (True, False, "one")
+        assert made.other.holder == "one"
+        began = made.now
+        await made.run(10.5, made.other)
+        assert not made.one.leads, "it stops by itself before anybody takes over"
+        assert not made.other.leads
+        await made.run(8, made.other)
+        assert (made.other.leads, server.holder) == (True, "other")
+        assert began + 12 < made.other.since < made.now
+        assert server.lease is not None
+        assert server.lease["spec"]["leaseTransitions"] == 1
+        await made.run(4, made.one, made.other)
+        assert not made.one.leads, "who comes back does not take it again"
+        assert made.said == [
+            ("one", True), ("other", True), ("one", False),
+        ]  # fmt: skip
+        await made.other.give_back()
+        assert (made.other.leads, server.holder) == (False, "")
+        await made.run(4, made.one)
+        assert made.one.leads, "what is given back is taken at once"
+        await made.other.give_back()
+        assert server.holder == "one", "nobody gives back what is another's"
+
+    elect(tmp_path, monkeypatch, server.answer, talk)
+
+
+def test_of_two_that_write_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = LeaseServer()
+
+    def overtaken() -> None:
+        if server.lease is not None:
+            server.version += 1  # somebody else writes in between
+
+    async def talk(made: Replicas) -> None:
+        await made.run(4, made.one)
+        assert made.one.leads
+        await made.one.give_back()
+        server.between = overtaken
+        await made.run(30, made.one, made.other)
+        assert not made.one.leads
+        assert not made.other.leads
+
+    elect(tmp_path, monkeypatch, server.answer, talk)
+
+
+def test_of_two_that_make_it_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = LeaseServer()
+
+    async def talk(made: Replicas) -> None:
+        await asyncio.gather(made.one.step(), made.other.step())  # neither finds a Lease
+        made.now += 3
+        await asyncio.gather(made.one.step(), made.other.step())
+        assert made.one.leads != made.other.leads
+        await made.run(8, made.one, made.other)
+        assert made.one.leads == (server.holder == "one")
+        assert made.other.leads == (server.holder == "other")
+
+    elect(tmp_path, monkeypatch, server.answer, talk)
+
+
+def test_after_an_outage_it_leads_again_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it was: a back-off of a minute would be a minute without a leader."""
+    server = LeaseServer()
+    down = False
+
+    def answer(asked: Asked) -> Said:
+        return status(503, "etcd is away") if down else server.answer(asked)
+
+    async def talk(made: Replicas) -> None:
+        nonlocal down
+        await made.run(4, made.one)
+        down = True
+        await made.run(300, made.one)
+        assert not made.one.leads
+        down = False
+        await made.run(5, made.one)
+        assert made.one.leads
+
+    elect(tmp_path, monkeypatch, answer, talk)
+
+
+def test_a_server_that_never_answers_is_given_up() -> None:
+    """A renewal that comes too late is none, and the next attempt needs its time too."""
+    told: list[Result] = []
+
+    async def never(request: Request) -> Outcome:
+        await asyncio.Event().wait()
+        raise AssertionError(request)
+
+    async def talk() -> None:
+        lease = Lease(
+            "l", "ns", never, duration=0.03, identity="one",
+            answered=lambda request, outcome: told.append(outcome.result),
+        )  # fmt: skip
+        await lease.step()
+        assert not lease.leads
+
+    asyncio.run(talk())
+    assert told == [Result.UNREACHABLE]
+
+
+@pytest.mark.parametrize(
+    ("spec", "after"),
+    [
+        ({"holderIdentity": "x", "leaseDurationSeconds": -7, "leaseTransitions": None}, 15.0),
+        ({"holderIdentity": "x", "leaseDurationSeconds": 5}, 5.0),
+        (None, 0.0),
+    ],
+)
+def test_a_lease_that_nobody_renews_is_taken_over_after_its_own_duration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any] | None, after: float
+) -> None:
+    """Or after ours, where it has none that makes sense; its times say nothing."""
+    server = LeaseServer()
+    server.lease = {"metadata": {"name": "l", "resourceVersion": "0"}, "spec": spec}
+
+    async def talk(made: Replicas) -> None:
+        while not made.one.leads:
+            await made.run(0.5, made.one)
+        assert after <= made.now < after + 4
+        assert server.lease is not None
+        assert server.lease["spec"]["renewTime"].partition(".")[2].endswith("Z")
+        server.lease["spec"]["renewTime"] = "1999-01-01T00:00:00.000001Z"
+        await made.run(3, made.one, made.other)
+        assert made.one.leads, "times of another machine are not compared"
+        server.lease = None
+        await made.run(30, made.one, made.other)
+        assert made.one.leads != made.other.leads, "one that is deleted is made again"
+
+    elect(tmp_path, monkeypatch, server.answer, talk)

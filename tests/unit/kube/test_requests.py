@@ -1,0 +1,272 @@
+"""What becomes of a request: every status, every way not to reach the API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nri_numa.kube.api import KubeAPI
+from nri_numa.kube.requests import Form, Outcome, Request, Resource, Result, Verb
+from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
+
+NODE = {"metadata": {"name": "n1", "labels": {"a": "b"}}}
+GET = Request(output="node", verb=Verb.GET, resource=Resource.NODES, name="n1")
+PATCH = Request(
+    output="node", verb=Verb.PATCH, resource=Resource.NODES, name="n1", body={"metadata": {}}
+)
+CREATE = Request(
+    output="events",
+    verb=Verb.CREATE,
+    resource=Resource.EVENTS,
+    namespace="shop",
+    name="e",
+    body={"metadata": {"name": "e", "namespace": "shop"}, "eventTime": "2026-01-01T00:00:00.5Z"},
+)
+LIST = Request(
+    output="pods",
+    verb=Verb.LIST,
+    resource=Resource.PODS,
+    field_selector={"spec.nodeName": "n1"},
+)
+
+
+APPLY = Request(
+    output="topology",
+    verb=Verb.PATCH,
+    resource=Resource.TOPOLOGIES,
+    name="n1",
+    form=Form.APPLY,
+    body={"apiVersion": "topology.node.k8s.io/v1alpha2", "metadata": {"name": "n1"}, "zones": []},
+)
+CLEAN = replace(
+    APPLY,
+    form=Form.JSON,
+    body=[{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}],
+)
+TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/n1"
+
+
+def ask(directory: Path, *requests: Request, skewed: Callable[[float], object] = print) -> Outcome:
+    """The outcome of the last of some requests."""
+
+    async def run() -> Outcome:
+        api = KubeAPI(str(directory), "nri-numa-publish", skewed=skewed)
+        try:
+            outcomes = [await api.do(request) for request in requests]
+        finally:
+            await api.close()
+        return outcomes[-1]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("request_", "method", "path"),
+    [
+        (GET, "GET", "/api/v1/nodes/n1"),
+        (PATCH, "PATCH", "/api/v1/nodes/n1?fieldManager=nri-numa-publish"),
+        (CREATE, "POST", "/apis/events.k8s.io/v1/namespaces/shop/events"
+         "?fieldManager=nri-numa-publish"),
+    ],
+)  # fmt: skip
+def test_requests_are_what_kubernetes_expects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request, method: str, path: str
+) -> None:
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, {**asked.body, **NODE})) as server:
+        outcome = ask(tmp_path, request_)
+    (asked,) = server.asked
+    assert (asked.method, asked.path) == (method, path)
+    assert asked.authorization == "Bearer first"
+    if method == "PATCH":
+        assert asked.content_type == "application/merge-patch+json"
+    if method == "POST":
+        assert asked.body["eventTime"].startswith("2026-01-01T00:00:00.5")
+    assert outcome.result is Result.DONE
+    assert outcome.documents[0]["metadata"]["labels"] == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "query", "kind"),
+    [
+        (APPLY, "fieldManager=nri-numa-publish", "apply-patch+yaml"),
+        (replace(APPLY, force=True), "force=true&fieldManager=nri-numa-publish",
+         "apply-patch+yaml"),
+        (CLEAN, "fieldManager=nri-numa-publish", "json-patch+json"),
+    ],
+)  # fmt: skip
+def test_each_form_of_a_patch_says_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request, query: str, kind: str
+) -> None:
+    owned = {"metadata": {"name": "n1", "uid": "u", "managedFields": [
+        {"manager": "nfd", "operation": "Update", "fieldsV1": {"f:zones": {}}}]}}  # fmt: skip
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, owned)) as server:
+        outcome = ask(tmp_path, request_)
+    (asked,) = server.asked
+    assert (asked.path, asked.content_type) == (f"{TOPOLOGY}?{query}", f"application/{kind}")
+    assert asked.body == request_.body
+    metadata = outcome.documents[0]["metadata"]
+    assert metadata["uid"] == "u"
+    assert metadata["managedFields"][0]["fieldsV1"] == {"f:zones": {}}
+
+
+def test_a_list_is_of_one_node_and_of_all_namespaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = {"metadata": {"name": "p", "namespace": "shop", "annotations": {"a": "b"}}}
+    items = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, items)) as server:
+        outcome = ask(tmp_path, LIST)
+    assert server.asked[0].path == "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&limit=500"
+    assert outcome.documents[0]["metadata"]["annotations"] == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "said", "result", "words"),
+    [
+        (GET, status(404, "no node"), Result.MISSING, "get nodes/n1: 404"),
+        (CREATE, status(409, "exists"), Result.EXISTS, ""),
+        (PATCH, status(409, "uid"), Result.CONFLICT, ""),
+        (PATCH, status(410, "gone"), Result.FAILED, "410"),
+        (CREATE, status(422, "too long"), Result.INVALID, "too long"),
+        (CREATE, status(403, "no", "NamespaceTerminating"), Result.ENDING, ""),
+        (GET, status(403, "no"), Result.FORBIDDEN,
+         "apiGroups [''], resources [nodes], verbs [get]"),
+        (PATCH, status(403, "no"), Result.FORBIDDEN, "resources [nodes], verbs [patch]"),
+        (APPLY, status(404, 'noderesourcetopologies "n1" not found'), Result.MISSING, ""),
+        (APPLY, status(404, "the server could not find the requested resource"), Result.UNKNOWN,
+         "no such kind"),
+        (APPLY, Said(404, "404 page not found"), Result.UNKNOWN, "no such kind"),
+        (APPLY, status(500, "failed to prune fields"), Result.FAILED, "failed to prune fields"),
+        (LIST, status(403, "no"), Result.FORBIDDEN, "resources [pods], verbs [list]"),
+        (CREATE, status(403, "no"), Result.FORBIDDEN,
+         "apiGroups ['events.k8s.io'], resources [events], verbs [create]"),
+        (PATCH, status(403, "ValidatingAdmissionPolicy 'x' denied"), Result.FORBIDDEN,
+         "does the token name this node"),
+        (GET, status(401, "Unauthorized"), Result.UNAUTHORIZED, "the clocks differ"),
+        (GET, status(500, "oops"), Result.FAILED, "oops"),
+        (GET, status(503, "starting"), Result.BUSY, "starting"),
+        (GET, Said(502, "a proxy's page"), Result.FAILED, "a proxy's page"),
+        (GET, Said(403, {"nothing": "of Kubernetes"}), Result.FORBIDDEN, "verbs [get]"),
+        (GET, Said(200, "no JSON"), Result.FAILED, "cannot read the answer"),
+        (GET, Said(200, {"metadata": []}), Result.FAILED, "cannot read the answer"),
+    ],
+)  # fmt: skip
+def test_what_a_no_means(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request_: Request,
+    said: Said,
+    result: Result,
+    words: str,
+) -> None:
+    with fake(tmp_path, monkeypatch, lambda asked: said):
+        outcome = ask(tmp_path, request_)
+    assert outcome.result is result, outcome
+    assert words in outcome.text
+
+
+def test_retry_after_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = status(429, "slow down", Retry_After="17")
+    with fake(tmp_path, monkeypatch, lambda asked: said):
+        outcome = ask(tmp_path, GET)
+    assert (outcome.result, outcome.retry_after) == (Result.BUSY, 17.0)
+    with fake(tmp_path, monkeypatch, lambda asked: status(429, "slow", Retry_After="9" * 5000)):
+        assert ask(tmp_path, GET).retry_after == 3600.0
+    with fake(tmp_path, monkeypatch, lambda asked: status(429, "slow", Retry_After="soon")):
+        assert ask(tmp_path, GET).retry_after == 1.0
+
+
+def test_a_budget_that_forbids_an_eviction_is_not_a_busy_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = status(429, "Cannot evict pod", "DisruptionBudget", Retry_After="10")
+    with fake(tmp_path, monkeypatch, lambda asked: said):
+        assert ask(tmp_path, GET).result is Result.BLOCKED
+
+
+def test_a_renewed_token_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kubelet writes a new one long before the old one ends, and nobody tells us."""
+
+    def answer(asked: Asked) -> Said:
+        if asked.authorization == "Bearer second":
+            return Said(200, NODE)
+        (tmp_path / "token").write_text("second")
+        return status(401, "expired")
+
+    with fake(tmp_path, monkeypatch, answer) as server:
+        assert ask(tmp_path, GET).result is Result.DONE
+    assert [one.authorization for one in server.asked] == ["Bearer first", "Bearer second"]
+
+
+def test_a_renewed_certificate_authority_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "old").mkdir()
+    with FakeAPIServer(tmp_path / "old", lambda asked: Said(200, NODE)):
+        pass
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)):
+        right = (tmp_path / "ca.crt").read_bytes()
+        (tmp_path / "ca.crt").write_bytes((tmp_path / "old/ca.crt").read_bytes())
+
+        async def run() -> list[Outcome]:
+            api = KubeAPI(str(tmp_path), "test")
+            first = await api.do(GET)
+            (tmp_path / "ca.crt").write_bytes(right)
+            second = await api.do(GET)
+            await api.close()
+            return [first, second]
+
+        wrong, good = asyncio.run(run())
+    assert wrong.result is Result.UNREACHABLE
+    assert "certificate is not accepted" in wrong.text
+    assert str(tmp_path / "ca.crt") in wrong.text
+    assert good.result is Result.DONE
+
+
+@pytest.mark.parametrize("name", ["token", "ca.crt"])
+def test_missing_credentials_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)):
+        (tmp_path / name).unlink()
+        outcome = ask(tmp_path, GET)
+    assert outcome.result is Result.UNREACHABLE
+    assert name in outcome.text
+    assert str(tmp_path) in outcome.text
+
+
+def test_rubbish_for_a_certificate_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)):
+        (tmp_path / "ca.crt").write_text("rubbish")
+        outcome = ask(tmp_path, GET)
+    assert outcome.result is Result.UNREACHABLE
+    assert "holds no certificate" in outcome.text
+
+
+def test_outside_of_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)):
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
+        outcome = ask(tmp_path, GET)
+    assert "KUBERNETES_SERVICE_HOST is not set" in outcome.text
+
+
+def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)):
+        pass
+    outcome = ask(tmp_path, GET)
+    assert outcome.result is Result.UNREACHABLE
+    assert "no answer from the API server" in outcome.text
+
+
+def test_the_clocks_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)) as server:
+        server.skew = 600.0
+        ask(tmp_path, GET, skewed=seen.append)
+    assert -605 < seen[0] < -595

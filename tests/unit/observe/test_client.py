@@ -1,0 +1,65 @@
+"""The metrics library is imported without its servers, and nobody else notices."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = """
+import sys
+from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.client import UNUSED
+assert not [name for name in UNUSED if name in sys.modules], sorted(sys.modules)
+metrics = Metrics("1")
+metrics.internal_errors.inc()
+assert "nri_numa_internal_errors_total 1.0" in metrics.text()
+# Whoever needs them all the same gets the real ones.
+import gzip, http.server, socketserver, urllib.request, wsgiref.simple_server
+assert gzip.decompress(gzip.compress(b"text")) == b"text"
+assert issubclass(http.server.HTTPServer, socketserver.TCPServer)
+assert issubclass(wsgiref.simple_server.WSGIServer, http.server.HTTPServer)
+assert urllib.request.Request("http://localhost/x").selector == "/x"
+"""
+
+FIRST = "import prometheus_client.exposition, http.server, urllib.request\n"
+
+
+def _runs(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return done.stderr
+
+
+def test_metrics_work_and_the_modules_left_out_can_be_imported_later() -> None:
+    assert _runs(CODE) == ""
+
+
+def test_a_library_that_is_imported_already_stays_as_it_is() -> None:
+    same = (
+        FIRST
+        + "server = prometheus_client.exposition.ThreadingWSGIServer\n"
+        + "from nri_numa.observe import client\n"
+        + "assert issubclass(server, http.server.HTTPServer)\n"
+        + "assert client.Counter is prometheus_client.Counter\n"
+    )
+    assert _runs(same) == ""
+
+
+def test_a_library_that_wants_more_is_imported_as_it_is() -> None:
+    """A later release may do more with those modules than take classes of them."""
+    more = """
+import sys, types
+from nri_numa.observe import logs
+class Finder:
+    def __init__(self): self.asked = 0
+    def find_spec(self, name, path=None, target=None):
+        if name == "prometheus_client.exposition" and not self.asked:
+            self.asked += 1
+            raise AttributeError("wants more")
+sys.meta_path.insert(0, Finder())
+from nri_numa.observe import client
+import http.server
+import prometheus_client.exposition
+assert issubclass(prometheus_client.exposition.ThreadingWSGIServer, http.server.HTTPServer)
+assert client.Counter is prometheus_client.Counter
+"""
+    assert _runs(more) == ""

@@ -1,0 +1,214 @@
+"""The verbs filter and prioritize."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Strategy
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.fit import grade
+from nri_numa.scheduler.node_room import Unreadable
+from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.pod_reader import PodReader
+from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
+
+READER = PodReader(Settings())
+
+
+def index(
+    *, unknown_fits: bool = False, strategy: Strategy = Strategy.SPREAD, narrow: bool = False
+) -> CandidateIndex:
+    """Nodes a, b and c with more and more room, one that cannot be read, and one without object."""
+    nodes = Nodes()
+    nodes.put("a", table(2, 2))
+    nodes.put("b", table(4, 6))
+    nodes.put("c", table(8, 8))
+    nodes.put("odd", Unreadable("zones is 3"))
+    return CandidateIndex(nodes, strategy, unknown_fits=unknown_fits, narrow=narrow)
+
+
+NAMES = ["a", "b", "c", "odd", "none"]
+
+
+def test_a_node_whose_agent_is_away_waits_with_ours() -> None:
+    nodes = Nodes()
+    nodes.put("away", table(8, 8, attributes={f"{PREFIX}/agent": "not-ready"}))
+    nodes.put("there", table(8, 8, attributes={f"{PREFIX}/agent": "ready"}))
+    judges = CandidateIndex(nodes, Strategy.SPREAD)
+    found = judges.filter(READER.request(single(4)), ["away", "there"])
+    assert (found.fits, found.failed) == (
+        ["there"], {"away": "its agent does not place containers now"},
+    )  # fmt: skip
+    ordinary = READER.request(pod(container(cpu="2", memory="1Gi"), name="o"))
+    assert judges.filter(ordinary, ["away", "there"]).fits == ["away", "there"]
+
+
+def test_ordinary_pods_pass() -> None:
+    judges = index()
+    ordinary = READER.request(pod(container(cpu="250m", memory="1Gi")))
+    assert judges.filter(ordinary, NAMES).fits == NAMES
+    assert judges.prioritize(ordinary, NAMES) == []
+    guaranteed = READER.request(pod(container(cpu="2", memory="1Gi"), name="g"))
+    assert judges.filter(guaranteed, NAMES).fits == NAMES
+
+
+def test_unknown_nodes_may_be_allowed() -> None:
+    judges = index(unknown_fits=True)
+    wish = READER.request(single(7))
+    assert judges.filter(wish, NAMES).fits == ["c", "odd", "none"]
+    assert dict(judges.prioritize(wish, ["c", "odd"]))["odd"] == 0
+    assert judges.why("odd") == "zones is 3"
+    assert judges.why("a") == ""
+
+
+def test_a_pod_that_is_wrong_fits_nowhere() -> None:
+    found = index().filter(
+        READER.request(pod(container(cpu="2"), name="w", policy="x")), ["a", "b"]
+    )
+    assert not found.fits
+    assert not found.failed
+    (text,) = set(found.hopeless.values())
+    assert "policy is 'x'" in text
+
+
+def test_fewer_numa_nodes_score_best_then_what_is_left() -> None:
+    wish = READER.request(single(4, policy="best-effort"))
+    scores = dict(index().prioritize(wish, ["a", "b", "c"]))
+    assert scores["c"] > scores["b"] > scores["a"]
+    packed = dict(index(strategy=Strategy.PACK).prioritize(wish, ["a", "b", "c"]))
+    assert packed["b"] > packed["c"] > packed["a"]
+    assert grade(1, False, 500, 500, Strategy.SPREAD) & 15 == 8
+    assert grade(1, False, 1000, 1000, Strategy.SPREAD) & 15 == 10
+    assert grade(9, True, 0, 0, Strategy.SPREAD) & 15 == 0
+
+
+def test_a_full_memory_begins_again() -> None:
+    judges = index()
+    for count in range(1, 60):
+        found = judges.filter(READER.request(single(count, name=f"p{count}")), ["c"])
+        assert (found.fits == ["c"]) == (count <= 8)
+
+
+def test_capacity_that_is_lent_away_scores_less() -> None:
+    nodes = Nodes()
+    nodes.put("whole", table(8, 8))
+    nodes.put("half", table(8, 8, zone={f"{PREFIX}/capacity-factor": "0.25"}))
+    scores = dict(
+        CandidateIndex(nodes, Strategy.SPREAD).prioritize(
+            READER.request(single(4)), ["whole", "half"]
+        )
+    )
+    assert scores["whole"] > scores["half"]
+
+
+def test_several_containers_find_no_more_than_the_whole_node_has() -> None:
+    """Each of them has room where it goes, and the last CPU stays with those that share."""
+    nodes = Nodes()
+    candidates = CandidateIndex(nodes, Strategy.SPREAD)
+    asks = {"policy": "single-numa-node", "cpus": "exclusive"}
+    two = PodReader(Settings()).request(
+        pod(container("a", "4", "1Gi"), container("b", "4", "1Gi"), **asks)
+    )
+    for most, fits in (("8", ["n1"]), ("7", [])):
+        nodes.put("n1", table(4, 4, attributes={f"{PREFIX}/free-exclusive-cpus": most}))
+        found = candidates.filter(two, ["n1"])
+        assert found.fits == fits
+    assert found.failed == {"n1": "needs 8 exclusive CPUs; most free: 7"}
+
+
+def test_a_node_that_changes_is_judged_by_what_it_has_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the memory of verdicts is full, and that of equal rooms."""
+    monkeypatch.setattr("nri_numa.scheduler.candidates._ROOMS", 4)
+    monkeypatch.setattr("nri_numa.scheduler.nodes._REMEMBERED", 4)
+    judges, request = index(), READER.request(single(7))
+    for _ in range(3):
+        assert judges.filter(request, NAMES).fits == ["c"]
+        judges._nodes.put("c", table(6, 6))
+        assert judges.filter(request, NAMES).fits == []
+        for count in range(1, 20):
+            judges._nodes.put("a", table(count, 2))
+            assert judges.filter(request, NAMES).fits == (["a"] if count >= 7 else [])
+        judges._nodes.put("a", table(2, 2))
+        judges._nodes.put("c", table(8, 8))
+
+
+def test_equal_rooms_share_one_verdict() -> None:
+    """Of pods that ask alike, whatever their names are."""
+    nodes = Nodes()
+    for name in "abc":
+        nodes.put(name, table(4, 6 if name == "b" else 4, charged=[(f"uid-{name}", "main")]))
+    judges = CandidateIndex(nodes, Strategy.SPREAD)
+    one, two = (judges.verdict(READER.request(single(3, name=name)), "a") for name in "pq")
+    assert one is two
+    request = READER.request(single(3, name="r"))
+    assert judges.verdict(request, "c") is one
+    assert judges.verdict(request, "b") is not one
+
+
+def fits_of(
+    judges: CandidateIndex, document: dict[str, object], names: list[str] = NAMES
+) -> list[str]:
+    return judges.filter(READER.request(document), names).fits
+
+
+def test_a_narrow_filter_names_nodes_with_the_fewest_numa_nodes() -> None:
+    """Whatever else the others have: b and c have more CPUs and memory left than a."""
+    nodes = Nodes()
+    nodes.put("a", table(5, 0, memory=(2, 0)))
+    nodes.put("b", table(4, 4, 4, 4))
+    nodes.put("c", table(3, 4, 3, 4))
+    wide = single(5, policy="best-effort")
+    names = ["b", "a", "c"]
+    assert fits_of(CandidateIndex(nodes, Strategy.SPREAD), wide, names) == names
+    narrow = CandidateIndex(nodes, Strategy.SPREAD, narrow=True)
+    assert fits_of(narrow, wide, names) == ["a"]
+    assert fits_of(narrow, wide, ["b", "c"]) == ["b", "c"]
+    nominated = fits_of(narrow, wide, ["c"])
+    assert nominated == ["c"], "a nominated node is asked about alone"
+
+
+def test_a_narrow_filter_leaves_a_choice_and_keeps_ties() -> None:
+    """But for nodes that it would leave nearly full; `pack` wants these, and only these."""
+    nodes = Nodes()
+    free = {"empty": 16, "too": 16, "half": 9, "full": 4}
+    for name, count in free.items():
+        nodes.put(name, table(count, 0))
+    names = list(free)
+    wanted = {Strategy.SPREAD: names[:3], Strategy.MOST_LEFT: names[:3], Strategy.PACK: names[3:]}
+    for strategy, fits in wanted.items():
+        judges = CandidateIndex(nodes, strategy, narrow=True)
+        assert fits_of(judges, single(2), names) == fits
+        scores = dict(judges.prioritize(READER.request(single(2)), names))
+        best = max(scores.values())
+        slack = 0 if strategy is Strategy.PACK else 2
+        assert [name for name in names if scores[name] >= best - slack] == fits
+    nodes.put("full", table(1, 0))
+    assert fits_of(CandidateIndex(nodes, Strategy.PACK, narrow=True), single(2), names) == ["half"]
+
+
+def test_a_narrow_filter_gives_reasons_of_nodes_without_room_only() -> None:
+    """A node that fits and is not named is no failed one: preemption and texts go by these."""
+    found = index(narrow=True, strategy=Strategy.PACK).filter(READER.request(single(3)), NAMES)
+    plain = index(strategy=Strategy.PACK).filter(READER.request(single(3)), NAMES)
+    assert (found.fits, plain.fits) == (["b"], ["b", "c"])
+    assert set(plain.failed) == {"a"}
+    assert (found.failed, found.hopeless) == (plain.failed, plain.hopeless)
+
+
+def test_a_narrow_filter_is_for_pods_that_ask_for_something() -> None:
+    judges = index(narrow=True)
+    assert fits_of(judges, pod(container(cpu="250m", memory="1Gi"))) == NAMES
+    nodes = judges._nodes
+    nodes.put("aligns", table(8, 8, attributes={"topologyManagerPolicy": "single-numa-node"}))
+    names = [*NAMES, "aligns"]
+    whole = pod(container(cpu="2", memory="1Gi"), name="g")
+    assert fits_of(judges, whole, names) == names, "the kubelet's policy asks, not the pod"
+
+
+def test_nodes_of_which_nothing_is_known_come_last() -> None:
+    judges = index(narrow=True, unknown_fits=True)
+    assert fits_of(judges, single(7)) == ["c"]
+    assert fits_of(judges, single(7), ["a", "odd", "none"]) == ["odd", "none"]

@@ -1,0 +1,169 @@
+"""Does a pod fit, where, and if not, why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nri_numa.engine.align.hints import ResourceDemand
+from nri_numa.engine.align.policies import align
+from nri_numa.engine.values.settings import Settings
+from nri_numa.engine.values.workload import Policy, Strategy
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.scheduler.fit import Fits, Short, fit
+from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.pod_reader import PodReader
+from nri_numa.scheduler.pod_request import PodRequest
+from tests.unit.scheduler.objects import GIB, PREFIX, container, pod, single, table
+
+SPREAD, PACK = Strategy.SPREAD, Strategy.PACK
+
+
+def request(document: dict[str, Any]) -> PodRequest:
+    return PodReader(Settings()).request(document)
+
+
+def places(found: Fits | Short) -> dict[str, str]:
+    assert isinstance(found, Fits), found
+    return {name: str(numa_nodes) for name, numa_nodes in found.places}
+
+
+def text(found: Fits | Short) -> str:
+    assert isinstance(found, Short), found
+    return found.text(found.most)
+
+
+def test_restricted_goes_by_what_is_neediest() -> None:
+    assert places(fit(table(12, 12), request(single(20, policy="restricted")), SPREAD)) == {
+        "main": "0-1"
+    }
+
+
+@pytest.mark.parametrize(
+    ("document", "room", "expected"),
+    [
+        (single(12), table(8, 4), "needs 12 exclusive CPUs on one NUMA node; most free: 8"),
+        (single(20), table(8, 4), "needs 20 exclusive CPUs on one NUMA node; most there is: 16"),
+        (single(2, memory="20Gi"), table(8, 4, memory=(10, 12)),
+         "needs 20 GiB of memory on one NUMA node; most free: 12 GiB"),
+        (single(6, memory="20Gi"), table(8, 4, memory=(10, 30)),
+         "needs 6 exclusive CPUs and 20 GiB of memory on one NUMA node; each is free, but not "
+         "together"),
+        (single(20, policy="restricted", bind="cpu"), table(8, 8),
+         "needs 20 exclusive CPUs; most free: 16"),
+        (single(4, policy="restricted"), table(3, 3),
+         "needs 4 exclusive CPUs on one NUMA node; most free: 3"),
+        (pod(container(cpu="2500m", memory="1Gi"), policy="single-numa-node"), table(2, 1),
+         "needs 2.5 CPUs on one NUMA node; most free: 2"),
+        (single(3, smt="full-core"), table(8, zone={f"{PREFIX}/threads-per-core": "2"}),
+         "needs 3 exclusive CPUs in whole cores of 2 threads"),
+        (single(5, smt="isolate"), table(8, zone={f"{PREFIX}/threads-per-core": "2"}),
+         "needs 5 exclusive CPUs with idle siblings (10 CPUs) on one NUMA node; most free: 8"),
+        (single(20, policy="best-effort"), table(8, 4), "needs 20 exclusive CPUs; most free: 12"),
+    ],
+)  # fmt: skip
+def test_reasons(document: dict[str, Any], room: NodeRoom, expected: str) -> None:
+    found = fit(room, request(document), SPREAD)
+    assert text(found) == expected
+    assert isinstance(found, Short)
+    assert found.never == any(w in expected for w in ("there is", "whole cores"))
+
+
+def test_the_ladder_of_the_node() -> None:
+    wide = fit(table(4, 4), request(single(6, on_failure="widen")), SPREAD)
+    assert places(wide) == {"main": "0-1"}
+    assert isinstance(wide, Fits)
+    assert wide.grade >> 4 == 128 - 2 * 2 - 1, "wider than an empty machine would need"
+    unpinned = fit(table(4, 4), request(single(12, on_failure="unpinned")), SPREAD)
+    assert isinstance(unpinned, Fits)
+    assert (unpinned.places, unpinned.grade) == ((), 0)
+
+
+def test_containers_take_from_each_other_and_init_containers_give_back() -> None:
+    both = pod(container("a", "3", "1Gi"), container("b", "3", "1Gi"),
+               policy="single-numa-node", cpus="exclusive")  # fmt: skip
+    assert places(fit(table(4, 4), request(both), SPREAD)) == {"a": "0", "b": "1"}
+    assert text(fit(table(4, 2), request(both), SPREAD)).endswith("most free: 2")
+    first = pod(container("a", "3", "1Gi"), init=[container("first", "4", "1Gi")],
+                policy="single-numa-node", cpus="exclusive")  # fmt: skip
+    found = fit(table(4, 0), request(first), SPREAD)
+    assert isinstance(found, Fits)
+    assert found.charge is not None
+    assert found.charge.exclusive == (3, 0)
+
+
+def test_a_pod_as_a_whole() -> None:
+    document = pod(container("a", "3", "1Gi"), container("b", "3", "1Gi"),
+                   policy="single-numa-node", cpus="exclusive", scope="pod")  # fmt: skip
+    assert places(fit(table(4, 8), request(document), SPREAD)) == {"a": "1", "b": "1"}
+    assert "needs 6 exclusive CPUs on one" in text(fit(table(4, 4), request(document), SPREAD))
+
+
+def test_the_kubelets_policy_counts_where_it_has_one() -> None:
+    """An ordinary Guaranteed pod, which asks us for nothing."""
+    document = request(pod(container(cpu="6", memory="1Gi")))
+    plain = fit(table(4, 4), document, SPREAD)
+    assert isinstance(plain, Fits)
+    assert plain.charge is None
+    strict = {"topologyManagerPolicy": "single-numa-node"}
+    found = fit(table(4, 4, attributes=strict), document, SPREAD)
+    assert text(found) == "needs 6 exclusive CPUs on one NUMA node; most free: 4"
+    fits = fit(table(4, 6, attributes=strict), document, SPREAD)
+    assert isinstance(fits, Fits)
+    assert fits.places == ()  # the kubelet chooses
+    assert fits.charge is not None
+    shared = {**strict, "cpuManagerPolicy": "none"}
+    assert isinstance(fit(table(4, 4, attributes=shared), document, SPREAD), Fits)
+    memory = {**shared, "memoryManagerPolicy": "Static"}
+    wide = request(pod(container(cpu="6", memory="30Gi")))
+    assert "30 GiB of memory" in text(
+        fit(table(4, 4, memory=(8, 8), attributes=memory), wide, SPREAD)
+    )
+    two = request(pod(container("a", "3", "1Gi"), container("b", "3", "1Gi")))
+    whole = {**strict, "topologyManagerScope": "pod"}
+    assert isinstance(fit(table(4, 4, attributes=strict), two, SPREAD), Fits)
+    assert isinstance(fit(table(4, 4, attributes=whole), two, SPREAD), Short)
+
+
+def test_both_policies_must_agree() -> None:
+    strict = {"topologyManagerPolicy": "single-numa-node"}
+    document = request(single(6, policy="best-effort"))
+    assert isinstance(fit(table(4, 4), document, SPREAD), Fits)
+    assert isinstance(fit(table(4, 4, attributes=strict), document, SPREAD), Short)
+
+
+def test_promises_are_taken_away_and_never_below_nothing() -> None:
+    room = table(4, 8)
+    found = fit(room, request(single(6)), SPREAD)
+    assert isinstance(found, Fits)
+    assert found.charge is not None
+    left = room.less([found.charge])
+    assert left.exclusive.free == (4, 2)
+    assert left.others[0].free == (32 * GIB, 31 * GIB)
+    assert room.less([found.charge] * 3).exclusive.free == (4, 0)
+    assert room.less([]) is room
+    # The machine is another one by now.
+    assert table(4).less([found.charge]).exclusive.free == (4,)
+
+
+_FREE = st.lists(st.integers(0, 16), min_size=1, max_size=4)
+
+
+@settings(max_examples=200)
+@given(free=_FREE, cpus=st.integers(1, 20), strict=st.booleans())
+def test_a_verdict_is_the_topology_managers(free: list[int], cpus: int, strict: bool) -> None:
+    """Asked directly, with the same numbers."""
+    room = table(*free)
+    policy = Policy.SINGLE_NUMA_NODE if strict else Policy.RESTRICTED
+    found = fit(room, request(single(cpus, policy=policy.value, bind="cpu")), SPREAD)
+    demand = ResourceDemand(
+        resource="cpu", need=cpus, capacity=dict.fromkeys(room.ids, 16),
+        available=dict(zip(room.ids, free, strict=True)), unit="cpus",
+    )  # fmt: skip
+    verdict = align(
+        [demand], numa_ids=NUMASet(room.ids), policy=policy, distance=room.distance, rank=None
+    )
+    assert isinstance(found, Fits) == verdict.admitted

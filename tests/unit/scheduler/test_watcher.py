@@ -1,0 +1,241 @@
+"""What the watches tell: nodes, and pods on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_numa.config import AgentConfig
+from nri_numa.config.scheduling import Scheduling
+from nri_numa.kube.api import KubeAPI
+from nri_numa.machine.cpuset import NUMASet
+from nri_numa.scheduler.node_room import NodeRoom, Unreadable
+from nri_numa.scheduler.nodes import Hold
+from nri_numa.scheduler.watcher import PodWatcher
+from tests.beds.fake_api_server import Asked, Said, fake
+from tests.unit.scheduler.objects import PREFIX, Watched, container, single, topology
+
+
+def watched_node() -> Watched:
+    """Both watchers, and a node."""
+    watched = Watched()
+    watched.topologies.put(topology(4, 4))
+    return watched
+
+
+def bound(placed: str = '{"main":"1"}', **status: Any) -> dict[str, Any]:
+    """A pod that a replica of ours bound."""
+    made = single(3, node="n1", placed=placed)
+    made["status"].update(status)
+    return made
+
+
+def test_a_bound_pod_is_held_until_its_node_counts_it() -> None:
+    """The watch of Pending pods ends with the pod as it was before: it says Pending."""
+    watched = watched_node()
+    watched.pods.put(bound())
+    assert watched.free() == (4, 1)
+    assert watched.waker.pods == ["uid-p"]
+    watched.pods.remove(bound())
+    assert watched.at(9.9) == (4, 1)
+    assert watched.at(10.0) == (4, 4)
+    assert watched.waker.nodes == ["n1", "n1"]
+
+
+def test_a_pod_with_several_containers_is_held_longer() -> None:
+    """When it left Pending, one of them runs."""
+    watched = watched_node()
+    watched.pods.put(bound())
+    several = bound()
+    several["spec"]["containers"] = several["spec"]["containers"] * 2
+    watched.pods.remove(several)
+    assert watched.at(59.0) == (4, 1)
+    assert watched.at(60.0) == (4, 4)
+
+
+def test_a_pod_that_is_being_deleted_gives_back_at_once() -> None:
+    ending = bound()
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    for take in ("put", "remove"):
+        watched = watched_node()
+        watched.pods.put(bound())
+        getattr(watched.pods, take)(ending)
+        assert watched.free() == (4, 4)
+
+
+def test_no_pod_is_held_for_ever() -> None:
+    watched = watched_node()
+    watched.pods.put(bound())
+    assert watched.at(599.0) == (4, 1)
+    assert watched.at(600.0) == (4, 4)
+
+
+def test_our_own_promise_is_not_replaced() -> None:
+    watched = watched_node()
+    request = watched.reader.request(single(3))
+    watched.nodes.hold(
+        Hold(request=request, node="n1", places={"main": NUMASet([0])}, since=0, until=600)
+    )
+    watched.pods.put(bound())
+    assert watched.free() == (1, 4)
+    elsewhere = bound()
+    elsewhere["spec"]["nodeName"] = "n2"  # somebody else bound it
+    watched.pods.put(elsewhere)
+    assert watched.free() == (4, 4)
+
+
+def test_what_others_bound_is_not_held() -> None:
+    watched = watched_node()
+    for placed in ("{", "3", '{"main":"x"}', '{"main":3}', "{}"):
+        watched.pods.put(bound(placed))
+        assert watched.free() == (4, 4)
+    watched.pods.put(single(3, node="n1"))
+    assert not watched.nodes.holds
+
+
+def test_a_list_ends_what_it_does_not_name() -> None:
+    watched = watched_node()
+    watched.pods.put(bound())
+    watched.pods.listed(frozenset({"uid-p"}))
+    assert watched.at(100.0) == (4, 1)
+    watched.pods.listed(frozenset())
+    assert watched.at(159.0) == (4, 1)
+    assert watched.at(160.0) == (4, 4)
+
+
+def test_nodes_come_change_and_go() -> None:
+    watched = watched_node()
+    watched.topologies.put({"metadata": {"name": "n1"}, "zones": 3})
+    assert isinstance(watched.nodes.room("n1"), Unreadable)
+    watched.topologies.put(topology(1, 1, name="n2"))
+    watched.topologies.gone("n1")
+    assert watched.nodes.names == {"n2"}
+    watched.topologies.gone("n2")
+    assert not watched.nodes.names
+    for garbage in ({}, {"metadata": 3}, {"metadata": {"name": 3}}):
+        watched.topologies.put(garbage)
+        watched.pods.put(garbage)
+        watched.pods.remove(garbage)
+
+
+def test_a_list_ends_what_it_does_not_name_and_is_counted() -> None:
+    watched = watched_node()
+    watched.pods.put(bound())
+    watched.topologies.put(topology(4, 1, charged=[("uid-p", "main")]))
+    watched.pods.listed(frozenset())
+    assert not watched.nodes.holds
+    assert watched.waker.nodes[-1] == "n1"
+
+
+def test_a_list_from_before_a_binding_takes_nothing_back() -> None:
+    watched = watched_node()
+    watched.pods.put(bound())
+    watched.pods.listed(frozenset())
+    watched.pods.put(bound())  # the watch tells of the binding
+    assert watched.at(599.0) == (4, 1)
+    assert watched.at(600.0) == (4, 4)
+
+
+def renewed(text: str) -> dict[str, Any]:
+    found = topology(4, 4)
+    annotations = {f"{PREFIX}/renewed": text, f"{PREFIX}/valid-seconds": "900"}
+    found["metadata"] = {**found["metadata"], "annotations": annotations}
+    return found
+
+
+def test_a_node_whose_object_nobody_renews_is_silent_until_somebody_does() -> None:
+    """Its publisher died, and left `ready` behind."""
+    watched = watched_node()
+
+    def silent() -> bool:
+        watched.tick()
+        known = watched.nodes.published("n1")
+        assert isinstance(known, NodeRoom)
+        return known.silent
+
+    watched.topologies.put(renewed("12:00"))
+    watched.now = 899.0
+    assert not silent()
+    watched.now = 900.0
+    assert silent()
+    watched.topologies.put(renewed("12:00"))  # somebody else touched it
+    assert silent()
+    watched.topologies.put(renewed("12:30"))
+    assert not silent()
+    watched.topologies.put(topology(4, 4))  # of a publisher that names no validity
+    watched.now = 1e6
+    assert not silent()
+
+
+def test_who_runs_is_held_where_its_node_does_not_count_it() -> None:
+    """As a pod that left the phase Pending now."""
+    watched = watched_node()
+    watched.pods.running(bound(phase="Running"))
+    assert watched.free() == (4, 1)
+    assert watched.at(9.9) == (4, 1)
+    assert watched.at(10.0) == (4, 4)
+    several = bound(phase="Running")
+    several["spec"]["containers"].append(container("helper", "1", "1Gi"))
+    watched.pods.running(several)
+    assert watched.at(69.9) == (4, 1)
+    assert watched.at(70.0) == (4, 4)
+
+
+def test_who_runs_is_held_until_its_node_counts_it() -> None:
+    watched = watched_node()
+    watched.pods.running(bound(phase="Running"))
+    watched.topologies.put(topology(4, 1, charged=[("uid-p", "main")]))
+    assert not watched.nodes.holds
+    watched.pods.running(bound(phase="Running"))
+    assert not watched.nodes.holds
+    assert watched.free() == (4, 1)
+
+
+def test_who_runs_and_is_held_or_ends_or_is_not_ours_changes_nothing() -> None:
+    watched = watched_node()
+    watched.pods.put(bound())
+    watched.pods.running(bound('{"main":"0"}', phase="Running"))
+    assert watched.free() == (4, 1)
+    assert not watched.nodes.holds["uid-p"].left
+    watched = watched_node()
+    ending = bound(phase="Running")
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    nowhere = bound(phase="Running")
+    del nowhere["spec"]["nodeName"]
+    for one in (ending, nowhere, single(3, node="n1"), bound("{"), bound("{}"), {}):
+        watched.pods.running(one)
+    assert not watched.nodes.holds
+
+
+def test_no_binding_waits_longer_than_one_reading_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server does not answer: each asks anew."""
+    over = threading.Event()
+
+    def answer(asked: Asked) -> Said:
+        over.wait(60)
+        return Said(200, {"items": []})
+
+    async def talk() -> None:
+        watched = watched_node()
+        api = KubeAPI(str(tmp_path), "test")
+        config = AgentConfig(scheduler=Scheduling(bind_timeout=0.1))
+        pods = PodWatcher(api, watched.nodes, watched.reader, watched.waker, config, lambda: 0.0)
+        pods.listed(frozenset())
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await pods.read_node("n1")
+        over.set()
+        await api.close()
+
+    with fake(tmp_path, monkeypatch, answer) as server:
+        try:
+            asyncio.run(talk())
+        finally:
+            over.set()
+    assert len(server.asked) == 2

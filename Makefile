@@ -146,7 +146,7 @@ proto: $(STAMP) ## Generate the protobuf code again
 	$(BIN)/python proto/generate_cri.py
 
 schema: $(STAMP) ## Generate again what follows from the configuration and the commands
-	$(BIN)/python -m nri_numa.config.schema config
+	$(BIN)/python -m tools.config_schema
 	$(BIN)/python -m tools.helm_schema
 	$(BIN)/python -m tools.chart_files
 	$(BIN)/python -m tools.docs_regions

@@ -20,7 +20,7 @@ from pathlib import Path
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.simulate.manifests.workloads import PERIOD, quota_of, shares_of
+from nri_numa.simulate.pods import PERIOD, quota_of, shares_of
 from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedRuntime
 
 REPOSITORY = Path(__file__).resolve().parents[1]

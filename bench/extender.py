@@ -20,7 +20,7 @@ from typing import Any
 from bench.beds import cpu_seconds, rss_bytes
 from bench.stats import ms, summary, table
 from nri_numa.config import AgentConfig
-from nri_numa.config.scheduling import Scheduling
+from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
 from nri_numa.scheduler.extender import Extender
 from nri_numa.scheduler.protocol import Binding

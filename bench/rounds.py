@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.stats import table, us
-from nri_numa.config.cpu_waiting import CPUWaiting
-from nri_numa.config.locality import MemoryLocality
+from nri_numa.config.sections import CPUWaiting, MemoryLocality
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
@@ -26,8 +25,6 @@ from nri_numa.node.loop import Clock
 from nri_numa.node.usage import MemoryWatch, Rounds, WaitingWatch
 from tests.beds.world import agent_of
 
-BUDGET = 0.5
-"""Per cent of one CPU, as it is by default."""
 EVERY_S = 30.0
 """From one round to the next, as it is by default."""
 _STAT = "".join(
@@ -103,9 +100,9 @@ class _Restless(Clock):
 def _watch(name: str, root: Path, agent: Agent, clock: Clock) -> Rounds[Any]:
     proc = str(root / "proc")
     if name == "waiting":
-        waiting = CPUWaiting(enabled=True, budget=BUDGET)
+        waiting = CPUWaiting(enabled=True)
         return WaitingWatch(agent, waiting, str(root), clock, proc=proc)
-    memory = MemoryLocality(enabled=True, budget=BUDGET)
+    memory = MemoryLocality(enabled=True)
     return MemoryWatch(agent, memory, str(root), clock, proc=proc)
 
 

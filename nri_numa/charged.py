@@ -1,8 +1,9 @@
 """Which containers the numbers of a node count, as one short text. Pure.
 
-Whoever holds room for a pod that is on its way counts it until its node does. That moment is told
-by naming each charged container beside the numbers, in the same write: by a short hash, because
-there may be hundreds, and by the pod's UID, because a name may be that of an earlier pod.
+A scheduler that holds room for a pod counts it until its node does. From which moment that is, the
+node says in the same write as its numbers: it names each container that they count, by a short
+hash, because there may be hundreds, and by the pod's UID, because a name may be that of an earlier
+pod.
 """
 
 from __future__ import annotations
@@ -22,10 +23,6 @@ def mark(uid: str, container: str) -> str:
 
     A container of another pod that had the same ones would end a hold early, and tenants choose
     names of containers: so it is a cryptographic hash, and 64 bits of it.
-
-    Args:
-        uid: of the pod, as the API server gave it.
-        container: its name.
     """
     text = f"{uid}/{container}".encode(errors="surrogatepass")
     return urlsafe_b64encode(blake2b(text, digest_size=_BYTES).digest()).decode().rstrip("=")

@@ -14,7 +14,7 @@
     │   ├── CheckpointTooNew       written by a newer version
     │   └── StateDirectoryBusy     another agent uses the state directory
     ├── RuntimeUnavailable         the NRI or CRI endpoint is absent or went away
-    ├── RuntimeBusy                somebody else works on the runtime that we want alone
+    ├── RuntimeBusy                another agent works on the runtime
     ├── DevicePluginBusy           another device plugin of ours serves this node
     └── UnknownSlots               the kubelet gives away ids that were never offered
 
@@ -25,16 +25,16 @@ A *refusal* of a container is an ordinary outcome and travels as a value
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 
 class AgentError(Exception):
-    """Base of all errors of nri-numa.
+    """Base of all errors of nri-numa; their names are the reasons in logs, labels, annotations."""
 
-    Attributes:
-        reason: short CamelCase name, the same in logs, metric labels and annotations.
-    """
+    reason: ClassVar[str] = "AgentError"
 
-    reason: str = "AgentError"
+    def __init_subclass__(cls) -> None:
+        cls.reason = cls.__dict__.get("reason", cls.__name__)
 
 
 class ConfigError(AgentError):
@@ -44,8 +44,6 @@ class ConfigError(AgentError):
         source: file name or other origin of the document.
         problems: every problem found, each ``path: what is wrong, what was expected``.
     """
-
-    reason = "ConfigError"
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.source = source
@@ -61,8 +59,6 @@ class TopologyError(AgentError):
         found: what was there instead.
     """
 
-    reason = "TopologyError"
-
     def __init__(self, path: str, found: str) -> None:
         self.path = path
         self.found = found
@@ -71,8 +67,6 @@ class TopologyError(AgentError):
 
 class ProtocolError(AgentError):
     """Base of the two protocol errors; cannot be raised itself."""
-
-    reason = "ProtocolError"
 
     def __init__(self, message: str) -> None:
         if type(self) is ProtocolError:
@@ -83,13 +77,9 @@ class ProtocolError(AgentError):
 class LocalProtocolError(ProtocolError):
     """Our side asked for something the protocol does not allow: a bug in the caller."""
 
-    reason = "LocalProtocolError"
-
 
 class RemoteProtocolError(ProtocolError):
     """The peer broke the protocol; the connection is dead from here on."""
-
-    reason = "RemoteProtocolError"
 
 
 class CheckpointError(AgentError):
@@ -99,8 +89,6 @@ class CheckpointError(AgentError):
         path: the checkpoint file.
     """
 
-    reason = "CheckpointError"
-
     def __init__(self, path: str, message: str) -> None:
         self.path = path
         super().__init__(f"{path}: {message}")
@@ -109,23 +97,17 @@ class CheckpointError(AgentError):
 class CheckpointCorrupt(CheckpointError):
     """The file is not a checkpoint, is damaged, or was cut short."""
 
-    reason = "CheckpointCorrupt"
-
 
 class CheckpointTooNew(CheckpointError):
     """A newer version of nri-numa wrote the file."""
-
-    reason = "CheckpointTooNew"
 
 
 class StateDirectoryBusy(CheckpointError):
     """Another agent uses the state directory.
 
     Attributes:
-        pid: of the other agent, None when it cannot be told.
+        pid: of the other agent, None when it is not known.
     """
-
-    reason = "StateDirectoryBusy"
 
     def __init__(self, path: str, pid: int | None) -> None:
         self.pid = pid
@@ -138,17 +120,13 @@ class StateDirectoryBusy(CheckpointError):
 class RuntimeUnavailable(AgentError):
     """The NRI or CRI endpoint is absent or the link broke; retried for ever."""
 
-    reason = "RuntimeUnavailable"
-
 
 class RuntimeBusy(AgentError):
-    """Somebody else works on the runtime that we want alone.
+    """Another agent works on the runtime.
 
     Attributes:
-        pid: of them, None when it cannot be told.
+        pid: of them, None when it is not known.
     """
-
-    reason = "RuntimeBusy"
 
     def __init__(self, directory: str, pid: int | None) -> None:
         self.pid = pid
@@ -163,10 +141,6 @@ class RuntimeBusy(AgentError):
 class DevicePluginBusy(AgentError):
     """Another device plugin of ours serves this node; the kubelet would mix up two of them."""
 
-    reason = "DevicePluginBusy"
-
 
 class UnknownSlots(AgentError):
-    """The kubelet gives away ids that were never offered; the message is for the pod's events."""
-
-    reason = "UnknownSlots"
+    """The kubelet gives away ids that were never announced; the message is for the pod's events."""

@@ -24,7 +24,7 @@ import msgspec
 OFFLINE_CAPACITY: Final = "offline-capacity"
 DRAINED: Final = "drained"
 NUMA_IDS: Final = "numa-ids"
-"""Keys of annotations on the Node, below the prefix. The last one tells which NUMA nodes there are,
+"""Keys of annotations on the Node, below the prefix. The last one says which NUMA nodes there are,
 and that this node honours the other two."""
 
 LONGEST: Final = 65536

@@ -1,9 +1,12 @@
-"""Untrusted YAML: what every reader of it refuses, whatever scalars it knows.
+"""Untrusted YAML: what every reader of it refuses, whatever scalars it knows; and YAML 1.2.
 
-Which words are numbers and booleans is each reader's own: the configuration follows YAML 1.2
-(`nri_numa.config.yaml_reader`), manifests follow Kubernetes
-(`nri_numa.simulate.manifests.yaml_documents`). Depth, repeated keys and the form of a complaint are
-the same for both.
+Which words are numbers and booleans is each reader's own: `parse` follows the core schema of YAML
+1.2, as people mean it; manifests follow Kubernetes (`nri_numa.simulate.manifests`). Depth, repeated
+keys and the form of a complaint are the same for both.
+
+PyYAML follows YAML 1.1, where ``on`` is true, ``010`` is eight and ``10:30`` is 630, and keeps the
+last of two equal keys without a word. Each of these turns a typing slip into another setting.
+Infinity and *not a number* are no settings of anything, so ``.inf`` and ``.nan`` stay texts.
 """
 
 from __future__ import annotations
@@ -92,3 +95,51 @@ def problem_of(error: yaml.YAMLError) -> str:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         return f"{where}{error.problem or error.context}"
     return " ".join(str(error).split())
+
+
+# --- YAML 1.2 -----------------------------------------------------------------------------------
+
+_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+_INT = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_MAX_INT_DIGITS = 18
+
+
+class YAMLProblem(ValueError):
+    """The text is no YAML document; the message says where and why."""
+
+
+class _YAML12(Loader):
+    """With the scalars of YAML 1.2."""
+
+
+def _int(loader: Any, node: Any) -> int | str:
+    text = loader.construct_scalar(node)
+    return int(text, 10) if len(text) <= _MAX_INT_DIGITS else str(text)
+
+
+def _float(loader: Any, node: Any) -> float:
+    return float(loader.construct_scalar(node))
+
+
+for _tag, _pattern, _first in (
+    ("tag:yaml.org,2002:bool", _BOOL, list("tTfF")),
+    ("tag:yaml.org,2002:int", _INT, list("-+0123456789")),
+    ("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789")),
+):
+    _YAML12.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern.pattern})$"), _first)
+_YAML12.add_constructor("tag:yaml.org,2002:int", _int)
+_YAML12.add_constructor("tag:yaml.org,2002:float", _float)
+
+
+def parse(text: str) -> Any:
+    """The one document of ``text``; None when it is empty.
+
+    Raises:
+        YAMLProblem: when it is not YAML, has a key twice, or holds several documents.
+    """
+    try:
+        limit_depth(text)
+        return yaml.load(text, Loader=_YAML12)  # noqa: S506  # derived from the safe loader
+    except yaml.YAMLError as error:
+        raise YAMLProblem(problem_of(error)) from error

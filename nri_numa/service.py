@@ -1,6 +1,6 @@
 """The life of a process that serves beside the agent: publisher, controller, extender.
 
-It works until it is told to stop, and ends with an exit code that says why.
+It works until a signal stops it, and ends with an exit code that says why.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def run(make: Callable[[], Service], log: Logger, *, address: str) -> int:
         address: name of the setting that says where it serves.
 
     Returns:
-        0 when it was told to stop, 3 when the address cannot be had, 1 when it failed.
+        0 when a signal stopped it, 3 when the address cannot be had, 1 when it failed.
 
     Raises:
         ConfigError: by ``make``.
     """
-    return asyncio.run(_until_told(make, log, address))
+    return asyncio.run(_until_stopped(make, log, address))
 
 
-async def _until_told(make: Callable[[], Service], log: Logger, address: str) -> int:
+async def _until_stopped(make: Callable[[], Service], log: Logger, address: str) -> int:
     service = make()
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

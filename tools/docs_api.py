@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nri_numa.http.openapi import describe
 from tools.docs_regions import cell, code, table, write
+from tools.openapi import describe
 
 _ROOTS = (
     "Status",

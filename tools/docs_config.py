@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nri_numa.config import layers
-from nri_numa.config.schema import schema
+from nri_numa.config.sections import leaves
+from tools.config_schema import described
 from tools.docs_regions import cell, code, table, write
 
 
 def text() -> str:
     """One table for the top level, one for each section, one for the items of rules."""
-    definitions = schema()["$defs"]
+    definitions = described()["$defs"]
     lines = [
         "## Top level",
         "",
@@ -55,7 +56,6 @@ def _rows(definition: Mapping[str, Any], prefix: str) -> list[str]:
 
 
 def _row_texts(definition: Mapping[str, Any], prefix: str) -> list[tuple[str, ...]]:
-    leaves = layers.leaves()
     names: dict[str, str] = {}
     for name, path in layers.environment_names().items():
         names.setdefault(path, name)  # the full name comes first, then some short ones
@@ -84,8 +84,8 @@ def _row_texts(definition: Mapping[str, Any], prefix: str) -> list[tuple[str, ..
             (
                 code(path),
                 _kind(item),
-                code(_default(leaves[path].default)),
-                "restart" if _restarts(path) else "live",
+                code(_default(leaves()[path].default)),
+                "restart" if leaves()[path].restart else "live",
                 meaning,
             )
         )
@@ -100,11 +100,6 @@ def _item_rows(
             yield code(prefix + key), _kind(item), cell(_sentence(item))
 
 
-def _restarts(path: str) -> bool:
-    """What a reload does with a change of this key, asked of the code that decides it."""
-    return layers._needs_restart(path)
-
-
 def _default(value: object) -> str:
     if isinstance(value, str):
         return str(value) or '""'
@@ -117,7 +112,7 @@ def _definition(item: Mapping[str, Any]) -> Mapping[str, Any]:
         reference = item["allOf"][0].get("$ref")
     if reference is None:
         return item
-    found: Mapping[str, Any] = schema()["$defs"][reference.rpartition("/")[2]]
+    found: Mapping[str, Any] = described()["$defs"][reference.rpartition("/")[2]]
     return found
 
 

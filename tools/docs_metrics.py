@@ -29,14 +29,14 @@ _SAMPLE = Snapshot(
             capacity_cpus=1,
             allocated_cpus=1,
             available_cpus=1,
-            memory=1,
-            memory_allocated=1,
-            memory_available=1,
+            memory_bytes=1,
+            memory_allocated_bytes=1,
+            memory_available_bytes=1,
             hugepages={1: (1, 1)},
         ),
     ),
     node_name="node-1",
-    container_kinds={("shared", True): 1},
+    container_counts={("shared", True): 1},
     checkpoint_written=1.0,
     checkpoint_age=1.0,
     local_memory=LocalMemory(ratios=(("a", "b", "c", 1.0),), states={"known": 1}),
@@ -61,9 +61,7 @@ def text() -> str:
     StealGauges(metrics).set({0: 1.0}, {0: 0.0}, {0: 0.0}, {0: 2e9})
     LateCounts(metrics)
     labels = {
-        str(one._name): tuple(one._labelnames)  # type: ignore[attr-defined]
-        for one in metrics._own
-        if hasattr(one, "_labelnames")
+        str(one._name): tuple(one._labelnames) for one in metrics.all if hasattr(one, "_labelnames")
     }
     exposed = metrics.text()
     kinds = dict(_TYPE.findall(exposed))

@@ -19,8 +19,8 @@ from nri_numa.engine.accounting import largest
 from nri_numa.engine.admit import admit, forget_pod, release
 from nri_numa.engine.decision import Admitted, Machine, Reading
 from nri_numa.engine.state import NodeState
-from nri_numa.simulate.manifests.reader import read_text
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+from nri_numa.simulate.manifests import read_text
+from nri_numa.simulate.pods import container_of, pod_sandbox
 from tests.beds.kube.client import Client, JsonObject, waiting_reason
 
 SECONDS = "bench.example.com/seconds"

@@ -25,7 +25,7 @@ from typing import Final, cast
 from bench.cluster import chaos, stream
 from bench.stats import quantile, table
 from nri_numa.config import parse_duration
-from nri_numa.config.scheduling import Scheduling
+from nri_numa.config.sections import Scheduling
 from nri_numa.scheduler.watcher import PARTLY
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed

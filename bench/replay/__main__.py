@@ -26,7 +26,7 @@ from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.machine.sysfs import discover
-from nri_numa.measure.results import BAD, GOOD, OTHER, Bar, Panel, drawing
+from nri_numa.measure.results import BAD, GOOD, OTHER, Bar, Chart, drawing
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"
 CAPTURES = Path(__file__).resolve().parents[3] / "shared/machines"
@@ -197,7 +197,7 @@ def draw(
             least, most = (100 * statistics.mean(ends) for ends in zip(*between, strict=True))
             exact = f"{most:.1f} %" if least == most else f"{least:.1f} to {most:.1f} %"
             bars.append(Bar(f"{exact}: optimum, the future known", most, least, most, OTHER))
-        panels.append(Panel(f"{what}; {one.machine}, load {one.load:g}", bars))
+        panels.append(Chart(f"{what}; {one.machine}, load {one.load:g}", bars))
     return drawing(panels, (), title=what, about=ABOUT, foot=foot)
 
 

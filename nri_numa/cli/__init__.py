@@ -24,17 +24,17 @@ Exit codes:
 
 # name: (module and attribute, one line for the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("nri_numa.cli.run:run", "Run the plugin: place containers before they start."),
+    "run": ("nri_numa.cli.processes:run", "Run the plugin: place containers before they start."),
     "publish": (
-        "nri_numa.cli.publish:publish",
+        "nri_numa.cli.processes:publish",
         "Write Events, annotations and labels to the API server, without root.",
     ),
     "controller": (
-        "nri_numa.cli.controller:controller",
+        "nri_numa.cli.processes:controller",
         "Tell Nodes what capacity others measured, one for a cluster.",
     ),
     "scheduler": (
-        "nri_numa.cli.scheduler:scheduler",
+        "nri_numa.cli.processes:scheduler",
         "Judge nodes and bind pods for a stock kube-scheduler.",
     ),
     "demo": (
@@ -45,16 +45,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("nri_numa.cli.status:status", "Show who has which CPUs and memory nodes."),
     "explain": ("nri_numa.cli.explain:explain", "Say why a container is where it is."),
     "simulate": ("nri_numa.cli.simulate:simulate", "Say what pods would get on a machine."),
-    "check": ("nri_numa.cli.check:check", "Say whether this machine is ready, and what to do."),
+    "check": ("nri_numa.cli.node:check", "Say whether this machine is ready, and what to do."),
     "measure": ("nri_numa.cli.measure:measure", "Measure what placement gains on this machine."),
     "capture": ("nri_numa.cli.machine:capture", "Pack what describes this machine, for a report."),
-    "checkpoint": ("nri_numa.cli.checkpoint:checkpoint", "Show the saved state."),
+    "checkpoint": ("nri_numa.cli.node:checkpoint", "Show the saved state."),
     "release": (
-        "nri_numa.cli.release:release",
+        "nri_numa.cli.node:release",
         "Give every container back what it had without us.",
     ),
     "device-plugin": (
-        "nri_numa.cli.device_plugin:device_plugin",
+        "nri_numa.cli.processes:device_plugin",
         "Let the stock scheduler count exclusive CPUs.",
     ),
     "completion": ("nri_numa.cli.common:completion", "Print the shell's completion script."),

@@ -6,59 +6,24 @@ import http.client
 import json
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
-import click
-
-from nri_numa.cli.common import (
-    Failure,
-    Function,
-    Mistake,
-    Unreachable,
-    config_path,
-    describe,
-)
-from nri_numa.errors import ConfigError
+from nri_numa.cli.common import Failure, Mistake, Unreachable, load
 from nri_numa.text import harmless
 
-TIMEOUT = 5.0
-MAX_ANSWER = 64 << 20
+TIMEOUT: Final = 5.0
+MAX_ANSWER: Final = 64 << 20
 
 
-def api_options(function: Function) -> Function:
-    """``--api``, ``--token-file`` and ``--ca-file``."""
-    for option in (
-        click.option(
-            "--ca-file",
-            metavar="FILE",
-            help="Certificate authority to trust, for an https address.",
-        ),
-        click.option(
-            "--token-file",
-            metavar="FILE",
-            envvar="NRI_NUMA_TOKEN_FILE",
-            help="File with the bearer token.  [default: http.tokenFile]",
-        ),
-        click.option(
-            "--api",
-            metavar="ADDRESS",
-            envvar="NRI_NUMA_API",
-            help="Where the agent serves its API.  [default: http.address]",
-        ),
-    ):
-        function = option(function)
-    return function
+class NotKnown(Failure):
+    """The agent does not know the pod or container; exit code 1."""
 
 
 class AgentClient:
-    """One agent's API.
+    """One agent's API, at ``host:port`` or a URL with http or https.
 
-    Args:
-        address: ``host:port``, or a URL with http or https.
-        token: bearer token, empty for none.
-        ca_file: certificate authority for https; empty for the system's.
-        timeout: seconds that each step of a question may take.
+    The timeout is for each step of a request, in seconds.
     """
 
     def __init__(
@@ -97,9 +62,9 @@ class AgentClient:
         """The document of an answer.
 
         Raises:
-            Unreachable: when nobody, or somebody else, answers.
-            NotKnown: when the agent does not know what was asked for.
-            Failure: when the agent refuses.
+            Unreachable: nothing answers, or another program.
+            NotKnown: the agent does not know it.
+            Failure: the agent refuses.
         """
         headers = {"Accept": "application/json"}
         if self._token:
@@ -135,10 +100,6 @@ class AgentClient:
         return document
 
 
-class NotKnown(Failure):
-    """The agent does not know what was asked for; exit code 1."""
-
-
 def segment(text: str) -> str:
     """``text`` as one segment of a path."""
     try:
@@ -155,25 +116,12 @@ def client(
     *,
     timeout: float = TIMEOUT,
 ) -> AgentClient:
-    """The client for the given options, or for what the configuration says.
-
-    Args:
-        api: as `api_options` gives it.
-        token_file: likewise.
-        ca_file: likewise.
-        config: the configuration file, for a command that is told of one.
-        timeout: how many seconds an answer may take.
-    """
+    """The client for the given `api_options`, or for what the configuration says."""
     token = token_file or ""
     if not api:
         from nri_numa import config as configuration
 
-        try:
-            section = configuration.load(
-                config_path(config or os.environ.get("NRI_NUMA_CONFIG")), os.environ
-            ).http
-        except ConfigError as error:
-            raise Mistake(describe(error)) from error
+        section = load(config or os.environ.get("NRI_NUMA_CONFIG")).http
         address = configuration.split_address(section.address)
         if address is None:
             raise Unreachable("http.address is off, so the agent cannot be asked")

@@ -42,8 +42,6 @@ Document = Mapping[str, Any]
 class CaptureError(AgentError):
     """What was given is no capture of a cluster; the text says what was expected."""
 
-    reason = "CaptureError"
-
 
 class Running(Struct, frozen=True):
     """A pod that has NUMA nodes of its node.

@@ -7,7 +7,6 @@ only used when exactly the NRI table differs.
 from __future__ import annotations
 
 import copy
-import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 import click
 
-from nri_numa.cli.common import Failure, Mistake
+from nri_numa.cli.common import Failure, Mistake, replace_file
 from nri_numa.node.preflight import nri_section
 
 NAME = "io.containerd.nri.v1.nri"
@@ -29,13 +28,7 @@ _ADVICE = "Then restart it: systemctl restart containerd. Running containers are
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What has to be written.
-
-    Attributes:
-        path: the file.
-        text: its whole new content.
-        shown: the part an operator wants to see.
-    """
+    """A file with its whole new content, of which one part is shown."""
 
     path: Path
     text: str
@@ -48,11 +41,7 @@ def section(version: int) -> str:
 
 
 def plan(path: Path) -> Change | None:
-    """The change that turns NRI on; None when it is on.
-
-    Raises:
-        Mistake: when the file is not valid TOML or cannot be edited safely.
-    """
+    """The change that turns NRI on; None when it is on."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -133,11 +122,7 @@ def _shown(text: str) -> str:
 
 
 def fix(config: str, *, write: bool) -> None:
-    """Show, or write, what turns NRI on.
-
-    Raises:
-        Failure: when the file cannot be written.
-    """
+    """Show, or write, what turns NRI on."""
     change = plan(Path(config))
     if change is None:
         click.echo(f"{config} turns NRI on already.")
@@ -163,20 +148,12 @@ def _free_name(path: Path) -> Path:
 
 
 def _write(change: Change) -> Path | None:
-    path = change.path
+    path, backup, mode = change.path, None, 0o644
     path.parent.mkdir(parents=True, exist_ok=True)
-    backup = None
-    mode = 0o644
     if path.exists():
         mode = path.stat().st_mode & 0o7777
         backup = _free_name(path)
         backup.write_bytes(path.read_bytes())
         backup.chmod(mode)
-    temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(change.text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    replace_file(path, change.text.encode(), mode)
     return backup

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import difflib
 import os
-import textwrap
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import click
 
-from nri_numa.cli import common, differing
-from nri_numa.cli.agent_client import AgentClient, NotKnown, api_options, client, segment
-from nri_numa.cli.common import emit, human_size, output_option, progress, terminal_width
+from nri_numa.cli import common
+from nri_numa.cli.agent_client import AgentClient, NotKnown, client, segment
+from nri_numa.cli.common import api_options, output_option, progress
+from nri_numa.cli.output import answer, human_size, terminal_width, wrapped
+from nri_numa.cli.status import actual_since
 from nri_numa.engine.explain import sentences
+from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.machine.model import cpus_text, numa_text
 from nri_numa.text import harmless
+
+_IDS_SHOWN: Final = 8
+"""Ids of one resource in a line."""
 
 
 @click.command()
@@ -75,31 +81,26 @@ def explain(
         raise click.UsageError(
             f"-A and namespace {harmless(namespace)} contradict each other; expected one of them"
         )
-    asked = client(api, token_file, ca_file)
-    with progress(f"asking {asked.address}"):
-        spaces = _namespaces_of(asked, pod) if namespace is None else [namespace]
+    agent = client(api, token_file, ca_file)
+    with progress(f"asking {agent.address}"):
+        spaces = _namespaces_of(agent, pod) if namespace is None else [namespace]
         if len(spaces) > 1 and not all_namespaces:
             raise click.UsageError(
                 f"pods called {harmless(pod)} are in {len(spaces)} namespaces: "
                 f"{harmless(', '.join(spaces))}; expected NAMESPACE/POD, or -A for all of them"
             )
-        document = _asked(asked, spaces, pod, container)
-    told: list[str] = []
+        document = _explanations(agent, spaces, pod, container)
+    beside: list[str] = []
     if kubelet is None:
-        kubelet = asked.on_this_node and os.path.isdir(kubelet_root)
+        kubelet = agent.on_this_node and os.path.isdir(kubelet_root)
     if kubelet and len(spaces) == 1:
         # After the agent's answer: grpc is imported for it, and the kubelet may hang.
-        from nri_numa.cli import kubelet_word
-
         with progress("asking the kubelet"):
-            document["kubelet"] = kubelet_word.ask(kubelet_root, spaces[0], pod)
-        for sentence in kubelet_word.sentences(document["kubelet"], document["explanations"]):
-            told += _wrapped(sentence, terminal_width(), "")
-    if output == "table":
-        shown = [*lines(document["explanations"], time.time())]
-        click.echo("\n".join([*shown, "", *told] if told else shown))
-    else:
-        emit(document, output)
+            document["kubelet"] = kubelet_grants(kubelet_root, spaces[0], pod)
+        beside.append("")
+        for sentence in kubelet_sentences(document["kubelet"], document["explanations"]):
+            beside += wrapped(sentence)
+    answer(document, output, [*lines(document["explanations"], time.time()), *beside])
     if any(one["outcome"] == "refused" for one in document["explanations"]):
         ctx.exit(1)
 
@@ -116,7 +117,7 @@ def _named(namespace: str | None, pod: str, container: str | None) -> tuple[str 
     if namespace == "" or not pod:
         raise click.UsageError("expected POD, or NAMESPACE/POD")
     if "/" in pod:
-        # No name of Kubernetes has a slash: somebody wrote the container behind it.
+        # No name of Kubernetes has a slash: the container was written behind it.
         name, _, rest = pod.partition("/")
         raise click.UsageError(
             f"{harmless(f'{namespace}/{pod}')} has too many parts, expected [NAMESPACE/]POD and "
@@ -131,15 +132,15 @@ def _named(namespace: str | None, pod: str, container: str | None) -> tuple[str 
     return namespace, pod
 
 
-def _asked(
-    asked: AgentClient, spaces: list[str], pod: str, container: str | None
+def _explanations(
+    agent: AgentClient, spaces: list[str], pod: str, container: str | None
 ) -> dict[str, Any]:
     """The explanations of the pods of this name in these namespaces."""
     if not spaces:
         what = harmless(pod)
         raise NotKnown(
             f"nothing is known about a pod called {what} in any namespace; it does not run on "
-            f"this node{_near(asked, '', pod)}"
+            f"this node{_near(agent, '', pod)}"
         )
     found: list[Any] = []
     for namespace in spaces:
@@ -147,10 +148,10 @@ def _asked(
         if container is not None:
             path += f"/{segment(container)}"
         try:
-            found += asked.get(path)["explanations"]
+            found += agent.get(path)["explanations"]
         except NotKnown as error:
             if len(spaces) == 1:
-                raise NotKnown(error.message + _near(asked, namespace, pod)) from error
+                raise NotKnown(error.message + _near(agent, namespace, pod)) from error
     if not found:
         raise NotKnown(
             f"no pod called {harmless(pod)} has a container {harmless(str(container))}; looked in "
@@ -159,19 +160,19 @@ def _asked(
     return {"explanations": found}
 
 
-def _namespaces_of(asked: AgentClient, pod: str) -> list[str]:
+def _namespaces_of(agent: AgentClient, pod: str) -> list[str]:
     """Namespaces with a pod of this name that runs here or was refused lately, sorted."""
     listed = [
-        *asked.get(f"/v1/assignments?pod={segment(pod)}")["containers"],
-        *asked.get("/v1/refusals")["refusals"],
+        *agent.get(f"/v1/assignments?pod={segment(pod)}")["containers"],
+        *agent.get("/v1/refusals")["refusals"],
     ]
     return sorted({one["namespace"] for one in listed if one["pod"] == pod})
 
 
-def _near(asked: AgentClient, namespace: str, pod: str) -> str:
+def _near(agent: AgentClient, namespace: str, pod: str) -> str:
     """Names that were perhaps meant."""
-    known = {f"{c['namespace']}/{c['pod']}" for c in asked.get("/v1/assignments")["containers"]} | {
-        f"{r['namespace']}/{r['pod']}" for r in asked.get("/v1/refusals")["refusals"]
+    known = {f"{c['namespace']}/{c['pod']}" for c in agent.get("/v1/assignments")["containers"]} | {
+        f"{r['namespace']}/{r['pod']}" for r in agent.get("/v1/refusals")["refusals"]
     }
     if namespace:
         same = sorted(name for name in known if name.partition("/")[2] == pod)
@@ -185,7 +186,6 @@ def _near(asked: AgentClient, namespace: str, pod: str) -> str:
 
 def lines(explanations: list[dict[str, Any]], now: float) -> Iterator[str]:
     """The text; no line is wider than the terminal."""
-    width = terminal_width()
     for number, one in enumerate(explanations):
         if number:
             yield ""
@@ -194,13 +194,13 @@ def lines(explanations: list[dict[str, Any]], now: float) -> Iterator[str]:
         if one.get("details") is not None:
             document = one["details"]
             if real:  # how long is easier to read than since when
-                document = {**document, "actual": differing.said(real, now)}
-            yield from sentences.text(document, width).split("\n")
-            yield from _memory(assignment, width)
+                document = {**document, "actual": actual_since(real, now)}
+            yield from sentences.text(document, terminal_width()).split("\n")
+            yield from _memory(assignment)
             continue
         yield harmless(f"{one['namespace']}/{one['pod']}, container {one['container']}")
         if real:
-            yield from _wrapped(f"not so at present: {differing.said(real, now)}", width, "  ")
+            yield from wrapped(f"not so at present: {actual_since(real, now)}", "  ")
         if assignment is not None:
             cpus = assignment["cpus"] or "any"
             mems = assignment["mems"] or "any"
@@ -210,23 +210,22 @@ def lines(explanations: list[dict[str, Any]], now: float) -> Iterator[str]:
             )
             if "mempolicy" in assignment:
                 yield f"  memory policy: {harmless(assignment['mempolicy'])}"
-            yield from _wrapped(f"because {one['summary']}", width, "  ")
-            yield from _memory(assignment, width)
+            yield from wrapped(f"because {one['summary']}", "  ")
+            yield from _memory(assignment)
         if refusal is not None:
             yield f"  refused: {harmless(refusal['reason'])}"
-            yield from _wrapped(one["summary"], width, "  ")
+            yield from wrapped(one["summary"], "  ")
         for step in one["steps"]:
-            yield from _wrapped(f"- {step}", width, "    ", "      ")
+            yield from wrapped(f"- {step}", "    ", "      ")
         if assignment is not None and not one["steps"]:
-            yield from _wrapped(
+            yield from wrapped(
                 "How this came about is not kept: the container was placed before the agent "
                 "last started, or nothing was asked for it.",
-                width,
                 "    ",
             )
 
 
-def _memory(assignment: dict[str, Any] | None, width: int) -> Iterator[str]:
+def _memory(assignment: dict[str, Any] | None) -> Iterator[str]:
     """Where its memory is, if the agent looks for that."""
     memory = assignment.get("memory") if assignment else None
     if assignment is None or memory is None:
@@ -243,13 +242,93 @@ def _memory(assignment: dict[str, Any] | None, width: int) -> Iterator[str]:
     else:
         text = f"what part is on its own NUMA nodes is not known here, because {memory['problem']}"
         text += f": {by_numa_node}" if by_numa_node else ""
-    yield from _wrapped(f"Memory: {text}", width, "  ", "    ")
+    yield from wrapped(f"Memory: {text}", "  ", "    ")
 
 
-def _wrapped(text: str, width: int, first: str, rest: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        harmless(text),
-        width,
-        initial_indent=first,
-        subsequent_indent=first if rest is None else rest,
-    )
+# --- What the kubelet gave -----------------------------------------------------------------------
+
+
+def kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any]:
+    """What the kubelet of this node gave to a pod, or ``problem`` where it does not answer."""
+    from nri_numa.kubelet.pod_resources import given_to
+
+    found = given_to(kubelet_root, namespace, pod)
+    if isinstance(found, str):
+        return {"problem": found}
+    return {
+        "problem": "",
+        "containers": [
+            {
+                "container": given.container,
+                "cpus": str(given.cpus),
+                "memory": [
+                    {"type": one.kind, "sizeBytes": one.size, "numaNodes": str(one.numa_nodes)}
+                    for one in given.memory
+                ],
+                "devices": [
+                    {
+                        "resource": one.resource,
+                        "ids": list(one.ids),
+                        "numaNodes": str(one.numa_nodes),
+                    }
+                    for one in given.devices
+                ],
+                "claims": list(given.claims),
+            }
+            for given in found
+        ],
+    }
+
+
+def kubelet_sentences(
+    grants: Mapping[str, Any], explanations: list[dict[str, Any]]
+) -> Iterator[str]:
+    """`kubelet_grants` in sentences for each explained container, with what differs of the two."""
+    if grants["problem"]:
+        yield f"The kubelet's own word cannot be had: {harmless(grants['problem'])}."
+        return
+    by_container = {one["container"]: one for one in grants["containers"]}
+    for explanation in explanations:
+        name = explanation["container"]
+        one = by_container.get(name)
+        if one is None:
+            # Init and ephemeral containers are never in it.
+            yield f"The kubelet tells nothing of container {harmless(name)}."
+            continue
+        parts = [*_parts(one)] or ["nothing of its own: no exclusive CPUs, memory or devices"]
+        yield f"The kubelet gave container {harmless(name)} {harmless('; '.join(parts))}."
+        yield from _differences(one, explanation.get("assignment") or {})
+
+
+def _parts(one: Mapping[str, Any]) -> Iterator[str]:
+    if one["cpus"]:
+        yield f"exclusive {cpus_text(CPUSet.parse(one['cpus']))}"
+    for block in one["memory"]:
+        yield f"{block['sizeBytes']} bytes of {block['type']}{_of(block)}"
+    for devices in one["devices"]:
+        ids = devices["ids"]
+        more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
+        yield f"{devices['resource']} {', '.join(ids[:_IDS_SHOWN])}{more}{_of(devices)}"
+    for claim in one["claims"]:
+        yield f"claimed device {claim}"
+
+
+def _of(one: Mapping[str, Any]) -> str:
+    return f" of {numa_text(NUMASet.parse(one['numaNodes']))}" if one["numaNodes"] else ""
+
+
+def _differences(one: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        has = CPUSet.parse(ours.get("cpus", ""))
+    except ListFormatError:
+        return
+    gave = CPUSet.parse(one["cpus"])
+    if gave and has and gave != has:
+        yield f"That differs: the agent says {cpus_text(has)}, the kubelet {cpus_text(gave)}."
+    held = set(filter(None, ours.get("slots", "").split(",")))
+    given = {id for devices in one["devices"] for id in devices["ids"]}
+    if held - given:
+        yield (
+            f"That differs: the agent says that it holds {', '.join(sorted(held - given))}, the "
+            "kubelet gave it no such device."
+        )

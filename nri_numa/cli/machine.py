@@ -1,21 +1,57 @@
-"""``nri-numa topology`` and ``nri-numa capture``: commands that read a machine."""
+"""``nri-numa topology`` and ``capture``: commands that read a machine; and machines made up.
+
+Tables keep to a width: machines with many NUMA nodes get their distances as "who is near" instead
+of a matrix. In a pipe lists stay in one piece and nothing is left out.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from nri_numa.cli.common import (
     Failure,
     friendly,
-    human_size,
     output_option,
     progress,
+    replace_file,
     sysfs_option,
-    table_width,
 )
-from nri_numa.text import harmless
+from nri_numa.cli.output import (
+    WIDTH,
+    Column,
+    Kind,
+    answer,
+    broken_list,
+    fit,
+    human_size,
+    table_width,
+    wrapped,
+)
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.machine.model import (
+    CoreKind,
+    NUMANode,
+    Topology,
+    agree,
+    counted,
+    cpus_text,
+    topology_document,
+)
+from nri_numa.machine.pci import PCIDevice, pci_devices
+from nri_numa.machine.sysfs import discover
+from nri_numa.machine.tree import LINKS, NEEDED, open_tree
+from nri_numa.text import HUGEPAGES, BadQuantity, harmless, page_size, whole_bytes
+
+_MATRIX_LIMIT: Final = 16  # columns of four characters that fit beside the row's head
+_GROUP_LIMIT: Final = 16  # L3 groups that are listed one by one
 
 
 @click.command()
@@ -26,16 +62,192 @@ def topology(sysfs_root: str | None, output: str) -> None:
 
     What was odd about the machine stands at the end, or under "warnings".
     """
-    from nri_numa.cli.topology_output import render_topology
-    from nri_numa.machine.pci import pci_devices
-    from nri_numa.machine.sysfs import discover
-    from nri_numa.machine.tree import open_tree
-
     with friendly(), progress(f"reading {sysfs_root or 'this machine'}"):
         machine = discover(sysfs_root or "/")
         devices = pci_devices(open_tree(sysfs_root or "/"))
-    text = render_topology(machine, output, devices=devices, width=table_width())  # type: ignore[arg-type]  # a Choice
-    click.echo(text, nl=False)
+    width = table_width()
+    answer(
+        topology_document(machine, devices=devices),
+        output,
+        topology_lines(machine, devices=devices, width=width and max(width, WIDTH)),
+    )
+
+
+def topology_lines(
+    topology: Topology,
+    *,
+    reserved: CPUSet = NO_CPUS,
+    devices: Sequence[PCIDevice] = (),
+    width: int | None = WIDTH,
+) -> Iterator[str]:
+    """The tables of a machine, of whose CPUs the configuration keeps ``reserved``."""
+    blocks = [
+        _summary(topology, reserved, width),
+        _numa_table(topology, width),
+        _distances(topology, width),
+    ]
+    if len(topology.sockets) > 1:
+        sockets = [
+            (s.id, str(s.numa_nodes) or "-", s.cpus) for _, s in sorted(topology.sockets.items())
+        ]
+        blocks.append(_cpu_table("SOCKET", sockets, width))
+    blocks.append(_l3_table(topology, width))
+    blocks.append(_device_table(devices, width))
+    if topology.warnings:
+        lines = [
+            line
+            for warning in topology.warnings
+            for line in wrapped(warning, "  - ", "    ", width=width or WIDTH)
+        ]
+        blocks.append(["Odd about this machine:", *lines])
+    for number, block in enumerate(filter(None, blocks)):
+        if number:
+            yield ""
+        yield from block
+
+
+def _summary(topology: Topology, reserved: CPUSet, width: int | None) -> list[str]:
+    threads = Counter(len(core.cpus) for core in topology.cores.values())
+    if len(threads) == 1:
+        (count,) = threads
+        smt = f"{counted(count, 'thread')} each"
+    else:
+        smt = ", ".join(
+            f"{cores} with {counted(count, 'thread')}"
+            for count, cores in sorted(threads.items(), reverse=True)
+        )
+    memory = sum(n.memory_bytes for n in topology.numa_nodes.values())
+    lines = wrapped(
+        f"{counted(len(topology.sockets), 'socket')}, "
+        f"{counted(len(topology.numa_nodes), 'NUMA node')}, "
+        f"{counted(len(topology.cores), 'core')} ({smt}), "
+        f"{counted(len(topology.online), 'CPU')}, {human_size(memory, ' ')}B of memory",
+        width=width or WIDTH,
+    )
+    facts = [
+        ("online", topology.online),
+        ("offline", topology.present - topology.online),
+        ("isolated", topology.isolated),
+        ("nohz_full", topology.nohz_full),
+        ("reserved", reserved),
+        ("for containers", topology.allowed if topology.allowed != topology.online else NO_CPUS),
+    ]
+    for kind in (CoreKind.PERFORMANCE, CoreKind.EFFICIENT):
+        cpus = CPUSet(i for c in topology.cores.values() if c.kind is kind for i in c.cpus)
+        facts.append((kind.value, cpus))
+    for name, cpus in facts:
+        if cpus:
+            lines += _hanging(f"  {name}: ", str(cpus), width)
+    siblings = [str(c.cpus) for _, c in sorted(topology.cores.items()) if len(c.cpus) > 1]
+    if siblings:
+        shown = [line.rstrip() for line in _hanging("  siblings: ", " ".join(siblings), width)]
+        cut = width is not None and len(shown) > 1
+        lines.append(f"{shown[0][: (width or WIDTH) - 2].rstrip()} …" if cut else shown[0])
+    return lines
+
+
+def _numa_table(topology: Topology, width: int | None) -> list[str]:
+    hugepages = any(n.hugepages for n in topology.numa_nodes.values())
+    head = [Column("NUMA NODE"), Column("MEMORY", Kind.LIST), Column("HUGE PAGES", Kind.LIST)]
+    rows: list[list[object]] = []
+    for _, n in sorted(topology.numa_nodes.items()):
+        memory = f"{human_size(n.memory_bytes, ' ')}B" if n.memory_bytes else "none"
+        if n.id in topology.withheld_memory:
+            memory += " (not for us)"
+        rows.append([n.id, memory, _hugepages(n), len(n.cpus), str(n.cpus) or "none"])
+    homeless = topology.online - topology.cpus_of(topology.numa_ids)
+    if homeless:
+        rows.append(["none", "-", "-", len(homeless), homeless])
+    if not hugepages:
+        head, rows = head[:2], [[*row[:2], *row[3:]] for row in rows]
+    return _lines([*head, *_CPUS], rows, width)
+
+
+def _device_table(devices: Sequence[PCIDevice], width: int | None) -> list[str]:
+    """One row for each kind on each NUMA node: a card may have a hundred virtual functions."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    # Order: by kind, NUMA node (those of none last), address.
+    for one in sorted(devices, key=lambda d: (d.kind, d.numa_node is None, d.numa_node, d.address)):
+        where = "unknown" if one.numa_node is None else str(one.numa_node)
+        groups.setdefault((one.kind, where), []).append(one.address)
+    if not groups:
+        return []
+    rows = [
+        (kind, where, len(addresses), ",".join(addresses))
+        for (kind, where), addresses in groups.items()
+    ]
+    head = [*map(Column, ("DEVICES", "NUMA NODE", "COUNT")), Column("PCI ADDRESSES", Kind.LIST)]
+    return _lines(head, rows, width)
+
+
+def _hugepages(numa_node: NUMANode) -> str:
+    pages = numa_node.hugepages.items()
+    return " ".join(f"{total // size}x{human_size(size)}" for size, total in pages) or "none"
+
+
+def _distances(topology: Topology, width: int | None) -> list[str]:
+    ids = list(topology.numa_ids)
+    if len(ids) == 1:
+        return []
+    if len(ids) <= _MATRIX_LIMIT:
+        lines = ["DISTANCE    " + "".join(f"{i:>4}" for i in ids)]
+        lines += [
+            f"  from {a:>4} " + "".join(f"{topology.distance(a, b):>4}" for b in ids) for a in ids
+        ]
+        return lines
+    rows = []
+    for a in ids:
+        near: dict[int, list[int]] = {}
+        for b in ids:
+            near.setdefault(topology.distance(a, b), []).append(b)
+        text = "  ".join(f"{d}: {NUMASet(nodes)}" for d, nodes in sorted(near.items()))
+        rows.append((a, text))
+    return _lines([Column("FROM"), Column("DISTANCE: NUMA NODES", Kind.LIST)], rows, width)
+
+
+def _l3_table(topology: Topology, width: int | None) -> list[str]:
+    groups = [g for _, g in sorted(topology.l3_groups.items())]
+    if not groups:
+        return ["L3 caches: the kernel tells none"]
+    sizes = Counter(len(g.cpus) for g in groups)
+    of = " and ".join(
+        f"{count} of {counted(size, 'CPU')}" for size, count in sorted(sizes.items(), reverse=True)
+    )
+    first = f"L3 caches: {of}"
+    limit = len(groups) if width is None else _GROUP_LIMIT
+    rows = [(g.id, str(topology.numa_of(g.cpus)) or "-", g.cpus) for g in groups[:limit]]
+    if len(groups) > limit:
+        first += f"; the first {_GROUP_LIMIT} (-o json shows all):"
+    return [
+        *wrapped(first, width=width or WIDTH),
+        *_cpu_table("L3 GROUP", rows, width),
+    ]
+
+
+def _hanging(head: str, text: str, width: int | None) -> list[str]:
+    lines = [text] if width is None else broken_list(text, width - len(head))
+    return [head + lines[0], *(" " * len(head) + line for line in lines[1:])]
+
+
+_CPUS: Final = (Column("CPUS"), Column("CPU LIST", Kind.LIST))
+
+
+def _cpu_table(of: str, rows: Iterable[tuple[int, str, CPUSet]], width: int | None) -> list[str]:
+    """What has a number, NUMA nodes and CPUs."""
+    return _lines(
+        [Column(of), Column("NUMA NODES", Kind.LIST), *_CPUS],
+        [(number, numa_nodes, len(cpus), str(cpus) or "none") for number, numa_nodes, cpus in rows],
+        width,
+    )
+
+
+def _lines(
+    head: Sequence[Column], rows: Iterable[Sequence[object]], width: int | None
+) -> list[str]:
+    return fit(head, rows, width, leave_out=False).lines
+
+
+# --- A capture ----------------------------------------------------------------------------------
 
 
 @click.command()
@@ -47,8 +259,6 @@ def capture(target: str, sysfs_root: str | None) -> None:
     Only files of an allow-list are read; the archive holds no names of pods or hosts. It can be
     unpacked anywhere and given to every command as --sysfs-root.
     """
-    from nri_numa.cli.capture import capture as pack
-
     with friendly():
         try:
             with progress(f"packing {sysfs_root or 'this machine'}"):
@@ -60,6 +270,204 @@ def capture(target: str, sysfs_root: str | None) -> None:
         click.echo(f"  could not be read: {harmless(name)}", err=True)
     count = sum(report.left_out.values())
     if count:
-        # The archive goes to somebody else: its sender can see that nothing but topology is in it.
-        files = "1 file" if count == 1 else f"{count} files"
+        # The archive is sent away: its sender can see that nothing but topology is in it.
+        files = counted(count, "file")
         click.echo(f"  left out, because they say nothing of the topology: {files}")
+
+
+_NUMBER = re.compile(r"\d+", re.ASCII)
+_TEXT = re.compile(r"[\w\s:,()/.+-]*", re.ASCII)
+"""What the files on the list consist of; anything else is not what we took it for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureReport:
+    """What a capture holds.
+
+    Attributes:
+        left_out: how many files were seen and left out, by name with ``*`` for each number.
+        unreadable: names on the list that could not be read or did not look as they should.
+    """
+
+    target: Path
+    files: tuple[str, ...]
+    size_bytes: int
+    left_out: Mapping[str, int]
+    unreadable: tuple[str, ...]
+
+
+def pack(root: Path, target: Path) -> CaptureReport:
+    """Pack the machine below ``root`` into ``target``, a ``.tar.gz`` that `discover` reads.
+
+    Nothing that names the machine or its owner goes in: only files on an allow-list
+    (`nri_numa.machine.tree.NEEDED`) are read, and which CPUs and which memory containers may have
+    is written in its shortest form. Two captures of an unchanged machine differ only in how much
+    memory was free. An archive is packed again, without what does not belong. The target is
+    replaced in one step, and stays untouched when anything fails.
+
+    Raises:
+        TopologyError: when there is no machine below ``root``.
+        OSError: when ``target`` cannot be written.
+    """
+    tree = open_tree(root)
+    topology = discover(root)
+    members: dict[str, str | None] = {}  # None: a link
+    left_out: Counter[str] = Counter()
+    unreadable: list[str] = []
+    for name in tree.walk():
+        if LINKS.fullmatch(name):
+            members[name] = None
+        elif NEEDED.fullmatch(name):
+            text = tree.read(name)
+            if text is None or not _TEXT.fullmatch(text):
+                unreadable.append(name)
+            else:
+                members[name] = text
+        else:
+            left_out[_NUMBER.sub("*", name)] += 1
+    allowed_memory = NUMASet(topology.numa_nodes) - topology.withheld_memory
+    members["proc/self/status"] = (
+        f"Cpus_allowed_list:\t{topology.allowed}\nMems_allowed_list:\t{allowed_memory}"
+    )
+    size = _write(target, members)
+    return CaptureReport(
+        target=target,
+        files=tuple(sorted(members)),
+        size_bytes=size,
+        left_out=dict(sorted(left_out.items())),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _write(target: Path, members: Mapping[str, str | None]) -> int:
+    import gzip
+    import io
+    import tarfile
+
+    data = io.BytesIO()
+    # mtime and owner of files in /sys are those of the boot and of root: noise, or a clue.
+    with (
+        gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+    ):
+        for name, text in sorted(members.items()):
+            info = tarfile.TarInfo(name)
+            link = LINKS.fullmatch(name)
+            if text is None and link is not None:
+                info.type = tarfile.SYMTYPE
+                to_cpu = link[1].startswith("cpu")
+                info.linkname = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
+                archive.addfile(info)
+            elif text is not None:
+                content = f"{text}\n".encode()
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    replace_file(target, data.getvalue())
+    return len(data.getvalue())
+
+
+# --- ``synthetic:KEY=VALUE,…``: a machine in one argument ----------------------------------------
+
+_GIB = 1 << 30
+MOST_CPUS: Final = 4096
+"""More CPUs than this take seconds to build and belong to no machine."""
+
+
+def made_up(text: str) -> Topology:
+    """The machine of ``sockets=2,numa=2,cores=8,threads=2,memory=64Gi`` and other keys of `KEYS`.
+
+    What is not given is as in `nri_numa.machine.synthetic.synthetic`.
+
+    Raises:
+        ValueError: with what was expected.
+    """
+    from nri_numa.machine.synthetic import synthetic
+
+    given: dict[str, Any] = {}
+    hugepages: dict[int, int] = {}
+    seen: set[str] = set()
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{part!r} is no KEY=VALUE; keys are {', '.join(KEYS)}")
+        if key in seen:
+            raise ValueError(f"{key} is given twice; expected it once")
+        seen.add(key)
+        try:
+            if key.startswith(HUGEPAGES):
+                hugepages[page_size(key)] = whole_bytes(value)
+                continue
+            if key not in KEYS:
+                near = difflib.get_close_matches(key, KEYS, n=1)
+                hint = f", did you mean {near[0]}?" if near else ""
+                raise ValueError(f"there is no key {key!r}{hint}; keys are {', '.join(KEYS)}")
+            name, read = KEYS[key]
+            given[name] = read(value)
+        except BadQuantity as error:
+            raise ValueError(f"{key} is {value!r}, expected {error}") from error
+    cpus = given.get("sockets", 2) * given.get("numa_per_socket", 2) * given.get("threads", 2)
+    cores = given.get("cores_per_numa", 4) + given.get("efficient_cores_per_numa", 0)
+    if cpus * cores > MOST_CPUS:
+        raise ValueError(f"has {cpus * cores} CPUs, expected at most {MOST_CPUS}")
+    if given.get("sockets_per_numa", 1) > 1:
+        given.setdefault("numa_per_socket", 1)
+    machine = synthetic(**given, hugepages=hugepages)
+    for key in ("offline", "isolated", "nohz-full"):
+        missing = given.get(KEYS[key][0], NO_CPUS) - machine.present
+        if missing:
+            raise ValueError(
+                f"{key} names {cpus_text(missing)}, which {agree(missing, 'does', 'do')} not "
+                f"exist; expected CPUs among {machine.present}"
+            )
+    if not machine.online:
+        raise ValueError(f"offline is all of {machine.present}; expected one CPU to be left")
+    return machine
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise BadQuantity("a whole number")
+    return int(text)
+
+
+def _gib(text: str) -> float:
+    """Memory as a quantity; a bare number below a million is GiB."""
+    amount = whole_bytes(text)
+    if text.isdigit() and amount < 1_000_000:
+        return float(amount)
+    return amount / _GIB
+
+
+def _gibs(text: str) -> list[float]:
+    return [_gib(part) for part in text.split("+")]
+
+
+def _cpus(text: str) -> CPUSet:
+    try:
+        return CPUSet.parse(text.replace("+", ","))
+    except ValueError as error:
+        raise BadQuantity(f"a list of CPUs such as 0-3+8 ({error})") from error
+
+
+def _word(text: str) -> str:
+    if text not in ("split", "adjacent", "alternating"):
+        raise BadQuantity("split, adjacent or alternating")
+    return text
+
+
+KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "sockets": ("sockets", _count),
+    "numa": ("numa_per_socket", _count),
+    "sockets-per-numa": ("sockets_per_numa", _count),
+    "cores": ("cores_per_numa", _count),
+    "threads": ("threads", _count),
+    "memory": ("memory_gib", _gib),
+    "memory-only": ("memory_only_gib", _gibs),
+    "efficient-cores": ("efficient_cores_per_numa", _count),
+    "l3-cores": ("cores_per_l3", _count),
+    "numbering": ("numbering", _word),
+    "offline": ("offline", _cpus),
+    "isolated": ("isolated", _cpus),
+    "nohz-full": ("nohz_full", _cpus),
+}
+"""Key to the parameter of `synthetic` and how to read it; ``hugepages-<size>`` come on top."""

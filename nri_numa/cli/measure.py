@@ -5,22 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from nri_numa.cli.common import (
-    Failure,
-    emit,
-    friendly,
-    output_option,
-    progress,
-    table,
-    terminal_width,
-)
+from nri_numa.cli.common import Failure, friendly, output_option, progress
+from nri_numa.cli.output import Column, answer, table, wrapped
 
 
 @click.command()
@@ -75,10 +67,7 @@ def measure(
                 file.write(svg(document))
         except OSError as error:
             raise Failure(f"cannot write {plot}: {error.strerror or error}") from error
-    if output == "table":
-        click.echo("\n".join(lines(document)))
-    else:
-        emit(document, output)
+    answer(document, output, lines(document))
 
 
 def _measured(rounds: int, seconds: float, only: tuple[str, ...]) -> dict[str, Any]:
@@ -131,7 +120,8 @@ def _measured(rounds: int, seconds: float, only: tuple[str, ...]) -> dict[str, A
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
     """The text."""
-    width = terminal_width()
+    from nri_numa.measure.results import gain_text
+
     for one in document["comparisons"]:
         yield one["title"]
         rows = [
@@ -142,24 +132,16 @@ def lines(document: dict[str, Any]) -> Iterator[str]:
             )
             for side in (one["good"], one["bad"])
         ]
-        yield from (f"  {line}" for line in table(("MEDIAN", "ROUNDS", "PLACED"), rows))
-        if one["clear"]:
-            how = "times as much" if one["moreIsBetter"] else "times as fast"
-            yield f"  {one['gain']:.2f} {how}"
-        else:
-            yield "  no clear difference: the rounds of the two overlap"
+        yield from (
+            f"  {line}" for line in table((Column("MEDIAN"), Column("ROUNDS"), "PLACED"), rows)
+        )
+        yield f"  {gain_text(one)}"
         yield ""
     for one in document["notShown"]:
-        yield from textwrap.wrap(
-            f"Not shown here: {one['title']}, because {one['because']}.",
-            width,
-            subsequent_indent="  ",
-        )
+        yield from wrapped(f"Not shown here: {one['title']}, because {one['because']}.", "", "  ")
     if document["noise"]:
         yield "Noisy: measure again when it is quiet."
         for sentence in document["noise"]:
-            yield from textwrap.wrap(
-                sentence, width, initial_indent="  - ", subsequent_indent="    "
-            )
+            yield from wrapped(sentence, "  - ", "    ")
     else:
         yield "The machine was quiet meanwhile."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -11,23 +12,22 @@ import click
 from nri_numa.cli.common import (
     Mistake,
     config_option,
-    config_path,
-    emit,
     friendly,
+    mistakes,
     named,
     output_option,
     progress,
     sysfs_option,
 )
+from nri_numa.cli.common import config_path as default_path
+from nri_numa.cli.output import answer
 from nri_numa.errors import ConfigError
 from nri_numa.machine.model import counted
-from nri_numa.text import harmless
 
 if TYPE_CHECKING:
     from nri_numa.engine.decision import Machine, Reading
     from nri_numa.machine.model import Topology
-    from nri_numa.simulate.inventory import Inventory
-    from nri_numa.simulate.manifests import Manifests
+    from nri_numa.simulate.devices import Inventory
     from nri_numa.simulate.simulator import Simulation
 
 SYNTHETIC = "synthetic:"
@@ -120,15 +120,8 @@ def simulate(
     does.
     """
     if cluster is not None:
-        given = (
-            machine,
-            sysfs_root,
-            inventory,
-            compare or None,
-            live_memory or None,
-            verbose or None,
-        )
-        if any(one is not None for one in given):
+        others = (machine, sysfs_root, inventory, compare, live_memory, verbose)
+        if any(others):
             raise click.UsageError(
                 "--cluster goes with --config, --set and --output, and with none of --machine, "
                 "--sysfs-root, --devices, --compare, --live-memory and --verbose"
@@ -137,7 +130,8 @@ def simulate(
             ctx.exit(1)
         return
     from nri_numa.cli import simulate_output as view
-    from nri_numa.simulate.manifests import ManifestError, read_files, unmatched
+    from nri_numa.simulate.manifests import ManifestError, read_files
+    from nri_numa.simulate.pods import misaddressed
     from nri_numa.simulate.simulator import plan
     from nri_numa.simulate.simulator import simulate as run
 
@@ -147,7 +141,7 @@ def simulate(
     with friendly(), progress(f"reading {machine or sysfs_root or 'this machine'}"):
         topology, reading, described = _machine(machine or sysfs_root, live_memory=live_memory)
     # The configuration of this node says nothing about other machines.
-    path = _config_path(config_path, live=live)
+    path = default_path(config_path) if live else config_path
     first, counted_by, hinted = _configured(path, topology, _pairs("--set", settings))
     second = None
     if compare:
@@ -156,17 +150,14 @@ def simulate(
     devices = None
     if inventory is not None:
         devices = _inventory(inventory, topology, machine or sysfs_root or "/", counted_by)
-    manifests: Manifests
+    # Nothing is shown while manifests may be typed in.
+    reading_them = nullcontext() if "-" in pods else progress("reading manifests")
     try:
-        if "-" in pods:  # somebody may be typing it
+        with reading_them:
             manifests = read_files(pods, counted_by, devices)
             planned = plan(manifests.workloads)
-        else:
-            with progress("reading manifests"):
-                manifests = read_files(pods, counted_by, devices)
-                planned = plan(manifests.workloads)
     except ManifestError as error:
-        raise Mistake(_mistakes(error.problems)) from error
+        raise Mistake(mistakes(error.problems, "the manifests")) from error
 
     other = None
     with progress(f"placing {len(planned)} pods"):
@@ -174,7 +165,7 @@ def simulate(
         if second is not None:
             other = run(second, planned, reading=reading, keep_going=keep_going, inventory=devices)
     every = [pod for workload in manifests.workloads for pod in workload.pods]
-    notes = [*manifests.notes, *unmatched(every, first.settings.prefix), *topology.warnings]
+    notes = [*manifests.notes, *misaddressed(every, first.settings.prefix), *topology.warnings]
     notes += [*_warnings(result), *_memory_policies(result)]
     if devices is not None and not hinted:
         notes.append(
@@ -187,12 +178,13 @@ def simulate(
             f"{counted(len(topology.numa_nodes), 'NUMA node')}; --machine takes another one, which "
             "may be made up: see --help."
         )
-    if output != "table":
-        emit(view.document(described, result, other, compare, notes), output)
-    elif other is None:
-        click.echo("\n".join(view.story(described, result, notes, verbose=verbose)))
-    else:
-        click.echo("\n".join(view.comparison(described, result, other, compare, notes)))
+    answer(
+        view.document(described, result, other, compare, notes),
+        output,
+        view.story(described, result, notes, verbose=verbose)
+        if other is None
+        else view.comparison(described, result, other, compare, notes),
+    )
     if any(one.first_refused is not None for one in (result, other) if one is not None):
         ctx.exit(1)
 
@@ -231,7 +223,7 @@ def _in_cluster(
     """Judge the pods in a cluster; whether all fit."""
     from nri_numa import config as configuration
     from nri_numa.cli.simulate_cluster import simulate_cluster
-    from nri_numa.config.extended_resource import slots_resource
+    from nri_numa.config.derived import slots_resource
     from nri_numa.simulate.manifests import ManifestError, read_files
 
     if cluster == "-" and "-" in pods:
@@ -242,17 +234,11 @@ def _in_cluster(
     try:
         manifests = read_files(pods, counted_by)
     except ManifestError as error:
-        raise Mistake(_mistakes(error.problems)) from error
+        raise Mistake(mistakes(error.problems, "the manifests")) from error
     found = [pod for workload in manifests.workloads for pod in workload.pods]
     return simulate_cluster(
         cluster, found, configuration.settings(config), output, counted_by, config.dra.enabled
     )
-
-
-def _mistakes(problems: tuple[str, ...], where: str = "the manifests") -> str:
-    count = len(problems)
-    head = f"{count} mistake{'s' if count != 1 else ''} in {where}"
-    return "\n".join([head, *(f"  {harmless(problem)}" for problem in problems)])
 
 
 def _machine(given: str | None, *, live_memory: bool) -> tuple[Topology, Reading | None, str]:
@@ -260,7 +246,7 @@ def _machine(given: str | None, *, live_memory: bool) -> tuple[Topology, Reading
     from nri_numa.machine.sysfs import discover, read_memory
 
     if given is not None and given.startswith(SYNTHETIC):
-        from nri_numa.cli.made_up import made_up
+        from nri_numa.cli.machine import made_up
 
         try:
             return made_up(given.removeprefix(SYNTHETIC)), None, given
@@ -284,7 +270,7 @@ def _inventory(path: str, topology: Topology, machine: str, counted_by: str) -> 
     """The devices that an inventory says the machine has."""
     from nri_numa.machine.pci import pci_devices
     from nri_numa.machine.tree import open_tree
-    from nri_numa.simulate.inventory import read_inventory
+    from nri_numa.simulate.devices import read_inventory
     from nri_numa.simulate.manifests import ManifestError
 
     with friendly():
@@ -292,17 +278,13 @@ def _inventory(path: str, topology: Topology, machine: str, counted_by: str) -> 
     try:
         return read_inventory(path, topology, pci, counted_by)
     except ManifestError as error:
-        raise Mistake(_mistakes(error.problems, "the inventory of devices")) from error
-
-
-def _config_path(given: str | None, *, live: bool) -> str | None:
-    return config_path(given) if live else given
+        raise Mistake(mistakes(error.problems, "the inventory of devices")) from error
 
 
 def _pairs(option: str, texts: Iterable[str]) -> dict[str, object]:
     """Configuration keys and values, read as the file would be."""
-    from nri_numa.config import yaml_reader
-    from nri_numa.config.layers import leaves
+    from nri_numa import safe_yaml
+    from nri_numa.config.sections import leaves
 
     found: dict[str, object] = {}
     for text in texts:
@@ -317,8 +299,8 @@ def _pairs(option: str, texts: Iterable[str]) -> dict[str, object]:
         if key in found:
             raise click.UsageError(f"{option} {text}: {key} is given twice; expected it once")
         try:
-            found[key] = value if isinstance(leaf.default, str) else yaml_reader.parse(value)
-        except yaml_reader.YAMLProblem as problem:
+            found[key] = value if isinstance(leaf.default, str) else safe_yaml.parse(value)
+        except safe_yaml.YAMLProblem as problem:
             raise click.UsageError(f"{option} {text}: {problem}") from problem
     return found
 
@@ -328,7 +310,7 @@ def _configured(
 ) -> tuple[Machine, str, bool]:
     """The machine and how to use it, what counts exclusive CPUs, and whether devices are on."""
     from nri_numa import config as configuration
-    from nri_numa.config.extended_resource import slots_resource
+    from nri_numa.config.derived import slots_resource
     from nri_numa.engine.decision import Machine
 
     with friendly():

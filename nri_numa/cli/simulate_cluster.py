@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,7 +19,8 @@ from nri_numa.cli.captured_cluster import (
     captured,
     search,
 )
-from nri_numa.cli.common import Mistake, Unreachable, emit, progress, terminal_width
+from nri_numa.cli.common import Mistake, Unreachable, progress
+from nri_numa.cli.output import answer, terminal_width, wrapped
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Strategy
 from nri_numa.machine.model import counted
@@ -29,8 +29,8 @@ from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Hold
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.simulate.manifests.pods import PodManifest, unmatched
-from nri_numa.simulate.manifests.yaml_documents import parse_all
+from nri_numa.simulate.manifests import parse_all
+from nri_numa.simulate.pods import PodManifest, misaddressed
 from nri_numa.text import harmless
 
 LARGEST_FILE: Final = 256 << 20
@@ -39,7 +39,7 @@ LARGEST_YAML: Final = 16 << 20
 """YAML is read a hundred times slower than JSON."""
 NAMED: Final = 5
 """Nodes that a line names."""
-NOT_LOOKED_AT: Final = (
+NOT_JUDGED: Final = (
     "Only NUMA nodes are judged: not the sum of requests, node selectors, affinity, taints, "
     "volumes, quotas of the nodes, or priorities."
 )
@@ -57,18 +57,10 @@ def simulate_cluster(
     counted_by: str = "",
     claims: bool = False,
 ) -> bool:
-    """Answer for pods, one after another, each in what the others leave.
+    """Judge pods one after another, each in what the others leave; whether all fit.
 
-    Args:
-        file: the capture; ``-`` for standard input.
-        pods: of the manifests.
-        settings: of the nodes.
-        output: table, json or yaml.
-        counted_by: the extended resource that counts exclusive CPUs, as the nodes have it.
-        claims: our DRA driver is on.
-
-    Returns:
-        Whether all fit.
+    The file is a capture, ``-`` for standard input. Settings, the extended resource that counts
+    exclusive CPUs, and whether our DRA driver is on (``claims``) are those of the nodes.
 
     Raises:
         Mistake: the file is no capture.
@@ -81,11 +73,8 @@ def simulate_cluster(
         except CaptureError as error:
             raise Mistake(harmless(f"--cluster {file}: {error}")) from error
     with progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
-        document = answer(cluster, pods, reader, settings, claims=claims)
-    if output == "table":
-        sys.stdout.write("\n".join(story(document)) + "\n")
-    else:
-        emit(document, output)
+        document = judged(cluster, pods, reader, settings, claims=claims)
+    answer(document, output, story(document))
     return all(one["fits"] for one in document["pods"])
 
 
@@ -132,7 +121,7 @@ def _documents(file: str) -> Iterator[object]:
 # --- the answer -----------------------------------------------------------------------------------
 
 
-def answer(
+def judged(
     cluster: Captured,
     pods: Sequence[PodManifest],
     reader: PodReader,
@@ -157,10 +146,10 @@ def answer(
         },
         "pods": [_judged(pod, reader, cluster, candidates, strategy) for pod in pods],
         "notes": [
-            *unmatched(pods, settings.prefix),
+            *misaddressed(pods, settings.prefix),
             *cluster.notes,
             *([CLAIMS] if claimed else []),
-            NOT_LOOKED_AT,
+            NOT_JUDGED,
         ],
     }
 
@@ -250,10 +239,12 @@ def story(document: Mapping[str, Any]) -> list[str]:
         lines.append(f"Cordoned, not asked: {_named(cluster['cordoned'])}.")
     for one in document["pods"]:
         lines += ["", *_about(one)]
+    width = max(30, terminal_width())
     return [
         part
         for line in [*lines, "", *document["notes"]]
-        for part in (_wrapped(line) if line else [""])
+        for part in wrapped(line, "", " " * (len(line) - len(line.lstrip()) + 2), width=width)
+        or [""]
     ]
 
 
@@ -300,15 +291,3 @@ def _zones(numa_nodes: Mapping[str, str]) -> str:
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"{', '.join(names[:NAMED])}{more}"
-
-
-def _wrapped(line: str) -> list[str]:
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.wrap(
-        harmless(line),
-        max(30, terminal_width()),
-        subsequent_indent=indent,
-        drop_whitespace=True,
-        break_on_hyphens=False,
-        break_long_words=False,
-    ) or [""]

@@ -1,26 +1,31 @@
-"""How ``nri-numa simulate`` tells what happened: to eyes as a story, to programs as a document."""
+"""How ``nri-numa simulate`` shows what happened: to eyes as a story, to programs as a document."""
 
 from __future__ import annotations
 
-import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
-from nri_numa.cli.common import cell_width, human_size, table, table_width, terminal_width
+from nri_numa.cli.output import Column, Kind, human_size, table, terminal_width, wrapped
 from nri_numa.engine.explain import explanation, sentences
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import Kind as Placement
 from nri_numa.engine.values.workload import Device
 from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.model import Topology, numa_text
-from nri_numa.simulate.manifests import Role
+from nri_numa.machine.model import Topology, counted, human_cpus, numa_text
+from nri_numa.simulate.pods import Role
 from nri_numa.simulate.simulator import Action, Outcome, Room, SimulatedEvent, Simulation, Verdict
-from nri_numa.text import harmless
 
-REASON = 26
-"""Columns that are kept for reasons at least."""
-MOVED = 3
+NAMED: Final = 3
 """Containers that moved along with another are named up to this many, then counted."""
+_CPUS: Final = Column("CPUS", Kind.LIST)
+_FILL: Final = (
+    *("NUMA NODE", "CPUS", "ALLOCATED BEFORE", "AFTER", "FREE"),
+    *("MEMORY", "ALLOCATED", "FREE"),
+)
+_SIDES: Final = ("A CPUS", "MEM", "B CPUS", "MEM")
+_FILL_AT_END: Final = (
+    *("NUMA NODE", "A ALLOCATED", "FREE", "MEMORY FREE"),
+    *("B ALLOCATED", "FREE", "MEMORY FREE"),
+)
 
 
 def story(
@@ -31,30 +36,27 @@ def story(
     yield ""
     rows = [row for event in result.events for row in _rows(event, result)]
     if rows:
-        yield from _with_reasons(["", "POD", "CONTAINER", "CPUS", "MEMORY", "WHY"], rows)
+        head = (Column(""), "POD", "CONTAINER", _CPUS, Column("MEMORY", Kind.LIST))
+        yield from table((*head, Column("WHY", Kind.TEXT)), rows)
         yield ""
     given = [line for event in result.events for line in _given(event)]
     if given:
         yield "Devices that the kubelet gave"
         yield from given
         yield ""
-    moved = [line for event in result.events for line in _moved(event)]
-    if moved:
+    changed = [line for event in result.events for line in _changed_cpus(event)]
+    if changed:
         yield "Other containers whose CPUs changed"
-        yield from moved
+        yield from changed
         yield ""
     yield "How full"
     yield from table(
-        ["NUMA NODE", "CPUS", "ALLOCATED BEFORE", "AFTER", "FREE", "MEMORY", "ALLOCATED", "FREE"],
+        list(map(Column, _FILL)),
         _fill(result),
     )
-    for title, lines in (("", _verdict(result)), ("Notes", _bullets(notes))):
-        told = list(lines)
-        if told:
-            yield ""
-            if title:
-                yield title
-            yield from told
+    yield ""
+    yield from _verdict(result)
+    yield from _notes(notes)
     if verbose:
         for event in result.events:
             for outcome in event.outcomes:
@@ -74,10 +76,11 @@ def comparison(
     yield from _head(machine, first.machine.topology)
     yield ""
     yield "A: as configured"
-    yield from _wrapped(f"B: {', '.join(changed)}", "")
+    yield from wrapped(f"B: {', '.join(changed)}")
     yield ""
     yield from table(
-        ["", "POD", "CONTAINER", "A CPUS", "MEM", "B CPUS", "MEM"], _pairs(first, second)
+        (Column(""), "POD", "CONTAINER", *(Column(one, Kind.LIST) for one in _SIDES)),
+        _pairs(first, second),
     )
     yield ""
     yield "How full at the end"
@@ -88,7 +91,7 @@ def comparison(
                 text
                 for room in (a, b)
                 for text in (
-                    *_where_any(room.cpus, _cpus(room.cpu_bound), _cpus(room.cpu_left)),
+                    *_where_any(room.cpus, human_cpus(room.cpu_bound), human_cpus(room.cpu_left)),
                     *_where_any(room.memory_total, human_size(room.memory_left)),
                 )
             ),
@@ -96,7 +99,7 @@ def comparison(
         for a, b in zip(first.after, second.after, strict=True)
     ]
     yield from table(
-        ["NUMA NODE", "A ALLOCATED", "FREE", "MEMORY FREE", "B ALLOCATED", "FREE", "MEMORY FREE"],
+        list(map(Column, _FILL_AT_END)),
         rows,
     )
     yield ""
@@ -104,10 +107,7 @@ def comparison(
         lines = list(_verdict(result, trace=False))
         yield f"{label}: {lines[0]}"
         yield from filter(None, lines[1:])
-    if notes:
-        yield ""
-        yield "Notes"
-        yield from _bullets(notes)
+    yield from _notes(notes)
 
 
 def document(
@@ -129,17 +129,14 @@ def document(
 
 def _head(machine: str, topology: Topology) -> Iterator[str]:
     total = sum(n.memory_bytes for n in topology.numa_nodes.values())
-    yield from _wrapped(f"Machine: {machine}", "")
+    yield from wrapped(f"Machine: {machine}")
     allowed = "" if topology.allowed == topology.online else f" ({len(topology.allowed)} usable)"
     yield (
-        f"  {_count(len(topology.sockets), 'socket')}, "
-        f"{_count(len(topology.numa_nodes), 'NUMA node')}, {_count(len(topology.cores), 'core')}, "
-        f"{_count(len(topology.online), 'CPU')}{allowed}, {human_size(total)}B"
+        f"  {counted(len(topology.sockets), 'socket')}, "
+        f"{counted(len(topology.numa_nodes), 'NUMA node')}, "
+        f"{counted(len(topology.cores), 'core')}, "
+        f"{counted(len(topology.online), 'CPU')}{allowed}, {human_size(total)}B"
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _rows(event: SimulatedEvent, result: Simulation) -> Iterator[list[str]]:
@@ -156,24 +153,6 @@ def _rows(event: SimulatedEvent, result: Simulation) -> Iterator[list[str]]:
             outcome.mems or ("" if outcome.verdict is Verdict.REFUSED else "any"),
             _why(event, outcome),
         ]
-
-
-def _with_reasons(head: list[str], rows: list[list[str]]) -> Iterator[str]:
-    """A table whose last column is wrapped instead of cut; in a pipe a row is one line."""
-    width = table_width()
-    before = [row[:-1] for row in rows]
-    if sys.stdout.isatty() and width is not None:
-        lines = table(head[:-1], before, width=width - REASON - 2)
-    else:
-        lines = table(head[:-1], before)
-    left = max(cell_width(line) for line in lines) + 2
-    for line, row in zip(lines, [head, *rows], strict=True):
-        text = harmless(row[-1])
-        first, *rest = (
-            [text] if width is None else textwrap.wrap(text, max(REASON, width - left)) or [""]
-        )
-        yield f"{line}{' ' * (left - cell_width(line))}{first}".rstrip()
-        yield from (" " * left + text for text in rest)
 
 
 def _short(event: SimulatedEvent, result: Simulation) -> str:
@@ -195,7 +174,7 @@ def _why(event: SimulatedEvent, outcome: Outcome) -> str:
     what = "resized: " if event.action is Action.RESIZE else ""
     role = f"{outcome.role}: " if outcome.role is not Role.APP else ""
     because = ""
-    if outcome.allocation is not None and outcome.allocation.kind is Kind.SHARED:
+    if outcome.allocation is not None and outcome.allocation.kind is Placement.SHARED:
         because = explanation.shares_because(explanation.grounds(outcome.trace))
     return f"{what}{role}{outcome.reason}{because and f', because {because}'}"
 
@@ -205,7 +184,7 @@ def _given(event: SimulatedEvent) -> Iterator[str]:
         for resource, devices in outcome.devices.items():
             at = ", ".join(f"{one.id} ({_where(one)})" for one in devices)
             head = f"{event.number}: {event.pod.full_name}/{outcome.container}"
-            yield from _wrapped(f"{head}: {resource} {at}", "  ", "     ")
+            yield from wrapped(f"{head}: {resource} {at}", "  ", "     ")
 
 
 def _where(device: Device) -> str:
@@ -214,14 +193,14 @@ def _where(device: Device) -> str:
     return numa_text(NUMASet(sorted(device.numa_nodes)))
 
 
-def _moved(event: SimulatedEvent) -> Iterator[str]:
+def _changed_cpus(event: SimulatedEvent) -> Iterator[str]:
     if not event.moved:
         return
     names = sorted(event.moved.items())
-    for name, cpus in names[:MOVED]:
-        yield from _wrapped(f"{event.number}: {name} -> {cpus}", "  ", "     ")
-    if len(names) > MOVED:
-        yield f"  {event.number}: and {len(names) - MOVED} more"
+    for name, cpus in names[:NAMED]:
+        yield from wrapped(f"{event.number}: {name} -> {cpus}", "  ", "     ")
+    if len(names) > NAMED:
+        yield f"  {event.number}: and {len(names) - NAMED} more"
 
 
 def _fill(result: Simulation) -> Iterator[list[str]]:
@@ -231,9 +210,9 @@ def _fill(result: Simulation) -> Iterator[list[str]]:
             *_where_any(
                 after.cpus,
                 str(after.cpus),
-                _cpus(before.cpu_bound),
-                _cpus(after.cpu_bound) + (f" (+{after.idle} idle)" if after.idle else ""),
-                _cpus(after.cpu_left),
+                human_cpus(before.cpu_bound),
+                human_cpus(after.cpu_bound) + (f" (+{after.idle} idle)" if after.idle else ""),
+                human_cpus(after.cpu_left),
             ),
             *_where_any(
                 after.memory_total,
@@ -249,39 +228,35 @@ def _where_any(total: int, *texts: str) -> Sequence[str]:
     return texts if total else ["-"] * len(texts)
 
 
-def _cpus(milli: int) -> str:
-    return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
-
-
 def _verdict(result: Simulation, *, trace: bool = True) -> Iterator[str]:
     refused = result.first_refused
     pods = len({e.pod.uid for e in result.events if e.action is Action.CREATE and not e.refused})
     widened = result.counts[Verdict.WIDENED]
-    extra = f", {_count(widened, 'container')} wider than ideal" if widened else ""
+    extra = f", {counted(widened, 'container')} wider than ideal" if widened else ""
     less = result.counts[Verdict.LESS]
-    extra += f", {_count(less, 'container')} with less than asked for" if less else ""
+    extra += f", {counted(less, 'container')} with less than asked for" if less else ""
     unpinned = result.counts[Verdict.UNPINNED]
-    extra += f", {_count(unpinned, 'container')} not pinned" if unpinned else ""
+    extra += f", {counted(unpinned, 'container')} not pinned" if unpinned else ""
     if refused is None:
-        yield f"All {_count(pods, 'pod')} placed{extra}." if pods != 1 else f"1 pod placed{extra}."
+        yield f"All {counted(pods, 'pod')} placed{extra}." if pods != 1 else f"1 pod placed{extra}."
         return
     total = sum(1 for e in result.events if e.refused is not None)
-    left = f", {_count(result.untried, 'step')} not tried" if result.untried else ""
-    yield f"{_count(pods, 'pod')} placed{extra}, {_count(total, 'refusal')}{left}."
+    left = f", {counted(result.untried, 'step')} not tried" if result.untried else ""
+    yield f"{counted(pods, 'pod')} placed{extra}, {counted(total, 'refusal')}{left}."
     outcome = refused.refused
     assert outcome is not None  # noqa: S101  # first_refused has one
     yield ""
-    yield from _wrapped(
+    yield from wrapped(
         f"{'First refused' if total > 1 else 'Refused'}: {refused.pod.source}", "", "  "
     )
     if trace:
         yield from _explanation(outcome)
     else:
-        yield from _wrapped(f"{outcome.reason}: {outcome.message}", "  ")
+        yield from wrapped(f"{outcome.reason}: {outcome.message}", "  ")
 
 
 def explained(outcome: Outcome) -> dict[str, Any]:
-    """How a decision came about, as the running agent would tell it."""
+    """How a decision came about, as the running agent would explain it."""
     known = explanation.grounds(outcome.trace)
     if outcome.allocation is None:
         return explanation.of_refusal(known, outcome.reason, outcome.message)
@@ -321,19 +296,12 @@ def _by_place(result: Simulation) -> dict[tuple[int, str, str], Outcome]:
     }
 
 
-def _bullets(notes: Iterable[str]) -> Iterator[str]:
+def _notes(notes: Sequence[str]) -> Iterator[str]:
+    if notes:
+        yield ""
+        yield "Notes"
     for note in notes:
-        yield from _wrapped(f"- {note}", "  ", "    ")
-
-
-def _wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        harmless(text),
-        terminal_width(),
-        initial_indent=first,
-        subsequent_indent=first if rest is None else rest,
-        break_on_hyphens=False,
-    )
+        yield from wrapped(f"- {note}", "  ", "    ")
 
 
 # --- parts of the document ------------------------------------------------------------------------
@@ -347,13 +315,13 @@ def _run(result: Simulation) -> dict[str, Any]:
         "events": [_event(event) for event in result.events],
         "standing": [
             {
-                "namespace": s.namespace,
-                "pod": s.pod,
-                "container": s.container,
-                "cpus": s.cpus,
-                "mems": s.mems,
+                "namespace": a.namespace,
+                "pod": a.pod,
+                "container": a.container,
+                "cpus": cpus,
+                "mems": str(a.mems),
             }
-            for s in result.standing
+            for a, cpus in result.standing
         ],
         "numaNodes": [
             {"id": a.numa_node, "before": _room(b), "after": _room(a)}

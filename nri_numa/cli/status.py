@@ -2,77 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import sys
-import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import click
 
 from nri_numa.cli import common
-from nri_numa.cli import differing as actual
-from nri_numa.cli.agent_client import AgentClient, api_options, client, segment
-from nri_numa.cli.common import (
-    Failure,
+from nri_numa.cli.agent_client import AgentClient, client, segment
+from nri_numa.cli.common import Failure, api_options, output_option, progress
+from nri_numa.cli.output import (
+    Column,
+    Kind,
     emit,
+    fit,
+    human_age,
     human_duration,
     human_size,
-    one_line,
-    output_option,
-    progress,
     table_width,
-    terminal_width,
+    wrapped,
 )
-from nri_numa.cli.fitting import Column, Kind, fit
-from nri_numa.machine.model import counted, cpus_text
+from nri_numa.engine.explain.sentences import actual_text, displaced_text
+from nri_numa.machine.model import counted, cpus_text, human_cpus
 from nri_numa.text import harmless
 
-_TOLD = 10
-"""Refusals that are shown on a terminal; a pipe gets them all."""
+Object = dict[str, Any]
 
-_CONTAINERS = (
-    Column("NAMESPACE", Kind.NAME),
-    Column("POD", Kind.NAME),
-    Column("CONTAINER", Kind.NAME),
-    Column("KIND"),
-    Column("CPUS", Kind.LIST),
-    Column("MEMS", Kind.LIST, spare=1),
-    Column("POLICY", spare=2),
-    Column("AGE", spare=3),
-)
-_WIDE = (
-    Column("NUMA NODES"),
-    Column("QOS"),
-    Column("SMT"),
-    Column("IDLE"),
-    Column("CPU ALLOCATED"),
-    Column("MEMORY ALLOCATED"),
-    Column("REASON"),
-    Column("CONTAINER ID"),
-)
-_MEMPOLICY = Column("MEMPOLICY")
-_LATE = Column("LATE")
-_LOCAL = Column("LOCAL MEMORY")
-_WAITING = (Column("CPU PRESSURE"), Column("TASKS WAITING"))
-_REFUSALS = (
-    Column("NAMESPACE", Kind.NAME),
-    Column("POD", Kind.NAME),
-    Column("CONTAINER", Kind.NAME),
-    Column("REASON"),
-    Column("TIMES"),
-    Column("AGO", spare=1),
-)
-_NUMA_NODES = (
-    Column("NUMA"),
-    Column("EXCLUSIVE", Kind.LIST),
-    Column("KUBELET", Kind.LIST),
-    Column("SHARED", Kind.LIST),
-    Column("RESERVED", Kind.LIST, spare=1),
-    Column("CPU FREE"),
-    Column("FACTOR"),
-    Column("MEMORY FREE"),
-)
+_REFUSALS_SHOWN: Final = 10
+"""On a terminal; a pipe gets them all."""
+_DIFFERING_SHOWN: Final = 20
+MARK: Final = "!"
+"""Stands behind CPUs or memory nodes that are meant and not there."""
 
 
 @click.command()
@@ -132,11 +94,11 @@ def status(
             raise click.UsageError(f"{option} is {value!r}; expected a name without a slash")
     if watch and output not in ("table", "wide", "json"):
         raise click.UsageError(f"--watch goes with -o table, wide or json, not with -o {output}")
-    asked = client(api, token_file, ca_file)
+    agent = client(api, token_file, ca_file)
     if watch:
-        _watch(asked, namespace, pod, interval, output)
-    with progress(f"asking {asked.address}"):
-        document = fetch(asked, namespace, pod)
+        _watch(agent, namespace, pod, interval, output)
+    with progress(f"asking {agent.address}"):
+        document = fetch(agent, namespace, pod)
     if output in ("table", "wide"):
         shown = lines(document, time.time(), wide=output == "wide", only=_only(namespace, pod))
         click.echo("\n".join(shown))
@@ -149,7 +111,7 @@ def status(
         ctx.exit(1)
 
 
-def fetch(asked: AgentClient, namespace: str | None = None, pod: str | None = None) -> Any:
+def fetch(agent: AgentClient, namespace: str | None = None, pod: str | None = None) -> Any:
     """Status, assignments and refusals in one document, of one namespace or pod where given."""
     query = "&".join(
         f"{name}={segment(value)}"
@@ -157,9 +119,9 @@ def fetch(asked: AgentClient, namespace: str | None = None, pod: str | None = No
         if value is not None
     )
     document = {
-        "status": asked.get("/v1/status"),
-        **asked.get(f"/v1/assignments{'?' if query else ''}{query}"),
-        **asked.get("/v1/refusals"),
+        "status": agent.get("/v1/status"),
+        **agent.get(f"/v1/assignments{'?' if query else ''}{query}"),
+        **agent.get("/v1/refusals"),
     }
     document["refusals"] = [
         one
@@ -169,29 +131,23 @@ def fetch(asked: AgentClient, namespace: str | None = None, pod: str | None = No
     return document
 
 
-def _late(container: dict[str, Any]) -> str:
-    """By how much it started before its CPUs were set; over CRI only."""
-    late = container.get("late")
-    return "?" if late is None else "no" if late <= 0 else f"{late * 1000:.0f} ms"
-
-
 def _only(namespace: str | None, pod: str | None) -> str:
     """What the answer was narrowed to, behind a noun; empty for everything."""
-    told = f" of pod {pod}" if pod is not None else ""
-    return harmless(told + (f" in namespace {namespace}" if namespace is not None else ""))
+    text = f" of pod {pod}" if pod is not None else ""
+    return harmless(text + (f" in namespace {namespace}" if namespace is not None else ""))
 
 
 def _watch(
-    asked: AgentClient, namespace: str | None, pod: str | None, interval: float, output: str
+    agent: AgentClient, namespace: str | None, pod: str | None, interval: float, output: str
 ) -> None:
     shown = ""
     try:
         while True:
             trouble = False
             try:
-                document = fetch(asked, namespace, pod)
+                document = fetch(agent, namespace, pod)
                 if output == "json":
-                    text = one_line(document)
+                    text = json.dumps(document)  # in ASCII: nothing in it ends a line
                 else:
                     wide, only = output == "wide", _only(namespace, pod)
                     text = "\n".join(lines(document, time.time(), wide=wide, only=only))
@@ -211,80 +167,30 @@ def _watch(
 def lines(
     document: dict[str, Any], now: float, *, wide: bool = False, only: str = ""
 ) -> Iterator[str]:
-    """The tables.
-
-    Args:
-        document: as `fetch` made it.
-        now: Unix time.
-        wide: every column, as wide as it gets.
-        only: what the document was narrowed to.
-    """
+    """The tables of a document of `fetch`, which was narrowed to ``only``."""
     yield from _head(document["status"], now)
     yield ""
     yield from nodes_table(document["numaNodes"], wide=wide)
     yield ""
     containers = document["containers"]
     if containers:
-        mempolicies = any("mempolicy" in one for one in containers)
-        late = any("late" in one for one in containers)
-        looked = wide and any("memory" in one for one in containers)
-        waited = wide and any("waiting" in one for one in containers)
-        columns = (
-            *_CONTAINERS,
-            *((_MEMPOLICY,) if mempolicies else ()),
-            *((_LATE,) if late else ()),
-            *((_LOCAL,) if looked else ()),
-            *(_WAITING if waited else ()),
-            *(_WIDE if wide else ()),
-        )
-        yield from _table(
-            columns,
-            [
-                (
-                    *_container(c, now),
-                    *((c.get("mempolicy", "-"),) if mempolicies else ()),
-                    *((_late(c),) if late else ()),
-                    *((_local(c),) if looked else ()),
-                    *(_waits(c) if waited else ()),
-                    *(_more(c) if wide else ()),
-                )
-                for c in containers
-            ],
-            wide=wide,
-        )
-        yield from actual.legend(containers, now, terminal_width(), whole=not sys.stdout.isatty())
+        yield from _table(_CONTAINERS, containers, now, wide=wide)
+        yield from _legend(containers, now)
     else:
         yield f"No containers{only}."
     refusals = document["refusals"]
     if refusals:
-        told = refusals[:_TOLD] if sys.stdout.isatty() and not wide else refusals
+        shown = refusals[:_REFUSALS_SHOWN] if sys.stdout.isatty() and not wide else refusals
         yield ""
         yield f"Refused lately{only} ({len(refusals)}); see `nri-numa explain NAMESPACE/POD`:"
-        yield from _table(
-            _REFUSALS,
-            [
-                (
-                    *(r[key] for key in ("namespace", "pod", "container", "reason")),
-                    r.get("count", 1),
-                    _age(r["at"], now),
-                )
-                for r in told
-            ],
-            wide=wide,
-        )
-        if len(told) < len(refusals):
-            yield f"  and {len(refusals) - len(told)} more; -o wide shows all"
+        yield from _table(_REFUSALS, shown, now, wide=wide)
+        if len(shown) < len(refusals):
+            yield f"  and {len(refusals) - len(shown)} more; -o wide shows all"
 
 
-def _table(
-    columns: Sequence[Column], rows: Sequence[Sequence[object]], *, wide: bool
-) -> Iterator[str]:
-    """A table that fits the terminal; columns that had to be left out are named below it."""
-    width = None if wide else table_width()
-    made = fit(columns, rows, width, leave_out=sys.stdout.isatty())
-    yield from made.lines
-    if made.left_out:
-        yield f"(no room for {', '.join(made.left_out)}; -o wide shows all columns)"
+def nodes_table(nodes: Sequence[Object], *, wide: bool = False) -> Iterator[str]:
+    """NUMA nodes and what is free on each, of ``/v1/assignments``."""
+    return _table(_NUMA_NODES, nodes, 0.0, wide=wide)
 
 
 def _head(status: dict[str, Any], now: float) -> Iterator[str]:
@@ -296,25 +202,18 @@ def _head(status: dict[str, Any], now: float) -> Iterator[str]:
     node = f" on {status['nodeName']}" if status.get("nodeName") else ""
     yield harmless(
         f"nri-numa {status['version']}{node}: {state}{mode}, link{runtime}{over} {link['state']}, "
-        f"up {_age(status['startedAt'], now)}"
+        f"up {human_age(status['startedAt'], now)}"
     )
     if not status["ready"] and link["detail"]:
         yield f"  {harmless(link['detail'])}"
     if link.get("unanswered"):
-        yield from textwrap.wrap(
-            harmless(link["unanswered"]),
-            terminal_width(),
-            initial_indent="  ",
-            subsequent_indent="  ",
-        )
+        yield from wrapped(link["unanswered"], "  ")
     problem = status["checkpoint"]["problem"]
     if problem:
         yield f"  the state cannot be saved: {harmless(problem)}"
     counts = [f"{count} {kind}" for kind, count in status["containers"].items() if count]
     total = sum(status["containers"].values())
-    yield f"{total} container{'s' if total != 1 else ''}" + (
-        f": {', '.join(counts)}" if counts else ""
-    )
+    yield counted(total, "container") + (f": {', '.join(counts)}" if counts else "")
     if theirs := status.get("kubeletCPUs"):
         yield f"exclusive by the kubelet's static policy: {cpus_text(theirs)}"
     if contested := status.get("contested"):
@@ -323,87 +222,180 @@ def _head(status: dict[str, Any], now: float) -> Iterator[str]:
             "see /v1/kubelet and docs/kubelet.md"
         )
     if differing := status.get("differing"):
-        intruders = status.get("intruders")
+        on_exclusive = status.get("intruders")
         yield f"{differing} not as meant" + (
-            f", {intruders} of them on exclusive CPUs of others" if intruders else ""
+            f", {on_exclusive} of them on exclusive CPUs of others" if on_exclusive else ""
         )
 
 
-def nodes_table(nodes: list[dict[str, Any]], *, wide: bool = False) -> Iterator[str]:
-    """NUMA nodes and what is free on each, as ``/v1/assignments`` tells them."""
-    theirs = any(n.get("kubelet") for n in nodes)
-    lowered = any(n.get("capacityFactor", 1) != 1 for n in nodes)
-    without = {*(() if theirs else ("KUBELET",)), *(() if lowered else ("FACTOR",))}
-    return _table(
-        tuple(one for one in _NUMA_NODES if one.title not in without),
-        [
-            (
-                n["id"],
-                n["exclusive"] or "-",
-                *((n["kubelet"] or "-",) if theirs else ()),
-                n["shared"] or "-",
-                n["reserved"] or "-",
-                # A NUMA node without CPUs or without memory is not one that is used up.
-                f"{_cpus(n['cpuAvailableMilli'])} of {_cpus(n['cpuCapacityMilli'])}"
-                if n["cpuCapacityMilli"]
-                else "-",
-                *((f"{n.get('capacityFactor', 1):g}",) if lowered else ()),
-                f"{human_size(n['memoryAvailableBytes'])} of {human_size(n['memoryBytes'])}"
-                if n["memoryBytes"]
-                else "-",
-            )
-            for n in nodes
-        ],
-        wide=wide,
+# --- The tables ---------------------------------------------------------------------------------
+
+
+class _Shown(NamedTuple):
+    """A column, its cell of an object at a time, and whether these objects have it at all."""
+
+    column: Column
+    cell: Callable[[Object, float], object]
+    when: Callable[[Sequence[Object]], bool] = lambda _: True
+    wide: bool = False
+
+
+def _table(
+    shown: Sequence[_Shown], objects: Sequence[Object], now: float, *, wide: bool
+) -> Iterator[str]:
+    """A table that fits the terminal; columns that had to be left out are named below it."""
+    chosen = [one for one in shown if (wide or not one.wide) and one.when(objects)]
+    made = fit(
+        [one.column for one in chosen],
+        [[one.cell(each, now) for one in chosen] for each in objects],
+        None if wide else table_width(),
+        leave_out=sys.stdout.isatty(),
     )
+    yield from made.lines
+    if made.left_out:
+        yield f"(no room for {', '.join(made.left_out)}; -o wide shows all columns)"
 
 
-def _container(one: dict[str, Any], now: float) -> tuple[str, ...]:
-    return (
-        one["namespace"],
-        one["pod"],
-        one["container"],
-        one["kind"] + ("" if one["preferred"] else "*"),
-        (one["cpus"] or one.get("pinned") or "any") + actual.mark(one, "CPUs"),
-        (one["mems"] or "any") + actual.mark(one, "Mems"),
-        one["policy"],
-        _age(one["since"], now),
-    )
+def _key(key: str) -> Callable[[Object, float], object]:
+    return lambda one, _: one[key] or "-"
 
 
-def _more(one: dict[str, Any]) -> tuple[str, ...]:
-    """What -o wide adds."""
-    return (
-        one["numaNodes"] or "-",
-        one["qos"] or "-",
-        one["smt"] or "-",
-        one["idle"] or "-",
-        _cpus(one["cpuMilli"]) if one["cpuMilli"] else "-",
-        human_size(one["memoryBytes"]) if one["memoryBytes"] else "-",
-        one["reason"] or "-",
-        one["id"],
-    )
+def _have(key: str) -> Callable[[Sequence[Object]], bool]:
+    return lambda objects: any(key in one for one in objects)
 
 
-def _local(one: dict[str, Any]) -> str:
-    """The part of its memory on its own NUMA nodes; a question mark where that is not known."""
-    percent = one.get("memory", {}).get("localPercent")
+def _per_cent(percent: float | None) -> str:
+    """A question mark where it is not known."""
     return "?" if percent is None else f"{percent:g} %"
 
 
-def _waits(one: dict[str, Any]) -> tuple[str, str]:
-    """Its CPU pressure, and how many of its threads wait; question marks where not known."""
-    waiting = one.get("waiting", {})
-    pressure, tasks = waiting.get("pressurePercent"), waiting.get("waitingTasks")
-    return (
-        "?" if pressure is None else f"{pressure:g} %",
-        "?" if tasks is None else f"{tasks:g}",
+def _late(container: Object) -> str:
+    """By how much it started before its CPUs were set; over CRI only."""
+    late = container.get("late")
+    return "?" if late is None else "no" if late <= 0 else f"{late * 1000:.0f} ms"
+
+
+def _tasks(container: Object) -> str:
+    tasks = container.get("waiting", {}).get("waitingTasks")
+    return "?" if tasks is None else f"{tasks:g}"
+
+
+def _free(available: str, capacity: str, text: Callable[[int], str]) -> Callable[..., object]:
+    """Free of all; a NUMA node without CPUs or without memory is not one that is used up."""
+    return lambda n, _: f"{text(n[available])} of {text(n[capacity])}" if n[capacity] else "-"
+
+
+_NAMES: Final = tuple(
+    _Shown(Column(title, Kind.NAME), _key(title.lower()))
+    for title in ("NAMESPACE", "POD", "CONTAINER")
+)
+_CONTAINERS: Final = (
+    *_NAMES,
+    _Shown(Column("KIND"), lambda c, _: c["kind"] + ("" if c["preferred"] else "*")),
+    _Shown(
+        Column("CPUS", Kind.LIST),
+        lambda c, _: (c["cpus"] or c.get("pinned") or "any") + _mark(c, "CPUs"),
+    ),
+    _Shown(
+        Column("MEMS", Kind.LIST, spare=1), lambda c, _: (c["mems"] or "any") + _mark(c, "Mems")
+    ),
+    _Shown(Column("POLICY", spare=2), lambda c, _: c["policy"]),
+    _Shown(Column("AGE", spare=3), lambda c, now: human_age(c["since"], now)),
+    _Shown(Column("MEMPOLICY"), lambda c, _: c.get("mempolicy", "-"), _have("mempolicy")),
+    _Shown(Column("LATE"), lambda c, _: _late(c), _have("late")),
+    _Shown(
+        Column("LOCAL MEMORY"),
+        lambda c, _: _per_cent(c.get("memory", {}).get("localPercent")),
+        _have("memory"),
+        wide=True,
+    ),
+    _Shown(
+        Column("CPU PRESSURE"),
+        lambda c, _: _per_cent(c.get("waiting", {}).get("pressurePercent")),
+        _have("waiting"),
+        wide=True,
+    ),
+    _Shown(Column("TASKS WAITING"), lambda c, _: _tasks(c), _have("waiting"), wide=True),
+    _Shown(Column("NUMA NODES"), _key("numaNodes"), wide=True),
+    _Shown(Column("QOS"), _key("qos"), wide=True),
+    _Shown(Column("SMT"), _key("smt"), wide=True),
+    _Shown(Column("IDLE"), _key("idle"), wide=True),
+    _Shown(
+        Column("CPU ALLOCATED"),
+        lambda c, _: human_cpus(c["cpuMilli"]) if c["cpuMilli"] else "-",
+        wide=True,
+    ),
+    _Shown(
+        Column("MEMORY ALLOCATED"),
+        lambda c, _: human_size(c["memoryBytes"]) if c["memoryBytes"] else "-",
+        wide=True,
+    ),
+    _Shown(Column("REASON"), _key("reason"), wide=True),
+    _Shown(Column("CONTAINER ID"), _key("id"), wide=True),
+)
+_REFUSALS: Final = (
+    *_NAMES,
+    _Shown(Column("REASON"), _key("reason")),
+    _Shown(Column("TIMES"), lambda r, _: r.get("count", 1)),
+    _Shown(Column("AGO", spare=1), lambda r, now: human_age(r["at"], now)),
+)
+_NUMA_NODES: Final = (
+    _Shown(Column("NUMA"), lambda n, _: n["id"]),
+    _Shown(Column("EXCLUSIVE", Kind.LIST), _key("exclusive")),
+    _Shown(
+        Column("KUBELET", Kind.LIST),
+        lambda n, _: n["kubelet"] or "-",
+        lambda nodes: any(n.get("kubelet") for n in nodes),
+    ),
+    _Shown(Column("SHARED", Kind.LIST), _key("shared")),
+    _Shown(Column("RESERVED", Kind.LIST, spare=1), _key("reserved")),
+    _Shown(Column("CPU FREE"), _free("cpuAvailableMilli", "cpuCapacityMilli", human_cpus)),
+    _Shown(
+        Column("FACTOR"),
+        lambda n, _: f"{n.get('capacityFactor', 1):g}",
+        lambda nodes: any(n.get("capacityFactor", 1) != 1 for n in nodes),
+    ),
+    _Shown(Column("MEMORY FREE"), _free("memoryAvailableBytes", "memoryBytes", human_size)),
+)
+
+
+# --- Containers that have something else than meant ----------------------------------------------
+
+
+def actual_since(actual: Mapping[str, Any], now: float) -> str:
+    """``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``."""
+    seconds = max(0.0, now - actual["since"])
+    since = f"{int(seconds)} s" if seconds < 60 else human_duration(seconds)
+    return harmless(
+        actual_text(actual["text"], since, actual["owners"], given_up=actual["givenUp"])
     )
 
 
-def _cpus(milli: int) -> str:
-    return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+def _mark(one: Mapping[str, Any], key: str) -> str:
+    """Behind ``CPUs`` or ``Mems``: a mark where the container has others, or is not on its own."""
+    if key == "CPUs" and one.get("displaced"):
+        return MARK
+    actual = one.get("actual") or {f"meant{key}": "", "intruder": False}
+    return MARK if actual[f"meant{key}"] or (key == "CPUs" and actual["intruder"]) else ""
 
 
-def _age(moment: float, now: float) -> str:
-    return human_duration(now - moment) if moment else "-"
+def _legend(containers: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
+    """Below the table: one paragraph for each container that differs, the worst first."""
+    differing = [one for one in containers if one.get("actual") or one.get("displaced")]
+    if not differing:
+        return
+    differing.sort(key=lambda one: not (one.get("actual") or {}).get("intruder"))
+    count = len(differing)
+    have = "has" if count == 1 else "have"
+    yield ""
+    yield from wrapped(
+        f"{MARK} {counted(count, 'container')} {have} something else than meant:", "", "    "
+    )
+    shown = _DIFFERING_SHOWN if sys.stdout.isatty() else count
+    for one in differing[:shown]:
+        parts = [displaced_text(one["displaced"])] if one.get("displaced") else []
+        parts += [actual_since(one["actual"], now)] if one.get("actual") else []
+        name = f"{one['namespace']}/{one['pod']}/{one['container']}"
+        yield from wrapped(f"{name}: {'; '.join(parts)}", "  ", "    ")
+    if count > shown:
+        yield f"  and {count - shown} more"

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from nri_numa.cluster.outbox import AppliedObject, owner
-from nri_numa.http.responses import Assignment, TopologyDocument
-from nri_numa.http.zones import Zones
+from nri_numa.http.responses import Assignment, TopologyDocument, Zones
 from nri_numa.kube.requests import Resource
 from nri_numa.offline_capacity import MOST_CPUS, list_of, numa_nodes
 

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
+from nri_numa.config.derived import node_name, settings, slots_resource, sockets
 from nri_numa.config.layers import (
-    ENVIRONMENT_PREFIX,
     changes,
     effective,
     load,
@@ -15,57 +15,46 @@ from nri_numa.config.layers import (
 )
 from nri_numa.config.problems import problems
 from nri_numa.config.sections import (
-    API_VERSION,
     HTTP,
-    KIND,
     AgentConfig,
     DevicePlugin,
-    History,
     InternalErrorAnswer,
     LinkKind,
-    Log,
     LogFormat,
     LogLevel,
     Reconcile,
-    RuleDocument,
-    RuleMatch,
     Runtime,
 )
 from nri_numa.config.values import (
     is_loopback,
     parse_duration,
     parse_quantity,
-    plugin_index,
-    settings,
     split_address,
+    two_digits,
 )
 
 __all__ = [
-    "API_VERSION",
-    "ENVIRONMENT_PREFIX",
     "HTTP",
-    "KIND",
     "AgentConfig",
     "DevicePlugin",
-    "History",
     "InternalErrorAnswer",
     "LinkKind",
-    "Log",
     "LogFormat",
     "LogLevel",
     "Reconcile",
-    "RuleDocument",
-    "RuleMatch",
     "Runtime",
     "changes",
     "effective",
     "is_loopback",
     "load",
+    "node_name",
     "parse_duration",
     "parse_quantity",
-    "plugin_index",
     "problems",
     "reloaded",
     "settings",
+    "slots_resource",
+    "sockets",
     "split_address",
+    "two_digits",
 ]

@@ -10,14 +10,16 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from nri_numa.config.sections import AgentConfig
+from nri_numa.config.problems import problems
+from nri_numa.config.schema import structural_problems
+from nri_numa.config.sections import CONSTANTS, AgentConfig, leaves
 from nri_numa.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "NRI_NUMA_"
@@ -32,6 +34,7 @@ _SHORT_NAMES = {
     "NRI_NUMA_PLUGIN_INDEX": "runtime.pluginIndex",
     "NRI_NUMA_HTTP": "http.address",
 }
+_FORM = frozenset({"apiVersion", "kind"})
 # Read by the command line itself, not part of the document.
 _OTHER_NAMES = frozenset({"NRI_NUMA_CONFIG", "NRI_NUMA_API", "NRI_NUMA_TOKEN_FILE"})
 # Kubernetes puts these into every pod beside a Service called nri-numa, or nri-numa-controller.
@@ -39,94 +42,24 @@ _SERVICE_LINK = re.compile(
     r"NRI_NUMA_(?:CONTROLLER_)?(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]*)?"
 )
 
-_RESTART = (
-    "apiVersion",
-    "kind",
-    "runtime.",
-    "nodeName",
-    "stateDir",
-    "sysfsRoot",
-    "cgroupRoot",
-    "kubeletRoot",
-    "http.",
-    "devicePlugin.",
-    "devices.",
-    "dra.",
-    "publish.",
-    "offlineCapacity.",
-    "controller.",
-    "scheduler.",
-    "log.format",
-    "log.file",
-    "history.",
-    "memoryLocality.",
-    "cpuWaiting.",
-    "measuredCapacity.",
-)
-"""Paths that are read once at start; everything else is applied by a reload."""
-
 Document = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One key that is not a section.
-
-    Attributes:
-        path: dotted, as problems name it.
-        default: its built-in value.
-        get: reads it from a configuration.
-    """
-
-    path: str
-    default: object
-    get: Callable[[AgentConfig], object]
-
-
-@functools.cache
-def leaves() -> dict[str, Leaf]:
-    """Every key that is not a section, by dotted path, in the order of the model."""
-
-    def walk(value: msgspec.Struct, path: str, names: tuple[str, ...]) -> Iterator[Leaf]:
-        kind = type(value)
-        for name, key in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
-            child = getattr(value, name)
-            if isinstance(child, msgspec.Struct):
-                yield from walk(child, f"{path}{key}.", (*names, name))
-            else:
-                yield Leaf(f"{path}{key}", child, _getter((*names, name)))
-
-    return {leaf.path: leaf for leaf in walk(AgentConfig(), "", ())}
-
-
-def _getter(names: tuple[str, ...]) -> Callable[[AgentConfig], object]:
-    return lambda config: functools.reduce(getattr, names, config)
 
 
 @functools.cache
 def environment_names() -> dict[str, str]:
     """Environment name to dotted path: ``NRI_NUMA_HTTP_ADDRESS`` to ``http.address``."""
-    names = {
-        ENVIRONMENT_PREFIX + _snake(path).upper(): path
-        for path in leaves()
-        if path not in ("apiVersion", "kind")
-    }
-    return names | _SHORT_NAMES
+    return {_environment_name(path): path for path in leaves() if path not in _FORM} | _SHORT_NAMES
 
 
-def _snake(path: str) -> str:
+def _environment_name(path: str) -> str:
     # reservedCPUs -> reserved_cpus, distributeAcrossNUMA -> distribute_across_numa
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", path.replace("CPUs", "Cpus"))
-    return words.replace(".", "_")
+    return ENVIRONMENT_PREFIX + words.replace(".", "_").upper()
 
 
 @dataclass(slots=True)
 class Gathered:
-    """A document with where each key came from, and what went wrong on the way.
-
-    Attributes:
-        origins: dotted path to the layer it came from, for keys that are not from the file.
-    """
+    """A document, the layers of keys that are not from the file, and what went wrong."""
 
     document: Document = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
@@ -187,11 +120,9 @@ def parse_text(text: str, source: str) -> Document:
         return {}
     if len(text) > MAX_BYTES:
         raise ConfigError(source, ["is larger than 1 MiB, expected a configuration file"])
-    from nri_numa.config import yaml_reader
-
     try:
-        document = yaml_reader.parse(text)
-    except yaml_reader.YAMLProblem as problem:
+        document = _yaml(text)
+    except ValueError as problem:
         raise ConfigError(source, [str(problem)]) from problem
     if document is None:
         return {}
@@ -200,6 +131,12 @@ def parse_text(text: str, source: str) -> Document:
             source, [f"is a {type(document).__name__}, expected a mapping such as 'log: {{}}'"]
         )
     return document
+
+
+def _yaml(text: str) -> Any:
+    from nri_numa import safe_yaml  # only where there is a text to read
+
+    return safe_yaml.parse(text)
 
 
 def read_file(path: str) -> Document:
@@ -220,26 +157,25 @@ def read_file(path: str) -> Document:
 
 
 def _add_environment(gathered: Gathered, env: Mapping[str, str]) -> None:
-    names = environment_names()
+    constants = {_environment_name(path): path for path in CONSTANTS}
+    names = environment_names() | constants
     # Short names are laid first, so that the full name of a key wins over its short one.
     for name in sorted(env, key=lambda n: (n not in _SHORT_NAMES, n)):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in _OTHER_NAMES:
             continue
         path = names.get(name)
         if path is None:
-            # Names far from every key belong to somebody else and are none of our business.
+            # Names far from every key belong to other programs.
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
             if near and not _SERVICE_LINK.fullmatch(name):
                 gathered.problems.append(f"environment {name}: unknown, did you mean {near[0]}?")
             continue
         text = env[name]
         value: object = text
-        if not isinstance(leaves()[path].default, str):
-            from nri_numa.config import yaml_reader
-
+        if path not in leaves() or not isinstance(leaves()[path].default, str):
             try:
-                value = yaml_reader.parse(text)
-            except yaml_reader.YAMLProblem as problem:
+                value = _yaml(text)
+            except ValueError as problem:
                 gathered.problems.append(f"{path}: {problem} (from environment {name})")
                 continue
         gathered.set(path, value, f"environment {name}")
@@ -262,17 +198,11 @@ def gather(
     if text:
         source = "the runtime's Configure text"
         gathered.overlay(parse_text(text, source), source)
-    _overlay_bootstrap(gathered, env, flags)
-    return gathered
-
-
-def _overlay_bootstrap(
-    gathered: Gathered, env: Mapping[str, str], flags: Mapping[str, object]
-) -> None:
     _add_environment(gathered, env)
     for key, value in flags.items():
         if value is not None:
             gathered.set(key, value, "command line")
+    return gathered
 
 
 def build(gathered: Gathered, source: str) -> AgentConfig:
@@ -281,17 +211,12 @@ def build(gathered: Gathered, source: str) -> AgentConfig:
     Raises:
         ConfigError: with every problem, structural and semantic.
     """
-    from nri_numa.config.problems import problems
-
     found = list(gathered.problems)
     try:
         config = msgspec.convert(
             _text_keys(gathered.document), AgentConfig, strict=True, str_keys=True
         )
     except msgspec.ValidationError:
-        # Rare, so the library that lists every error is imported only here.
-        from nri_numa.config.schema import structural_problems
-
         structural, rest = structural_problems(_text_keys(gathered.document))
         found += structural
         if rest is not None:
@@ -332,11 +257,8 @@ def load(
 ) -> AgentConfig:
     """Read the configuration: flags over environment over ``text`` over file over defaults.
 
-    Args:
-        path: YAML file, or None for no file.
-        env: environment; names that start with ``NRI_NUMA_`` are read.
-        flags: dotted path to value; None values are flags that were not given.
-        text: what the runtime handed over in its Configure request (drop-in file).
+    Flags are values by dotted path, None where they were not given; ``text`` is what the runtime
+    handed over in its Configure request (drop-in file).
 
     Raises:
         ConfigError: with every problem at once.
@@ -361,22 +283,17 @@ def changes(old: AgentConfig, new: AgentConfig) -> tuple[tuple[str, ...], tuple[
     """Paths that differ: those a reload applies, and those that need a restart."""
     live: list[str] = []
     restart: list[str] = []
-    for path, leaf in leaves().items():
+    for leaf in leaves().values():
         if leaf.get(old) != leaf.get(new):
-            (restart if _needs_restart(path) else live).append(path)
+            (restart if leaf.restart else live).append(leaf.path)
     return tuple(live), tuple(restart)
 
 
 def reloaded(old: AgentConfig, new: AgentConfig) -> AgentConfig:
     """What is in effect after a reload: ``new``, but for keys that need a restart."""
     gathered = Gathered(document=effective(new))
-    kept = effective(old)
-    for path in leaves():
-        if _needs_restart(path):
-            value = functools.reduce(lambda at, key: at[key], path.split("."), kept)
-            gathered.set(path, value, "")
+    kept = dict(_flatten(effective(old)))
+    for leaf in leaves().values():
+        if leaf.restart:
+            gathered.set(leaf.path, kept[leaf.path], "")
     return msgspec.convert(gathered.document, AgentConfig, strict=True, str_keys=True)
-
-
-def _needs_restart(path: str) -> bool:
-    return any(path == item or (item.endswith(".") and path.startswith(item)) for item in _RESTART)

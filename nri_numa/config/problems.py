@@ -1,54 +1,283 @@
 """Finds what a well-formed configuration still gets wrong.
 
-Every check adds to one list, so that an operator sees all mistakes of a file at once. With a
-`Topology`, ids are also checked against the machine.
+Every check adds to one list, so that an operator sees all mistakes of a file at once. What a single
+value may be stands in its declaration (`nri_numa.config.sections`); here are rules about several
+keys, about the items of lists and mappings, and with a `Topology` about the machine.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
-from nri_numa.config import tenants
-from nri_numa.config.controlling import controlling_problems
-from nri_numa.config.device_sources import device_problems
-from nri_numa.config.dra import dra_problems
-from nri_numa.config.extended_resource import resource_problems
-from nri_numa.config.scheduling import scheduling_problems
-from nri_numa.config.sections import AgentConfig, LinkKind
+from nri_numa.config.derived import reserved_types, sockets
+from nri_numa.config.sections import AgentConfig, LinkKind, PodMatch, leaves
 from nri_numa.config.values import (
+    DAY,
+    LONGEST_SOCKET,
     is_loopback,
     page_size,
+    parse_amount,
+    parse_cpus,
     parse_duration,
+    parse_numa_nodes,
+    parse_pool,
     parse_quantity,
-    plugin_index,
-    reserved_types,
     split_address,
 )
-from nri_numa.engine.values.settings import CPUOrder
-from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.engine.request.annotations import KEYS, check_level, check_value
+from nri_numa.engine.values.settings import ANY_KEY, CPUOrder
+from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.model import Topology, cpus_text
 
-# --- Options of the kubelet's that do not go together here either ---------------------------------
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def problems(config: AgentConfig, topology: Topology | None = None) -> list[str]:
+    """Every semantic mistake, each ``path: what is wrong, what was expected``."""
+    single = [
+        problem
+        for leaf in leaves().values()
+        if leaf.check is not None
+        for problem in _try(leaf.path, leaf.check, leaf.get(config))
+    ]
+    bad = {problem.partition(":")[0] for problem in single}
+    found = [
+        *single,
+        *_servers(config, bad),
+        *_validity(config, bad),
+        *_controller(config),
+        *_reading(config),
+        *_devices(config),
+        *_annotations(config),
+        *_permissions(config),
+        *_namespaces(config),
+        *_reserved(config),
+        *_kubelet_options(config),
+    ]
+    return found if topology is None else found + list(_against_machine(config, topology))
+
+
+def _try(path: str, check: Callable[[_T], object], value: _T) -> Iterator[str]:
+    try:
+        check(value)
+    except ValueError as error:
+        yield f"{path}: {error}"
+
+
+# --- Who may connect ----------------------------------------------------------------------------
+
+
+def _servers(config: AgentConfig, bad: set[str]) -> Iterator[str]:
+    http, controller, scheduler = config.http, config.controller, config.scheduler
+    for name, server in (("http", http), ("controller", controller), ("scheduler", scheduler)):
+        if bool(server.tls_cert) != bool(server.tls_key):
+            missing, given = ("tlsKey", "tlsCert") if server.tls_cert else ("tlsCert", "tlsKey")
+            yield f"{name}.{missing}: is not set, but {name}.{given} is; TLS needs both"
+    if scheduler.client_ca and not scheduler.tls_cert:
+        yield "scheduler.clientCA: needs scheduler.tlsCert and scheduler.tlsKey"
+    page = controller.page
+    if page.enabled and page.token_file and page.token_file == controller.token_file:
+        yield (
+            f"controller.page.tokenFile: {page.token_file[:120]!r} is controller.tokenFile too, "
+            "expected another token: who may look need not be who may PUT"
+        )
+
+    def wide(name: str, address: str) -> bool:
+        """Whether other machines reach it."""
+        found = None if f"{name}.address" in bad else split_address(address)
+        return found is not None and not is_loopback(found[0])
+
+    if wide("http", http.address):
+        if http.token_file:
+            if not (http.tls_cert or http.tls_key or http.allow_plaintext_token):
+                yield _plaintext("http", "tokenFile", http.address)
+        elif not http.allow_anonymous:
+            yield _open("http", http.address, "tokenFile")
+    if wide("publish", config.publish.address):
+        yield f"publish.address: {config.publish.address}, expected one on loopback, or off"
+    if wide("controller", controller.address):
+        if page.enabled and not page.token_file:
+            yield (
+                f"controller.page.tokenFile: is not set, but {controller.address} is reached from "
+                "other machines; expected a file with a token"
+            )
+        tokens = controller.token_file or (page.enabled and page.token_file)
+        if tokens and not (controller.tls_cert or controller.allow_plaintext_token):
+            key = "tokenFile" if controller.token_file else "page.tokenFile"
+            yield _plaintext("controller", key, controller.address)
+    if scheduler.address == "off":
+        yield "scheduler.address: 'off', expected host:port: nobody could ask"
+    if wide("scheduler", scheduler.address) and not (
+        scheduler.client_ca or scheduler.allow_anonymous
+    ):
+        yield _open("scheduler", scheduler.address, "clientCA")
+
+
+def _plaintext(section: str, key: str, address: str) -> str:
+    return (
+        f"{section}.{key}: clients would send the token to {address} unencrypted; set "
+        f"{section}.tlsCert and {section}.tlsKey, or listen on 127.0.0.1, or set "
+        f"{section}.allowPlaintextToken: true where the network itself encrypts"
+    )
+
+
+def _open(section: str, address: str, key: str) -> str:
+    return (
+        f"{section}.address: {address} can be reached from other machines; set {section}.{key}, or "
+        f"{section}.allowAnonymous: true, or listen on 127.0.0.1"
+    )
+
+
+# --- Sections that need one another -------------------------------------------------------------
+
+
+def _validity(config: AgentConfig, bad: set[str]) -> Iterator[str]:
+    key = "publish.nodeResourceTopologyValidity"
+    if bad & {key, "publish.resync"}:
+        return
+    text = config.publish.node_resource_topology_validity
+    validity = parse_duration(text)
+    if validity and not 3 * parse_duration(config.publish.resync) <= validity <= DAY:
+        yield f"{key}: {text}, expected 0, or three times publish.resync to 24h"
+
+
+def _controller(config: AgentConfig) -> Iterator[str]:
+    query = config.controller.prometheus
+    if bool(query.url) != bool(query.query):
+        missing, given = ("query", "url") if query.url else ("url", "query")
+        yield f"controller.prometheus.{missing}: is empty, but {given} is set; it takes both"
+
+
+def _reading(config: AgentConfig) -> Iterator[str]:
+    """Rounds over containers whose results only the API shows."""
+    for name, rounds in (
+        ("memoryLocality", config.memory_locality),
+        ("cpuWaiting", config.cpu_waiting),
+    ):
+        if rounds.metric and not rounds.enabled:
+            yield f"{name}.metric: is true, but {name}.enabled is not; nothing is read"
+        if rounds.enabled and config.http.address == "off" and not config.http.socket:
+            yield (
+                f"{name}.enabled: is true, but http.address is off and http.socket is empty; no "
+                "client could read it"
+            )
+
+
+def _devices(config: AgentConfig) -> Iterator[str]:
+    if not config.dra.enabled:
+        return
+    if config.runtime.link is LinkKind.CRI:
+        yield (
+            "dra.enabled: is on, and runtime.link is cri, which does not show a container's "
+            "claims; expected link nri"
+        )
+    driver = config.dra.driver
+    longest = max(len(path.encode()) for path in sockets(config.kubelet_root, driver))
+    if longest > LONGEST_SOCKET:
+        yield (
+            f"dra.driver: {driver[:120]!r} makes a socket's path of {longest} bytes below "
+            f"kubeletRoot, expected at most {LONGEST_SOCKET}"
+        )
+
+
+# --- Annotations: defaults, rules, permissions, quotas ------------------------------------------
+
+
+def _annotations(config: AgentConfig) -> Iterator[str]:
+    for number, rule in enumerate(config.rules):
+        if not rule.set:
+            yield f"rules[{number}].set: is empty, expected at least one annotation key"
+    for path, values in _levels(config):
+        for problem in check_level({key: str(value) for key, value in values.items()}):
+            yield f"{path}.{problem}"
+
+
+def _levels(config: AgentConfig) -> Iterator[tuple[str, Mapping[str, str | int]]]:
+    yield "defaults", config.defaults
+    for number, rule in enumerate(config.rules):
+        yield f"rules[{number}].set", rule.set
+
+
+def _permissions(config: AgentConfig) -> Iterator[str]:
+    last = len(config.permissions) - 1
+    for number, one in enumerate(config.permissions):
+        path = f"permissions[{number}]"
+        for key in one.keys:
+            if key != ANY_KEY and key not in KEYS:
+                yield f"{path}.keys: {check_value(key, '')}"
+        for key, values in one.values.items():
+            if key not in KEYS:
+                yield f"{path}.values: {check_value(key, '')}"
+                continue
+            if ANY_KEY not in one.keys and key not in one.keys:
+                yield f"{path}.values.{key}: has values, but {path}.keys does not allow the key"
+            if not values:
+                yield f"{path}.values.{key}: is empty, expected at least one value"
+            for value in values:
+                problem = check_value(key, str(value))
+                if problem is not None:
+                    yield f"{path}.values.{key}: {problem}"
+        if number < last and one.match == PodMatch():
+            yield f"{path}.match: matches every pod, so that the entries after it never count"
+
+
+def _namespaces(config: AgentConfig) -> Iterator[str]:
+    for number, one in enumerate(config.quotas.namespaces):
+        path = f"quotas.namespaces[{number}]"
+        if not one.namespaces:
+            yield f"{path}.namespaces: is empty, expected at least one namespace"
+        yield from _try(f"{path}.exclusiveCPUs", parse_amount, one.exclusive_cpus)
+        yield from _try(f"{path}.listedCPUs", parse_amount, one.listed_cpus)
+
+
+# --- What is reserved ---------------------------------------------------------------------------
+
+
+def _reserved(config: AgentConfig) -> Iterator[str]:
+    for section, mapping in _by_numa_node(config):
+        for numa_node in mapping:
+            if not 0 <= numa_node < NUMASet.LIMIT:
+                yield f"{section}.{numa_node}: expected a NUMA node from 0 to {NUMASet.LIMIT - 1}"
+    for path, _, resource, quantity in _reserved_memory(config):
+        if resource != "memory":
+            yield from _try(path, page_size, resource)
+        yield from _try(path, parse_quantity, quantity)
+    if config.strict_reserved and config.reserved_cpus == "":
+        yield "strictReserved: is true, but reservedCPUs names no CPU to keep out"
+
+
+def _by_numa_node(config: AgentConfig) -> tuple[tuple[str, Mapping[int, object]], ...]:
+    return (
+        ("capacityFactor", config.capacity_factor),
+        ("reservedMemory", config.reserved_memory),
+    )
+
+
+def _reserved_memory(config: AgentConfig) -> Iterator[tuple[str, int, str, str | int]]:
+    """Path, NUMA node, type and quantity of everything that ``reservedMemory`` says."""
+    for numa_node, value in config.reserved_memory.items():
+        path = f"reservedMemory.{numa_node}"
+        for resource, quantity in reserved_types(value).items():
+            at = f"{path}.{resource}" if isinstance(value, Mapping) else path
+            yield at, numa_node, resource, quantity
+
+
+# --- Options of the kubelet's that do not go together here either -------------------------------
 # Source: kubernetes ``pkg/kubelet/cm/cpumanager/policy_options.go``, whose checks end the start of
 # the kubelet.
 
 
-def conflicts(config: AgentConfig) -> Iterator[str]:
-    """Options that exclude each other, each ``path: what is wrong, what was expected``."""
+def _kubelet_options(config: AgentConfig) -> Iterator[str]:
     if config.align_by_socket:
-        for path in _asking(config, "policy", "single-numa-node"):
+        for path in _setting(config, "policy", "single-numa-node"):
             yield (
                 f"alignBySocket: true takes CPUs from all NUMA nodes of a socket, and {path} is "
                 "single-numa-node; expected only one of them, as the kubelet does"
             )
-    if config.distribute_across_cores:
-        yield from _across_cores(config)
-
-
-def _across_cores(config: AgentConfig) -> Iterator[str]:
+    if not config.distribute_across_cores:
+        return
     key = "distributeAcrossCores"
     if config.cpu_order is not CPUOrder.KUBELET:
         yield (
@@ -61,316 +290,69 @@ def _across_cores(config: AgentConfig) -> Iterator[str]:
     ):
         if is_set:
             yield f"{key}: true, expected {other}: false beside it, as the kubelet does"
-    for path in _asking(config, "smt", "full-core"):
+    for path in _setting(config, "smt", "full-core"):
         yield f"{key}: true splits cores, and {path} is full-core; expected only one of them"
 
 
-def _asking(config: AgentConfig, key: str, value: str) -> Iterator[str]:
+def _setting(config: AgentConfig, key: str, value: str) -> Iterator[str]:
     """Where defaults and rules give a key a value."""
-    if config.defaults.get(key) == value:
-        yield f"defaults.{key}"
-    for number, rule in enumerate(config.rules):
-        if rule.set.get(key) == value:
-            yield f"rules[{number}].set.{key}"
+    return (f"{path}.{key}" for path, values in _levels(config) if values.get(key) == value)
 
 
-def conflicts_on(config: AgentConfig, topology: Topology) -> Iterator[str]:
-    """The same for options that do not suit the machine."""
+# --- The machine --------------------------------------------------------------------------------
+
+
+def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
+    """What the machine does not have; values that cannot be read are reported already."""
+    floor, cpus = _read(parse_pool, config.shared_pool.cpus), len(topology.allowed)
+    if floor is not None and floor.of(cpus) >= cpus:
+        yield (
+            f"sharedPool.cpus: {floor} is the whole machine, which has {cpus} CPUs; no CPU could "
+            "be exclusive"
+        )
+    reserved = _read(parse_cpus, config.reserved_cpus) or CPUSet()
+    if absent := reserved - topology.present:
+        yield (f"reservedCPUs: this machine has no {cpus_text(absent)}; it has {topology.present}")
+    if reserved and topology.online <= reserved:
+        yield f"reservedCPUs: {reserved} is the whole machine; nothing is left for containers"
+    numa_ids = f"this machine has {topology.numa_ids}"
+    for section, mapping in _by_numa_node(config):
+        for numa_node in mapping:
+            if numa_node not in topology.numa_nodes:
+                yield f"{section}.{numa_node}: there is no NUMA node {numa_node}; {numa_ids}"
+    for path, numa_node, resource, quantity in _reserved_memory(config):
+        known = topology.numa_nodes.get(numa_node)
+        bytes_, size = _read(parse_quantity, quantity), _read(page_size, resource)
+        if known is None or bytes_ is None or (size is None and resource != "memory"):
+            continue
+        has = known.memory_bytes if size is None else known.hugepages.get(size, 0)
+        if bytes_ > has:
+            kind = "" if size is None else f" in {resource}"
+            yield f"{path}: {quantity} is more than the {has} bytes of NUMA node {numa_node}{kind}"
     sockets, numa_nodes = len(topology.sockets), len(topology.cpu_nodes)
     if config.align_by_socket and sockets > numa_nodes:
         yield (
             f"alignBySocket: this machine has {sockets} sockets and {numa_nodes} NUMA nodes with "
             "CPUs, expected no more sockets than NUMA nodes"
         )
-
-
-_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_SHORTEST_RESYNC = 1.0  # a cluster has many nodes; the default is minutes
-_SHORTEST_ROUND = 1.0  # what containers do to their memory within less says nothing
-_MAX_SOCKET_PATH = 107  # sun_path of unix(7) without its terminating zero
-
-
-def problems(config: AgentConfig, topology: Topology | None = None) -> list[str]:
-    """Every semantic mistake, each ``path: what is wrong, what was expected``."""
-    found = [
-        *_node_name(config),
-        *_runtime(config),
-        *_http(config),
-        *_publish(config),
-        *controlling_problems(config),
-        *scheduling_problems(config.scheduler),
-        *_rounds(config),
-        *_measured(config),
-        *_annotations(config),
-        *_numbers(config),
-        *_ids(config),
-        *tenants.permission_problems(config.permissions),
-        *tenants.limit_problems(config.quotas, config.shared_pool),
-        *resource_problems(config.device_plugin),
-        *device_problems(config.devices),
-        *dra_problems(
-            config.dra, config.kubelet_root, over_cri=config.runtime.link is LinkKind.CRI
-        ),
-        *conflicts(config),
-    ]
-    if topology is not None:
-        found += _against_machine(config, topology)
-    return found
-
-
-def _runtime(config: AgentConfig) -> Iterator[str]:
-    index = plugin_index(config)
-    if not re.fullmatch(r"[0-9]{2}", index, re.ASCII):
-        yield f"runtime.pluginIndex: {index[:20]!r}, expected two digits from 00 to 99"
-    for key, path in (
-        ("nriSocket", config.runtime.nri_socket),
-        ("criSocket", config.runtime.cri_socket.removeprefix("unix://")),
-    ):
-        if len(path.encode()) > _MAX_SOCKET_PATH:
-            yield (
-                f"runtime.{key}: is longer than the {_MAX_SOCKET_PATH} bytes a unix socket's "
-                "path may have"
-            )
-    if not config.runtime.cri_socket.removeprefix("unix://").startswith("/"):
-        yield (
-            f"runtime.criSocket: {config.runtime.cri_socket[:120]!r}, expected an absolute path, "
-            "with or without unix:// in front"
-        )
-
-
-def _node_name(config: AgentConfig) -> Iterator[str]:
-    name = config.node_name
-    if name and (len(name) > 253 or not _DNS_SUBDOMAIN.fullmatch(name)):
-        yield (
-            f"nodeName: {name[:80]!r}, expected a node's name as Kubernetes has it: a DNS name in "
-            "lower case such as worker-7.example.org"
-        )
-
-
-def _http(config: AgentConfig) -> Iterator[str]:
-    http = config.http
-    if len(http.socket.encode()) > _MAX_SOCKET_PATH or (http.socket and http.socket[0] != "/"):
-        yield (
-            f"http.socket: {http.socket[:120]!r}, expected an absolute path of at most "
-            f"{_MAX_SOCKET_PATH} bytes"
-        )
-    if bool(http.tls_cert) != bool(http.tls_key):
-        missing, given = ("tlsKey", "tlsCert") if http.tls_cert else ("tlsCert", "tlsKey")
-        yield f"http.{missing}: is not set, but http.{given} is; TLS needs both"
-    try:
-        address = split_address(http.address)
-    except ValueError as error:
-        yield f"http.address: {error}"
-        return
-    if address is None or is_loopback(address[0]):
-        return
-    if http.token_file:
-        if not (http.tls_cert or http.tls_key or http.allow_plaintext_token):
-            yield (
-                f"http.tokenFile: clients would send the token to {http.address} unencrypted; set "
-                "http.tlsCert and http.tlsKey, or listen on 127.0.0.1, or set "
-                "http.allowPlaintextToken: true where the network itself encrypts"
-            )
-    elif not http.allow_anonymous:
-        yield (
-            f"http.address: {http.address} can be reached from other machines; set "
-            "http.tokenFile, or http.allowAnonymous: true, or listen on 127.0.0.1"
-        )
-
-
-def _publish(config: AgentConfig) -> Iterator[str]:
-    publish = config.publish
-    try:
-        address = split_address(publish.address)
-    except ValueError as error:
-        yield f"publish.address: {error}"
-    else:
-        if address is not None and not is_loopback(address[0]):
-            yield f"publish.address: {publish.address}, expected one on loopback, or off"
-    try:
-        if parse_duration(publish.resync) < _SHORTEST_RESYNC:
-            yield f"publish.resync: {publish.resync}, expected 1s or more"
-        validity = parse_duration(publish.node_resource_topology_validity)
-        if validity and not 3 * parse_duration(publish.resync) <= validity <= 86400:
-            yield (
-                f"publish.nodeResourceTopologyValidity: {publish.node_resource_topology_validity}, "
-                "expected 0, or three times publish.resync to 24h"
-            )
-    except ValueError as error:
-        yield f"publish.resync: {error}"
-
-
-def _rounds(config: AgentConfig) -> Iterator[str]:
-    for name, rounds in (
-        ("memoryLocality", config.memory_locality),
-        ("cpuWaiting", config.cpu_waiting),
-    ):
-        try:
-            if parse_duration(rounds.interval) < _SHORTEST_ROUND:
-                yield f"{name}.interval: {rounds.interval}, expected 1s or more"
-        except ValueError as error:
-            yield f"{name}.interval: {error}"
-        if math.isnan(rounds.budget):
-            yield f"{name}.budget: {rounds.budget}, expected per cent above 0, at most 100"
-        if rounds.metric and not rounds.enabled:
-            yield f"{name}.metric: is true, but {name}.enabled is not; nothing is read"
-        if rounds.enabled and config.http.address == "off" and not config.http.socket:
-            yield (
-                f"{name}.enabled: is true, but http.address is off and http.socket is empty; "
-                "there is nobody to tell"
-            )
-
-
-def _measured(config: AgentConfig) -> Iterator[str]:
-    measured = config.measured_capacity
-    for key, value in (("interval", measured.interval), ("halfLife", measured.half_life)):
-        try:
-            if parse_duration(value) < _SHORTEST_ROUND:
-                yield f"measuredCapacity.{key}: {value}, expected 1s or more"
-        except ValueError as error:
-            yield f"measuredCapacity.{key}: {error}"
-    for key, number in (("step", measured.step), ("floor", measured.floor)):
-        if math.isnan(number):
-            yield f"measuredCapacity.{key}: {number}, expected a number from 0 to 1"
-
-
-def _annotations(config: AgentConfig) -> Iterator[str]:
-    prefix = config.annotation_prefix
-    if len(prefix) > 253 or not _DNS_SUBDOMAIN.fullmatch(prefix):
-        yield (
-            f"annotationPrefix: {prefix[:80]!r}, expected a DNS name such as numa.kubernetes.io "
-            "(lower case, no slash)"
-        )
-    yield from _values("defaults", config.defaults)
-    for number, rule in enumerate(config.rules):
-        if not rule.set:
-            yield f"rules[{number}].set: is empty, expected at least one annotation key"
-        yield from _values(f"rules[{number}].set", rule.set)
-
-
-def _values(path: str, values: Mapping[str, str | int]) -> Iterator[str]:
-    from nri_numa.engine.request.annotations import check_level
-
-    for problem in check_level({key: str(value) for key, value in values.items()}):
-        yield f"{path}.{problem}"
-
-
-def _numbers(config: AgentConfig) -> Iterator[str]:
-    if not math.isfinite(config.oversale):
-        yield f"oversale: {config.oversale}, expected a number from 1 to 100"
-    for numa_node, factor in config.capacity_factor.items():
-        if math.isnan(factor):
-            yield f"capacityFactor.{numa_node}: {factor}, expected a number from 0 to 1"
-    for path, resource, quantity in _reserved(config):
-        if resource != "memory":
-            yield from _try(path, functools.partial(page_size, resource))
-        yield from _try(path, functools.partial(parse_quantity, quantity))
-    yield from _try("runtime.hungAfter", lambda: parse_duration(config.runtime.hung_after))
-    yield from _try("runtime.criListing", lambda: _listing(config.runtime.cri_listing))
-    yield from _try("keepExclusiveCPUs", lambda: parse_duration(config.keep_exclusive_cpus))
-    yield from _try("reconcile.interval", lambda: parse_duration(config.reconcile.interval))
-    yield from _try(
-        "reconcile.repairWindow", lambda: parse_duration(config.reconcile.repair_window)
-    )
-
-
-def _reserved(config: AgentConfig) -> Iterator[tuple[str, str, str | int]]:
-    """Path, type and quantity of everything that ``reservedMemory`` says."""
-    for numa_node, value in config.reserved_memory.items():
-        for resource, quantity in reserved_types(value).items():
-            path = f"reservedMemory.{numa_node}"
-            yield (f"{path}.{resource}" if isinstance(value, Mapping) else path), resource, quantity
-
-
-def _ids(config: AgentConfig) -> Iterator[str]:
-    yield from _try("reservedCPUs", lambda: CPUSet.parse(str(config.reserved_cpus)))
-    yield from _try("memoryOnlyNodes", lambda: NUMASet.parse(str(config.memory_only_nodes)))
-    yield from _try("memoryTiers", lambda: NUMASet.parse(str(config.memory_tiers)))
-    for section, mapping in (
-        ("capacityFactor", config.capacity_factor),
-        ("reservedMemory", config.reserved_memory),
-    ):
-        for numa_node in mapping:
-            if not 0 <= numa_node < NUMASet.LIMIT:
-                yield f"{section}.{numa_node}: expected a NUMA node from 0 to {NUMASet.LIMIT - 1}"
-    if config.strict_reserved and config.reserved_cpus == "":
-        yield "strictReserved: is true, but reservedCPUs names no CPU to keep out"
-
-
-def _listing(text: str | float) -> None:
-    if parse_duration(text) < 0.1:
-        raise ValueError(f"{text!r}, expected 100ms or more")
-
-
-def _try(path: str, parse: Callable[[], object]) -> Iterator[str]:
-    try:
-        parse()
-    except ListFormatError as error:
-        yield f"{path}: {error}, expected a kernel list such as 0-3,8"
-    except ValueError as error:
-        yield f"{path}: {error}"
-
-
-def _parsed(kind: type[CPUSet] | type[NUMASet], text: str) -> CPUSet | NUMASet | None:
-    try:
-        return kind.parse(text)
-    except ListFormatError:
-        return None  # said by `_ids`
-
-
-def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
-    try:
-        floor = tenants.limits(config.quotas, config.shared_pool).pool
-    except ValueError:
-        floor = None  # said by `tenants.limit_problems`
-    if floor is not None and floor.of(len(topology.allowed)) >= len(topology.allowed):
-        yield (
-            f"sharedPool.cpus: {floor} is the whole machine, which has {len(topology.allowed)} "
-            "CPUs; no CPU could be exclusive"
-        )
-    reserved = _parsed(CPUSet, str(config.reserved_cpus))
-    if isinstance(reserved, CPUSet):
-        absent = reserved - topology.present
-        if absent:
-            text = f"this machine has no {cpus_text(absent)}; it has {topology.present}"
-            yield f"reservedCPUs: {text}"
-        if reserved and topology.online <= reserved:
-            yield f"reservedCPUs: {reserved} is the whole machine; nothing is left for containers"
-    numa_ids = f"this machine has {topology.numa_ids}"
-    for section, mapping in (
-        ("capacityFactor", config.capacity_factor),
-        ("reservedMemory", config.reserved_memory),
-    ):
-        for numa_node in mapping:
-            if numa_node not in topology.numa_nodes:
-                yield f"{section}.{numa_node}: there is no NUMA node {numa_node}; {numa_ids}"
-    for path, resource, quantity in _reserved(config):
-        numa_node = int(path.split(".")[1])
-        known = topology.numa_nodes.get(numa_node)
-        try:
-            wanted = parse_quantity(quantity)
-            size = 0 if resource == "memory" else page_size(resource)
-        except ValueError:
-            continue  # said by `_numbers`
-        if known is None:
-            continue
-        has = known.hugepages.get(size, 0) if size else known.memory_bytes
-        if wanted > has:
-            kind = f" in {resource}" if size else ""
-            yield f"{path}: {quantity} is more than the {has} bytes of NUMA node {numa_node}{kind}"
-    yield from conflicts_on(config, topology)
-    memory_only = _parsed(NUMASet, str(config.memory_only_nodes))
-    for numa_node in memory_only or ():
+    for numa_node in _read(parse_numa_nodes, config.memory_only_nodes) or ():
         known = topology.numa_nodes.get(numa_node)
         if known is None:
             yield f"memoryOnlyNodes: there is no NUMA node {numa_node}; {numa_ids}"
         elif known.cpus:
             yield f"memoryOnlyNodes: NUMA node {numa_node} has {cpus_text(known.cpus)}"
-    there = {n.tier for n in topology.numa_nodes.values() if n.tier is not None and not n.cpus}
-    for tier in _parsed(NUMASet, str(config.memory_tiers)) or ():
-        if tier not in there:
-            told = ", ".join(map(str, sorted(there))) or "none"
+    tiers = {n.tier for n in topology.numa_nodes.values() if n.tier is not None and not n.cpus}
+    for tier in _read(parse_numa_nodes, config.memory_tiers) or ():
+        if tier not in tiers:
+            known_tiers = ", ".join(map(str, sorted(tiers))) or "none"
             yield (
-                f"memoryTiers: no NUMA node without CPUs is of memory tier {tier}; "
-                f"the kernel tells {told}"
+                f"memoryTiers: no NUMA node without CPUs is of memory tier {tier}; the kernel has "
+                f"{known_tiers}"
             )
+
+
+def _read(parse: Callable[[_T], _R], value: _T) -> _R | None:
+    try:
+        return parse(value)
+    except ValueError:
+        return None

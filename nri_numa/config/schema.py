@@ -1,7 +1,6 @@
-"""The JSON Schema of the configuration, the commented example, and the list of structural errors.
+"""The JSON Schema of the configuration, and the list of structural errors.
 
-``python -m nri_numa.config.schema DIRECTORY`` writes ``agent.schema.json`` and ``agent.yaml``; a
-test keeps them fresh.
+The one that is shipped has the reference as well (`tools.config_schema`).
 """
 
 from __future__ import annotations
@@ -10,17 +9,12 @@ import copy
 import difflib
 import functools
 import json
-import sys
-import textwrap
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from nri_numa.config.sections import AgentConfig
-
-_WIDTH = 96
+from nri_numa.config.sections import CONSTANTS, AgentConfig
 
 
 @functools.cache
@@ -52,6 +46,7 @@ def schema() -> dict[str, Any]:
 
 def structural_problems(document: Mapping[str, Any]) -> tuple[list[str], AgentConfig | None]:
     """Every error of form, and the configuration without the offending keys, if one remains."""
+    # Rare, so the library that lists every error is imported only here.
     from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator(schema())
@@ -64,7 +59,7 @@ def structural_problems(document: Mapping[str, Any]) -> tuple[list[str], AgentCo
         path = list(error.absolute_path)
         for where, message in _explain(error):
             found.append(f"{dotted(where)}: {message}")
-            _remove(rest, [*path, where[-1]] if len(where) > len(path) else path)
+            _remove(rest, where[: len(path) + 1])
     try:
         config = msgspec.convert(rest, AgentConfig, strict=True, str_keys=True)
     except msgspec.ValidationError as error:
@@ -90,8 +85,12 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
     shown = _shown(value)
     if rule == "additionalProperties" and isinstance(error.schema.get("properties"), dict):
         known = error.schema["properties"]
-        for key in value:
-            if key not in known:
+        for key in (key for key in value if key not in known):
+            at = dotted([*path, key])
+            constants = [one for one in CONSTANTS if f"{one}.".startswith(f"{at}.")]
+            for one in constants:
+                yield one.split("."), f"is a constant now ({CONSTANTS[one]}), expected no such key"
+            if not constants:
                 near = difflib.get_close_matches(key, known, n=1, cutoff=0.6) or [
                     name for name in known if name.lower() == key.lower()
                 ]
@@ -111,8 +110,8 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
     elif rule == "type":
         yield path, f"{shown}, expected {_TYPES.get(error.validator_value, error.validator_value)}"
     elif rule == "anyOf":
-        kinds = [_TYPES.get(one.get("type", ""), "a value") for one in error.validator_value]
-        yield path, f"{shown}, expected {' or '.join(kinds)}"
+        types = [_TYPES.get(one.get("type", ""), "a value") for one in error.validator_value]
+        yield path, f"{shown}, expected {' or '.join(types)}"
     elif rule == "exclusiveMinimum":
         yield path, f"{shown}, expected more than {error.validator_value}"
     elif rule == "minimum":
@@ -165,98 +164,3 @@ def _remove(document: Any, path: list[Any]) -> None:
             return
     if isinstance(at, dict):
         at.pop(path[-1], None)
-
-
-def example() -> str:
-    """``agent.yaml``: every key with its default and its description, and rules to copy from."""
-    properties = schema()["$defs"]["AgentConfig"]["properties"]
-    lines = [
-        "# Configuration of nri-numa, with every key at its default value.",
-        "# Each key can be left out; an unknown key is an error. Every key has an environment name",
-        "# too: http.address is NRI_NUMA_HTTP_ADDRESS. Flags beat the environment beats this file.",
-        "# `nri-numa check --config FILE` lists every mistake and prints what is in effect.",
-        "# `systemctl reload nri-numa` (SIGHUP) applies changes and names what needs a restart.",
-        "",
-    ]
-    for key, item in properties.items():
-        lines += _example_key(key, item, 0)
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _example_key(key: str, item: Mapping[str, Any], indent: int) -> Iterator[str]:
-    pad = " " * indent
-    definition, item = _resolve(item), item
-    description = item.get("description") or definition.get("description", "")
-    if key not in ("apiVersion", "kind"):
-        yield from textwrap.wrap(
-            description, _WIDTH, initial_indent=f"{pad}# ", subsequent_indent=f"{pad}# "
-        )
-        allowed = definition.get("enum")
-        if allowed:
-            yield f"{pad}# One of: {', '.join(sorted(allowed))}."
-    if "properties" in definition:
-        yield f"{pad}{key}:"
-        for name, child in definition["properties"].items():
-            yield from _example_key(name, child, indent + 2)
-    else:
-        default = item.get("default", definition.get("const", definition.get("enum", [""])[0]))
-        text = json.dumps(default) if not isinstance(default, str) or not default else default
-        yield f"{pad}{key}: {text}" if not _needs_quotes(default) else f'{pad}{key}: "{default}"'
-        yield from (f"{pad}# {line}".rstrip() for line in _EXAMPLES.get(key, ()))
-    if indent == 0:
-        yield ""
-
-
-def _needs_quotes(value: object) -> bool:
-    return (
-        isinstance(value, str) and bool(value) and (value[0].isdigit() or value in ("off", "none"))
-    )
-
-
-_EXAMPLES = {
-    "defaults": ["defaults: {policy: best-effort, bind: cpu+mem}"],
-    "capacityFactor": ["capacityFactor: {0: 1.0, 1: 0.5}"],
-    "reservedMemory": ["reservedMemory: {0: 1Gi, 1: {memory: 1Gi, hugepages-2Mi: 64Mi}}"],
-    "reservedCPUs": ["reservedCPUs: 0-1,32-33"],
-    "permissions": [
-        "permissions:",
-        "  - match: {namespaces: [db-*], qos: [Guaranteed]}",
-        "  - match: {namespaces: [lab]}",
-        "    unpaidCPUs: true",
-        "  - keys: [policy, cpus, numacpu]",
-        "    values: {cpus: [shared], numacpu: [8-15]}",
-        "    otherwise: ignore",
-    ],
-    "rules": [
-        "rules:",
-        "  - match:",
-        '      namespaces: [kube-system, "*-infra"]',
-        "    set: {policy: none}",
-        "  - match:",
-        "      labels: {workload: database}",
-        "      qos: [Guaranteed]",
-        "      containers: [server]",
-        "    set: {policy: single-numa-node, cpus: exclusive, smt: full-core}",
-    ],
-}
-
-
-def _resolve(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    reference = item.get("$ref")
-    if reference is None and len(item.get("allOf", ())) == 1:
-        reference = item["allOf"][0].get("$ref")
-    if reference is None:
-        return item
-    resolved: Mapping[str, Any] = schema()["$defs"][reference.rpartition("/")[2]]
-    return resolved
-
-
-def main(directory: str) -> None:
-    """Write the generated files."""
-    target = Path(directory)
-    (target / "agent.schema.json").write_text(json.dumps(schema(), indent=2) + "\n")
-    (target / "agent.yaml").write_text(example())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

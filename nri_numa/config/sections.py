@@ -1,158 +1,520 @@
 """What stands in the configuration file: frozen records, one per section.
 
-The texts in `Meta(description=…)` are the reference: the JSON Schema, ``config/agent.yaml`` and the
-documentation are generated from them (`nri_numa.config.schema`).
+Everything that is generic follows from these declarations: names of keys, environment names, what a
+single value may be (`checked`), what a reload may change (`AT_START`). The text below a key is its
+reference: the JSON Schema and docs/configuration.md are generated from it
+(`tools.config_schema`).
 
 Keys are camelCase with the acronyms kept (``reservedCPUs``), as in Kubernetes' own files.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
+import msgspec
 from msgspec import Meta, Struct, field
 
-from nri_numa.config.controlling import Controller, OfflineCapacity
-from nri_numa.config.cpu_waiting import CPUWaiting
-from nri_numa.config.device_sources import Devices
-from nri_numa.config.dra import DRA
-from nri_numa.config.locality import MemoryLocality
-from nri_numa.config.measured_capacity import MeasuredCapacity
-from nri_numa.config.names import camel_case
-from nri_numa.config.scheduling import Scheduling
-from nri_numa.config.tenants import PermissionDocument, PodMatch, Quotas, SharedPool
-from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores
-from nri_numa.engine.values.workload import KubeletOverride, Strategy
+from nri_numa.config import values
+from nri_numa.config.values import AUTO, DAY, LONGEST_SOCKET, absolute, between
+from nri_numa.engine.values.settings import (
+    ANY_KEY,
+    CPUOrder,
+    IsolatedCPUs,
+    NohzFullCPUs,
+    Otherwise,
+    PreferredCores,
+)
+from nri_numa.engine.values.workload import KubeletOverride, QoSClass, Strategy
 
-# --- The ``publish`` section: what ``nri-numa publish`` writes to the API server, and how fast ----
-
-
-class Publish(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
-    """What ``nri-numa publish`` writes to the API server; the agent itself reads none of it."""
-
-    events: Annotated[
-        bool,
-        Meta(
-            description="Events on pods: refused, placed wider than ideal, not pinned, late, "
-            "drift, placed after the start."
-        ),
-    ] = True
-    node_annotations: Annotated[
-        bool,
-        Meta(
-            description="Annotations numacpu and numamem of the Node, below the annotation prefix: "
-            "CPUs and bytes by NUMA node."
-        ),
-    ] = True
-    node_labels: Annotated[
-        bool,
-        Meta(
-            description="Labels of the Node, below the annotation prefix, with the machine's shape."
-        ),
-    ] = True
-    pod_annotation: Annotated[
-        bool,
-        Meta(
-            description="Annotation assigned on each pod with pinned containers: what they have. "
-            "Needs the rights to list and patch pods."
-        ),
-    ] = False
-    capacity: Annotated[
-        bool,
-        Meta(
-            description="Exclusive CPUs in the status of the Node, as devicePlugin.resourceName, "
-            "for the scheduler to count by; instead of nri-numa device-plugin. Needs the right to "
-            "patch nodes/status."
-        ),
-    ] = False
-    node_resource_topology: Annotated[
-        bool,
-        Meta(
-            description="A NodeResourceTopology of the Node: what each NUMA node has and what is "
-            "left, for schedulers. Needs its definition in the cluster and the rights to get, "
-            "create and patch it."
-        ),
-    ] = False
-    node_resource_topology_force: Annotated[
-        bool,
-        Meta(description="Take that object's zones from another publisher."),
-    ] = False
-    node_resource_topology_validity: Annotated[
-        str | float,
-        Meta(
-            description="Time after which readers may not believe that object any more where "
-            "nobody renews it, at every resync; three times resync or more. 0: they may for ever."
-        ),
-    ] = 0
-    numatopology: Annotated[
-        bool,
-        Meta(
-            description="A Numatopology of the Node, for Volcano's plugin numaaware. Needs "
-            "Volcano's definition in the cluster and the rights to create and patch it."
-        ),
-    ] = False
-    rate: Annotated[
-        float, Meta(gt=0, le=100, description="Requests to the API server per second at most.")
-    ] = 5.0
-    burst: Annotated[
-        int, Meta(ge=1, le=1000, description="Requests at once after a quiet time.")
-    ] = 10
-    resync: Annotated[
-        str | float,
-        Meta(
-            description="Time between two looks at what is really there, to put back what somebody "
-            "removed; 1s or more."
-        ),
-    ] = "5m"
-    credentials: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            description="Directory with token and ca.crt; both are read again when they change.",
-        ),
-    ] = "/var/run/secrets/kubernetes.io/serviceaccount"
-    address: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            description="host:port on loopback for its metrics and probes, or off.",
-        ),
-    ] = "127.0.0.1:9892"
+_ACRONYMS = {"ca": "CA", "cpus": "CPUs", "numa": "NUMA", "l3": "L3", "uid": "UID"}
 
 
-# --- The section of the configuration about the kubelet on this node ------------------------------
+def camel_case(name: str) -> str:
+    """Name of a key in the file: ``reserved_cpus`` is ``reservedCPUs``."""
+    first, *rest = name.split("_")
+    return first + "".join(_ACRONYMS.get(part, part.capitalize()) for part in rest)
 
 
-class Kubelet(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
-    """The kubelet on this node, and who may take a container away from it."""
+class Section(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
+    """A mapping of the file; unknown keys are mistakes."""
 
-    override: Annotated[
-        KubeletOverride,
-        Meta(
-            description="Whether a pod may take a container away from the kubelet's static "
-            "policies by listing CPUs or memory nodes itself: never, or annotated."
-        ),
-    ] = KubeletOverride.NEVER
-    config: Annotated[
-        Annotated[str, Meta(min_length=1)],
-        Meta(
-            description="File of the kubelet's configuration (--config): a path, auto to take it "
-            "from the command line of the kubelet that runs, or off. What it reserves becomes ours "
-            "where reservedCPUs, strictReserved and reservedMemory are not set."
-        ),
-    ] = "auto"
-    config_dir: Annotated[
-        str,
-        Meta(
-            description="Directory of drop-ins for it (--config-dir); with config: auto the "
-            "command line tells."
-        ),
-    ] = ""
 
+def checked(parse: Callable[[Any], object]) -> Meta:
+    """A value that ``parse`` refuses with `ValueError` is a mistake."""
+    return Meta(extra={"check": parse})
+
+
+AT_START: Final = Meta(extra={"restart": True})
+"""Read once: a reload leaves the key, or the whole section, as it was."""
 
 API_VERSION: Final = "nri-numa/v1"
 KIND: Final = "AgentConfig"
+
+Text = Annotated[str, Meta(min_length=1)]
+AnnotationValue = str | int
+Quantity = str | int
+Amount = Annotated[str | int, checked(values.parse_amount)]
+CPUList = Annotated[str | int, checked(values.parse_cpus)]
+NUMAList = Annotated[str | int, checked(values.parse_numa_nodes)]
+Duration = Annotated[str | float, checked(values.parse_duration)]
+Interval = Annotated[str | float, checked(between(1, DAY))]
+Address = Annotated[Text, checked(values.split_address)]
+
+
+class PodMatch(Section, frozen=True):
+    """Which pods; everything given must match, nothing given matches all."""
+
+    namespaces: tuple[Text, ...] = ()
+    """Shell patterns of namespaces; one must match."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Pod labels that must have exactly these values."""
+    qos: tuple[QoSClass, ...] = ()
+    """QoS classes; the pod's must be one of them."""
+
+
+class PermissionDocument(Section, frozen=True):
+    """One permission: which pods, and what their annotations may ask for."""
+
+    match: PodMatch = PodMatch()
+    """Which pods; without it, all of them."""
+    keys: tuple[Text, ...] = (ANY_KEY,)
+    """Annotation keys, without the prefix, that may be used; * is all of them, an empty list
+    none."""
+    values: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    """By key, the only values it may have. numacpu and numamem may name no others than these lists
+    together."""
+    unpaid_cpus: bool = False
+    """Exclusive CPUs, and shared lists that keep theirs, may be more than the CPU request pays
+    for."""
+    reserved_cpus: bool = False
+    """numacpu may name reserved CPUs."""
+    otherwise: Otherwise = Otherwise.REFUSE
+    """What is not permitted is refused, or ignored with a warning: the key is passed over, and who
+    does not pay for exclusive CPUs shares."""
+
+
+class SharedPool(Section, frozen=True):
+    """What stays for containers without exclusive CPUs."""
+
+    cpus: Annotated[str | int, checked(values.parse_pool)] = AUTO
+    """CPUs of the machine that may become neither exclusive nor idle siblings, as a number or such
+    as 10%. auto is 1 where reservedCPUs are part of the pool, else a twentieth of the CPUs, at
+    least 1."""
+    numa_node_cpus: Amount = 0
+    """The same for each NUMA node, of its CPUs. 0 sets no floor there."""
+
+
+class NamespaceQuotaDocument(Section, frozen=True):
+    """Quotas for each namespace by itself that one of the patterns matches."""
+
+    namespaces: tuple[Text, ...] = ()
+    """Shell patterns; the first item with one that matches counts."""
+    exclusive_cpus: Amount = "100%"
+    """Exclusive CPUs of its containers, siblings kept idle for them included."""
+    listed_cpus: Amount = "100%"
+    """The same of its own shared lists."""
+
+
+class Quotas(Section, frozen=True):
+    """How many CPUs may be withheld from others, as numbers or parts of the machine's CPUs."""
+
+    exclusive_cpus: Amount = "100%"
+    """Exclusive CPUs of containers, siblings kept idle for them included."""
+    idle_cpus: Amount = "25%"
+    """Siblings that smt: isolate may keep idle, which no request pays for."""
+    listed_cpus: Amount = "50%"
+    """CPUs in shared lists (numacpu) that cannot become exclusive, since a permission has
+    unpaidCPUs. A part of the machine is at least one core, and two CPUs. Paid lists are counted and
+    never refused; all others give way to exclusive CPUs and do not count."""
+    namespaces: tuple[NamespaceQuotaDocument, ...] = ()
+    """Quotas of single namespaces, besides the ones for all together."""
+
+
+class RuleMatch(PodMatch, frozen=True):
+    """Which containers a rule is for; everything given must match, nothing given matches all."""
+
+    runtime_handlers: tuple[str, ...] = ()
+    """Handlers of RuntimeClasses; the empty text is the default handler."""
+    containers: tuple[Text, ...] = ()
+    """Shell patterns of container names; one must match."""
+
+
+class RuleDocument(Section, frozen=True):
+    """One rule: which containers, and which annotation keys they get."""
+
+    set: dict[str, AnnotationValue] = field(default_factory=dict)
+    """Annotation keys, without the prefix, and their values; not empty."""
+    match: RuleMatch = RuleMatch()
+    """Which containers; without it, all of them."""
+
+
+class LinkKind(StrEnum):
+    """The interface of the runtime that is used."""
+
+    NRI = "nri"
+    CRI = "cri"
+
+
+class Runtime(Section, frozen=True):
+    """How the container runtime is reached."""
+
+    link: LinkKind = LinkKind.NRI
+    """nri: the runtime asks before a container starts. cri: for runtimes without NRI; containers
+    are watched and get their CPUs by an update after they were created, so mostly after their
+    start, and refusals stop nothing (docs/cri.md)."""
+    nri_socket: Annotated[Text, checked(absolute(LONGEST_SOCKET))] = "/var/run/nri/nri.sock"
+    """Unix socket on which the runtime serves NRI."""
+    cri_socket: Annotated[Text, checked(values.socket_address)] = "/run/containerd/containerd.sock"
+    """Unix socket on which the runtime serves CRI; for link: cri."""
+    plugin_name: Annotated[Text, Meta(pattern="^[^/\\s]+$")] = "nri-numa"
+    """Name under which the plugin registers."""
+    plugin_index: Annotated[str | int, checked(values.two_digits)] = "90"
+    """Two digits that order the plugins of a node; the last one to write a container's cpuset must
+    be us, so it is high."""
+    hung_after: Duration = "60s"
+    """How long a registration may wait for its answer before the runtime is said to hang. A
+    container in its grace period makes it wait, so longer than those."""
+
+
+class Kubelet(Section, frozen=True):
+    """The kubelet on this node, and who may take a container away from it."""
+
+    override: KubeletOverride = KubeletOverride.NEVER
+    """Whether a pod may take a container away from the kubelet's static policies by listing CPUs or
+    memory nodes itself: never, or annotated."""
+    config: Text = "auto"
+    """File of the kubelet's configuration (--config): a path, auto to take it from the command line
+    of the kubelet that runs, or off. What it reserves becomes ours where reservedCPUs,
+    strictReserved and reservedMemory are not set."""
+    config_dir: str = ""
+    """Directory of drop-ins for it (--config-dir); with config: auto the command line says."""
+
+
+class HTTP(Section, frozen=True):
+    """Metrics, health, the API and the page."""
+
+    address: Address = "127.0.0.1:9891"
+    """host:port to listen on, or off. Loopback by default; anything wider needs tokenFile, or
+    allowAnonymous."""
+    socket: Annotated[str, checked(absolute(LONGEST_SOCKET, empty=True))] = ""
+    """Unix socket to serve the API on besides, for nri-numa publish; empty for none. Its user and
+    the group of its directory may connect, without a token."""
+    token_file: str = ""
+    """File with a bearer token that every request but /healthz and /readyz must carry. It is read
+    again when it changes."""
+    tls_cert: str = ""
+    """PEM file with the server's certificate chain."""
+    tls_key: str = ""
+    """PEM file with the certificate's private key."""
+    allow_anonymous: bool = False
+    """Listen wider than loopback without a token. Everybody who reaches the address can then read
+    which pods run here and where."""
+    allow_plaintext_token: bool = False
+    """Take the token on an address wider than loopback without TLS. Whoever sees the traffic has
+    the token then; for networks that encrypt by themselves."""
+
+
+class DevicePlugin(Section, frozen=True):
+    """``nri-numa device-plugin``; the agent reads none of it."""
+
+    resource_name: Annotated[Text, checked(values.extended_resource)] = (
+        "numa.example.com/exclusive-cpu"
+    )
+    """Name of the extended resource that the scheduler counts exclusive CPUs by; outside
+    kubernetes.io, best below a domain of yours."""
+    topology: bool = False
+    """Announce the NUMA node of each slot, for a kubelet whose Topology Manager aligns CPUs with
+    devices. Its choice binds then: CPUs are taken on those NUMA nodes and on no others."""
+    directory: Annotated[
+        Text,
+        checked(
+            absolute(
+                LONGEST_SOCKET - len("/kubelet.sock"),
+                why=", because sockets in it have no longer paths",
+            )
+        ),
+    ] = "/var/lib/kubelet/device-plugins"
+    """The kubelet's directory for device plugins, which is the same whatever the kubelet's root
+    is."""
+
+
+class Devices(Section, frozen=True):
+    """Where containers' CPUs and memory are placed by the devices they have."""
+
+    enabled: bool = False
+    """Find out which devices a container has before it starts, and place its CPUs and memory beside
+    them. Off, none of the rest is looked at."""
+    nodes: bool = True
+    """Device files that the runtime puts into the container: VFIO, RDMA, disks, NVMe, GPUs and any
+    other that sysfs knows by number."""
+    variables: bool = True
+    """PCIDEVICE_* variables of the SR-IOV network device plugin."""
+    nvidia: bool = True
+    """NVIDIA_VISIBLE_DEVICES and NVIDIA's device files, by what its driver says below
+    /proc/driver/nvidia."""
+    cdi: bool = True
+    """Names of the Container Device Interface, with its files."""
+    cdi_directories: Annotated[tuple[str, ...], checked(values.absolute_paths)] = (
+        "/etc/cdi",
+        "/var/run/cdi",
+    )
+    """Where those files are; a later directory wins over an earlier one."""
+    network: bool = True
+    """Network interfaces in the pod's namespace; needs CAP_SYS_ADMIN and the host's /run/netns, and
+    10 MiB of memory for pyroute2."""
+    pod_resources: bool = True
+    """The kubelet's PodResources socket, asked once for each pod, for 50 ms; 8 MiB of memory for
+    grpc."""
+    count: bool = False
+    """Ask the kubelet how many devices of each extended resource it can give on each NUMA node,
+    whatever enabled says, for /v1/zones and so for publish.nodeResourceTopology; twice in four
+    seconds at most, by its PodResources socket, and only while it is read."""
+
+
+class DRA(Section, frozen=True):
+    """The driver of dynamic resource allocation: the agent prepares, the publisher publishes."""
+
+    enabled: bool = False
+    """Serve the kubelet as a DRA driver, and publish each NUMA node as a device with consumable
+    capacity. Needs nri-numa publish, Kubernetes 1.36 or newer, and a runtime with CDI."""
+    driver: Annotated[str, checked(values.driver_name)] = "dra.numa.example.com"
+    """Name of the driver, in ResourceSlices and DeviceClasses; best below a domain of yours."""
+    list_attributes: bool = False
+    """Publish attributes that have several values as lists. Only where API server and scheduler
+    have the feature gate DRAListTypeAttributes: others refuse the ResourceSlice."""
+    handover: Annotated[str, checked(absolute())] = "/run/nri-numa-claims"
+    """Directory in which the agent asks nri-numa publish for claims, and gets them; both write
+    there, and no other program."""
+    cdi_directory: Annotated[str, checked(absolute())] = "/var/run/cdi"
+    """Where the runtime looks for CDI files; the agent writes there."""
+
+
+class Publish(Section, frozen=True):
+    """What ``nri-numa publish`` writes to the API server; the agent itself reads none of it."""
+
+    events: bool = True
+    """Events on pods: refused, placed wider than ideal, not pinned, late, drift, placed after the
+    start."""
+    node_annotations: bool = True
+    """Annotations numacpu and numamem of the Node, below the annotation prefix: CPUs and bytes by
+    NUMA node."""
+    node_labels: bool = True
+    """Labels of the Node, below the annotation prefix, with the machine's shape."""
+    pod_annotation: bool = False
+    """Annotation assigned on each pod with pinned containers: what they have. Needs the rights to
+    list and patch pods."""
+    capacity: bool = False
+    """Exclusive CPUs in the status of the Node, as devicePlugin.resourceName, for the scheduler to
+    count by; instead of nri-numa device-plugin. Needs the right to patch nodes/status."""
+    node_resource_topology: bool = False
+    """A NodeResourceTopology of the Node: what each NUMA node has and what is left, for schedulers.
+    Needs its definition in the cluster and the rights to get, create and patch it."""
+    node_resource_topology_force: bool = False
+    """Take that object's zones from another publisher."""
+    node_resource_topology_validity: Duration = 0
+    """Time after which readers may not believe that object any more where it is not renewed, at
+    every resync; three times resync or more. 0: they may for ever."""
+    numatopology: bool = False
+    """A Numatopology of the Node, for Volcano's plugin numaaware. Needs Volcano's definition in the
+    cluster and the rights to create and patch it."""
+    rate: Annotated[float, Meta(gt=0, le=100)] = 5.0
+    """Requests to the API server per second at most."""
+    resync: Interval = "5m"
+    """Time between two comparisons with what is really there, to put back what was removed; 1s or
+    more."""
+    credentials: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
+    """Directory with token and ca.crt; both are read again when they change."""
+    address: Address = "127.0.0.1:9892"
+    """host:port on loopback for its metrics and probes, or off."""
+
+
+class OfflineCapacity(Section, frozen=True):
+    """How annotations of the Node about its capacity get to the agent."""
+
+    file: Annotated[str, checked(absolute(empty=True))] = ""
+    """File that nri-numa publish writes and the agent reads every second: what the annotations
+    offline-capacity and drained of the Node say. Empty for neither. Its directory must be the
+    publisher's alone to write."""
+    interval: Interval = "15s"
+    """Time between two looks of nri-numa publish at its Node; 1s or more."""
+
+
+class Prometheus(Section, frozen=True):
+    """Capacity factors from a query."""
+
+    url: Annotated[str, checked(values.query_url)] = ""
+    """Of the server, such as http://prometheus:9090; empty for none."""
+    query: str = ""
+    """Instant query whose samples are capacity factors from 0 to 1, one for each NUMA node of each
+    Node."""
+    node_label: Text = "node"
+    """Label of a sample with the name of the Node."""
+    numa_node_label: Text = "numa_node"
+    """Label of a sample with the NUMA node."""
+    token_file: str = ""
+    """File with a bearer token for the server; empty for none."""
+    ca_file: str = ""
+    """PEM file with the server's authority; the system's when empty."""
+
+
+class Drain(Section, frozen=True):
+    """Moving pods away from NUMA nodes that the annotation ``drained`` names."""
+
+    evict: bool = False
+    """Evict pods with pinned containers there that a workload makes again. Needs
+    publish.podAnnotation, and rights to list and evict pods."""
+    after: Annotated[str | float, checked(between(0, DAY))] = "30s"
+    """Time between the annotation and the first eviction; longer than offlineCapacity.interval, so
+    that the agent knows first."""
+    per_minute: Annotated[float, Meta(gt=0, le=600)] = 6.0
+    """Evictions a minute in the whole cluster."""
+    dry_run: bool = False
+    """Let the API server say what it would do, and do nothing."""
+
+
+class Stuck(Section, frozen=True):
+    """Moving pods that a node refuses again and again to another one that has room."""
+
+    evict: bool = False
+    """Evict pods that their node refuses again and again, while another node has room. Needs
+    publish.nodeResourceTopology, and rights to watch and evict pods."""
+    partly_running: bool = False
+    """Also pods in the phase Running: a container ran, ended and is refused since. What runs ends
+    with them. Needs evict, and the right to follow Events."""
+    after: Interval = "2m"
+    """Time that a pod is refused at least before it goes."""
+    per_minute: Annotated[float, Meta(gt=0, le=600)] = 6.0
+    """Evictions a minute in the whole cluster."""
+    per_workload: Annotated[int, Meta(ge=1, le=1000)] = 3
+    """Evictions of one workload's pods in an hour; then it is left alone."""
+    dry_run: bool = False
+    """Let the API server say what it would do, and do nothing."""
+
+
+class Steal(Section, frozen=True):
+    """Moving pods away from NUMA nodes whose CPU time the host takes away."""
+
+    evict: bool = False
+    """Evict pods with pinned containers from NUMA nodes whose measured factor stays low. Needs
+    measuredCapacity.mode act, publish.nodeResourceTopology and podAnnotation, and rights to list
+    and evict pods."""
+    below: Annotated[float, Meta(gt=0, le=0.9)] = 0.7
+    """A measured factor lower than this is low. measuredCapacity.floor must be lower still."""
+    after: Interval = "10m"
+    """Time that a factor is low before the first eviction."""
+    at_most: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    """Part of the cluster's NUMA nodes that may be low at the same time; if more are, no pod is
+    evicted."""
+    per_minute: Annotated[float, Meta(gt=0, le=600)] = 1.0
+    """Evictions a minute in the whole cluster."""
+    per_workload: Annotated[int, Meta(ge=1, le=1000)] = 3
+    """Evictions of one workload's pods in an hour; then it is left alone."""
+    dry_run: bool = False
+    """Let the API server say what it would do, and do nothing."""
+
+
+class Page(Section, frozen=True):
+    """The page of the cluster, at ``/cluster/`` of the controller's address."""
+
+    enabled: bool = False
+    """Serve a page with the NUMA nodes of all nodes. Needs the right to list and watch
+    noderesourcetopologies."""
+    token_file: str = ""
+    """File with the bearer token of those who may look; another one than controller.tokenFile, with
+    which capacity is PUT. Needed wider than loopback."""
+
+
+class Controller(Section, frozen=True):
+    """``nri-numa controller``; the agent reads none of it."""
+
+    address: Address = "127.0.0.1:9893"
+    """host:port for its metrics, its probes and PUT of capacity, or off. Wider than loopback PUT
+    needs tokenFile and TLS."""
+    token_file: str = ""
+    """File with the bearer token that a PUT must carry, read again when it changes; without one PUT
+    is refused."""
+    tls_cert: str = ""
+    """PEM file with the server's certificate chain."""
+    tls_key: str = ""
+    """PEM file with the certificate's private key."""
+    allow_plaintext_token: bool = False
+    """Take the token on an address wider than loopback without TLS, for networks that encrypt by
+    themselves."""
+    capacity_file: str = ""
+    """YAML or JSON file with nodes and their capacity factors, read again when it changes; empty
+    for none."""
+    prometheus: Prometheus = Prometheus()
+    """Capacity factors from a query."""
+    validity: Annotated[str | float, checked(between(5, 7 * DAY))] = "5m"
+    """How long a value counts that its source does not repeat; 5s to 7 days. A PUT may say less."""
+    silent: Literal["full", "last"] = "full"
+    """What counts for a node when all of its sources are silent: full, or the last value."""
+    smoothing: Annotated[str | float, checked(between(0, DAY))] = "30s"
+    """Time constant of the exponential average over a source's values."""
+    least_time: Annotated[str | float, checked(between(0, DAY))] = "10s"
+    """Time between two changes of one Node's annotation at least."""
+    page: Page = Page()
+    """A page of the whole cluster."""
+    drain: Drain = Drain()
+    """Moving pods away from drained NUMA nodes."""
+    stuck: Stuck = Stuck()
+    """Moving pods that their node refuses while another has room."""
+    steal: Steal = Steal()
+    """Moving pods away from NUMA nodes that the host takes away."""
+    rate: Annotated[float, Meta(gt=0, le=100)] = 10.0
+    """Requests to the API server per second at most."""
+    credentials: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
+    """Directory with token, ca.crt and namespace, read again when they change."""
+
+
+class UnknownNodes(StrEnum):
+    """What becomes of pods that ask for something, on nodes that publish nothing."""
+
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
+LONGEST_BIND: Final = 4.0
+"""Seconds; a Lease that was lost is taken by another replica 5 s after the last renewal counted."""
+
+
+class Scheduling(Section, frozen=True):
+    """The extender of kube-scheduler; the agent itself reads none of it."""
+
+    address: Address = "127.0.0.1:9894"
+    """host:port where kube-scheduler asks, with /metrics, /healthz and /readyz."""
+    tls_cert: str = ""
+    """Certificate chain in PEM; read again when it changes."""
+    tls_key: str = ""
+    """Its key."""
+    client_ca: str = ""
+    """Certificate authority, in PEM, of those who may ask. Metrics and probes need no
+    certificate."""
+    allow_anonymous: bool = False
+    """Let everybody ask who reaches an address that is not loopback: whoever does can send any
+    waiting pod to any node."""
+    lease: str = ""
+    """Name of the Lease by which one of several replicas leads, in the namespace of the
+    credentials; empty for a single replica."""
+    unknown_nodes: UnknownNodes = UnknownNodes.REFUSE
+    """Whether pods that ask for something may go to nodes without a readable
+    NodeResourceTopology."""
+    narrow: bool = True
+    """Of the nodes with room filter names those that suit best, so that the scheduler needs no
+    prioritizeVerb; false where one is configured, or where another extender filters after this
+    one."""
+    bind_timeout: Annotated[str | float, checked(between(0.1, LONGEST_BIND))] = "4s"
+    """Time for one binding; below the scheduler's httpTimeout, at most 4s."""
+    settle: Annotated[str | float, checked(between(0, 600))] = "10s"
+    """Time from the start of a pod's containers until its node's NodeResourceTopology counts them,
+    where that does not name them."""
+    credentials: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
+    """Directory with token, ca.crt and namespace."""
 
 
 class LogLevel(StrEnum):
@@ -171,487 +533,291 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class Log(Section, frozen=True):
+    """Log lines, written to standard error."""
+
+    level: LogLevel = LogLevel.INFO
+    """Least severe line that is written."""
+    format: Annotated[LogFormat, AT_START] = LogFormat.LOGFMT
+    """logfmt (key=value) or json."""
+    file: Annotated[str, AT_START] = ""
+    """File to append to instead of standard error. A plugin that the runtime launched has no
+    standard error and writes to the journal without this."""
+
+
 class InternalErrorAnswer(StrEnum):
-    """What the runtime is told when we fail by a mistake of our own."""
+    """What the runtime gets as an answer when we fail by a mistake of our own."""
 
     UNPINNED = "unpinned"
     REJECT = "reject"
 
 
-Text = Annotated[str, Meta(min_length=1)]
-IdList = str | int  # a YAML reader makes a number of a list with one id
-AnnotationValue = str | int
-Duration = str | float
-Quantity = str | int
-
-
-class LinkKind(StrEnum):
-    """The interface of the runtime that is used."""
-
-    NRI = "nri"
-    CRI = "cri"
-
-
-class Runtime(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
-    """How the container runtime is reached."""
-
-    link: Annotated[
-        LinkKind,
-        Meta(
-            description="nri: the runtime asks before a container starts. cri: for runtimes "
-            "without NRI; containers are watched and get their CPUs by an update after they were "
-            "created, so mostly after their start, and refusals stop nothing (docs/cri.md)."
-        ),
-    ] = LinkKind.NRI
-    nri_socket: Annotated[
-        Text, Meta(description="Unix socket on which the runtime serves NRI.")
-    ] = "/var/run/nri/nri.sock"
-    cri_socket: Annotated[
-        Text, Meta(description="Unix socket on which the runtime serves CRI; for link: cri.")
-    ] = "/run/containerd/containerd.sock"
-    cri_listing: Annotated[
-        Duration,
-        Meta(
-            description="Time between two listings of containers over CRI while the runtime sends "
-            "no events; 100ms or more. For link: cri."
-        ),
-    ] = "1s"
-    plugin_name: Annotated[
-        Text, Meta(description="Name under which the plugin registers.", pattern="^[^/\\s]+$")
-    ] = "nri-numa"
-    plugin_index: Annotated[
-        str | int,
-        Meta(
-            description="Two digits that order the plugins of a node; the last one to write a "
-            "container's cpuset must be us, so it is high."
-        ),
-    ] = "90"
-    hung_after: Annotated[
-        Duration,
-        Meta(
-            description="How long a registration may wait for its answer before the runtime is "
-            "said to hang. A container in its grace period makes it wait, so longer than those."
-        ),
-    ] = "60s"
-
-
-class HTTP(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
-    """Metrics, health, the API and the page."""
-
-    address: Annotated[
-        Text,
-        Meta(
-            description="host:port to listen on, or off. Loopback by default; anything wider "
-            "needs tokenFile, or allowAnonymous."
-        ),
-    ] = "127.0.0.1:9891"
-    socket: Annotated[
-        str,
-        Meta(
-            description="Unix socket to serve the API on besides, for nri-numa publish; empty for "
-            "none. Its user and the group of its directory may connect, without a token."
-        ),
-    ] = ""
-    token_file: Annotated[
-        str,
-        Meta(
-            description="File with a bearer token that every request but /healthz and /readyz "
-            "must carry. It is read again when it changes."
-        ),
-    ] = ""
-    tls_cert: Annotated[str, Meta(description="PEM file with the server's certificate chain.")] = ""
-    tls_key: Annotated[str, Meta(description="PEM file with the certificate's private key.")] = ""
-    allow_anonymous: Annotated[
-        bool,
-        Meta(
-            description="Listen wider than loopback without a token. Everybody who reaches the "
-            "address can then read which pods run here and where."
-        ),
-    ] = False
-    allow_plaintext_token: Annotated[
-        bool,
-        Meta(
-            description="Take the token on an address wider than loopback without TLS. Whoever "
-            "sees the traffic has the token then; for networks that encrypt by themselves."
-        ),
-    ] = False
-
-
-class DevicePlugin(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
-    """``nri-numa device-plugin``; the agent reads none of it."""
-
-    resource_name: Annotated[
-        Text,
-        Meta(
-            description="Name of the extended resource that the scheduler counts exclusive CPUs "
-            "by; outside kubernetes.io, best below a domain of yours."
-        ),
-    ] = "numa.example.com/exclusive-cpu"
-    topology: Annotated[
-        bool,
-        Meta(
-            description="Announce the NUMA node of each slot, for a kubelet whose Topology Manager "
-            "aligns CPUs with devices. Its choice binds then: CPUs are taken on those NUMA nodes "
-            "and on no others."
-        ),
-    ] = False
-    directory: Annotated[
-        Text,
-        Meta(
-            description="The kubelet's directory for device plugins, which is the same whatever "
-            "the kubelet's root is."
-        ),
-    ] = "/var/lib/kubelet/device-plugins"
-
-
-class Log(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
-    """Log lines, written to standard error."""
-
-    level: Annotated[LogLevel, Meta(description="Least severe line that is written.")] = (
-        LogLevel.INFO
-    )
-    format: Annotated[LogFormat, Meta(description="logfmt (key=value) or json.")] = LogFormat.LOGFMT
-    file: Annotated[
-        str,
-        Meta(
-            description="File to append to instead of standard error. A plugin that the runtime "
-            "launched has no standard error and writes to the journal without this."
-        ),
-    ] = ""
-
-
-class Reconcile(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
+class Reconcile(Section, frozen=True):
     """Comparing the real cgroups with what was decided."""
 
-    interval: Annotated[
-        Duration,
-        Meta(
-            description="Time between two rounds: seconds, or a text such as 30s or 5m. 0 is off. "
-            "A container whose cpuset somebody writes is looked at within a second."
-        ),
-    ] = "30s"
-    max_repairs: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="Repairs of one container within repairWindow after which the fight is "
-            "reported instead of fought.",
-        ),
-    ] = 3
-    repair_window: Annotated[
-        Duration, Meta(description="The window that maxRepairs counts in.")
-    ] = "10m"
-    without_runtime: Annotated[
-        bool,
-        Meta(
-            description="While the runtime cannot be reached, write the cgroups that are not as "
-            "decided; else they wait until it is back. CPU limits wait in any case."
-        ),
-    ] = False
+    interval: Duration = "30s"
+    """Time between two rounds: seconds, or a text such as 30s or 5m. 0 is off. A container whose
+    cpuset somebody writes is looked at within a second."""
+    max_repairs: Annotated[int, Meta(ge=1)] = 3
+    """Repairs of one container within ten minutes after which the fight is reported instead of
+    fought."""
+    without_runtime: bool = False
+    """While the runtime cannot be reached, write the cgroups that are not as decided; else they
+    wait until it is back. CPU limits wait in any case."""
 
 
-class History(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
-    """How much of the past stays in memory for explain and the page."""
+class MemoryLocality(Section, frozen=True):
+    """Where the memory of containers is, read again and again beside the decisions."""
 
-    refusals: Annotated[int, Meta(ge=0, le=100_000, description="Refusals kept.")] = 256
-
-
-class RuleMatch(PodMatch, frozen=True, forbid_unknown_fields=True, rename=camel_case):
-    """Which containers a rule is for; everything given must match, nothing given matches all."""
-
-    runtime_handlers: Annotated[
-        tuple[str, ...],
-        Meta(description="Handlers of RuntimeClasses; the empty text is the default handler."),
-    ] = ()
-    containers: Annotated[
-        tuple[Text, ...], Meta(description="Shell patterns of container names; one must match.")
-    ] = ()
+    enabled: bool = False
+    """Read for every container what part of its memory is on its own NUMA nodes, for the page,
+    nri-numa status -o wide, explain and the API. Needs HTTP."""
+    interval: Interval = "30s"
+    """Time between two rounds over all containers; 1s or more."""
+    metric: bool = False
+    """Expose nri_numa_container_local_memory_ratio as well: a series for each container."""
 
 
-class RuleDocument(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
-    """One rule: which containers, and which annotation keys they get."""
+class CPUWaiting(Section, frozen=True):
+    """How much containers wait for CPUs, read again and again beside the decisions."""
 
-    set: Annotated[
-        dict[str, AnnotationValue],
-        Meta(description="Annotation keys, without the prefix, and their values; not empty."),
-    ] = field(default_factory=dict)
-    match: Annotated[RuleMatch, Meta(description="Which containers; without it, all of them.")] = (
-        RuleMatch()
-    )
+    enabled: bool = False
+    """Read for every container the CPU pressure of its cgroup and how many of its threads wait on
+    run queues, for the page, nri-numa status -o wide and the API. Needs HTTP."""
+    interval: Interval = "30s"
+    """Time between two rounds over all containers; 1s or more."""
+    metric: bool = False
+    """Expose nri_numa_container_cpu_pressure_ratio and nri_numa_container_waiting_tasks as well: a
+    series of each for each container."""
 
 
-class AgentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
+class MeasuredMode(StrEnum):
+    """What is done with steal."""
+
+    OFF = "off"
+    OBSERVE = "observe"
+    ACT = "act"
+
+
+class MeasuredCapacity(Section, frozen=True):
+    """Steal on each NUMA node, for virtual machines on hosts that promise more than they have."""
+
+    mode: MeasuredMode = MeasuredMode.OFF
+    """off; observe: measure steal of each NUMA node, log and expose the capacity factors that would
+    follow; act: give new containers no more than these leave, and what capacityFactor says. What
+    runs stays where it is."""
+    interval: Interval = "5s"
+    """Time between two readings; 1s or more."""
+    half_life: Interval = "30s"
+    """Time after which half of a change has arrived in what is averaged; 1s or more."""
+    floor: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """No factor is lower, however much is stolen."""
+
+
+class AgentConfig(Section, frozen=True):
     """The whole configuration of the node agent."""
 
-    api_version: Annotated[
-        Literal["nri-numa/v1"], Meta(description="Version of this document's form.")
-    ] = API_VERSION
-    kind: Annotated[Literal["AgentConfig"], Meta(description="What this document is.")] = KIND
-    runtime: Annotated[Runtime, Meta(description="How the container runtime is reached.")] = (
-        Runtime()
-    )
-    node_name: Annotated[
-        str,
-        Meta(
-            description="Name of this node in the page, the API and the metrics, and of the Node "
-            "object; the host name when empty. The manifests set it to the name that Kubernetes "
-            "has, by the environment."
-        ),
-    ] = ""
-    state_dir: Annotated[
-        Text,
-        Meta(
-            description="Directory of the checkpoint. /run is right: containers do not outlive a "
-            "reboot either."
-        ),
-    ] = "/run/nri-numa"
-    sysfs_root: Annotated[
-        Text,
-        Meta(
-            description="Directory that holds the sys/ tree the machine is read from. Another one "
-            "than / is a captured machine."
-        ),
-    ] = "/"
-    cgroup_root: Annotated[Text, Meta(description="Where the cgroup file systems are mounted.")] = (
-        "/sys/fs/cgroup"
-    )
-    kubelet_root: Annotated[
-        Text,
-        Meta(
-            description="The kubelet's directory, read to find CPUs that its managers have pinned."
-        ),
-    ] = "/var/lib/kubelet"
-    kubelet: Annotated[
-        Kubelet,
-        Meta(description="The kubelet, and who may take a container away from its managers."),
-    ] = Kubelet()
-    http: Annotated[HTTP, Meta(description="Metrics, health, the API and the page.")] = HTTP()
-    device_plugin: Annotated[
-        DevicePlugin,
-        Meta(description="Exclusive CPUs as an extended resource that the scheduler counts."),
-    ] = DevicePlugin()
-    devices: Annotated[
-        Devices, Meta(description="Placing containers beside the devices that they have.")
-    ] = Devices()
-    dra: Annotated[
-        DRA, Meta(description="NUMA nodes as devices that ResourceClaims allocate (DRA).")
-    ] = DRA()
-    publish: Annotated[
-        Publish, Meta(description="What nri-numa publish writes to the API server.")
-    ] = Publish()
-    offline_capacity: Annotated[
-        OfflineCapacity,
-        Meta(description="How annotations of the Node about its capacity get to the agent."),
-    ] = OfflineCapacity()
-    controller: Annotated[
-        Controller, Meta(description="nri-numa controller, one for the cluster.")
-    ] = Controller()
-    scheduler: Annotated[
-        Scheduling, Meta(description="The extender of kube-scheduler, nri-numa scheduler.")
-    ] = Scheduling()
-    log: Annotated[Log, Meta(description="Log lines, written to standard error.")] = Log()
-    observe: Annotated[bool, Meta(description="Decide, log and count, but change nothing.")] = False
-    on_internal_error: Annotated[
-        InternalErrorAnswer,
-        Meta(
-            description="When we fail by a mistake of our own: start the container unpinned, or "
-            "reject it."
-        ),
-    ] = InternalErrorAnswer.UNPINNED
-    annotation_prefix: Annotated[
-        Text, Meta(description="Prefix of the annotations that pods ask with, without the slash.")
-    ] = "numa.kubernetes.io"
-    defaults: Annotated[
-        dict[str, AnnotationValue],
-        Meta(description="Annotation keys and values for pods that say nothing themselves."),
-    ] = field(default_factory=dict)
-    rules: Annotated[
-        tuple[RuleDocument, ...],
-        Meta(
-            description="Annotation keys for matching containers. The first matching rule that "
-            "sets a key wins it; an annotation always beats a rule, a rule beats the defaults."
-        ),
-    ] = ()
-    permissions: Annotated[
-        tuple[PermissionDocument, ...],
-        Meta(
-            description="What the annotations of pods may ask for. The first entry that matches a "
-            "pod counts; a pod that none matches may use every key, gets exclusive CPUs only as "
-            "far as its CPU request pays for them, and lists no reserved CPUs. Rules and "
-            "defaults need no permission."
-        ),
-    ] = ()
-    quotas: Annotated[Quotas, Meta(description="How many CPUs may be withheld from others.")] = (
-        Quotas()
-    )
-    shared_pool: Annotated[
-        SharedPool, Meta(description="What stays for containers without exclusive CPUs.")
-    ] = SharedPool()
-    keep_exclusive_cpus: Annotated[
-        Duration,
-        Meta(
-            description="How long a pod keeps exclusive CPUs of a container that ended, for its "
-            "restart or the next container of the pod, and of one that was created and never "
-            "started (at least 2m); no longer than its sandbox runs. 0 gives them back at once."
-        ),
-    ] = "10m"
-    strategy: Annotated[
-        Strategy,
-        Meta(
-            description="Of equally good NUMA nodes take the emptiest (spread) or the fullest that "
-            "fits (pack), by what is scarcest there; or the one with the most memory free, without "
-            "memory the most CPU (most-left)."
-        ),
-    ] = Strategy.SPREAD
-    oversale: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=100,
-            description="Factor on each NUMA node's CPUs when shared requests are accounted.",
-        ),
-    ] = 1.0
-    capacity_factor: Annotated[
-        dict[int, Annotated[float, Meta(ge=0, le=1)]],
-        Meta(
-            description="By NUMA node, the part of its CPUs that is really there; 1 where nothing "
-            "is said, 0 drains the node."
-        ),
-    ] = field(default_factory=dict)
-    reserved_cpus: Annotated[
-        IdList,
-        Meta(
-            description="CPUs, as a kernel list such as 0-1,32, that are never given exclusively."
-        ),
-    ] = ""
-    strict_reserved: Annotated[
-        bool, Meta(description="Keep the reserved CPUs out of the shared pool too.")
-    ] = False
-    reserved_memory: Annotated[
-        dict[int, Quantity | dict[str, Quantity]],
-        Meta(
-            description="By NUMA node, memory that is never allocated to containers, such as 1Gi; "
-            "or a mapping of memory and huge pages of each size (hugepages-1Gi) to amounts."
-        ),
-    ] = field(default_factory=dict)
-    prefer_closest: Annotated[
-        bool, Meta(description="Of equally narrow sets of NUMA nodes take the closest ones.")
-    ] = True
-    kubelet_ties: Annotated[
-        bool,
-        Meta(
-            description="Break ties between equally good sets of NUMA nodes as the kubelet does "
-            "(lowest ids) instead of by strategy."
-        ),
-    ] = False
-    kubelet_memory: Annotated[
-        bool,
-        Meta(
-            description="Keep the rules of the kubelet's Memory Manager: only Guaranteed pods are "
-            "counted and get memory nodes, groups of NUMA nodes never overlap, and what the kernel "
-            "says is free does not count."
-        ),
-    ] = False
-    kubelet_cpus: Annotated[
-        bool,
-        Meta(
-            description="Keep the rules of the kubelet's static CPU Manager: only exclusive "
-            "CPUs are aligned and counted; all other containers run on all shared CPUs, also "
-            "where a policy asks for a NUMA node (unless the pod says cpus: shared)."
-        ),
-    ] = False
-    static_cpus: Annotated[
-        bool,
-        Meta(
-            description="Give exclusive CPUs to each container of a Guaranteed pod with a whole "
-            "number of CPUs, as the kubelet's static CPU Manager does, also without a policy; they "
-            "are not aligned then, and memory is left alone."
-        ),
-    ] = False
-    cpu_order: Annotated[
-        CPUOrder,
-        Meta(
-            description="Which CPUs first: default keeps whole nodes, L3 groups and cores free; "
-            "kubelet reproduces the kubelet's order."
-        ),
-    ] = CPUOrder.DEFAULT
-    distribute_across_numa: Annotated[
-        bool,
-        Meta(
-            description="Spread an exclusive request evenly over the NUMA nodes it needs, or over "
-            "those of its hint where devices or memory make that wider."
-        ),
-    ] = False
-    distribute_across_cores: Annotated[
-        bool,
-        Meta(
-            description="With cpuOrder: kubelet, take single CPUs by number instead of whole cores "
-            "(the kubelet's distribute-cpus-across-cores). Needs alignL3: false."
-        ),
-    ] = False
-    align_l3: Annotated[
-        bool, Meta(description="Keep an exclusive request inside few last-level caches.")
-    ] = True
-    align_by_socket: Annotated[
-        bool,
-        Meta(
-            description="Prefer NUMA nodes of one socket, and take CPUs from all of it. Not "
-            "together with single-numa-node, whose pods stay on their NUMA node."
-        ),
-    ] = False
-    isolated_cpus: Annotated[
-        IsolatedCPUs,
-        Meta(
-            description="What exclusive assignments do with the CPUs of the kernel's isolcpus "
-            "list. Containers that share run on none of them, unless this is any or no others are "
-            "left; with only, exclusive containers get no others."
-        ),
-    ] = IsolatedCPUs.AVOID
-    nohz_full_cpus: Annotated[
-        NohzFullCPUs,
-        Meta(
-            description="What exclusive assignments do with the CPUs of the kernel's nohz_full "
-            "list. isolatedCPUs goes first where the two contradict each other, and no NUMA node "
-            "more is used for it."
-        ),
-    ] = NohzFullCPUs.ANY
-    cores: Annotated[
-        PreferredCores,
-        Meta(description="Which cores of a hybrid processor exclusive assignments take first."),
-    ] = PreferredCores.ANY
-    memory_only_nodes: Annotated[
-        IdList,
-        Meta(
-            description="NUMA nodes without CPUs (HBM, CXL, PMEM), as a kernel list, that computed "
-            "assignments may use."
-        ),
-    ] = ""
-    memory_tiers: Annotated[
-        IdList,
-        Meta(
-            description="Memory tiers of the kernel, as a list of their numbers, whose NUMA nodes "
-            "without CPUs computed assignments may use; the N of "
-            "/sys/devices/virtual/memory_tiering/memory_tierN."
-        ),
-    ] = ""
-    lift_quota: Annotated[
-        bool, Meta(description="Run containers with exclusive CPUs without CFS quota.")
-    ] = True
-    environment: Annotated[
-        bool, Meta(description="Put NUMA_CPUS and NUMA_MEMS into pinned containers.")
-    ] = True
-    reconcile: Annotated[
-        Reconcile, Meta(description="Comparing the real cgroups with what was decided.")
-    ] = Reconcile()
-    history: Annotated[History, Meta(description="How much of the past stays in memory.")] = (
-        History()
-    )
-    memory_locality: Annotated[
-        MemoryLocality, Meta(description="Looking where the memory of containers is.")
-    ] = MemoryLocality()
-    cpu_waiting: Annotated[
-        CPUWaiting, Meta(description="Looking how much containers wait for CPUs.")
-    ] = CPUWaiting()
-    measured_capacity: Annotated[
-        MeasuredCapacity, Meta(description="Capacity factors that follow steal.")
-    ] = MeasuredCapacity()
+    api_version: Annotated[Literal["nri-numa/v1"], AT_START] = API_VERSION
+    """Version of this document's form."""
+    kind: Annotated[Literal["AgentConfig"], AT_START] = KIND
+    """What this document is."""
+    runtime: Annotated[Runtime, AT_START] = Runtime()
+    """How the container runtime is reached."""
+    node_name: Annotated[str, checked(values.node_name), AT_START] = ""
+    """Name of this node in the page, the API and the metrics, and of the Node object; the host name
+    when empty. The manifests set it to the name that Kubernetes has, by the environment."""
+    state_dir: Annotated[Text, AT_START] = "/run/nri-numa"
+    """Directory of the checkpoint. /run is right: containers do not outlive a reboot either."""
+    sysfs_root: Annotated[Text, AT_START] = "/"
+    """Directory that holds the sys/ tree the machine is read from. Another one than / is a captured
+    machine."""
+    cgroup_root: Annotated[Text, AT_START] = "/sys/fs/cgroup"
+    """Where the cgroup file systems are mounted."""
+    kubelet_root: Annotated[Text, AT_START] = "/var/lib/kubelet"
+    """The kubelet's directory, read to find CPUs that its managers have pinned."""
+    kubelet: Kubelet = Kubelet()
+    """The kubelet, and who may take a container away from its managers."""
+    http: Annotated[HTTP, AT_START] = HTTP()
+    """Metrics, health, the API and the page."""
+    device_plugin: Annotated[DevicePlugin, AT_START] = DevicePlugin()
+    """Exclusive CPUs as an extended resource that the scheduler counts."""
+    devices: Annotated[Devices, AT_START] = Devices()
+    """Placing containers beside the devices that they have."""
+    dra: Annotated[DRA, AT_START] = DRA()
+    """NUMA nodes as devices that ResourceClaims allocate (DRA)."""
+    publish: Annotated[Publish, AT_START] = Publish()
+    """What nri-numa publish writes to the API server."""
+    offline_capacity: Annotated[OfflineCapacity, AT_START] = OfflineCapacity()
+    """How annotations of the Node about its capacity get to the agent."""
+    controller: Annotated[Controller, AT_START] = Controller()
+    """nri-numa controller, one for the cluster."""
+    scheduler: Annotated[Scheduling, AT_START] = Scheduling()
+    """The extender of kube-scheduler, nri-numa scheduler."""
+    log: Log = Log()
+    """Log lines, written to standard error."""
+    observe: bool = False
+    """Decide, log and count, but change nothing."""
+    on_internal_error: InternalErrorAnswer = InternalErrorAnswer.UNPINNED
+    """When we fail by a mistake of our own: start the container unpinned, or reject it."""
+    annotation_prefix: Annotated[Text, checked(values.annotation_prefix)] = "numa.kubernetes.io"
+    """Prefix of the annotations that pods ask with, without the slash."""
+    defaults: dict[str, AnnotationValue] = field(default_factory=dict)
+    """Annotation keys and values for pods that say nothing themselves."""
+    rules: tuple[RuleDocument, ...] = ()
+    """Annotation keys for matching containers. The first matching rule that sets a key wins it; an
+    annotation always beats a rule, a rule beats the defaults."""
+    permissions: tuple[PermissionDocument, ...] = ()
+    """What the annotations of pods may ask for. The first entry that matches a pod counts; a pod
+    that none matches may use every key, gets exclusive CPUs only as far as its CPU request pays for
+    them, and lists no reserved CPUs. Rules and defaults need no permission."""
+    quotas: Quotas = Quotas()
+    """How many CPUs may be withheld from others."""
+    shared_pool: SharedPool = SharedPool()
+    """What stays for containers without exclusive CPUs."""
+    keep_exclusive_cpus: Duration = "10m"
+    """How long a pod keeps exclusive CPUs of a container that ended, for its restart or the next
+    container of the pod, and of one that was created and never started (at least 2m); no longer
+    than its sandbox runs. 0 gives them back at once."""
+    strategy: Strategy = Strategy.SPREAD
+    """Of equally good NUMA nodes take the emptiest (spread) or the fullest that fits (pack), by
+    what is scarcest there; or the one with the most memory free, without memory the most CPU
+    (most-left)."""
+    oversale: Annotated[float, Meta(ge=1, le=100)] = 1.0
+    """Factor on each NUMA node's CPUs when shared requests are accounted."""
+    capacity_factor: dict[int, Annotated[float, Meta(ge=0, le=1)]] = field(default_factory=dict)
+    """By NUMA node, the part of its CPUs that is really there; 1 where nothing is said, 0 drains
+    the node."""
+    reserved_cpus: CPUList = ""
+    """CPUs, as a kernel list such as 0-1,32, that are never given exclusively."""
+    strict_reserved: bool = False
+    """Keep the reserved CPUs out of the shared pool too."""
+    reserved_memory: dict[int, Quantity | dict[str, Quantity]] = field(default_factory=dict)
+    """By NUMA node, memory that is never allocated to containers, such as 1Gi; or a mapping of
+    memory and huge pages of each size (hugepages-1Gi) to amounts."""
+    prefer_closest: bool = True
+    """Of equally narrow sets of NUMA nodes take the closest ones."""
+    kubelet_ties: bool = False
+    """Break ties between equally good sets of NUMA nodes as the kubelet does (lowest ids) instead
+    of by strategy."""
+    kubelet_memory: bool = False
+    """Keep the rules of the kubelet's Memory Manager: only Guaranteed pods are counted and get
+    memory nodes, groups of NUMA nodes never overlap, and what the kernel says is free does not
+    count."""
+    kubelet_cpus: bool = False
+    """Keep the rules of the kubelet's static CPU Manager: only exclusive CPUs are aligned and
+    counted; all other containers run on all shared CPUs, also where a policy asks for a NUMA node
+    (unless the pod says cpus: shared)."""
+    static_cpus: bool = False
+    """Give exclusive CPUs to each container of a Guaranteed pod with a whole number of CPUs, as the
+    kubelet's static CPU Manager does, also without a policy; they are not aligned then, and memory
+    is left alone."""
+    cpu_order: CPUOrder = CPUOrder.DEFAULT
+    """Which CPUs first: default keeps whole nodes, L3 groups and cores free; kubelet reproduces the
+    kubelet's order."""
+    distribute_across_numa: bool = False
+    """Spread an exclusive request evenly over the NUMA nodes it needs, or over those of its hint
+    where devices or memory make that wider."""
+    distribute_across_cores: bool = False
+    """With cpuOrder: kubelet, take single CPUs by number instead of whole cores (the kubelet's
+    distribute-cpus-across-cores). Needs alignL3: false."""
+    align_l3: bool = True
+    """Keep an exclusive request inside few last-level caches."""
+    align_by_socket: bool = False
+    """Prefer NUMA nodes of one socket, and take CPUs from all of it. Not together with
+    single-numa-node, whose pods stay on their NUMA node."""
+    isolated_cpus: IsolatedCPUs = IsolatedCPUs.AVOID
+    """What exclusive assignments do with the CPUs of the kernel's isolcpus list. Containers that
+    share run on none of them, unless this is any or no others are left; with only, exclusive
+    containers get no others."""
+    nohz_full_cpus: NohzFullCPUs = NohzFullCPUs.ANY
+    """What exclusive assignments do with the CPUs of the kernel's nohz_full list. isolatedCPUs goes
+    first where the two contradict each other, and no NUMA node more is used for it."""
+    cores: PreferredCores = PreferredCores.ANY
+    """Which cores of a hybrid processor exclusive assignments take first."""
+    memory_only_nodes: NUMAList = ""
+    """NUMA nodes without CPUs (HBM, CXL, PMEM), as a kernel list, that computed assignments may
+    use."""
+    memory_tiers: NUMAList = ""
+    """Memory tiers of the kernel, as a list of their numbers, whose NUMA nodes without CPUs
+    computed assignments may use; the N of /sys/devices/virtual/memory_tiering/memory_tierN."""
+    lift_quota: bool = True
+    """Run containers with exclusive CPUs without CFS quota."""
+    environment: bool = True
+    """Put NUMA_CPUS and NUMA_MEMS into pinned containers."""
+    reconcile: Reconcile = Reconcile()
+    """Comparing the real cgroups with what was decided."""
+    memory_locality: Annotated[MemoryLocality, AT_START] = MemoryLocality()
+    """Looking where the memory of containers is."""
+    cpu_waiting: Annotated[CPUWaiting, AT_START] = CPUWaiting()
+    """Looking how much containers wait for CPUs."""
+    measured_capacity: Annotated[MeasuredCapacity, AT_START] = MeasuredCapacity()
+    """Capacity factors that follow steal."""
+
+
+CONSTANTS: Final = {
+    "runtime.criListing": "1s",
+    "publish.burst": "10",
+    "controller.burst": "20",
+    "controller.hysteresis": "0.05",
+    "controller.prometheus.interval": "30s",
+    "controller.stuck.per": "1h",
+    "controller.steal.per": "1h",
+    "controller.steal.well": "0.9",
+    "controller.lease.name": "nri-numa-controller",
+    "controller.lease.namespace": "that of the credentials",
+    "controller.lease.duration": "15s",
+    "scheduler.holdLimit": "10m",
+    "scheduler.wakeInterval": "2s",
+    "reconcile.repairWindow": "10m",
+    "history.refusals": "256",
+    "memoryLocality.budget": "0.5",
+    "memoryLocality.maxSeries": "100",
+    "cpuWaiting.budget": "0.5",
+    "cpuWaiting.maxSeries": "100",
+    "measuredCapacity.step": "0.1",
+}
+"""Keys of earlier versions that are constants now, with their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One key that is not a section, by its dotted path; ``check`` refuses with `ValueError`."""
+
+    path: str
+    default: object
+    restart: bool
+    check: Callable[[Any], object] | None
+    names: tuple[str, ...]
+
+    def get(self, config: AgentConfig) -> Any:
+        """Its value in a configuration."""
+        return functools.reduce(getattr, self.names, config)
+
+
+@functools.cache
+def leaves() -> Mapping[str, Leaf]:
+    """Every key that is not a section, by dotted path, in the order of the declaration."""
+    from msgspec import inspect
+
+    def walk(
+        struct: inspect.StructType, path: str, names: tuple[str, ...], restart: bool
+    ) -> Iterator[Leaf]:
+        for one in struct.fields:
+            kind: inspect.Type = one.type
+            extra: Mapping[str, Any] = {}
+            if isinstance(one.type, inspect.Metadata):
+                kind, extra = one.type.type, one.type.extra or {}
+            at, here = f"{path}{one.encode_name}", (*names, one.name)
+            waits = restart or "restart" in extra
+            if isinstance(kind, inspect.StructType):
+                yield from walk(kind, f"{at}.", here, waits)
+            else:
+                default = (
+                    one.default
+                    if one.default_factory is msgspec.NODEFAULT
+                    else one.default_factory()
+                )
+                yield Leaf(at, default, waits, extra.get("check"), here)
+
+    root = cast("inspect.StructType", inspect.type_info(AgentConfig))
+    return {leaf.path: leaf for leaf in walk(root, "", (), False)}

@@ -1,30 +1,36 @@
-"""Turns the file's texts into values, and the configuration into the engine's settings."""
+"""What single values mean: parsed, and refused with what was expected (`ValueError`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Final
 
 from nri_numa import text
-from nri_numa.config import tenants
-from nri_numa.config.sections import AgentConfig, Quantity
-from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.engine.values.settings import CPUAmount
+from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
+
+Check = Callable[[str], object]
+
+DAY: Final = 86_400.0
+AUTO: Final = "auto"
+LONGEST_SOCKET: Final = 107
+"""Bytes of a unix socket's path: ``sun_path`` of unix(7) without its terminating zero."""
 
 _SIZE = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[kMGTPE]|[KMGTPE]i)?", re.ASCII)
 """How people write memory: no sign, no exponent, no thousandths of a byte."""
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h))+", re.ASCII)
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%", re.ASCII)
+_MOST_CPUS = 8192  # of the largest kernels, as in `nri_numa.machine.cpuset`
+
+# --- Amounts ------------------------------------------------------------------------------------
 
 
 def parse_quantity(value: str | int) -> int:
-    """Bytes of a memory quantity in Kubernetes' notation (``1536Mi``, ``2G``, ``1073741824``).
-
-    Raises:
-        ValueError: with what was expected.
-    """
+    """Bytes of a memory quantity in Kubernetes' notation (``1536Mi``, ``2G``, ``1073741824``)."""
     if isinstance(value, int):
         if value < 0:
             raise ValueError(f"{value} is negative, expected bytes")
@@ -34,17 +40,8 @@ def parse_quantity(value: str | int) -> int:
     return int(text.quantity(value))
 
 
-def reserved_types(value: Quantity | Mapping[str, Quantity]) -> Mapping[str, Quantity]:
-    """What ``reservedMemory`` says of one NUMA node, by type; one quantity is of ``memory``."""
-    return value if isinstance(value, Mapping) else {"memory": value}
-
-
 def page_size(resource: str) -> int:
-    """Bytes of one page of ``hugepages-2Mi`` and the like.
-
-    Raises:
-        ValueError: with what was expected.
-    """
+    """Bytes of one page of ``hugepages-2Mi`` and the like."""
     try:
         return text.page_size(resource)
     except text.BadQuantity as error:
@@ -53,12 +50,24 @@ def page_size(resource: str) -> int:
         ) from error
 
 
-def parse_duration(value: str | float) -> float:
-    """Seconds of a number, or of a text such as ``1m30s`` or ``250ms``.
+def parse_amount(value: str | int) -> CPUAmount:
+    """A number of CPUs, or a percentage of them."""
+    text = str(value)
+    match = _PERCENT.fullmatch(text)
+    if match is not None and float(match[1]) <= 100:
+        return CPUAmount(percent=float(match[1]))
+    if text.isascii() and text.isdigit() and len(text) <= 4 and int(text) <= _MOST_CPUS:
+        return CPUAmount(int(text))
+    raise ValueError(f"{text[:40]!r}, expected a number of CPUs, or a part of them such as 25%")
 
-    Raises:
-        ValueError: with what was expected.
-    """
+
+def parse_pool(value: str | int) -> CPUAmount | None:
+    """The floor of the shared pool; None for ``auto``."""
+    return None if value == AUTO else parse_amount(value)
+
+
+def parse_duration(value: str | float) -> float:
+    """Seconds of a number, or of a text such as ``1m30s`` or ``250ms``."""
     if isinstance(value, str):
         if value.isascii() and value.isdigit() and len(value) <= 10:
             return float(value)
@@ -75,13 +84,71 @@ def parse_duration(value: str | float) -> float:
     return float(value)
 
 
+def between(least: float, most: float = float("inf")) -> Callable[[str | float], object]:
+    """A check of durations by seconds."""
+
+    def check(value: str | float) -> None:
+        if not least <= parse_duration(value) <= most:
+            limit = f"to {most:g}s" if most < float("inf") else "or more"
+            raise ValueError(f"{value}, expected {least:g}s {limit}")
+
+    return check
+
+
+# --- Lists of ids -------------------------------------------------------------------------------
+
+
+def parse_cpus(value: str | int) -> CPUSet:
+    """The CPUs of a kernel list; a YAML reader makes a number of a list with one id."""
+    try:
+        return CPUSet.parse(str(value))
+    except ListFormatError as error:
+        raise ValueError(f"{error}, expected a kernel list such as 0-3,8") from error
+
+
+def parse_numa_nodes(value: str | int) -> NUMASet:
+    """The NUMA nodes, or memory tiers, of a kernel list."""
+    try:
+        return NUMASet.parse(str(value))
+    except ListFormatError as error:
+        raise ValueError(f"{error}, expected a kernel list such as 0-3,8") from error
+
+
+# --- Paths and addresses ------------------------------------------------------------------------
+
+
+def absolute(most: int = 4095, *, empty: bool = False, why: str = "") -> Check:
+    """A check of paths by their bytes; an ``empty`` one may say that there is none."""
+    limit = f" of at most {most} bytes{why}" if most != 4095 else ""
+
+    def check(path: str) -> None:
+        if not (empty and not path) and not (
+            path.startswith("/") and "\0" not in path and len(path.encode()) <= most
+        ):
+            raise ValueError(f"{path[:120]!r}, expected an absolute path{limit}")
+
+    return check
+
+
+def absolute_paths(paths: Sequence[str]) -> None:
+    """A few of them."""
+    if len(paths) > 8:
+        raise ValueError(f"{len(paths)} directories, expected at most 8")
+    for path in paths:
+        absolute()(path)
+
+
+def socket_address(value: str) -> None:
+    """The address of a unix socket as CRI's clients write it, with or without ``unix://``."""
+    absolute(LONGEST_SOCKET, why=", with or without unix:// in front")(
+        value.removeprefix("unix://")
+    )
+
+
 def split_address(address: str) -> tuple[str, int] | None:
     """Host and port of ``host:port`` or ``[IPv6]:port``; None when the address is ``off``.
 
     An empty host means every interface.
-
-    Raises:
-        ValueError: with what was expected.
     """
     if address == "off":
         return None
@@ -103,66 +170,91 @@ def split_address(address: str) -> tuple[str, int] | None:
 
 def is_loopback(host: str) -> bool:
     """Say whether only this machine can reach a listener on ``host``."""
-    return (
-        host == "localhost"
-        or host == "::1"
-        or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host) is not None
-    )
+    return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.[0-9]{1,3}){3}", host))
 
 
-def plugin_index(config: AgentConfig) -> str:
-    """The plugin index as the protocol wants it: two digits."""
-    index = config.runtime.plugin_index
-    return f"{index:02d}" if isinstance(index, int) else index
+def query_url(url: str) -> None:
+    """The address of a Prometheus server, or none."""
+    if url and not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url[:80]!r}, expected http:// or https://")
 
 
-def settings(config: AgentConfig) -> Settings:
-    """What the engine sees of a configuration that has no `problems`."""
-    reserved = {i: reserved_types(value) for i, value in config.reserved_memory.items()}
-    return Settings(
-        prefix=config.annotation_prefix,
-        defaults={key: str(value) for key, value in config.defaults.items()},
-        rules=tuple(
-            Rule(
-                namespaces=rule.match.namespaces,
-                labels=rule.match.labels,
-                qos=rule.match.qos,
-                runtime_handlers=rule.match.runtime_handlers,
-                containers=rule.match.containers,
-                values={key: str(value) for key, value in rule.set.items()},
-            )
-            for rule in config.rules
-        ),
-        strategy=config.strategy,
-        oversale=config.oversale,
-        capacity_factor=config.capacity_factor,
-        reserved_cpus=CPUSet.parse(str(config.reserved_cpus)),
-        strict_reserved=config.strict_reserved,
-        reserved_memory={i: parse_quantity(q.get("memory", 0)) for i, q in reserved.items()},
-        reserved_hugepages={
-            i: {page_size(t): parse_quantity(q) for t, q in types.items() if t != "memory"}
-            for i, types in reserved.items()
-            if types.keys() - {"memory"}
-        },
-        static_cpus=config.static_cpus,
-        prefer_closest=config.prefer_closest,
-        kubelet_ties=config.kubelet_ties,
-        kubelet_memory=config.kubelet_memory,
-        kubelet_cpus=config.kubelet_cpus,
-        cpu_order=config.cpu_order,
-        distribute_across_numa=config.distribute_across_numa,
-        distribute_across_cores=config.distribute_across_cores,
-        align_l3=config.align_l3,
-        align_by_socket=config.align_by_socket,
-        isolated=config.isolated_cpus,
-        nohz_full=config.nohz_full_cpus,
-        cores=config.cores,
-        memory_only_nodes=NUMASet.parse(str(config.memory_only_nodes)),
-        memory_tiers=frozenset(NUMASet.parse(str(config.memory_tiers))),
-        lift_quota=config.lift_quota,
-        set_environment=config.environment,
-        permissions=tenants.permissions(config.permissions),
-        limits=tenants.limits(config.quotas, config.shared_pool),
-        kept_seconds=parse_duration(config.keep_exclusive_cpus),
-        kubelet_override=config.kubelet.override,
-    )
+# --- Names --------------------------------------------------------------------------------------
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DNS_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_DRIVER = re.compile(rf"{_LABEL}(\.{_LABEL})+")
+_LONGEST_DRIVER = 63
+"""Source: kubernetes ``pkg/apis/resource/validation`` (DriverNameMaxLength)."""
+
+
+def node_name(name: str) -> None:
+    """The name of a Node, or none."""
+    if name and (len(name) > 253 or not _DNS_NAME.fullmatch(name)):
+        raise ValueError(
+            f"{name[:80]!r}, expected a node's name as Kubernetes has it: a DNS name in lower case "
+            "such as worker-7.example.org"
+        )
+
+
+def annotation_prefix(prefix: str) -> None:
+    """The prefix of annotations."""
+    if len(prefix) > 253 or not _DNS_NAME.fullmatch(prefix):
+        raise ValueError(
+            f"{prefix[:80]!r}, expected a DNS name such as numa.kubernetes.io (lower case, no "
+            "slash)"
+        )
+
+
+def driver_name(driver: str) -> None:
+    """The name of a DRA driver."""
+    if len(driver) > _LONGEST_DRIVER or not _DRIVER.fullmatch(driver):
+        raise ValueError(
+            f"{driver[:120]!r}, expected a DNS name in lower case with a dot, of at most "
+            f"{_LONGEST_DRIVER} characters, such as dra.example.com"
+        )
+
+
+def two_digits(index: str | int) -> str:
+    """The plugin index as the protocol wants it."""
+    found = f"{index:02d}" if isinstance(index, int) else index
+    if not re.fullmatch(r"[0-9]{2}", found, re.ASCII):
+        raise ValueError(f"{found[:20]!r}, expected two digits from 00 to 99")
+    return found
+
+
+_RESOURCE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
+_QUOTA = "requests."
+"""What a ResourceQuota puts before the name, which must be a good one with it as well."""
+_LONGEST_PREFIX = 253 - len(_QUOTA)
+
+
+def extended_resource(name: str) -> None:
+    """The name of an extended resource.
+
+    Source: kubernetes ``pkg/apis/core/v1/helper/helpers.go`` (IsExtendedResourceName) and
+    ``staging/src/k8s.io/apimachinery/pkg/util/validation``.
+    """
+    prefix, slash, rest = name.partition("/")
+    shown, good = repr(name[:120]), "such as example.com/exclusive-cpu"
+    if not slash:
+        raise ValueError(f"{shown} has no prefix, expected a DNS name, a slash and a name, {good}")
+    if "kubernetes.io/" in name:
+        raise ValueError(
+            f"{shown} is below kubernetes.io, which the API server keeps for Kubernetes; expected "
+            f"a DNS name of yours as prefix, {good}"
+        )
+    if name.startswith(_QUOTA):
+        raise ValueError(
+            f"{shown} begins with {_QUOTA}, which is the language of quotas; expected another"
+        )
+    if len(prefix) > _LONGEST_PREFIX or not _DNS_NAME.fullmatch(prefix):
+        raise ValueError(
+            f"{shown}: the prefix is no DNS name (lower case, at most {_LONGEST_PREFIX} "
+            f"characters), expected one {good}"
+        )
+    if len(rest) > 63 or not _RESOURCE.fullmatch(rest):
+        raise ValueError(
+            f"{shown}: after the slash, expected up to 63 letters, digits, -, _ and ., a letter or "
+            f"digit at both ends, {good}"
+        )

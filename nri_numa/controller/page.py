@@ -13,8 +13,14 @@ import msgspec
 
 from nri_numa.config import AgentConfig
 from nri_numa.controller.overview import BadQuery, Overview, query_of
-from nri_numa.http.api import CONTENT_SECURITY_POLICY, APIError, Request, Response
-from nri_numa.http.guarded import TEXT, Route
+from nri_numa.http.protocol import (
+    CONTENT_SECURITY_POLICY,
+    TEXT,
+    APIError,
+    Request,
+    Response,
+    Route,
+)
 from nri_numa.http.security import TokenFile
 from nri_numa.kube.api import Watch
 
@@ -49,7 +55,7 @@ class Page:
         """What is added to the controller's server."""
         return [
             Route("GET", DOCUMENT, self._document),
-            Route("GET", PATH.rstrip("/"), self._moved),
+            Route("GET", PATH.rstrip("/"), self._redirect),
             *(
                 Route("GET", PATH + shown, partial(self._file, name))
                 for name in self._files
@@ -57,7 +63,7 @@ class Page:
             ),
         ]
 
-    def _moved(self, request: Request) -> Response:
+    def _redirect(self, request: Request) -> Response:
         return Response(308, b"", TEXT, [("Location", PATH)])
 
     def _file(self, name: str, request: Request) -> Response:

@@ -17,20 +17,19 @@ from typing import Any, Final
 from nri_numa import __version__, service
 from nri_numa import config as configuration
 from nri_numa.cluster.writer import Writer, WriterMetrics
-from nri_numa.config import AgentConfig, parse_duration, split_address
-from nri_numa.config.controlling import Drain, Steal, Stuck
-from nri_numa.config.extended_resource import slots_resource
+from nri_numa.config import AgentConfig, parse_duration, slots_resource, split_address
+from nri_numa.config.sections import Drain, Steal, Stuck
 from nri_numa.controller import capacity, evictor
-from nri_numa.controller.capacity import CapacityOutput, Offer, UnknownNode, from_put
+from nri_numa.controller.capacity import CapacityOutput, Measurement, UnknownNode, from_put
 from nri_numa.controller.evictor import Drained, Stolen
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
 from nri_numa.controller.refused import FIELDS, Refused
 from nri_numa.controller.sources import FileSource, PrometheusSource
-from nri_numa.http.api import APIError, Response
-from nri_numa.http.api import Request as HTTPRequest
-from nri_numa.http.guarded import Route, Site
+from nri_numa.http.protocol import APIError, Response, Route
+from nri_numa.http.protocol import Request as HTTPRequest
 from nri_numa.http.security import Certificate, TokenFile
+from nri_numa.http.server import Site
 from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, namespace, uid_of
 from nri_numa.kube.lease import Lease
 from nri_numa.kube.lease import identity as own_identity
@@ -44,6 +43,14 @@ from nri_numa.scheduler.watcher import PODS, TOPOLOGIES
 
 log = get_logger("controller")
 
+BURST: Final = 20
+"""Requests to the API server at once after a quiet time."""
+HYSTERESIS: Final = 0.05
+"""A factor is written again when it differs by so much from what is written."""
+LEASE: Final = "nri-numa-controller"
+"""Name of the Lease, which the Role of the manifests names too."""
+LEASE_DURATION: Final = 15.0
+"""Seconds after which a silent leader is replaced."""
 TICK: Final = 1.0
 """Seconds between two looks at what should be written."""
 PUT: Final = "put"
@@ -97,19 +104,19 @@ class _Objects(Watched):
         self,
         clock: Callable[[], float],
         changed: Iterable[Callable[[str, Mapping[str, Any], float], object]],
-        gone: Iterable[Callable[[str], object]],
+        removed: Iterable[Callable[[str], object]],
     ) -> None:
-        self._clock, self._changed, self._gone = clock, tuple(changed), tuple(gone)
+        self._clock, self._changed, self._removed = clock, tuple(changed), tuple(removed)
 
     def put(self, document: Mapping[str, Any]) -> None:
         """One exists, new or changed."""
         for changed in self._changed:
             changed(name_of(document), document, self._clock())
 
-    def gone(self, key: str) -> None:
+    def removed(self, key: str) -> None:
         """One does not exist any more."""
-        for gone in self._gone:
-            gone(key)
+        for removed in self._removed:
+            removed(key)
 
 
 class _PendingPods(Watched):
@@ -122,9 +129,9 @@ class _PendingPods(Watched):
         """A pod is Pending, or changed."""
         self._refused.pod(document, self._clock())
 
-    def gone(self, key: str) -> None:
+    def removed(self, key: str) -> None:
         """A pod is not Pending any more."""
-        self._refused.pod_gone(key)
+        self._refused.pod_removed(key)
 
 
 class _FailedEvents(Watched):
@@ -164,7 +171,7 @@ class Service:
                 validity=parse_duration(section.validity),
                 keep_last=section.silent == "last",
                 smoothing=parse_duration(section.smoothing),
-                hysteresis=section.hysteresis,
+                hysteresis=HYSTERESIS,
                 least_time=parse_duration(section.least_time),
             ),
         )
@@ -173,9 +180,8 @@ class Service:
         if section.drain.evict:
             self.drained = Drained(prefix, _rules(section.drain), now)
         if (steal := section.steal).evict:
-            below, well, at_most = steal.below, steal.well, steal.at_most
             self.stolen = Stolen(
-                prefix, _rules(steal), now, below=below, well=well, at_most=at_most
+                prefix, _rules(steal), now, below=steal.below, at_most=steal.at_most
             )
         if section.stuck.evict:
             settings, nodes = configuration.settings(config), Nodes()
@@ -196,17 +202,17 @@ class Service:
             self._metrics,
             "controller",
             rate=section.rate,
-            burst=section.burst,
+            burst=BURST,
             clock=clock,
             jitter=jitter,
             may=self._may_write,
             written=self._written,
         )
         self.lease = Lease(
-            section.lease.name,
-            section.lease.namespace or namespace(section.credentials),
+            LEASE,
+            namespace(section.credentials),
             self._api.do,
-            duration=parse_duration(section.lease.duration),
+            duration=LEASE_DURATION,
             identity=identity or own_identity(),
             clock=clock,
             wall=wall,
@@ -243,7 +249,7 @@ class Service:
         shown = [overview] if overview is not None else []
         listeners = [self.capacity, *self._evictors, *shown]
         objects = _Objects(
-            self._clock, [one.node for one in listeners], [one.node_gone for one in listeners]
+            self._clock, [one.node for one in listeners], [one.node_removed for one in listeners]
         )
         self._nodes = Watch(self._api, NODES, objects, jitter=jitter)
         watches = [self._nodes]
@@ -253,7 +259,7 @@ class Service:
             objects = _Objects(
                 self._clock,
                 [one.topology for one in published],
-                [one.topology_gone for one in published],
+                [one.topology_removed for one in published],
             )
             watches.append(Watch(self._api, TOPOLOGIES, objects, jitter=jitter))
             if overview is not None:
@@ -295,7 +301,7 @@ class Service:
                     group.create_task(query.run())
         finally:
             await self.server.stop()
-            await self.lease.give_back()
+            await self.lease.release()
             await self._api.close()
 
     def left(self) -> dict[str, object]:
@@ -307,8 +313,8 @@ class Service:
     def put(self, node: str, document: object) -> str:
         """Take what a PUT says; a sentence about what may keep it from having an effect."""
         try:
-            offer = from_put(node, document, longest=LONGEST_VALIDITY)
-            warning = self.capacity.offer(PUT, offer, self._clock())
+            measured = from_put(node, document, longest=LONGEST_VALIDITY)
+            warning = self.capacity.report(PUT, measured, self._clock())
         except (BadCapacity, UnknownNode):
             self._metrics.offers.labels(PUT, "refused").inc()
             raise
@@ -384,21 +390,21 @@ class Service:
             metrics.stolen.set(self.stolen.poor())
         return metrics.text()
 
-    def _take(self, source: str, offers: Sequence[Offer]) -> list[str]:
+    def _take(self, source: str, measurements: Sequence[Measurement]) -> list[str]:
         """What a source says of all nodes: those it names no more are withdrawn."""
         if not self._nodes.synced.is_set():
             return []
         problems: list[str] = []
         now = self._clock()
-        for offer in offers:
+        for one in measurements:
             try:
-                self.capacity.offer(source, offer, now)
+                self.capacity.report(source, one, now)
             except (BadCapacity, UnknownNode) as error:
                 self._metrics.offers.labels(source, "refused").inc()
                 problems.append(str(error))
             else:
                 self._metrics.offers.labels(source, "accepted").inc()
-        for node in self.capacity.spoken_of() - {offer.node for offer in offers}:
+        for node in self.capacity.spoken_of() - {one.node for one in measurements}:
             self.capacity.withdraw(source, node)
         return problems
 
@@ -427,13 +433,11 @@ class Service:
 
 
 def _rules(section: Drain | Stuck | Steal) -> evictor.Rules:
-
     return evictor.Rules(
         after=parse_duration(section.after),
         per_minute=section.per_minute,
         dry_run=section.dry_run,
         per_workload=0 if isinstance(section, Drain) else section.per_workload,
-        per=0.0 if isinstance(section, Drain) else parse_duration(section.per),
     )
 
 

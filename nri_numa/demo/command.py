@@ -2,19 +2,47 @@
 
 The plugin is the real one: a process of its own, started like a service, which reads the machine
 from a ``sys/`` tree and talks NRI over a unix socket. The runtime at the other end is
-`nri_numa.demo.runtime`, which has no processes, only books. Everything that is told is checked,
-so the demo is a test too: it ends with 1 and says what was not as told.
+`nri_numa.demo.runtime`, which has no processes, only specs. Everything that is shown is checked, so
+the demo is a test too: it ends with 1 and says what was not as expected.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import os
 import shutil
+import sys
 import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
+
+from nri_numa.cli.common import progress
+from nri_numa.cli.output import WIDTH, wrapped
+from nri_numa.demo.runtime import CRIError, DemoContainer
+from nri_numa.demo.stage import (
+    MODEL,
+    PREFIX,
+    NotAsExpected,
+    Stage,
+    assigned,
+    cpus_of,
+    example,
+    examples,
+)
+from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.machine.model import cpus_text, human_milli, numa_text
+from nri_numa.simulate.pods import Amounts, PodManifest, Role
+
+bold = functools.partial(click.style, bold=True)
+red = functools.partial(click.style, fg="red")
+green = functools.partial(click.style, fg="green")
 
 
 @click.command()
@@ -28,24 +56,22 @@ def main(keep: bool) -> None:
     pods, and shows what each gets and why: lists, shared and exclusive CPUs, a refusal, CPUs given
     back, and a plugin killed and restarted. Takes seconds, needs no privileges, leaves nothing.
     """
-    from nri_numa.demo.story import NotAsExpected, tell
-
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-demo-", dir=_short_directory()))
-    told = False
+    done = False
     try:
-        asyncio.run(tell(directory))
-        told = True
+        asyncio.run(play(directory))
+        done = True
     except NotAsExpected as problem:
         raise click.ClickException(
             f"the demo did not go as told: {problem}{_log(directory)}"
         ) from None
     except KeyboardInterrupt:
-        told = not keep
+        done = not keep
         raise click.Abort from None
     finally:
         if keep:
             click.echo(f"\nThe files are in {directory}", err=True)
-        elif told:
+        elif done:
             shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -56,8 +82,322 @@ def _short_directory() -> str | None:
 
 
 def _log(directory: Path) -> str:
-    """The end of the plugin's log, for somebody who must find out why."""
+    """The end of the plugin's log, to find out why."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (directory / "plugin.log").read_text(errors="replace").splitlines()[-15:]
     return "\n".join([f"\nThe files are in {directory}; the plugin's log ends:", *lines])
+
+
+async def play(directory: Path) -> None:
+    """Play the demo in an empty directory, for the model of the machine and the plugin's files.
+
+    Raises:
+        NotAsExpected: something came out differently.
+    """
+    started = time.monotonic()
+    async with Stage(directory) as stage:
+        await _Story(stage).play()
+    took = time.monotonic() - started
+    say()
+    paragraph(f"Everything above was checked while it was told. It took {took:.1f} seconds.")
+    heading("Where to look next")
+    for command, what in (
+        ("nri-numa topology", "what this machine looks like"),
+        ("nri-numa check", "whether it is ready, and what to do"),
+        (
+            f"nri-numa simulate {_shown(examples())} \\\n    --machine {MODEL}",
+            "these pods on this model again; without --machine on your machine",
+        ),
+        ("nri-numa run", "the plugin; needs containerd"),
+        ("README.md", "how a real node is set up"),
+    ):
+        if len(command) > 37:
+            for line in command.split("\n"):
+                say(f"  {line}")
+            say(f"      {what}")
+        else:
+            say(f"  {command:<38}{what}")
+
+
+def _shown(folder: Path) -> str:
+    """The examples as a user finds them: in a checkout beside the package, else installed."""
+    checkout = folder.parents[2] / "config" / "examples"
+    best = checkout if checkout.is_dir() else folder
+    return os.path.relpath(best) if best.is_relative_to(Path.cwd()) else str(best)
+
+
+_ROUNDS = 600
+"""Rounds, ten a second, within which the neighbours of a pod that ended get its CPUs."""
+
+
+class _Story:
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._machine = stage.machine
+
+    async def play(self) -> None:
+        await self._begin()
+        await self._shared()
+        await self._exclusive()
+        await self._why()
+        await self._siblings_and_more()
+        await self._refusal()
+        await self._release()
+        await self._restart()
+
+    # --- chapters ---------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        say(bold("nri-numa: containers on the right CPUs and memory from their first instruction"))
+        say()
+        with progress("starting the plugin"):
+            pid = await self._stage.start_plugin()
+        paragraph(
+            f"The plugin runs as process {pid} and is connected over NRI. The runtime at the other "
+            "end lives in memory only, and the machine is a model:"
+        )
+        say()
+        for i, numa_node in self._machine.numa_nodes.items():
+            socket = next(s.id for s in self._machine.sockets.values() if i in s.numa_nodes)
+            cpus = f"{len(numa_node.cpus)} CPUs {numa_node.cpus!s:<13}"
+            say(f"  socket {socket}  NUMA node {i}  {cpus} {numa_node.memory_bytes >> 30} GiB")
+        say("  CPUs 0 and 16 are the two threads of one core, 1 and 17 of the next, ...")
+
+    async def _shared(self) -> None:
+        heading("1  Pods say by annotations what they want")
+        (pinned,) = await self._show("01-explicit-lists.yaml")
+        expect(pinned.cpus == "1,17" and pinned.mems == "0", "pinned must have what it lists")
+        for server in await self._show("02-web.yaml", name="web"):
+            self._on_one_numa_node([server])
+
+    async def _exclusive(self) -> None:
+        heading("2  Exclusive CPUs: the others make room in the same answer")
+        before = self._stage.assignments()
+        (engine,) = await self._show("03-database.yaml")
+        own = self._on_one_numa_node([engine])
+        cores = {self._machine.cpus[i].core for i in own}
+        expect(len(own) == 4, "the database must have four CPUs")
+        expect(len(cores) == 4, "the database must not have two threads of one core")
+        self._no_other_on(own, engine)
+        changed = self._changed(before)
+        expect(bool(changed), "somebody must have made room for the database")
+        self._show_moves(changed)
+
+    async def _why(self) -> None:
+        say("  Why there? nri-numa explain asks the plugin, which says:")
+        document = await self._stage.ask("/v1/explain/default/database-0/engine")
+        (explanation,) = document["explanations"]
+        steps = [text for text in explanation["steps"] if " won: " in text or " lost: " in text]
+        expect(any(" won: " in text for text in steps), "the plugin must explain its choice")
+        for text in steps:
+            for line in wrapped(text, "    ", "      ", width=WIDTH):
+                say(line)
+
+    async def _siblings_and_more(self) -> None:
+        heading("3  Thread siblings, huge pages, pods that are placed as one")
+        trading, daytime, nightly = await self._show("04-siblings.yaml")
+        detail(
+            "beside",
+            f"daytime, on the other threads of {cpus_text(daytime.cpus)}: busy hours differ",
+        )
+        own = CPUSet.parse(trading.cpus)
+        self._no_other_on(self._machine.siblings_of(own), trading)
+        day, night = CPUSet.parse(daytime.cpus), CPUSet.parse(nightly.cpus)
+        siblings = self._machine.siblings_of(day)
+        expect(night <= siblings - day, "nightly must run on the threads beside daytime's")
+        (forwarder,) = await self._show("05-hugepages.yaml")
+        self._on_one_numa_node([forwarder])
+        prepare, proxy, app = await self._show("06-sidecar.yaml")
+        self._on_one_numa_node([proxy, app])
+        expect(prepare.cpus == app.cpus, "the application must get the init container's CPUs")
+
+    async def _refusal(self) -> None:
+        heading("4  What cannot be done is refused, with the reason")
+        (pod,) = example("07-too-big.yaml")
+        assignments = self._stage.assignments()
+        try:
+            await self._stage.run(pod)
+        except CRIError as error:
+            text = str(error)
+        else:
+            raise NotAsExpected("too-big must be refused, and it was started")
+        expect("TopologyAffinityError" in text, f"the refusal must name its reason: {text}")
+        expect(pod.full_name in text, f"the refusal must name the pod: {text}")
+        expect(self._stage.assignments() == assignments, "a refused pod must change nothing")
+        entry(f"{pod.name}/{pod.containers[0].name}", "07-too-big.yaml")
+        detail("asks", _requested(pod, pod.containers[0].name))
+        detail("refused", text.partition(" desc = ")[2] or text, paint=red)
+
+    async def _release(self) -> None:
+        heading("5  A pod ends: its CPUs go back")
+        (pod,) = example("03-database.yaml")
+        before = self._stage.assignments()
+        await self._stage.remove(pod)
+        say(f"  {pod.name} is removed.")
+        # They were kept for the pod until its sandbox stopped, and no reply carries what follows.
+        changed, rounds = self._changed(before), _ROUNDS
+        while not changed and rounds:
+            await asyncio.sleep(0.1)
+            changed, rounds = self._changed(before), rounds - 1
+        expect(bool(changed), "somebody must have got the database's CPUs back")
+        self._show_moves(changed)
+
+    async def _restart(self) -> None:
+        heading("6  The plugin is killed and started again: nothing moves")
+        stage = self._stage
+        before = stage.assignments()
+        await stage.kill()
+        say("  kill -9. While the plugin is away, one more web server starts, unpinned:")
+        late = replace(example("02-web.yaml")[0], name="web-meanwhile", uid="web-meanwhile")
+        (server,) = await stage.run(late)
+        expect(server.cpus == str(self._machine.online), "nobody can have pinned web-meanwhile")
+        detail("has", cpus_text(server.cpus))
+        with progress("starting the plugin again"):
+            pid = await stage.start_plugin()
+        say(f"  The plugin is back as process {pid}, and compares notes with the runtime:")
+        after = stage.assignments()
+        (name,) = after.keys() - before.keys()
+        changed = [n for n in before if before[n] != after.get(n)]
+        expect(not changed, f"a restart must move nothing, and moved {', '.join(changed)}")
+        self._on_one_numa_node([server])
+        detail("moved", f"none of {len(before)} containers", paint=green)
+        detail("found", f"{name}: now {cpus_text(server.cpus)}, memory of {numa_text(server.mems)}")
+        (pod,) = example("03-database.yaml")
+        exclusive = cpus_of(c for c in stage.running() if assigned_kind(c) == "exclusive")
+        (engine,) = await stage.run(pod)
+        own = CPUSet.parse(engine.cpus)
+        expect(not own & exclusive, f"{cpus_text(own & exclusive)} must not be given away twice")
+        self._no_other_on(own, engine)
+        detail(
+            "knows",
+            f"{stage.pod_name(engine)} starts again, on {cpus_text(own)} that nobody else has",
+        )
+
+    # --- showing ----------------------------------------------------------------------------------
+
+    async def _show(self, file: str, *, name: str = "") -> list[DemoContainer]:
+        """Run the pods of an example and show them; replicas of ``name`` stand together."""
+        shown: list[DemoContainer] = []
+        for number, pod in enumerate(example(file)):
+            started = await self._stage.run(pod)
+            shown += started
+            for container, manifest in zip(started, pod.containers, strict=True):
+                if not name or not number:
+                    label = f"{name or pod.name}/{container.name}"
+                    role = "" if manifest.role is Role.APP else f", {manifest.role} container"
+                    entry(label, f"{file}{role}")
+                    detail("asks", _requested(pod, container.name))
+                self._got(container, f"#{number + 1} " if name else "")
+        return shown
+
+    def _got(self, container: DemoContainer, head: str) -> None:
+        decision = assigned(container)
+        idle = f", and {cpus_text(decision['idle'])} stays idle" if decision.get("idle") else ""
+        where = f"memory of {numa_text(container.mems)}{idle}"
+        detail("gets", f"{head}{cpus_text(container.cpus)}, {where}")
+        if decision["kind"] != "shared":  # these move, and the annotation says where they started
+            expect(decision["cpus"] == container.cpus, f"{container.name} has other CPUs than told")
+        if head in ("", "#1 "):
+            detail("why", str(decision["reason"]))
+
+    def _changed(self, before: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+        now = self._stage.assignments()
+        return {
+            name: (cpus, now[name][0])
+            for name, (cpus, _) in before.items()
+            if name in now and now[name][0] != cpus
+        }
+
+    def _show_moves(self, changed: dict[str, tuple[str, str]]) -> None:
+        say("    container                     CPUs before    CPUs after")
+        for name, (old, new) in changed.items():
+            say(f"    {name:<29} {old:<14} {new}")
+
+    # --- checks -----------------------------------------------------------------------------------
+
+    def _on_one_numa_node(self, containers: Sequence[DemoContainer]) -> CPUSet:
+        cpus = cpus_of(containers)
+        names = ", ".join(self._stage.pod_name(c) for c in containers)
+        numa_nodes = self._machine.numa_of(cpus)
+        expect(len(numa_nodes) == 1, f"{names} must be on one NUMA node, and has {cpus_text(cpus)}")
+        for container in containers:
+            mems = NUMASet.parse(container.mems)
+            expect(mems == numa_nodes, f"{names} must have its memory there, not on {mems}")
+        return cpus
+
+    def _no_other_on(self, cpus: CPUSet, owner: DemoContainer) -> None:
+        for other in self._stage.running():
+            if other is not owner:
+                both = CPUSet.parse(other.cpus) & cpus
+                name = self._stage.pod_name(other)
+                expect(
+                    not both,
+                    f"{cpus_text(both, 'is', 'are')} exclusive to others, and {name} may run there",
+                )
+
+
+def assigned_kind(container: DemoContainer) -> str:
+    """How the plugin placed a container; empty when it did not."""
+    if f"{PREFIX}assigned" not in container.message.annotations:
+        return ""
+    return str(assigned(container)["kind"])
+
+
+def expect(holds: bool, what: str) -> None:
+    """Check what is shown."""
+    if not holds:
+        raise NotAsExpected(what)
+
+
+def _requested(pod: PodManifest, container: str) -> str:
+    annotations = [
+        f"{key.removeprefix(PREFIX)}: {value}"
+        for key, value in pod.annotations.items()
+        if key.startswith(PREFIX)
+    ]
+    (manifest,) = (c for c in pod.containers if c.name == container)
+    return "; ".join([*annotations, _amounts(manifest.requests, manifest.limits)])
+
+
+def _amounts(requests: Amounts, limits: Amounts) -> str:
+    milli, memory = limits.cpu_milli or requests.cpu_milli, limits.memory or requests.memory
+    parts = []
+    if milli:
+        parts.append(human_milli(milli))
+    if memory:
+        parts.append(f"{memory / (1 << 30):.4g} GiB")
+    for size, amount in limits.hugepages.items():
+        parts.append(f"{amount >> 20} MiB in pages of {size >> 20} MiB")
+    return ", ".join(parts)
+
+
+# --- on the terminal ------------------------------------------------------------------------------
+
+
+def say(text: str = "") -> None:
+    """One line; colours go only to a terminal that takes them."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    click.echo(text, color=sys.stdout.isatty() and not plain)
+
+
+def heading(text: str) -> None:
+    """The title of a chapter."""
+    say()
+    say(bold(text))
+
+
+def paragraph(text: str) -> None:
+    """Running text."""
+    say("\n".join(textwrap.wrap(text, WIDTH)))
+
+
+def entry(name: str, file: str) -> None:
+    """The head of one container."""
+    say(f"  {bold(name)}  ({file})")
+
+
+def detail(label: str, text: str, *, paint: Callable[[str], str] = str) -> None:
+    """A labelled fact, wrapped beside its label."""
+    for line in wrapped(text, f"    {label:<8}", " " * 12, width=WIDTH):
+        say(paint(line))

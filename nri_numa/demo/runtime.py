@@ -77,13 +77,7 @@ class _Plugin:
 
 
 class DemoRuntime:
-    """The runtime's side of NRI over a unix socket.
-
-    Attributes:
-        pods: by sandbox id.
-        containers: by id, in the order of creation.
-        connected: whether a plugin is synchronized.
-    """
+    """The runtime's side of NRI over a unix socket; ``connected`` says of a synchronized plugin."""
 
     def __init__(self, socket_path: str, machine: Topology) -> None:
         self.pods: dict[str, pb.PodSandbox] = {}
@@ -215,7 +209,7 @@ class DemoRuntime:
             self.connected.clear()
         for waiting in plugin.calls.values():
             if not waiting.done():
-                waiting.set_exception(CRIError("the plugin has gone"))
+                waiting.set_exception(CRIError("the plugin ended"))
 
     async def _welcome(self, plugin: _Plugin) -> None:
         """Configure and synchronize a plugin that has registered."""

@@ -8,21 +8,23 @@ import importlib.resources
 import json
 import os
 import sys
-import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+import click
+
 import nri_numa
+from nri_numa.cli.agent_client import AgentClient
+from nri_numa.cli.machine import made_up
 from nri_numa.demo.runtime import CRIError, DemoContainer, DemoRuntime, State
 from nri_numa.engine.values.workload import Container, PodSandbox, Resources
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
-from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.machine.synthetic import sysfs_files
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.simulate.manifests import PodManifest, Role, read_text
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+from nri_numa.simulate.manifests import read_text
+from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
 
 PREFIX = "numa.kubernetes.io/"
 
@@ -32,19 +34,8 @@ class NotAsExpected(Exception):
 
 
 MODEL = "synthetic:memory=16Gi,hugepages-2Mi=1Gi"
-"""`model` as ``nri-numa simulate --machine`` takes it; the other values are the usual ones."""
-
-
-def model() -> Topology:
-    """Two sockets with two NUMA nodes each, four cores with two threads on each of them."""
-    return synthetic(
-        sockets=2,
-        numa_per_socket=2,
-        cores_per_numa=4,
-        threads=2,
-        memory_gib=16,
-        hugepages={2 << 20: 1 << 30},
-    )
+"""As ``nri-numa simulate --machine`` takes it: two sockets with two NUMA nodes each, and on each of
+them four cores with two threads."""
 
 
 def examples() -> Path:
@@ -59,15 +50,10 @@ def example(name: str) -> list[PodManifest]:
 
 
 class Stage:
-    """The plugin and the runtime; a context manager that ends both.
-
-    Attributes:
-        machine: the modelled machine.
-        runtime: whose books say what every container has.
-    """
+    """The plugin and the runtime on a modelled machine; a context manager that ends both."""
 
     def __init__(self, directory: Path) -> None:
-        self.machine = model()
+        self.machine: Topology = made_up(MODEL.removeprefix("synthetic:"))
         self._memory = sum(n.memory_bytes for n in self.machine.numa_nodes.values())
         self._directory = directory
         self._socket = directory / "nri.sock"
@@ -91,12 +77,7 @@ class Stage:
         await self.runtime.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.kill()
         await self.runtime.stop()
 
@@ -142,7 +123,7 @@ class Stage:
             if not self.runtime.connected.is_set():
                 return
             await asyncio.sleep(0.01)
-        raise NotAsExpected("the runtime did not notice that the plugin is gone")
+        raise NotAsExpected("the runtime did not notice that the plugin ended")
 
     async def ask(self, path: str) -> dict[str, Any]:
         """What the plugin's API answers."""
@@ -153,10 +134,10 @@ class Stage:
             await asyncio.sleep(0.01)
         else:
             raise NotAsExpected("the plugin does not serve its API")
-        text = await asyncio.to_thread(_get, f"http://{address}{path}")
-        document = json.loads(text)
-        if not isinstance(document, dict):
-            raise NotAsExpected(f"{path} is answered with {text[:80]}")
+        try:
+            document: dict[str, Any] = await asyncio.to_thread(AgentClient(address).get, path)
+        except click.ClickException as error:
+            raise NotAsExpected(f"{path}: {error.message}") from None
         return document
 
     def _listening(self) -> str:
@@ -171,10 +152,7 @@ class Stage:
     # --- pods -------------------------------------------------------------------------------------
 
     async def run(self, pod: PodManifest) -> list[DemoContainer]:
-        """Run a pod as a kubelet would: init containers one after another, then the others.
-
-        Returns:
-            Its containers in order; those that ended included.
+        """Run a pod as a kubelet would; its containers in order, those that ended included.
 
         Raises:
             CRIError: one was refused; the pod is removed again.
@@ -207,7 +185,7 @@ class Stage:
         """The running containers, in the order of creation."""
         return [c for c in self.runtime.containers.values() if c.state is State.RUNNING]
 
-    def books(self) -> dict[str, tuple[str, str]]:
+    def assignments(self) -> dict[str, tuple[str, str]]:
         """CPUs and memory nodes of every running container, by name."""
         return {self.pod_name(c): (c.cpus, c.mems) for c in self.running()}
 
@@ -219,9 +197,7 @@ def assigned(container: DemoContainer) -> dict[str, Any]:
         raise NotAsExpected(
             f"container {container.name} does not carry the annotation {PREFIX}assigned"
         )
-    document = json.loads(text)
-    if not isinstance(document, dict):
-        raise NotAsExpected(f"the annotation {PREFIX}assigned of {container.name} is {text}")
+    document: dict[str, Any] = json.loads(text)
     return document
 
 
@@ -233,18 +209,8 @@ def cpus_of(containers: Iterable[DemoContainer]) -> CPUSet:
     return CPUSet.from_bits(bits)
 
 
-def _get(url: str) -> str:
-    # Without the proxy that the environment may name: this is our own machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=10) as answer:
-            return str(answer.read().decode())
-    except OSError as error:
-        raise NotAsExpected(f"{url}: {error}") from None
-
-
 def _environment() -> dict[str, str]:
-    """Ours, without what would configure the plugin or make it talk to somebody else's manager."""
+    """Ours, without what would configure the plugin or make it talk to another service manager."""
     strange = ("NRI_NUMA_", "NRI_PLUGIN_", "NOTIFY_SOCKET", "WATCHDOG_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(strange)}
     package = str(Path(nri_numa.__file__).resolve().parents[1])
@@ -256,7 +222,7 @@ def _environment() -> dict[str, str]:
 
 
 def pod_message(pod: PodSandbox) -> pb.PodSandbox:
-    """A pod sandbox as the runtime tells it."""
+    """A pod sandbox as the runtime sends it."""
     message = pb.PodSandbox(
         id=pod.id,
         uid=pod.uid,
@@ -272,7 +238,7 @@ def pod_message(pod: PodSandbox) -> pb.PodSandbox:
 
 
 def container_message(container: Container) -> pb.Container:
-    """A container that is about to be created, as the runtime tells it."""
+    """A container that is about to be created, as the runtime sends it."""
     message = pb.Container(
         id=container.id,
         pod_sandbox_id=container.pod_id,

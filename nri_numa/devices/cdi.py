@@ -128,11 +128,11 @@ def _read(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
 
 
 def _yaml(text: str) -> Any:
-    from nri_numa.config import yaml_reader
+    from nri_numa import safe_yaml
 
     try:
-        return yaml_reader.parse(text)
-    except yaml_reader.YAMLProblem as problem:
+        return safe_yaml.parse(text)
+    except safe_yaml.YAMLProblem as problem:
         raise ValueError(str(problem)) from problem
 
 

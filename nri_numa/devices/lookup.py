@@ -29,7 +29,7 @@ from nri_numa.machine.model import numa_text
 from nri_numa.machine.pci import GPU, PCI_ADDRESS
 
 if TYPE_CHECKING:
-    from nri_numa.config.device_sources import Devices as Sources
+    from nri_numa.config.sections import Devices as Sources
 
 
 class GivenDevice(NamedTuple):

@@ -36,7 +36,7 @@ from nri_numa.machine.pci import NIC
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
-    from nri_numa.config.device_sources import Devices as Sources
+    from nri_numa.config.sections import Devices as Sources
 
 log = get_logger("devices")
 

@@ -45,8 +45,6 @@ _DEVICE: Final = re.compile(r"numa([0-9]{1,4})")
 class BadClaim(AgentError):
     """A claim that is not prepared; the message says which, why, and what was expected."""
 
-    reason = "BadClaim"
-
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One device that a claim got.

@@ -1,4 +1,4 @@
-"""Who may ask: bearer token, certificate, and the Host header."""
+"""Who may make requests: bearer token, certificate, and the Host header."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from typing import TYPE_CHECKING
 
 from nri_numa.config.values import is_loopback
 from nri_numa.errors import ConfigError
+from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
     import ssl
+
+log = get_logger("http")
 
 
 class TokenFile:
     """The bearer token, read again when its file changes.
 
-    Args:
-        path: of the file.
-        setting: section of the configuration, for errors.
-
-    Raises:
-        ConfigError: when the file cannot be read or is empty at the start.
+    ``setting`` is the section of the configuration, for the `ConfigError` of a file that cannot be
+    read or is empty at the start.
     """
 
     def __init__(self, path: str, *, setting: str = "http") -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
         self._token = b""
-        problem = self._read()
-        if problem:
+        if problem := self._read():
             raise ConfigError("configuration", [f"{setting}.tokenFile: {problem}"])
 
     def admits(self, authorization: bytes) -> bool:
@@ -62,13 +60,9 @@ class TokenFile:
 class Certificate:
     """The server's certificate, loaded again when its files change.
 
-    Args:
-        cert, key: PEM files.
-        client_ca: file with the authority of clients; empty when none is asked for.
-        setting: section of the configuration, for errors.
-
-    Raises:
-        ConfigError: when the files are no certificate and key.
+    Clients with a certificate are certified by ``client_ca``; it is empty where none is expected.
+    ``setting`` is the section of the configuration, for the `ConfigError` of files that are no
+    certificate and key.
     """
 
     context: ssl.SSLContext
@@ -76,6 +70,7 @@ class Certificate:
     def __init__(self, cert: str, key: str, client_ca: str = "", *, setting: str = "http") -> None:
         self._files = (cert, key, *((client_ca,) if client_ca else ()))
         self._seen: tuple[int, ...] = ()
+        self._problem = ""
         try:
             self._load()
         except OSError as error:
@@ -84,16 +79,20 @@ class Certificate:
                 [f"{setting}.tlsCert: {' and '.join(self._files)} cannot be used: {error}"],
             ) from error
 
-    def refresh(self) -> str:
-        """Load changed files for the next connections; says what went wrong, if anything did."""
+    def current(self) -> ssl.SSLContext:
+        """What the next connection is made with: that of changed files, if they can be used."""
+        problem = ""
         try:
             self._load()
         except OSError as error:  # a rotation half done, say: the old pair stays in force
-            return f"{self._files[0]}: {error}"
-        return ""
+            problem = f"{self._files[0]}: {error}"
+        if problem and problem != self._problem:
+            log.warning("certificate not renewed", problem=problem)
+        self._problem = problem
+        return self.context
 
     def expired(self) -> str:
-        """Say so when clients will refuse the certificate; it is served all the same."""
+        """Says so when clients will refuse the certificate; it is served all the same."""
         left = seconds_left(self._files[0], time.time())
         if left is None or left >= 0:
             return ""
@@ -110,7 +109,7 @@ class Certificate:
         context.load_cert_chain(*self._files[:2])
         for authority in self._files[2:]:
             context.load_verify_locations(authority)
-            # Probes and scrapers have no certificate; who asks is looked at again.
+            # Probes and scrapers have none; routes that need one say so.
             context.verify_mode = ssl.CERT_OPTIONAL
         self.context, self._seen = context, seen
 

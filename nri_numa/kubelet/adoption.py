@@ -40,13 +40,13 @@ class KubeletWatch:
         self._directory = directory
         self._static: dict[str, bool] = {}
         for manager in NAMES:  # a series that is there from the start, as dashboards ask it
-            metrics.kubelet_static(manager, False)
+            metrics.kubelet_static.labels(manager).set(False)
 
     def judge(self, policies: Mapping[str, str]) -> None:
         """Compare with the last look; set the gauge and say what changed."""
         for manager, static in STATIC.items():
             pins = policies.get(manager) == static
-            self._metrics.kubelet_static(manager, pins)
+            self._metrics.kubelet_static.labels(manager).set(pins)
             if pins == self._static.get(manager, False):
                 continue
             self._static[manager] = pins

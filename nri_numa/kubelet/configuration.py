@@ -343,6 +343,6 @@ def _parsed(text: str) -> object:
     Raises:
         ValueError: with what was expected.
     """
-    from nri_numa.config import yaml_reader
+    from nri_numa import safe_yaml
 
-    return yaml_reader.parse(text)
+    return safe_yaml.parse(text)

@@ -297,9 +297,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def human_cpus(milli: int) -> str:
+    """Thousandths of CPUs as a number of them: ``2``, ``0.25``."""
+    return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+
+
 def human_milli(milli: int) -> str:
     """Thousandths of CPUs: ``2 CPUs``, ``0.5 CPUs``."""
-    text = f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+    text = human_cpus(milli)
     return f"{text} CPU" if text == "1" else f"{text} CPUs"
 
 

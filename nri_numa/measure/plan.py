@@ -28,13 +28,9 @@ _OF_FREE: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A process that runs one loop.
+    """A process that runs one loop over so many bytes; ``busy`` only takes time from others.
 
-    Attributes:
-        loop: what it does; ``busy`` only takes time from others.
-        cpu: where it runs.
-        numa_node: where its memory is; None leaves that to the kernel.
-        size: bytes that it works on.
+    A NUMA node of None leaves it to the kernel where the memory is.
     """
 
     loop: Loop
@@ -45,11 +41,9 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two placements.
+    """One of the two placements, in words, with workers that run at the same time.
 
-    Attributes:
-        placed: how, in words.
-        workers: run at the same time; the figures of those that are not ``busy`` are added up.
+    The figures of those that are not ``busy`` are added up.
     """
 
     placed: str
@@ -58,15 +52,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two placements that differ in one thing.
-
-    Attributes:
-        name: a short name for programs.
-        title: what is compared, for people.
-        unit: of the figures.
-        more_is_better: False for times.
-        good, bad: the placements.
-    """
+    """Two placements that differ in one thing; more is not better for times."""
 
     name: str
     title: str
@@ -104,13 +90,10 @@ def plan(
     available: Mapping[int, int],
     l3_bytes: int,
 ) -> tuple[Planned, ...]:
-    """What to compare on a machine.
+    """What to compare on a machine with the CPUs that this process may run on.
 
-    Args:
-        topology: the machine.
-        usable: CPUs that this process may run on.
-        available: by NUMA node, the bytes that are free there.
-        l3_bytes: size of the largest last-level cache; 0 when the kernel does not tell.
+    ``available`` are bytes that are free by NUMA node, ``l3_bytes`` those of the largest last-level
+    cache, 0 when not known.
     """
     usable = usable & topology.online
     return (
@@ -123,6 +106,17 @@ def plan(
 
 def _not(name: str, because: str) -> NotShown:
     return NotShown(name=name, title=_TITLES[name], because=because)
+
+
+def _against(name: str, unit: str, good: Side, bad: Side) -> Comparison:
+    return Comparison(
+        name=name,
+        title=_TITLES[name],
+        unit=unit,
+        more_is_better=unit != "ns",
+        good=good,
+        bad=bad,
+    )
 
 
 def _memory(
@@ -161,29 +155,16 @@ def _memory(
             workers=(Worker(loop=loop, cpu=cpu, numa_node=numa_node, size=size),),
         )
 
-    latency: Planned = Comparison(
-        name="memory-latency",
-        title=_TITLES["memory-latency"],
-        unit="ns",
-        more_is_better=False,
-        good=side("latency", home),
-        bad=side("latency", away),
+    bandwidth = side("bandwidth", home), side("bandwidth", away)
+    latency: Planned = _against(
+        "memory-latency", "ns", side("latency", home), side("latency", away)
     )
     if 2 * l3_bytes > RING:
         latency = _not(
             "memory-latency",
             f"the L3 cache of {l3_bytes // MIB} MiB holds most of what the loop can go through",
         )
-    return (
-        Comparison(
-            name="memory-bandwidth",
-            title=_TITLES["memory-bandwidth"],
-            unit="GB/s",
-            good=side("bandwidth", home),
-            bad=side("bandwidth", away),
-        ),
-        latency,
-    )
+    return _against("memory-bandwidth", "GB/s", *bandwidth), latency
 
 
 def _siblings(topology: Topology, usable: CPUSet) -> Planned:
@@ -202,12 +183,11 @@ def _siblings(topology: Topology, usable: CPUSet) -> Planned:
                 and other.kind is core.kind
             ):
                 apart = min(others)
-                return Comparison(
-                    name="siblings",
-                    title=_TITLES["siblings"],
-                    unit="Gflop/s",
-                    good=_two("compute", first, apart, "two cores"),
-                    bad=_two("compute", first, second, "siblings of one core"),
+                return _against(
+                    "siblings",
+                    "Gflop/s",
+                    _two("compute", first, apart, "two cores"),
+                    _two("compute", first, second, "siblings of one core"),
                 )
     return _not("siblings", "no NUMA node has two cores of a kind that may be used here")
 
@@ -244,12 +224,11 @@ def _caches(topology: Topology, usable: CPUSet, l3_bytes: int) -> Planned:
         if others:
             # Three quarters: one fits, two do not.
             size = l3_bytes * 3 // 4
-            return Comparison(
-                name="shared-l3",
-                title=_TITLES["shared-l3"],
-                unit="GB/s",
-                good=_two("cache", firsts[0], others[0], "an L3 cache each", size),
-                bad=_two("cache", firsts[0], firsts[1], "one L3 cache", size),
+            return _against(
+                "shared-l3",
+                "GB/s",
+                _two("cache", firsts[0], others[0], "an L3 cache each", size),
+                _two("cache", firsts[0], firsts[1], "one L3 cache", size),
             )
     return _not(
         "shared-l3",
@@ -262,13 +241,10 @@ def _neighbour(topology: Topology, usable: CPUSet) -> Planned:
         return _not("busy-neighbour", "no CPU may be used here")
     cpu = max(usable)  # the lowest ones serve interrupts more often
     alone = Worker(loop="compute", cpu=cpu)
-    return Comparison(
-        name="busy-neighbour",
-        title=_TITLES["busy-neighbour"],
-        unit="Gflop/s",
-        good=Side(placed=f"CPU {cpu}, alone", workers=(alone,)),
-        bad=Side(
-            placed=f"CPU {cpu}, beside a busy program",
-            workers=(alone, Worker(loop="busy", cpu=cpu)),
-        ),
+    beside = (alone, Worker(loop="busy", cpu=cpu))
+    return _against(
+        "busy-neighbour",
+        "Gflop/s",
+        Side(placed=f"CPU {cpu}, alone", workers=(alone,)),
+        Side(placed=f"CPU {cpu}, beside a busy program", workers=beside),
     )

@@ -6,19 +6,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nri_numa.measure.plan import Comparison, NotShown
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A comparison with its figures.
-
-    Attributes:
-        comparison: what was compared.
-        good, bad: the figures of each round, in its unit; as many of each, one at least.
-    """
+    """A comparison with the figures of each round: as many of each side, one at least."""
 
     comparison: Comparison
     good: tuple[float, ...]
@@ -47,14 +42,7 @@ def spread(figures: Sequence[float]) -> float:
 
 
 def document(outcomes: Sequence[Outcome], noise: Sequence[str], at: str) -> dict[str, Any]:
-    """All of it as a document.
-
-    Args:
-        outcomes: in the order in which they are shown.
-        noise: what disturbed the machine meanwhile, as sentences.
-        at: date and time of the measurement.
-    """
-    shown = [one for one in outcomes if isinstance(one, Measured)]
+    """All of it as a document, with the sentences of `noisy` and the time of the measurement."""
     return {
         "at": at,
         "comparisons": [
@@ -68,7 +56,8 @@ def document(outcomes: Sequence[Outcome], noise: Sequence[str], at: str) -> dict
                 "gain": round(one.gain, 3),
                 "clear": one.clear,
             }
-            for one in shown
+            for one in outcomes
+            if isinstance(one, Measured)
         ],
         "notShown": [
             {"name": one.name, "title": one.title, "because": one.because}
@@ -105,13 +94,8 @@ def noisy(
 ) -> tuple[str, ...]:
     """What makes the figures doubtful, as sentences; nothing when the machine was quiet.
 
-    Args:
-        load: load average of the last minute before it began.
-        cpus: CPUs of the machine.
-        steal: part of the CPU time that the host gave to others meanwhile; None where the kernel
-            does not tell.
-        outcomes: whose rounds may differ.
-        busy: part of the CPUs' time that others used just before it began; None when not known.
+    ``load`` is the load average of the last minute on so many CPUs. Parts of the CPU time that the
+    host gave to others meanwhile (``steal``), and that others used just before, may not be known.
     """
     found = []
     if busy is not None and busy > 0.1:
@@ -144,16 +128,8 @@ OTHER: Final = "#4a6fa5"
 _INK, _QUIET = "#1b1f23", "#57606a"
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar.
-
-    Attributes:
-        label: written below it.
-        value: its length.
-        least, most: ends of the line over it, which shows the spread.
-        colour: of SVG.
-    """
+class Bar(NamedTuple):
+    """One bar with its label below it, and the line from least to most over it."""
 
     label: str
     value: float
@@ -162,48 +138,35 @@ class Bar:
     colour: str
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """Bars that are compared with each other.
-
-    Attributes:
-        title: above them.
-        bars: from the top.
-        remark: to the right of the last one.
-    """
+class Chart(NamedTuple):
+    """Bars that are compared with each other, and a remark to the right of the last one."""
 
     title: str
     bars: Sequence[Bar]
     remark: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Lines below the panels, the last with some room after it."""
+class Note(NamedTuple):
+    """Lines below the charts, the last with some room after it."""
 
     lines: Sequence[str]
     warning: bool = False
 
 
 def drawing(
-    panels: Sequence[Panel], notes: Sequence[Note], *, title: str, about: str, foot: str
+    charts: Sequence[Chart], notes: Sequence[Note], *, title: str, about: str, foot: str
 ) -> str:
-    """Draw panels one below the other; bars of one panel have one scale.
+    """Draw charts one below the other; bars of one chart have one scale.
 
-    Args:
-        panels: from the top.
-        notes: below them.
-        title: for those who cannot see it.
-        about: what it shows, in a sentence, for them too.
-        foot: who made it, and when.
+    Title and ``about`` are for those who cannot see it; ``foot`` says who made it, and when.
     """
     pieces: list[str] = []
     y = 34
-    for panel in panels:
-        longest = max((bar.most for bar in panel.bars), default=0) or 1
-        pieces.append(_text(_LEFT, y, panel.title, 14, _INK, bold=True))
+    for chart in charts:
+        longest = max((bar.most for bar in chart.bars), default=0) or 1
+        pieces.append(_text(_LEFT, y, chart.title, 14, _INK, bold=True))
         y += 12
-        for bar in panel.bars:
+        for bar in chart.bars:
             length, low, high = (_SCALE * x / longest for x in (bar.value, bar.least, bar.most))
             middle = y + _BAR / 2
             pieces.append(
@@ -214,8 +177,8 @@ def drawing(
             )
             pieces.append(_text(_LEFT, y + _BAR + 13, bar.label, 12, _QUIET))
             y += _BAR + 20
-        if panel.remark:
-            pieces.append(_text(_LEFT + _SCALE + 20, y - 40, panel.remark, 13, _INK, bold=True))
+        if chart.remark:
+            pieces.append(_text(_LEFT + _SCALE + 20, y - 40, chart.remark, 13, _INK, bold=True))
         y += 28
     for note in notes:
         for line in note.lines:
@@ -235,9 +198,16 @@ def drawing(
     )
 
 
+def gain_text(comparison: Mapping[str, Any]) -> str:
+    """What may be said of a comparison in `document`."""
+    if not comparison["clear"]:
+        return "no clear difference: the rounds of the two overlap"
+    return f"{comparison['gain']:.2f} times as {'much' if comparison['moreIsBetter'] else 'fast'}"
+
+
 def svg(document: Mapping[str, Any]) -> str:
     """Draw what `nri_numa.measure.results.document` made; two bars with spread for each."""
-    panels = []
+    charts = []
     for one in document["comparisons"]:
         bars = [
             Bar(
@@ -249,19 +219,14 @@ def svg(document: Mapping[str, Any]) -> str:
             )
             for side, colour in (("good", GOOD), ("bad", BAD))
         ]
-        gain = (
-            f"{one['gain']:.2f} times {'as much' if one['moreIsBetter'] else 'as fast'}"
-            if one["clear"]
-            else "no clear difference: the rounds overlap"
-        )
-        panels.append(Panel(one["title"], bars, gain))
+        charts.append(Chart(one["title"], bars, gain_text(one)))
     notes = [
         Note((f"Not shown: {one['title']}", f"because {one['because']}"))
         for one in document["notShown"]
     ]
     notes += [Note((f"Noise: {sentence}",), warning=True) for sentence in document["noise"]]
     return drawing(
-        panels,
+        charts,
         notes,
         title="What placement gains on this machine",
         about="For each comparison a bar for the better and one for the worse placement.",

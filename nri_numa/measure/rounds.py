@@ -12,14 +12,15 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from nri_numa.machine import waiting
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.usage import cpu_times
-from nri_numa.measure.plan import Comparison, NotShown, Side, Worker
+from nri_numa.measure.plan import Comparison, NotShown, Worker
 from nri_numa.measure.results import Measured, Outcome
 
 READY_S: Final = 300.0
@@ -34,22 +35,11 @@ class WorkerFailed(Exception):
 
 
 class WorkerProcess:
-    """One loop in a process; a context manager that ends it.
-
-    Raises:
-        WorkerFailed: from every method.
-    """
+    """One loop in a process; every method may raise `WorkerFailed`."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        argument = json.dumps(
-            {
-                "loop": worker.loop,
-                "cpu": worker.cpu,
-                "numaNode": worker.numa_node,
-                "size": worker.size,
-            }
-        )
+        argument = json.dumps(asdict(worker))
         self._process = subprocess.Popen(  # noqa: S603  # ourselves
             [sys.executable, "-m", "nri_numa.measure.worker", argument],
             stdin=subprocess.PIPE,
@@ -60,15 +50,8 @@ class WorkerProcess:
         )
         self._rest = b""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End it."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -115,19 +98,16 @@ class WorkerProcess:
 
 
 def run(comparison: Comparison, *, rounds: int, seconds: float) -> Outcome:
-    """Measure one comparison.
-
-    Args:
-        comparison: what to compare.
-        rounds: of each side.
-        seconds: of each round.
-    """
+    """Measure one comparison: so many rounds of each side, of so many seconds each."""
     figures: dict[str, list[float]] = {"good": [], "bad": []}
     try:
         with contextlib.ExitStack() as stack:
             sides = {
-                name: [stack.enter_context(WorkerProcess(one)) for one in side.workers]
-                for name, side in _sides(comparison)
+                name: [
+                    stack.enter_context(contextlib.closing(WorkerProcess(one)))
+                    for one in side.workers
+                ]
+                for name, side in (("good", comparison.good), ("bad", comparison.bad))
             }
             for processes in sides.values():
                 for one in processes:
@@ -141,11 +121,6 @@ def run(comparison: Comparison, *, rounds: int, seconds: float) -> Outcome:
     return Measured(comparison, tuple(figures["good"]), tuple(figures["bad"]))
 
 
-def _sides(comparison: Comparison) -> Iterator[tuple[str, Side]]:
-    yield "good", comparison.good
-    yield "bad", comparison.bad
-
-
 def _turn(processes: list[WorkerProcess], seconds: float) -> float:
     for one in processes:
         one.begin(seconds)
@@ -154,7 +129,7 @@ def _turn(processes: list[WorkerProcess], seconds: float) -> float:
 
 
 def l3_bytes(root: str = "/") -> int:
-    """Size of the largest last-level cache; 0 when the kernel does not tell."""
+    """Size of the largest last-level cache; 0 when the kernel does not say."""
     found = 0
     for index in Path(root).glob("sys/devices/system/cpu/cpu[0-9]*/cache/index[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -168,7 +143,7 @@ def l3_bytes(root: str = "/") -> int:
 def busy_before(
     cpus: CPUSet, seconds: float = 0.5, pause: Callable[[float], None] = time.sleep
 ) -> float | None:
-    """The part of these CPUs' time that is used now; None when the kernel does not tell."""
+    """The part of these CPUs' time that is used now; None when the kernel does not say."""
     try:
         first = cpu_times(Path("/proc/stat").read_text())
         pause(seconds)
@@ -184,10 +159,9 @@ def busy_before(
 
 
 def stolen() -> tuple[int, int] | None:
-    """Ticks that the host took for others, and all ticks, since the start; None when not told."""
+    """Ticks that the host took for others, and all, since the start; None when not known."""
     try:
-        words = Path("/proc/stat").read_text().partition("\n")[0].split()
-        ticks = [int(word) for word in words[1:9]]
-    except (OSError, ValueError):
+        ticks = waiting.cpu_times(Path("/proc/stat").read_text(), "").steal.values()
+    except OSError:
         return None
-    return (ticks[7], sum(ticks)) if len(ticks) == 8 else None
+    return (sum(one for one, _ in ticks), sum(all_ for _, all_ in ticks)) if ticks else None

@@ -56,14 +56,14 @@ def bind_memory(numa_node: int) -> None:
     mask = (ctypes.c_ulong * (numa_node // bits + 1))()
     mask[numa_node // bits] = 1 << (numa_node % bits)
     libc = ctypes.CDLL(None, use_errno=True)
-    # The kernel reads one bit less than it is told (get_nodes in mm/mempolicy.c).
+    # The kernel reads one bit less than it is given (get_nodes in mm/mempolicy.c).
     if libc.syscall(ctypes.c_long(number), _MPOL_BIND, mask, ctypes.c_ulong(len(mask) * bits + 1)):
         reason = os.strerror(ctypes.get_errno())
         raise CannotError(f"memory cannot be tied to NUMA node {numa_node}: {reason}")
 
 
 def check_place(numa_node: int, size: int) -> None:
-    """See whether what was allocated is where it should be, as far as the kernel tells.
+    """See whether what was allocated is where it should be, as far as the kernel says.
 
     Raises:
         CannotError: it is elsewhere; figures would be of something else.
@@ -145,12 +145,12 @@ def latency(size: int) -> Callable[[float], float]:
     def run(seconds: float) -> float:
         cell, count = at[0], 0
         begun = time.perf_counter()
-        while (taken := time.perf_counter() - begun) < seconds or not count:
+        while (elapsed := time.perf_counter() - begun) < seconds or not count:
             for _ in steps:
                 cell = cell.next
             count += len(steps)
         at[0] = cell
-        return 1e9 * taken / count
+        return 1e9 * elapsed / count
 
     return run
 
@@ -178,9 +178,9 @@ def _timed(once: Callable[[], object], each: float) -> Callable[[float], float]:
         while True:
             once()
             count += 1
-            taken = time.perf_counter() - begun
-            if taken >= seconds:
-                return each * count / taken
+            elapsed = time.perf_counter() - begun
+            if elapsed >= seconds:
+                return each * count / elapsed
 
     return run
 
@@ -188,7 +188,7 @@ def _timed(once: Callable[[], object], each: float) -> Callable[[float], float]:
 def main(argument: str) -> int:
     """Make ready, and run whenever a line comes."""
     given = json.loads(argument)
-    numa_node, size = given["numaNode"], given["size"]
+    numa_node, size = given["numa_node"], given["size"]
     gc.disable()  # millions of objects that all stay
     try:
         os.sched_setaffinity(0, {given["cpu"]})

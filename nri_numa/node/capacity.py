@@ -20,7 +20,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.measured_capacity import MeasuredCapacity, MeasuredMode
+from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
 from nri_numa.config.values import parse_duration
 from nri_numa.engine.values.settings import Settings
 from nri_numa.errors import TopologyError
@@ -174,13 +174,13 @@ class OutsideCapacity(CapacityWatch):
 
 
 def read(path: str) -> str:
-    """The text of a small regular file in a directory of somebody who is not trusted.
+    """The text of a small regular file in a directory of a user who is not trusted.
 
     Raises:
         FileNotFoundError: there is none.
         OSError: it is something else than such a file.
     """
-    # Neither a link that leads elsewhere nor a pipe that nobody writes may hold or mislead us.
+    # Neither a link that leads elsewhere nor a pipe without a writer may hold or mislead us.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     descriptor = os.open(path, flags)
     try:
@@ -199,6 +199,8 @@ def read(path: str) -> str:
 
 # --- Measured ---
 
+STEP: Final = 0.1
+"""How far the average must be from a factor before it changes."""
 SOURCE: Final = "steal"
 """Where these factors come from, in log lines."""
 
@@ -214,7 +216,7 @@ class StealWatch(CapacityWatch):
         self._gauges: StealGauges | None = None
         self._clock = clock
         self._smoothed = Smoothed(
-            half_life=parse_duration(config.half_life), step=config.step, floor=config.floor
+            half_life=parse_duration(config.half_life), step=STEP, floor=config.floor
         )
         self._last: tuple[float, Topology, CPUTimes] | None = None
         self._problem = ""

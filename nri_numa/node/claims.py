@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from nri_numa.config import AgentConfig
-from nri_numa.config.dra import sockets
+from nri_numa.config import AgentConfig, sockets
 from nri_numa.dra import handover
 from nri_numa.dra.claims import (
     CPU,
@@ -133,7 +132,7 @@ class ClaimBook:
                 log.warning("CDI file not written", uid=claim.uid, problem=str(error))
 
     def registered(self) -> None:
-        """The kubelet has taken the driver; the publisher is told."""
+        """The kubelet has registered the driver; the publisher learns of it."""
         self._asker.registered()
 
     # --- the kubelet's calls ----------------------------------------------------------------------

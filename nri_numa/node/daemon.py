@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nri_numa import __version__
 from nri_numa import config as configuration
-from nri_numa.config import AgentConfig, InternalErrorAnswer, parse_duration
-from nri_numa.config.measured_capacity import MeasuredMode
-from nri_numa.config.node_name import node_name
+from nri_numa.config import AgentConfig, InternalErrorAnswer, node_name, parse_duration, two_digits
+from nri_numa.config.sections import MeasuredMode
 from nri_numa.engine.decision import Machine
 from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.state_files import StateFiles
@@ -159,7 +158,6 @@ class Daemon:
             readings=self._rereading,
             cgroups=writer,
             observe=config.observe,
-            history=config.history.refusals,
         )
         agent.restore(state)
         self._beside = BesideKubelet(
@@ -176,7 +174,7 @@ class Daemon:
         )
         if problem := self._notices.open(writable=self.store.locked):
             log.warning("notices", problem=problem)
-        agent.notices.tell = agent.notify
+        agent.notices.changed = agent.notify
         self.unmatched = UnmatchedAnnotations(agent, clock)
         self._device_watch = self._devices.watch(agent)
         self._claims = claim_book(config, name, agent)
@@ -250,7 +248,7 @@ class Daemon:
             self.handler,
             LinkSettings(
                 name=launched.name if launched else config.runtime.plugin_name,
-                index=launched.index if launched else configuration.plugin_index(config),
+                index=launched.index if launched else two_digits(config.runtime.plugin_index),
                 socket_path=config.runtime.nri_socket,
                 descriptor=launched.descriptor if launched else None,
                 events=AGENT_EVENTS,
@@ -258,8 +256,8 @@ class Daemon:
         )
 
     def _pods_to_come(self) -> PendingPods:
-        def later(seconds: float, tell: Callable[[], object]) -> None:
-            asyncio.get_running_loop().call_later(seconds, tell)
+        def later(seconds: float, function: Callable[[], object]) -> None:
+            asyncio.get_running_loop().call_later(seconds, function)
 
         return PendingPods(self.agent.notify, self.clock.monotonic, later)
 

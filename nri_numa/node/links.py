@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nri_numa.config import AgentConfig, LinkKind, parse_duration
+from nri_numa.config import AgentConfig, LinkKind
 from nri_numa.engine.values.workload import (
     RUNTIMES,
     SINCE,
@@ -142,7 +142,6 @@ def cri_link(config: AgentConfig, handler: AgentHandler, late: LateStarts) -> CR
         handler,
         late,
         socket_path=config.runtime.cri_socket,
-        listing=parse_duration(config.runtime.cri_listing),
     )
 
 

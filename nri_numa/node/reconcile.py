@@ -19,7 +19,7 @@ is given only containers that are not as meant. They are looked at
 A repair of drift counts when it is read back. What the kernel would refuse, because of a cgroup
 above or below, is not sent: that cgroup is named, and the repair follows when it is out of the way.
 A container that is rewritten again and again is not fought for ever: after ``maxRepairs`` within
-``repairWindow`` that is reported, and it is left until the window has passed (docs/adr/0012).
+`REPAIR_WINDOW` that is reported, and it is left until the window has passed (docs/adr/0012).
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 log = get_logger("reconcile")
 
+REPAIR_WINDOW: Final = 600.0
+"""Seconds in which repairs of one container are counted."""
 STILL: Final = 5.0
 """Seconds without a change in any cgroup, after which the runtime is taken to be through."""
 TURN: Final = 0.01
@@ -392,7 +394,6 @@ class Reconciler:
                 try:
                     await self.round(
                         max_repairs=settings.max_repairs,
-                        window=parse_duration(settings.repair_window),
                         settle=min(SETTLE, interval),
                         without_runtime=settings.without_runtime,
                         only=None if whole else ready,
@@ -406,7 +407,7 @@ class Reconciler:
         self,
         *,
         max_repairs: int = 3,
-        window: float = 600.0,
+        window: float = REPAIR_WINDOW,
         settle: float = SETTLE,
         without_runtime: bool = False,
         only: Collection[str] | None = None,
@@ -845,7 +846,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         intruder: it can run on CPUs that another container owns.
         obstacle: which cgroup keeps it from what is meant; empty when none does.
         found: what the cgroup says, for people.
-        given_up: it was put right again and again, and is left to whoever rewrites it.
+        given_up: it was put right again and again, and is left to what rewrites it.
     """
 
     cpus: str
@@ -862,7 +863,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Both sides: ``meant 4-7, has 0-7; memory nodes: meant 0, has 0-1``.
 
-        What is neither is told as it was found.
+        What is neither is said as it was found.
         """
         parts = []
         if self.meant_cpus:

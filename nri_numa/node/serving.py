@@ -1,4 +1,4 @@
-"""Brings the HTTP side up when it is nobody's turn, and keeps it from harming anybody.
+"""Brings the HTTP side up when nothing waits for it, and keeps it from delaying requests.
 
 Containers come first: the server is imported (30 ms, 4 MiB) after the link to the runtime stands,
 or when it is clear that this takes a while. It lives in a thread with a loop of its own, which
@@ -14,7 +14,6 @@ import contextlib
 import gc
 import sys
 import threading
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -27,19 +26,17 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from nri_numa.http.server import HTTPServer
     from nri_numa.node.beside_kubelet import BesideKubelet
     from nri_numa.node.capacity import StealWatch
     from nri_numa.node.handler import PendingPods
     from nri_numa.node.late import LateStarts
     from nri_numa.node.links import NodeDevices, RuntimeConnection
     from nri_numa.node.unmatched import UnmatchedAnnotations
-    from nri_numa.node.view import LiveView
 
 log = get_logger("http")
 
 WAIT = 2.0
-"""Seconds to wait for the link; a busy runtime may take a minute, and somebody asks why."""
+"""Seconds to wait for the link; a busy runtime may take a minute, and a user asks why."""
 RETRY = 10.0
 """Seconds between two attempts after something went wrong."""
 STOP = 2.0
@@ -48,8 +45,6 @@ SWITCH = 0.0005
 """Seconds after which a thread must hand on the interpreter's lock when another one waits for it:
 what a request of the runtime may have to wait when it comes in while HTTP is at work. Python's own
 value is ten times that."""
-
-_Parts = tuple[type["HTTPServer"], type["LiveView"], ModuleType]
 
 
 class About(NamedTuple):
@@ -107,7 +102,6 @@ class Serving:
         self._watch = gaps
         self._share = CPUShare()
         self._settled = asyncio.Event()
-        self._parts: _Parts | None = None
 
     def link_settled(self) -> None:
         """The link stands, or cannot be made now: nothing is gained by waiting longer."""
@@ -144,53 +138,46 @@ class Serving:
         await asyncio.gather(serving, return_exceptions=True)
 
     async def _serve_for_ever(self) -> None:
-        told = ""
+        said = ""
         while True:
             try:
                 await self._serve()
             except ConfigError as error:
                 problem = "; ".join(error.problems)
-                if problem != told:  # said once, not every ten seconds
+                if problem != said:  # said once, not every ten seconds
                     log.error("no http: containers are placed as usual", problem=problem)
-                told = problem
+                said = problem
             except Exception as error:
-                if repr(error) != told:
+                if repr(error) != said:
                     self._metrics.internal_errors.inc()
                     log.exception("http failed: containers are placed as usual")
-                told = repr(error)
+                said = repr(error)
             await asyncio.sleep(RETRY)
 
     async def _serve(self) -> None:
-        if self._parts is None:
-            self._parts = _import()
-            gc.freeze()  # what was imported stays for ever
-        server_type, view_type, usage = self._parts
+        from nri_numa.http.api import AgentServer
+        from nri_numa.node.usage import Watches
+        from nri_numa.node.view import LiveView
+
+        gc.freeze()  # what was imported stays for ever
         config, agent, clock = self._config, self._agent, self._clock
-        watches = usage.Watches.of(config, agent, clock)
-        view = view_type(agent, self._about, self._runtime, self._more, watches, clock)
-        server = server_type(
-            config.http,
-            view,
-            self._metrics,
-            version=self._about.version,
-            busy_for=self._watch.busy_for,
-            line=self._hurry,
-        )
-        self._metrics.snapshot = view.snapshot
+        watches = Watches.of(config, agent, clock)
         tasks = watches.start()
         try:
+            view = LiveView(agent, self._about, self._runtime, self._more, watches, clock)
+            server = AgentServer(
+                config.http,
+                view,
+                self._metrics,
+                version=self._about.version,
+                busy_for=self._watch.busy_for,
+                crowded=self._hurry,
+            )
+            self._metrics.snapshot = view.snapshot
             await server.run()
         finally:
             for task in tasks:
                 task.cancel()
 
-    def _hurry(self, there: bool) -> None:
-        self._share.hurry = there
-
-
-def _import() -> _Parts:
-    from nri_numa.http.server import HTTPServer
-    from nri_numa.node import usage
-    from nri_numa.node.view import LiveView
-
-    return HTTPServer, LiveView, usage
+    def _hurry(self, crowded: bool) -> None:
+        self._share.hurry = crowded

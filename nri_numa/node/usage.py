@@ -20,8 +20,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.cpu_waiting import CPUWaiting
-from nri_numa.config.locality import MemoryLocality
+from nri_numa.config.sections import CPUWaiting, MemoryLocality
 from nri_numa.config.values import parse_duration
 from nri_numa.engine.state import Allocation, NodeState, effective_cpus
 from nri_numa.errors import TopologyError
@@ -53,6 +52,10 @@ from nri_numa.observe.metrics import LocalMemory, Named, Waiting
 
 log = get_logger("http")
 
+BUDGET: Final = 0.5
+"""Per cent of one CPU; a round is stretched over as much time as that needs."""
+MAX_SERIES: Final = 100
+"""Series of a metric about containers at most; those that need attention most have them."""
 TURN: Final = 0.002
 """Seconds of CPU time after which a turn of reading ends, with the container that is being read."""
 
@@ -82,7 +85,7 @@ class Rounds(ABC, Generic[Found]):
         self._cgroup_root = cgroup_root
         self._proc = proc
         self._clock = clock
-        # A new object: views tell by identity whether anything is read at all.
+        # A new object: views see by identity whether anything is read at all.
         self.known: Mapping[str, Found] = MappingProxyType({})
 
     @abstractmethod
@@ -108,7 +111,7 @@ class Rounds(ABC, Generic[Found]):
         found: dict[str, Found] = {}
         while waiting:
             spent = await asyncio.to_thread(self._turn, reader, waiting, found)
-            await self._clock.sleep(spent * (100 / self._config.budget - 1))
+            await self._clock.sleep(spent * (100 / BUDGET - 1))
         self.known = MappingProxyType(found)
 
     def _turn(
@@ -176,7 +179,7 @@ class MemoryWatch(Rounds[ContainerMemory]):
         return container_memory(allocation, places, self._clock.time())
 
     def samples(self, state: NodeState) -> LocalMemory | None:
-        """What a scrape tells of the containers of ``state``; None where no metric is wanted."""
+        """What a scrape has of the containers of ``state``; None where no metric is wanted."""
         if not self._config.metric:
             return None
         known = self.known
@@ -187,7 +190,7 @@ class MemoryWatch(Rounds[ContainerMemory]):
             if one.local_percent is not None:
                 ratios.append((one.local_percent / 100, (a.namespace, a.pod, a.container)))
         ratios.sort()
-        shown = ratios[: self._config.max_series]
+        shown = ratios[:MAX_SERIES]
         worst = {names: ratio for ratio, names in reversed(shown)}
         return LocalMemory(
             # While a container is replaced there are two of its name for a moment: one series.
@@ -256,7 +259,7 @@ class WaitingWatch(Rounds[ContainerWaiting]):
             del self._before[gone]
 
     def samples(self, state: NodeState) -> Waiting | None:
-        """What a scrape tells of the containers of ``state``; None where no metric is wanted."""
+        """What a scrape has of the containers of ``state``; None where no metric is wanted."""
         if not self._config.metric:
             return None
         known = self.known
@@ -275,7 +278,7 @@ class WaitingWatch(Rounds[ContainerWaiting]):
                 item[0],
             ),
         )
-        shown = ordered[: self._config.max_series]
+        shown = ordered[:MAX_SERIES]
         pressure: list[Named] = [
             (*names, one.pressure_percent / 100)
             for names, one in shown

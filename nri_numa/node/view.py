@@ -26,11 +26,13 @@ from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_
 from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
 from nri_numa.engine.state import Allocation, Charge, Kind, NodeState, displaced, effective_cpus
 from nri_numa.engine.values.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
+from nri_numa.http.api import Listing
 from nri_numa.http.responses import (
     Actual,
     Assignment,
     Checkpoint,
     ContainerUse,
+    Distance,
     Explanation,
     HugePages,
     Kubelet,
@@ -50,10 +52,6 @@ from nri_numa.http.responses import (
     Status,
     TopologyDocument,
     Use,
-)
-from nri_numa.http.source import Listing
-from nri_numa.http.zones import (
-    Distance,
     Zone,
     ZoneContainer,
     ZoneDevices,
@@ -118,7 +116,7 @@ class Runtime(Protocol):
 
 
 class LiveView:
-    """`nri_numa.http.source.AgentView` over a running agent."""
+    """`nri_numa.http.api.AgentView` over a running agent."""
 
     def __init__(
         self,
@@ -193,10 +191,6 @@ class LiveView:
             devices=None if self._more.devices is None else self._more.devices.pci,
         )
 
-    def topology_key(self) -> object:
-        """Another object when the machine is another one."""
-        return self._agent.machine
-
     def numa_info(self) -> NUMAInfo:
         """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
         nodes = [n for _, n in sorted(self._agent.machine.topology.numa_nodes.items())]
@@ -224,7 +218,6 @@ class LiveView:
                 moment.assignment(state.allocations[name[3]])
                 for name in tuple(self._ordered(state))
             ),
-            key=(machine, moment.known, moment.memory, moment.waiting, moment.late),
         )
 
     def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
@@ -396,7 +389,7 @@ class LiveView:
         return Snapshot(
             numa_nodes=numa_node_samples(machine, state, pool, self._more.readings.memory),
             node_name=self._about.node_name,
-            container_kinds=self._counts(state).by_kind,
+            container_counts=self._counts(state).by_kind,
             containers=container_samples(state),
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
@@ -729,9 +722,9 @@ def _sample(facts: _Facts, reserved: CPUSet) -> NUMANodeSample:
         capacity_cpus=facts.cpu_total / 1000,
         allocated_cpus=charge.cpu_milli / 1000,
         available_cpus=facts.cpu_left / 1000,
-        memory=node.memory_bytes,
-        memory_allocated=charge.memory,
-        memory_available=facts.memory_left,
+        memory_bytes=node.memory_bytes,
+        memory_allocated_bytes=charge.memory,
+        memory_available_bytes=facts.memory_left,
         capacity_factor=facts.capacity_factor,
         hugepages={
             size: (total, charge.hugepages.get(size, 0)) for size, total in node.hugepages.items()

@@ -1,4 +1,4 @@
-"""What is counted and said about decisions: the agent's words to operators."""
+"""What is counted, logged and noted about decisions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices, What
 
-# --- What log lines say about containers: plain fields of the engine's values ---------------------
-
+log = get_logger("agent")
 
 RUNNING: Final = "it was running already, so it stays unpinned until its pod is made anew"
 """Of a refused container that was started while the agent was away."""
@@ -36,7 +35,7 @@ def fields_of(allocation: Allocation, cpus: str) -> dict[str, object]:
     }
 
 
-def moved_neighbours(decision: Admitted, topology: Topology) -> str:
+def neighbours_of(decision: Admitted, topology: Topology) -> str:
     """Whose CPUs a decision changed, with their old and new sets; the first few by name."""
     before, after = decision.trace.pool_before, decision.trace.pool_after
     takes, own = decision.state.withheld_bits, decision.allocation
@@ -69,15 +68,10 @@ def sizes(before: Allocation | None, after: Allocation) -> dict[str, object]:
     }
 
 
-log = get_logger("agent")
+class DecisionLog:
+    """Counts and logs decisions, and notes what becomes a Kubernetes Event.
 
-
-class DecisionTeller:
-    """Counts and logs; nobody waits for it, so most of it is called once the reply has left.
-
-    Args:
-        metrics: counted into.
-        notices: told what whoever reads Kubernetes Events wants to know.
+    Most of it is called once the reply has left.
     """
 
     def __init__(self, metrics: Metrics, notices: Notices) -> None:
@@ -91,8 +85,7 @@ class DecisionTeller:
     def ignored(self, trace: Trace) -> None:
         """Annotations that are not permitted, and that the operator wants ignored."""
         for what in trace.ignored:
-            self.note(
-                "warning",
+            log.warning(
                 "annotation ignored",
                 pod=trace.pod.full_name,
                 container=trace.container.name,
@@ -104,8 +97,7 @@ class DecisionTeller:
         updates = len(decision.updates)
         allocation = decision.allocation
         for warning in decision.warnings:
-            self.note(
-                "warning",
+            log.warning(
                 "container placed as listed, which may not be meant",
                 pod=f"{allocation.namespace}/{allocation.pod}",
                 container=allocation.container,
@@ -114,18 +106,17 @@ class DecisionTeller:
         self.placed(allocation, decision.adjustment.cpus, updates, gap=gap)
         if updates:
             trace = decision.trace
-            self.note(
-                "info",
+            log.info(
                 "neighbours moved",
                 **{"for": allocation.full_name},
                 pool_before=str(trace.pool_before),
                 pool=str(trace.pool_after),
                 containers=updates,
-                neighbours=moved_neighbours(decision, topology),
+                neighbours=neighbours_of(decision, topology),
             )
 
     def placed(self, allocation: Allocation, cpus: str, updates: int, *, gap: bool = False) -> None:
-        """A container has CPUs; ``gap`` where it started while nobody told us."""
+        """A container has CPUs; ``gap`` where it started while we were away."""
         if allocation.kind is Kind.UNBOUND and not allocation.preferred:
             outcome, reason = "unpinned", allocation.reason.removeprefix("not pinned: ")
         elif allocation.preferred:
@@ -133,8 +124,7 @@ class DecisionTeller:
         else:
             outcome, reason = "widened", str(allocation.kind)
         self._metrics.decision(outcome, reason, str(allocation.policy))
-        self.note(
-            "info",
+        log.info(
             "container placed",
             outcome=outcome,
             updates=updates,
@@ -147,8 +137,7 @@ class DecisionTeller:
         trace = decision.trace
         policy = trace.requested.policy.value if trace.requested is not None else "none"
         self._metrics.decision("refused", decision.reason, policy)
-        self.note(
-            "warning",
+        log.warning(
             "container refused",
             pod=trace.pod.full_name,
             container=trace.container.name,
@@ -187,20 +176,19 @@ class DecisionTeller:
     def resized(self, allocation: Allocation, cpus: str, before: Allocation | None) -> None:
         """A container has another size."""
         fields = fields_of(allocation, cpus) | sizes(before, allocation)
-        self.note("info", "container resized", **fields)
+        log.info("container resized", **fields)
 
     def released(self, allocation: Allocation, cpus: Callable[[Allocation], str]) -> None:
         """A container gave back what it had; ``cpus`` makes the kernel list of it."""
-        self.note("info", "container released", **fields_of(allocation, cpus(allocation)))
+        log.info("container released", **fields_of(allocation, cpus(allocation)))
 
     def let_go(self, allocation: Allocation) -> None:
         """Its pod kept CPUs of a container that ended, and does no more."""
-        self.note("info", "kept CPUs released", **fields_of(allocation, str(allocation.cpus)))
+        log.info("kept CPUs released", **fields_of(allocation, str(allocation.cpus)))
 
     def overridden(self, pod: PodSandbox, container: Container, asked: str, kept: str) -> None:
         """A request would have changed the cpuset, and did not."""
-        self.note(
-            "info",
+        log.info(
             "cpuset of a request overridden",
             asked=asked,
             kept=kept,
@@ -213,11 +201,11 @@ class DecisionTeller:
         """The cgroup of a starting container was written, or could not be."""
         fields = fields_of(allocation, cpus)
         if problem:
-            # Its start goes on; what it really has is looked at as soon as it runs.
+            # Its start goes on; what it really has is read as soon as it runs.
             event = "cgroup of a starting container not written"
-            self.note("warning", event, problem=problem, **fields)
+            log.warning(event, problem=problem, **fields)
         else:
-            self.note("info", "corrected before it runs", **fields)
+            log.info("corrected before it runs", **fields)
 
     def synchronized(self, outcome: Resynced) -> None:
         """Notes were compared with the runtime."""
@@ -229,9 +217,8 @@ class DecisionTeller:
         self._metrics.drift_found.inc(len(outcome.repaired))
         self._metrics.drift_repaired.inc(len(outcome.repaired))
         for problem in outcome.problems:
-            self.note("warning", "synchronize", problem=problem)
-        self.note(
-            "info",
+            log.warning("synchronize", problem=problem)
+        log.info(
             "synchronized",
             containers=len(outcome.state.allocations),
             adopted=len(outcome.adopted),
@@ -245,4 +232,4 @@ class DecisionTeller:
         """Broken invariants are counted and said, never a reason to stop."""
         for sentence in sentences:
             self._metrics.invariant_violations.inc()
-            self.note("error", "invariant violated", violation=sentence)
+            log.error("invariant violated", violation=sentence)

@@ -5,11 +5,11 @@ and are not trusted: whatever could end a line, move a cursor or reorder text is
 line in a terminal says what it says.
 
 Built on the standard library's logging: our loggers stand below ``nri_numa``, one handler writes
-for them and for whatever other libraries have to say from warnings on. A line costs nothing below
-the threshold, and its text is made after the reply has left: with a loop (`defer`) the handler
-keeps records in a queue that the loop empties in its next round. A reader that stands still is not
-waited for (`nri_numa.observe.outlet`): its lines are kept up to a limit, then dropped, counted, and
-the count is told when it is back.
+for them and for warnings and errors of other libraries. A line costs nothing below the threshold,
+and its text is made after the reply has left: with a loop (`defer`) the handler keeps records in a
+queue that the loop empties in its next round. A reader that stands still blocks nothing (`Outlet`):
+its lines are kept up to a limit, then dropped and counted, and the count is a line when it reads
+again.
 """
 
 from __future__ import annotations
@@ -38,16 +38,6 @@ from typing import Any, Final, Protocol, TextIO
 
 from nri_numa.text import harmless
 
-# --- Writes lines for somebody who may have stopped reading ---------------------------------------
-# A pipe whose reader stands still blocks whoever writes to it. Here what cannot be written at once
-# waits, up to a limit; beyond it lines are dropped and counted.
-#
-# The descriptor is often shared (containerd and its plugins, a shell and its jobs), and O_NONBLOCK
-# belongs to the open file that all of them share: set here, it would break the others. So a pipe or
-# a terminal is opened once more by its name in /proc, which makes an open file of our own, and a
-# socket is sent to with MSG_DONTWAIT.
-
-
 LIMIT: Final = 512 * 1024
 """Bytes that wait at most."""
 PATIENCE: Final = 5.0
@@ -55,13 +45,15 @@ PATIENCE: Final = 5.0
 
 
 class Outlet:
-    """Where lines go.
+    """Where lines go: a stream, written to by its descriptor if it has one.
 
-    Args:
-        stream: written to by its descriptor, if it has one.
+    The descriptor is often shared (containerd and its plugins, a shell and its jobs), and
+    O_NONBLOCK belongs to the open file that all of them share: set here, it would break the others.
+    So a pipe or a terminal is opened once more by its name in /proc, which makes an open file of
+    our own, and a socket is sent to with MSG_DONTWAIT.
 
     Attributes:
-        patient: wait for the reader; taken back when it needs longer than `PATIENCE`.
+        patient: wait for the reader; over when it needs longer than `PATIENCE`.
         dropped: lines given up so far.
     """
 
@@ -71,7 +63,7 @@ class Outlet:
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._stream: TextIO | None = None
-        self._close: Callable[[], None] = _nothing
+        self._close: Callable[[], None] = lambda: None
         self._poll: select.poll | None = None
         try:
             descriptor = stream.fileno()
@@ -95,8 +87,8 @@ class Outlet:
         try:
             own = os.open(f"/proc/self/fd/{descriptor}", flags)
         except OSError:
-            # Somebody else's pipe, or no /proc. Room for this much is there when poll(2) says so,
-            # and only another writer of the same moment could take it.
+            # A pipe of another user, or no /proc. There is room for this much when poll(2) says so,
+            # unless another process writes at the same moment.
             self._poll = poll = _poll(descriptor)
 
             def write(data: bytes) -> int:
@@ -115,11 +107,7 @@ class Outlet:
         return bool(self._waiting)
 
     def put(self, line: str) -> None:
-        """Write a line, or keep it, or drop it.
-
-        Raises:
-            OSError, ValueError: nobody will ever read it.
-        """
+        """Write a line, or keep it, or drop it; OSError and ValueError: it will never be read."""
         if self._stream is not None:
             self._stream.write(line)
             self._stream.flush()
@@ -129,29 +117,13 @@ class Outlet:
         if self._size + size > LIMIT:
             self.dropped += 1
             return
-        if not self._waiting and not self.patient:
-            # Nothing waits before it, and nobody waits for the reader: so it is as good as always.
-            try:
-                written = self._write(data)
-            except BlockingIOError:
-                written = 0
-            except OSError:
-                self.dropped += 1
-                raise
-            if written == size:
-                return
-            data = data[written:]
         self._waiting.append(data)
-        self._size += len(data)
+        self._size += size
         self.drain(PATIENCE if self.patient else 0.0)
         self.patient = self.patient and not self._waiting
 
     def drain(self, seconds: float = 0.0) -> None:
-        """Write what waits, as far as the reader takes it within this time.
-
-        Raises:
-            OSError: nobody will ever read it; it is given up.
-        """
+        """Write what waits, as far as it is read in time; OSError: it never is, and is given up."""
         end = time.monotonic() + seconds
         while self._waiting:
             data = self._waiting[0]
@@ -177,7 +149,7 @@ class Outlet:
     def close(self) -> None:
         """Give back what was opened; the stream itself stays open."""
         self._close()
-        self._close = _nothing
+        self._close = lambda: None
 
 
 def _poll(descriptor: int) -> select.poll:
@@ -187,23 +159,13 @@ def _poll(descriptor: int) -> select.poll:
     return made
 
 
-def _nothing() -> None:
-    """Nothing to close."""
-
-
-LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
+LEVELS: Final = {name: int(getattr(logging, name.upper())) for name in _PRIORITY}
 
 MAX_VALUE = 4096
 """Characters of one value; a longer one is cut and says so."""
 
 _NAMES = {number: name for name, number in LEVELS.items()}
-_LEVEL_NAMES = {number: name.upper() for name, number in LEVELS.items()}
-_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
 _BARE = re.compile(
     r"[A-Za-z0-9_./:@%+,\-*()\[\]{}<>|~^!?]{1," + f"{MAX_VALUE}}}", re.ASCII
 ).fullmatch
@@ -230,7 +192,7 @@ class _Scheduler(Protocol):
 
 
 class Logger:
-    """Writes events with fields; the level is looked at before anything else happens."""
+    """Writes events with fields."""
 
     __slots__ = ("_component", "_logger")
 
@@ -240,18 +202,15 @@ class Logger:
 
     def debug(self, event: str, /, **fields: object) -> None:
         """Something only a developer wants to follow."""
-        if self._logger.isEnabledFor(logging.DEBUG):
-            self._emit(logging.DEBUG, event, fields)
+        self._emit(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
         """Something an operator may want to know: decisions and changes of state."""
-        if self._logger.isEnabledFor(logging.INFO):
-            self._emit(logging.INFO, event, fields)
+        self._emit(logging.INFO, event, fields)
 
     def warning(self, event: str, /, **fields: object) -> None:
         """Something works less well than it should."""
-        if self._logger.isEnabledFor(logging.WARNING):
-            self._emit(logging.WARNING, event, fields)
+        self._emit(logging.WARNING, event, fields)
 
     def error(self, event: str, /, **fields: object) -> None:
         """A request failed."""
@@ -269,35 +228,13 @@ class Logger:
         self._emit(logging.ERROR, event, fields)
 
     def _emit(self, level: int, event: str, fields: Mapping[str, object]) -> None:
-        # Made here rather than by Logger.log: nobody wants the caller's file and line, which cost
-        # more than the rest of the record.
-        record = _Record(self._logger.name, level, event)
+        if not self._logger.isEnabledFor(level):
+            return
+        # Made here rather than by Logger.log: no line has the caller's file and line number.
+        record = logging.LogRecord(self._logger.name, level, "", 0, event, None, None)
         record.component = self._component
         record.fields = {**_bound.get(), "component": self._component, **fields}
-        handlers = _root.handlers
-        if _sink.loop is not None and not _root.propagate and handlers == _ONLY:
-            _sink.emit(record)  # the lock of the standard library's way guards nothing here
-        else:
-            self._logger.handle(record)
-
-
-_BLANK: Final[Mapping[str, object]] = MappingProxyType(
-    logging.LogRecord("", logging.INFO, "", 0, "", None, None).__dict__
-)
-
-
-class _Record(logging.LogRecord):
-    """A record of ours; the library looks for names of files, threads and processes besides."""
-
-    component: str
-    fields: Mapping[str, object]
-
-    def __init__(self, name: str, level: int, event: str) -> None:
-        # Not the base class's: half of what a line costs.
-        self.__dict__.update(_BLANK)
-        self.name, self.levelno, self.msg = name, level, event
-        self.levelname = _LEVEL_NAMES[level]
-        self.created = time.time()
+        self._logger.handle(record)
 
 
 _AGAIN: Final = 0.5
@@ -314,10 +251,10 @@ class _Handler(logging.Handler):
         self.render: Callable[[Event], str] = render_logfmt
         self.outlet: Outlet | None = None
         self.lost = 0
-        self._told = 0
+        self._said_dropped = 0
         self._trying = False
         self.write: Callable[[str, str], None] = self.line_writer(sys.stderr, journal=False)
-        self.close_target: Callable[[], None] = _nothing
+        self.close_target: Callable[[], None] = lambda: None
         self.loop: _Scheduler | None = None
         self.held = False
         self.thread = threading.get_ident()
@@ -329,7 +266,7 @@ class _Handler(logging.Handler):
             self.lost += self.outlet.dropped
             self.outlet.close()
         outlet = self.outlet = Outlet(stream)
-        self._told = self.dropped  # what an earlier reader missed is nothing to this one
+        self._said_dropped = self.dropped  # what an earlier reader missed is nothing to this one
         if journal:
             return lambda level, line: outlet.put(f"<{_PRIORITY[level]}>{line}\n")
         return lambda _level, line: outlet.put(line + "\n")
@@ -353,7 +290,7 @@ class _Handler(logging.Handler):
 
     @property
     def dropped(self) -> int:
-        """Lines that nobody will read."""
+        """Lines that will never be read."""
         return self.lost + (self.outlet.dropped if self.outlet is not None else 0)
 
     def drain(self, seconds: float = 0.0) -> None:
@@ -362,8 +299,8 @@ class _Handler(logging.Handler):
             return
         with contextlib.suppress(OSError):
             self.outlet.drain(seconds)
-        if not self.outlet.blocked and self.dropped > self._told:
-            count, self._told = self.dropped - self._told, self.dropped
+        if not self.outlet.blocked and self.dropped > self._said_dropped:
+            count, self._said_dropped = self.dropped - self._said_dropped, self.dropped
             get_logger("logs").warning("log lines dropped: nobody read them", count=count)
 
     def _put(self, record: logging.LogRecord) -> None:
@@ -373,19 +310,19 @@ class _Handler(logging.Handler):
             self.write(event["level"], self.render(event))
         except (OSError, ValueError):
             self.lost += 1
-        if self.loop is not None and self.outlet is not None and self.outlet.blocked:
-            self._try_later(self.loop)
+        self._try_later()
 
-    def _try_later(self, loop: _Scheduler) -> None:
-        if not self._trying:
+    def _try_later(self) -> None:
+        """Try again while the reader stands still."""
+        blocked = self.outlet is not None and self.outlet.blocked
+        if self.loop is not None and blocked and not self._trying:
             self._trying = True
-            loop.call_later(_AGAIN, self._try)
+            self.loop.call_later(_AGAIN, self._try)
 
     def _try(self) -> None:
         self._trying = False
         self.drain()
-        if self.loop is not None and self.outlet is not None and self.outlet.blocked:
-            self._try_later(self.loop)
+        self._try_later()
 
 
 def _event(record: logging.LogRecord) -> Event:
@@ -443,9 +380,6 @@ def setup(
     Without ``file``, lines go to standard error. When that is /dev/null, as in a plugin that the
     runtime launched, they go to the journal where there is one. Under systemd each line is
     prefixed with its priority (sd-daemon(3)) and carries no time, since the journal has its own.
-
-    Raises:
-        OSError: when ``file`` cannot be opened.
     """
     _sink.flush()
     set_level(level)
@@ -459,7 +393,7 @@ def setup(
         _sink.write, _sink.close_target = _journal_writer(_JOURNAL_SOCKET)
         journal = True
     else:
-        target, _sink.close_target = stream or sys.stderr, _nothing
+        target, _sink.close_target = stream or sys.stderr, lambda: None
         journal = _is_journal(target)
         _sink.write = _sink.line_writer(target, journal=journal)
     if format == "json":
@@ -471,7 +405,7 @@ def setup(
 def defer(loop: _Scheduler | None) -> None:
     """Make the text of lines in ``loop``'s next round; None writes them at once again.
 
-    From here on nobody waits for whoever reads them.
+    From here on nothing waits for the reader.
     """
     if _sink.outlet is not None:
         _sink.outlet.patient = False
@@ -480,11 +414,11 @@ def defer(loop: _Scheduler | None) -> None:
 
 
 def hold() -> None:
-    """Keep lines until `let_go`: whoever calls is not waited for, and writes several of them."""
+    """Keep lines until `release`; for a caller that is not waited for, and writes several."""
     _sink.held = True
 
 
-def let_go() -> None:
+def release() -> None:
     """Make the text of lines kept since `hold`, now."""
     _sink.held = False
     if _sink.loop is not None and _sink.queue:
@@ -550,44 +484,13 @@ def render_logfmt(event: Event) -> str:
 
 
 def _render_logfmt_untimed(event: Event) -> str:
-    written = _written
-    return " ".join(
-        [
-            # Most values were in an earlier line: components, kinds, sets of CPUs, reasons.
-            f"{key}={written[value]}"
-            if value.__class__ is str and value in written
-            else f"{key}={_kept(value, key)}"
-            for key, value in event.items()
-            if key != "time"
-        ]
-    )
-
-
-_written: dict[object, str] = {}
-"""How texts are written in a line; only grows, so that whoever found one in it can take it."""
-_WRITTEN: Final = 256
-_LONGEST_WRITTEN: Final = 256
-_OF_ONE: Final = frozenset(("op", "id", "pod"))
-"""Fields whose values hardly come again."""
-
-
-def _kept(value: object, key: str) -> str:
-    global _written
-    text = _value(value)
-    if value.__class__ is str and key not in _OF_ONE and len(text) <= _LONGEST_WRITTEN:
-        if len(_written) >= _WRITTEN:
-            _written = {}
-        _written[value] = text
-    return text
+    return " ".join(f"{key}={_value(value)}" for key, value in event.items() if key != "time")
 
 
 def _value(value: object) -> str:
-    if value.__class__ is str:
-        text: str = value
-    elif isinstance(value, bool):
+    if isinstance(value, bool):
         return "true" if value else "false"
-    else:
-        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
     if _BARE(text):
         return text
     return '"' + harmless(_cut(text.replace("\\", "\\\\").replace('"', '\\"'))) + '"'
@@ -615,7 +518,6 @@ def _time(moment: datetime) -> str:
 
 
 _sink = _Handler()
-_ONLY: Final = [_sink]
 _root.addHandler(_sink)
 _root.propagate = False
 logging.getLogger().addHandler(_sink)  # what other libraries have to say, from warnings on

@@ -1,10 +1,10 @@
-"""What happened to containers that somebody outside the node wants to know of.
+"""What happened to containers, for readers outside the node: Kubernetes Events are made of it.
 
 A refusal that the kubelet asks for again every ten seconds is one notice whose count grows, so a
 reader that comes late misses repetitions and no occurrence. Each change of a notice gets the next
-number of one sequence: whoever read up to a number asks for what came after it. The id of a notice
-stays the same for as long as it lives, over restarts too (`nri_numa.store.notices`), so that what
-is made of it elsewhere is made once.
+number of one sequence: a reader that has read up to a number wants those after it. The id of a
+notice stays the same for as long as it lives, over restarts too (`nri_numa.store.notices`), so that
+what is made of it elsewhere is made once.
 
 The HTTP side reads from another thread: a notice never changes, another one takes its place.
 """
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
+
+from nri_numa.engine.state import Allocation
 
 LIMIT: Final = 256
 """Notices kept; a reader that is away for longer than these last misses the oldest."""
@@ -41,14 +43,11 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened to one container, once or again and again.
 
     Attributes:
-        id: of its own, for good.
         number: where in the sequence it last changed.
-        what: a `What`, or a word of somebody who adds others.
+        what: a `What`; more may come.
         reason: a short CamelCase name within that; may be empty.
         message: the latest words about it.
         pod_uid: as the runtime has it; the hash of the manifest for a static pod.
-        count: how often.
-        first, last: seconds since the epoch.
     """
 
     id: str
@@ -65,46 +64,18 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     last: float
 
 
-class Subject(Protocol):
-    """Whom a notice is about; an allocation is one."""
-
-    @property
-    def namespace(self) -> str:
-        """Of the pod."""
-        ...
-
-    @property
-    def pod(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def pod_uid(self) -> str:
-        """Its UID."""
-        ...
-
-    @property
-    def container(self) -> str:
-        """The container's name."""
-        ...
-
-
 _Key = tuple[str, str, str, str]
 
 
 class Notices:
-    """The latest notices.
-
-    Args:
-        now: Unix time in seconds.
-        limit: how many are kept.
+    """The latest ``limit`` notices; ``now`` is Unix time in seconds.
 
     Attributes:
-        instance: tells one sequence from another one; ids begin with it.
+        instance: of the sequence; ids begin with it.
         number: the last one given out.
         evicted: notices that made room for newer ones.
-        keep: told every notice that is new or changed, to make it outlive the process.
-        tell: called after every change.
+        keep: called with every notice that is new or changed, to make it outlive the process.
+        changed: called after every change.
     """
 
     def __init__(self, now: Callable[[], float], limit: int = LIMIT) -> None:
@@ -115,7 +86,7 @@ class Notices:
         self.number = 0
         self.evicted = 0
         self.keep: Callable[[Notice], object] = lambda notice: None
-        self.tell: Callable[[], object] = lambda: None
+        self.changed: Callable[[], object] = lambda: None
 
     def restore(self, instance: str, notices: Iterable[Notice] = (), number: int = 0) -> None:
         """Go on where an earlier run ended; only before anything is added."""
@@ -159,18 +130,18 @@ class Notices:
             del self._kept[next(iter(self._kept))]
             self.evicted += 1
         self.keep(notice)
-        self.tell()
+        self.changed()
         return notice
 
-    def about(self, subject: Subject, what: str, message: str, *, reason: str = "") -> Notice:
+    def about(self, one: Allocation, what: str, message: str, *, reason: str = "") -> Notice:
         """`add` for a container with an allocation."""
         return self.add(
             what,
             message,
-            namespace=subject.namespace,
-            pod=subject.pod,
-            pod_uid=subject.pod_uid,
-            container=subject.container,
+            namespace=one.namespace,
+            pod=one.pod,
+            pod_uid=one.pod_uid,
+            container=one.container,
             reason=reason,
         )
 

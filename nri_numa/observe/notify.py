@@ -13,11 +13,7 @@ from collections.abc import Mapping
 
 
 class Notifier:
-    """Sends state changes to the service manager.
-
-    Args:
-        environ: where NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID are looked up.
-    """
+    """Sends state changes to the service manager that ``environ`` names."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ

@@ -1,9 +1,9 @@
 """Traces of decisions in little memory.
 
-A trace as the engine makes it holds a few dozen objects, four to eight kilobytes; a node that
-hosts a thousand containers cannot keep that for an explanation that hardly anybody asks for. Here
-it is packed into one bytes object of a few hundred: what can be worked out again is left out, what
-is the same for many containers (the capacities of the NUMA nodes) is kept once for all of them.
+A trace as the engine makes it has a few dozen objects, four to eight kilobytes; for a thousand
+containers that is too much for explanations that are seldom read. Here it is packed into one bytes
+object of a few hundred: what can be worked out again is left out, what is the same for many
+containers (the capacities of the NUMA nodes) is kept once for all of them.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class _Alignment(msgspec.Struct, array_like=True, frozen=True):
     steps: int
     policy: str
     prefer_closest: bool
+    one_width: bool
     rank: list[int] | None
     needs: list[_Need | None]
 
@@ -156,12 +157,7 @@ def unpack(
 ) -> Grounds:
     """What was kept of a decision, for `nri_numa.engine.explain.explanation`.
 
-    Args:
-        kept: the packed trace.
-        namespace: of the pod.
-        pod: its name.
-        container: its name.
-        distance: SLIT distance between two NUMA nodes.
+    ``distance`` is the SLIT distance between two NUMA nodes.
     """
     packed = _packed(kept.data)
     alignment = None
@@ -220,6 +216,7 @@ def _packed_alignment(
         steps=alignment.steps,
         policy=str(problem.policy),
         prefer_closest=problem.prefer_closest,
+        one_width=problem.one_width,
         rank=None if rank is None else [rank.get(i, len(rank)) for i in problem.numa_ids],
         needs=needs,
     )
@@ -288,6 +285,7 @@ def _alignment(
             policy=Policy(packed.policy),
             distance=distance,
             prefer_closest=packed.prefer_closest,
+            one_width=packed.one_width,
             rank=None if rank is None else dict(zip(numa_ids, rank, strict=True)),
         ),
     )

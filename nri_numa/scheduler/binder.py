@@ -21,7 +21,7 @@ from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.scheduler.protocol import Binding
-from nri_numa.scheduler.watcher import PodWatcher
+from nri_numa.scheduler.watcher import HOLD_LIMIT, PodWatcher
 
 log = get_logger("scheduler")
 
@@ -48,7 +48,7 @@ class Binder:
         self._reader, self._pods, self._clock = reader, pods, clock
         self._annotation = f"{config.annotation_prefix}/{PLACED}"
         self._timeout = parse_duration(config.scheduler.bind_timeout)
-        self._limit = parse_duration(config.scheduler.hold_limit)
+
         self._running: dict[str, tuple[str, asyncio.Task[str]]] = {}
 
     async def bind(self, binding: Binding) -> str:
@@ -125,7 +125,7 @@ class Binder:
                 places=places,
                 charge=found.charge,
                 since=now,
-                until=now + self._limit,
+                until=now + HOLD_LIMIT,
             )
         )
         return ""

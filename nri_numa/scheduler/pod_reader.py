@@ -32,10 +32,8 @@ from nri_numa.engine.values.workload import (
 )
 from nri_numa.machine.cpuset import NUMASet
 from nri_numa.scheduler.pod_request import Amounts, ContainerRequest, PodRequest, mapping, peak
-from nri_numa.simulate.manifests.pods import PodManifest, Role
-from nri_numa.simulate.manifests.reader import read_pod
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
-from nri_numa.simulate.manifests.yaml_documents import ManifestError
+from nri_numa.simulate.manifests import ManifestError, read_pod
+from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
 
 POLICIES: Final = tuple(str(policy) for policy in Policy)
 _REMEMBERED: Final = 10_000

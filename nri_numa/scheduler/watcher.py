@@ -25,6 +25,10 @@ TOPOLOGIES: Final = Resource.TOPOLOGIES.path()
 PODS: Final = Resource.PODS.path()
 PENDING: Final = "status.phase=Pending,spec.nodeName!="
 """Pods that have a node and do not run yet."""
+HOLD_LIMIT: Final = 600.0
+"""Seconds after which NUMA nodes are given back of a pod that never started."""
+WAKE_INTERVAL: Final = 2.0
+"""Seconds between two touches of a Node's annotation at least, which wake refused pods."""
 PARTLY: Final = 6.0
 """How many times `settle` a pod is held of which some container may not run yet."""
 ROOM: Final = "room"
@@ -35,7 +39,7 @@ WAITING: Final = 600.0
 _MOST: Final = 10_000
 
 
-class Waker:
+class PodActivator:
     """Wakes pods that were refused, when room appears.
 
     kube-scheduler tries a pod that an extender refused again at events of its own kinds, among them
@@ -54,7 +58,6 @@ class Waker:
     ) -> None:
         self._api, self._wakes, self._clock, self._wall = api, wakes, clock, wall
         self._annotation = f"{config.annotation_prefix}/{ROOM}"
-        self._interval = parse_duration(config.scheduler.wake_interval)
         self._waiting: dict[str, float] = {}
         self._node = ""
         self._due = asyncio.Event()
@@ -81,7 +84,7 @@ class Waker:
 
     def wake(self, node: str) -> None:
         """Wake all pods, also those that another replica refused."""
-        if self._interval and node:
+        if node:
             self._node = node
             self._due.set()
 
@@ -97,7 +100,7 @@ class Waker:
             self._due.clear()
             if leads():
                 await self._write(self._node)
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(WAKE_INTERVAL)
 
     async def _write(self, node: str) -> None:
         body = {"metadata": {"annotations": {self._annotation: str(int(self._wall() * 1000))}}}
@@ -113,8 +116,10 @@ class Waker:
 class NodeWatcher(Watched):
     """Keeps what nodes publish up to date."""
 
-    def __init__(self, nodes: Nodes, waker: Waker, prefix: str, clock: Callable[[], float]) -> None:
-        self._nodes, self._waker, self._prefix, self._clock = nodes, waker, prefix, clock
+    def __init__(
+        self, nodes: Nodes, activator: PodActivator, prefix: str, clock: Callable[[], float]
+    ) -> None:
+        self._nodes, self._activator, self._prefix, self._clock = nodes, activator, prefix, clock
         self._fresh = Freshness(prefix)
 
     def put(self, document: Mapping[str, Any]) -> None:
@@ -129,11 +134,11 @@ class NodeWatcher(Watched):
                 problem=harmless(known.why)[:500],
             )
         if self._nodes.put(name, known):
-            self._waker.more_room(name)
+            self._activator.more_room(name)
 
-    def gone(self, key: str) -> None:
+    def removed(self, key: str) -> None:
         """An object does not exist any more."""
-        self._fresh.gone(key)
+        self._fresh.remove(key)
         self._nodes.remove(key)
 
     def tick(self) -> None:
@@ -164,13 +169,12 @@ class PodWatcher(Watched):
         api: KubeAPI,
         nodes: Nodes,
         reader: PodReader,
-        waker: Waker,
+        activator: PodActivator,
         config: AgentConfig,
         clock: Callable[[], float],
     ) -> None:
-        self._api, self._nodes, self._reader, self._waker = api, nodes, reader, waker
+        self._api, self._nodes, self._reader, self._activator = api, nodes, reader, activator
         self._settle = parse_duration(config.scheduler.settle)
-        self._limit = parse_duration(config.scheduler.hold_limit)
         self._timeout = parse_duration(config.scheduler.bind_timeout)
         self._clock = clock
         self._unsure_until = float("-inf")
@@ -180,16 +184,16 @@ class PodWatcher(Watched):
     def put(self, document: Mapping[str, Any]) -> None:
         """A pod has a node, and none of its containers runs yet."""
         uid, node = uid_of(document), text_of(document, "spec", "nodeName")
-        self._waker.settled(uid)
+        self._activator.settled(uid)
         if text_of(document, "metadata", "deletionTimestamp"):
             self._freed(self._nodes.release(uid))
             return
         held = self._nodes.holds.get(uid)
         if held is not None and held.node == node:
             # A list from before its binding did not name it.
-            self._nodes.stays(uid, held.since + self._limit)
+            self._nodes.stays(uid, held.since + HOLD_LIMIT)
         elif (held is not None or self._reader.placed(document)) and (
-            hold := self._hold(document, self._limit)
+            hold := self._hold(document, HOLD_LIMIT)
         ) is not None:
             # Of another replica, of our life before, or of a scheduler that sent it elsewhere.
             self._nodes.hold(hold)
@@ -202,7 +206,7 @@ class PodWatcher(Watched):
         removed by force is held for a while without need.
         """
         uid = uid_of(document)
-        self._waker.settled(uid)
+        self._activator.settled(uid)
         self._reader.forget(uid)
         if text_of(document, "metadata", "deletionTimestamp"):
             self._freed(self._nodes.release(uid))
@@ -226,7 +230,7 @@ class PodWatcher(Watched):
         """Time has passed."""
         now = self._clock()
         for hold in self._nodes.expire(now):
-            if now - hold.since >= self._limit:
+            if now - hold.since >= HOLD_LIMIT:
                 log.info(
                     "NUMA nodes are given back of a pod that did not start",
                     pod=f"{hold.request.namespace}/{hold.request.name}",
@@ -310,4 +314,4 @@ class PodWatcher(Watched):
 
     def _freed(self, hold: Hold | None) -> None:
         if hold is not None:
-            self._waker.more_room(hold.node)
+            self._activator.more_room(hold.node)

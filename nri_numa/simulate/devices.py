@@ -1,30 +1,218 @@
-"""A made-up kubelet's books of devices: who has which, and what that means for a place.
+"""Which devices a made-up kubelet can give (an inventory), and which pods have them.
 
-A kubelet gives all containers of a pod their devices when it admits the pod, before nri-numa is
-asked about the first of them. Which ones it takes is left to its topology manager and the device
-plugin; here it is the first that are free, in the order of the inventory, so that whoever wonders
-about another choice writes another order.
+An inventory is one YAML document of resources, each with its devices::
+
+    nvidia.com/gpu:
+      - 0000:3b:00.0                    # a PCI device of the machine, which says where it is
+    intel.com/vf:
+      - pci: "8086:154c"                # all PCI devices of a vendor, or of vendor and device
+    example.com/card:
+      - {id: card-a, numaNodes: 0-1}    # anything else, and the NUMA nodes it belongs to
+      - {id: card-b, numaNodes: none}
+
+It says what its author believes of a machine, so whatever it could not mean is a mistake: a guess
+would place pods beside devices that are elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
-import msgspec
+import yaml
 
-from nri_numa.engine.decision import Trace
-from nri_numa.engine.values.workload import (
-    MOST_DEVICES,
-    Container,
-    Device,
-    DeviceRequest,
-    PodSandbox,
+from nri_numa import safe_yaml
+from nri_numa.engine.values.workload import MOST_DEVICES as MOST_OF_ONE_POD
+from nri_numa.engine.values.workload import Device, DeviceRequest
+from nri_numa.machine.cpuset import ListFormatError, NUMASet
+from nri_numa.machine.model import Topology, numa_text
+from nri_numa.machine.pci import PCI_ADDRESS, PCIDevice
+from nri_numa.simulate.manifests import ManifestError, Place, parse_all
+from nri_numa.simulate.pods import PodManifest, Role
+
+Inventory = Mapping[str, tuple[Device, ...]]
+"""Devices by resource, in the order in which they are given away."""
+
+MAX_BYTES: Final = 1 << 20
+MOST_DEVICES: Final = 4096
+"""Of all resources; no machine has a tenth of it."""
+NONE: Final = "none"
+
+_RESOURCE: Final = re.compile(
+    # An extended resource's name: a domain and a name.
+    r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
+    re.ASCII,
 )
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.model import numa_text
-from nri_numa.simulate.inventory import Inventory
-from nri_numa.simulate.manifests.pods import PodManifest, Role
+_PCI_IDS: Final = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4})?", re.ASCII)
+_ID: Final = re.compile(r"[!-~]{1,256}", re.ASCII)
+_FORMS: Final = "a PCI address, {id: NAME, numaNodes: 0} or {pci: VENDOR:DEVICE}"
+
+
+def read_inventory(
+    path: str, topology: Topology, pci: Sequence[PCIDevice], counted: str = ""
+) -> Inventory:
+    """Read an inventory of the devices on a machine; none of one made up are PCI devices.
+
+    ``counted`` is the extended resource that counts exclusive CPUs, which is no device.
+
+    Raises:
+        ManifestError: with every mistake.
+    """
+    problems: list[str] = []
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise _mistake(path, f"cannot be read: {getattr(error, 'strerror', error)}") from error
+    if len(data) > MAX_BYTES:
+        raise _mistake(path, f"is larger than {MAX_BYTES >> 20} MiB, expected an inventory")
+    try:
+        documents = [one for one in parse_all(data.decode("utf-8-sig")) if one is not None]
+    except UnicodeDecodeError as error:
+        raise _mistake(path, f"is not UTF-8: byte {error.start}") from error
+    except yaml.YAMLError as error:
+        raise _mistake(path, safe_yaml.problem_of(error)) from error
+    if len(documents) != 1:
+        found = f"has {len(documents)} documents" if documents else "is empty"
+        raise _mistake(path, f"{found}, expected one mapping of resources to lists of devices")
+    top = Place(path, "", documents[0], problems)
+    if isinstance(top.value, Mapping) and "kind" in top.value:
+        raise _mistake(
+            path, "has a kind, as manifests have, expected a mapping of resources to devices"
+        )
+    reader = _Reader(topology, pci)
+    inventory = {
+        name: reader.devices(name, place)
+        for name, place in top.mapping(required=True).items()
+        if _is_resource(top, name, counted)
+    }
+    if reader.count > MOST_DEVICES:
+        top.complain(f"has {reader.count} devices, expected at most {MOST_DEVICES}")
+    if problems:
+        raise ManifestError(tuple(problems))
+    return inventory
+
+
+def _mistake(path: str, what: str) -> ManifestError:
+    return ManifestError((f"{path}: {what}",))
+
+
+def _is_resource(top: Place, name: str, counted: str) -> bool:
+    if name == counted and name:
+        top.complain(f"has {name!r}, which counts exclusive CPUs, expected resources of devices")
+    elif not _RESOURCE.fullmatch(name):
+        top.complain(f"has {name[:80]!r}, expected names of resources such as nvidia.com/gpu")
+    else:
+        return True
+    return False
+
+
+class _Reader:
+    """Turns entries into devices of one machine, and counts them."""
+
+    def __init__(self, topology: Topology, pci: Sequence[PCIDevice]) -> None:
+        self._there = NUMASet(topology.numa_nodes)
+        self._pci = {one.address: one for one in pci}
+        self.count = 0
+
+    def devices(self, resource: str, place: Place) -> tuple[Device, ...]:
+        """The devices of one resource; without those that were complained about."""
+        found: dict[str, Device] = {}
+        for entry in place.items("one device", required=True):
+            for device in self._entry(entry):
+                if device.id in found:
+                    entry.complain(f"lists {device.id} again, expected each {resource} once")
+                found[device.id] = device
+                self.count += 1
+        return tuple(found.values())
+
+    def _entry(self, place: Place) -> Iterator[Device]:
+        if isinstance(place.value, str):
+            address = place.value.lower()
+            if not PCI_ADDRESS.fullmatch(address):
+                place.expected(_FORMS)
+            elif address not in self._pci:
+                place.expected("a graphics card, network card, disk or accelerator of this machine")
+            else:
+                yield from self._of_pci(place, self._pci[address])
+            return
+        if not isinstance(place.value, Mapping):
+            place.expected(_FORMS)
+            return
+        keys = set(place.value)
+        if keys == {"pci"}:
+            yield from self._chosen(place["pci"])
+        elif keys == {"id", "numaNodes"}:
+            yield from self._named(place)
+        elif keys == {"id"}:
+            place.complain(
+                "says nothing of where it is, expected numaNodes: 0 or the like, or none"
+            )
+        else:
+            strange = ", ".join(str(key)[:40] for key in place.value) or "no keys"
+            place.complain(f"has {strange}; expected {_FORMS}")
+
+    def _chosen(self, place: Place) -> Iterator[Device]:
+        number = place.value
+        if isinstance(number, int) and not isinstance(number, bool):
+            number = f"{number:04d}"  # YAML takes 8086 for a number
+        if not isinstance(number, str) or not _PCI_IDS.fullmatch(number.lower()):
+            place.expected("a PCI vendor, or vendor and device, such as 10de or 8086:154c")
+            return
+        vendor, _, device = number.lower().partition(":")
+        chosen = [
+            one for one in self._pci.values() if one.vendor == vendor and device in ("", one.device)
+        ]
+        if not chosen:
+            place.expected("ids of PCI devices that this machine has")
+        for one in chosen:
+            yield from self._of_pci(place, one)
+
+    def _of_pci(self, place: Place, one: PCIDevice) -> Iterator[Device]:
+        if one.numa_node is None:
+            place.complain(
+                f"is {one.address}, of which this machine tells no NUMA node, expected "
+                f"{{id: {one.address}, numaNodes: 0}} or the like"
+            )
+        elif one.numa_node not in self._there:
+            place.complain(
+                f"is {one.address} on NUMA node {one.numa_node}, expected one that is online: "
+                f"{numa_text(self._there)}"
+            )
+        else:
+            yield Device(id=one.address, numa_nodes=frozenset((one.numa_node,)))
+
+    def _named(self, place: Place) -> Iterator[Device]:
+        id = place["id"].value
+        if isinstance(id, int) and not isinstance(id, bool):
+            id = str(id)  # ids of many plugins are numbers
+        if not isinstance(id, str) or not _ID.fullmatch(id):
+            place["id"].expected("a name without white space, at most 256 characters")
+            return
+        at = place["numaNodes"]
+        text = str(at.value) if at.value is not None else ""
+        if text == NONE:
+            yield Device(id=id)
+            return
+        if text == "-1":
+            at.complain("is -1, by which a kernel says that it knows none, expected the word none")
+            return
+        try:
+            if isinstance(at.value, bool) or not text:
+                raise ListFormatError("")
+            nodes = NUMASet.parse(text)
+        except ListFormatError:
+            at.expected("NUMA nodes such as 0 or 0-1, or none")
+            return
+        if not nodes <= self._there:
+            at.expected(f"NUMA nodes that are online: {numa_text(self._there)}")
+            return
+        yield Device(id=id, numa_nodes=frozenset(nodes))
+
+
+# --- Who has which ------------------------------------------------------------------------------
 
 REASON: Final = "UnexpectedAdmissionError"
 """By which a kubelet says that it has too few devices (``pkg/kubelet/lifecycle/predicate.go``)."""
@@ -33,30 +221,20 @@ Given = Mapping[str, tuple[Device, ...]]
 """Devices of one container, by resource."""
 
 
-class TooFew(msgspec.Struct, frozen=True):
+class TooFew(NamedTuple):
     """A container asks for more devices than are free."""
 
     container: str
-    resource: str
-    asked: int
-    free: int
-    known: int
-
-    @property
-    def message(self) -> str:
-        """In a sentence."""
-        return (
-            f"container {self.container}: {self.asked} {self.resource} needed, {self.free} of the "
-            f"inventory's {self.known} are free"
-        )
+    message: str
 
 
-class DeviceBooks:
-    """Which devices are given to whom.
+class KubeletDevices:
+    """Which devices a made-up kubelet gave to which pods, and what that means for a place.
 
-    Args:
-        inventory: what there is.
-        places: the NUMA nodes where containers can be placed.
+    A kubelet gives all containers of a pod their devices when it admits the pod, before nri-numa
+    sees the first of them. Which ones it takes is left to its topology manager and the device
+    plugin; here it is the first that are free, in the order of the inventory, so that for another
+    choice one writes another order. ``places`` are NUMA nodes where containers can be placed.
     """
 
     def __init__(self, inventory: Inventory, places: NUMASet) -> None:
@@ -77,15 +255,18 @@ class DeviceBooks:
             for resource, count in sorted(container.devices.items()):
                 pool = [*ended.get(resource, ()), *free[resource]]
                 if len(pool) < count:
-                    known = len(self._inventory[resource])
-                    return TooFew(container.name, resource, count, len(pool), known)
-                own[resource] = taken = tuple(pool[:count])
+                    return TooFew(
+                        container.name,
+                        f"container {container.name}: {count} {resource} needed, {len(pool)} of "
+                        f"the inventory's {len(self._inventory[resource])} are free",
+                    )
+                own[resource] = first = tuple(pool[:count])
                 had = ended.get(resource, [])
-                free[resource] = [one for one in free[resource] if one not in taken]
+                free[resource] = [one for one in free[resource] if one not in first]
                 if container.role is Role.INIT:
-                    ended[resource] = [*had, *(one for one in taken if one not in had)]
+                    ended[resource] = [*had, *(one for one in first if one not in had)]
                 else:
-                    ended[resource] = [one for one in had if one not in taken]
+                    ended[resource] = [one for one in had if one not in first]
             if own:
                 given[container.name] = own
         if given:
@@ -93,7 +274,7 @@ class DeviceBooks:
         return None
 
     def take_back(self, pod: PodManifest) -> None:
-        """The pod is gone."""
+        """The pod was removed."""
         self._by_pod.pop(pod.uid, None)
 
     def of(self, pod: PodManifest, container: str) -> Given:
@@ -113,8 +294,8 @@ class DeviceBooks:
         for given in of:
             for resource, had in given.items():
                 by_resource.setdefault(resource, {}).update((one.id, one) for one in had)
-        if sum(map(len, by_resource.values())) > MOST_DEVICES:
-            return (), (f"it has more than {MOST_DEVICES} devices: no hint",)
+        if sum(map(len, by_resource.values())) > MOST_OF_ONE_POD:
+            return (), (f"it has more than {MOST_OF_ONE_POD} devices: no hint",)
         requests: list[DeviceRequest] = []
         notes: list[str] = []
         for resource, devices in sorted(by_resource.items()):
@@ -137,7 +318,7 @@ class DeviceBooks:
         return tuple(requests), tuple(notes)
 
     def free_by_node(self) -> dict[int, int]:
-        """By NUMA node, how many devices of all kinds nobody has."""
+        """By NUMA node, how many devices of all kinds are free."""
         found: dict[int, int] = {}
         for devices in self._free().values():
             for one in devices:
@@ -157,8 +338,3 @@ class DeviceBooks:
             resource: [one for one in devices if (resource, one.id) not in used]
             for resource, devices in self._inventory.items()
         }
-
-
-def too_few_trace(sandbox: PodSandbox, container: Container) -> Trace:
-    """How that refusal came about: nothing of the node was looked at."""
-    return Trace(pod=sandbox, container=container, rule="the kubelet gives devices before it asks")

@@ -21,12 +21,18 @@ from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Trace
 from nri_numa.engine.resize import LESS, resize
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
-from nri_numa.simulate.devices import REASON, DeviceBooks, Given, TooFew, too_few_trace
-from nri_numa.simulate.inventory import Inventory
-from nri_numa.simulate.manifests import ManifestError, PodManifest, Role, Workload
-from nri_numa.simulate.manifests.pods import Amounts, ContainerManifest
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+from nri_numa.engine.values.workload import Container, Resources
+from nri_numa.simulate.devices import REASON, Given, Inventory, KubeletDevices
+from nri_numa.simulate.manifests import ManifestError
+from nri_numa.simulate.pods import (
+    Amounts,
+    ContainerManifest,
+    PodManifest,
+    Role,
+    Workload,
+    container_of,
+    pod_sandbox,
+)
 
 
 class Action(StrEnum):
@@ -52,23 +58,18 @@ class Verdict(StrEnum):
     LESS = "less"
     """It could not grow in place and keeps less than its new size."""
     UNPINNED = "unpinned"
-    """It starts untouched, because what it asked for cannot be had."""
+    """It starts untouched, because what it needs cannot be had."""
     UNTOUCHED = "untouched"
-    """Nothing was asked for it."""
+    """Nothing was requested for it."""
     REFUSED = "refused"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One container and what it got.
 
-    Attributes:
-        cpus, mems: kernel lists at that moment; empty means untouched.
-        before: its CPUs before a resize.
-        allocation: as the state keeps it; None when it was refused.
-        reason: why it is where it is, or the CamelCase reason of the refusal.
-        message: of the refusal.
-        devices: what the kubelet gave it, by resource.
-        warnings: what is probably not meant, one clause each.
+    CPUs and memory nodes are kernel lists at that moment, empty for an untouched container, and
+    CPUs before a resize. There is no allocation of a refused one; the reason is the refusal's then.
+    Warnings say what is probably not meant, one clause each.
     """
 
     container: str
@@ -105,11 +106,7 @@ class SimulatedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """How full one NUMA node is: CPUs in thousandths, memory in bytes.
-
-    Attributes:
-        owned, idle: CPUs that belong to one container, and siblings kept idle for one.
-    """
+    """How full one NUMA node is, in CPUs, in thousandths of them, and in bytes of memory."""
 
     numa_node: int
     cpus: int
@@ -123,20 +120,11 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     memory_left: int
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """A container as it stands at the end."""
-
-    namespace: str
-    pod: str
-    container: str
-    cpus: str
-    mems: str
-
-
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that happened.
 
     Attributes:
+        standing: containers as they stand at the end with their CPUs, in the order of creation.
         untried: pods that were left after the first refusal.
     """
 
@@ -144,7 +132,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     before: tuple[Room, ...]
     after: tuple[Room, ...]
     events: tuple[SimulatedEvent, ...]
-    standing: tuple[Standing, ...]
+    standing: tuple[tuple[Allocation, str], ...]
     untried: int = 0
 
     @property
@@ -270,16 +258,12 @@ def simulate(
     keep_going: bool = False,
     inventory: Inventory | None = None,
 ) -> Simulation:
-    """Run a plan on an empty machine.
+    """Run a plan on an empty machine, and go on after a refusal only with ``keep_going``.
 
-    Args:
-        machine: topology and settings.
-        planned: from `plan`.
-        reading: what the kernel has left; None counts all memory as free.
-        keep_going: go on after a refusal.
-        inventory: the devices that the kubelet can give; those of the plan's manifests.
+    Without a reading of what the kernel has left all memory counts as free. The inventory is that
+    of the plan's manifests.
     """
-    simulator = Simulator(machine, reading, inventory)
+    simulator = _Simulator(machine, reading, inventory)
     before = simulator.rooms()
     events: list[SimulatedEvent] = []
     for number, step in enumerate(planned, 1):
@@ -296,12 +280,8 @@ def simulate(
     )
 
 
-class Simulator:
-    """A node in memory.
-
-    Attributes:
-        state: the node state, as the agent would have it.
-    """
+class _Simulator:
+    """A node in memory, with the node state as the agent would have it."""
 
     def __init__(
         self,
@@ -313,8 +293,7 @@ class Simulator:
         self._machine = machine
         self._reading = reading
         self._live: dict[str, Container] = {}
-        self._pods: dict[str, PodSandbox] = {}
-        self._devices = DeviceBooks(inventory or {}, machine.places)
+        self._devices = KubeletDevices(inventory or {}, machine.places)
 
     def step(self, number: int, planned: Planned) -> SimulatedEvent:
         """Do one thing to one pod."""
@@ -328,11 +307,11 @@ class Simulator:
             case Action.REMOVE:
                 self._remove(planned.pod)
         after = self._cpus_now()
-        told = {outcome.container: outcome.cpus for outcome in outcomes}
+        shown = {outcome.container: outcome.cpus for outcome in outcomes}
         for container in planned.pod.containers:
             # A sidecar makes room for the containers of its own pod that start later.
-            if container.name in told:
-                before[container_of(planned.pod, container, 1).id] = told[container.name]
+            if container.name in shown:
+                before[container_of(planned.pod, container, 1).id] = shown[container.name]
         moved = {
             self.state.allocations[i].full_name: cpus or "any"
             for i, cpus in after.items()
@@ -363,26 +342,15 @@ class Simulator:
             for i, node in sorted(machine.topology.numa_nodes.items())
         )
 
-    def standing(self) -> tuple[Standing, ...]:
+    def standing(self) -> tuple[tuple[Allocation, str], ...]:
         """What every container has now, in the order of creation."""
         cpus = self._cpus_now()
-        return tuple(
-            Standing(
-                namespace=a.namespace,
-                pod=a.pod,
-                container=a.container,
-                cpus=cpus[i],
-                mems=str(a.mems),
-            )
-            for i in self._live
-            for a in (self.state.allocations[i],)
-        )
+        return tuple((self.state.allocations[i], cpus[i]) for i in self._live)
 
     # --- one pod ----------------------------------------------------------------------------------
 
     def _create(self, pod: PodManifest) -> tuple[Outcome, ...]:
         sandbox = pod_sandbox(pod)
-        self._pods[sandbox.id] = sandbox
         outcomes: list[Outcome] = []
         too_few = self._devices.give(pod)
         reading, free = self._reading, self._devices.free_by_node()
@@ -394,21 +362,24 @@ class Simulator:
             if too_few is not None:
                 if manifest.name != too_few.container:
                     continue  # none of them is made
-                outcomes.append(_not_given(manifest, too_few, too_few_trace(sandbox, made)))
+                trace = Trace(
+                    pod=sandbox, container=made, rule="the kubelet gives devices before it asks"
+                )
+                outcomes.append(_refused(manifest, REASON, too_few.message, trace))
                 self._remove(pod)
                 break
+            given = self._devices.of(pod, manifest.name)
             own, together, notes = self._devices.hints(pod, manifest.name)
             made = replace(made, devices=own, pod_devices=together, device_notes=notes)
             decision = admit.admit(self._machine, self.state, sandbox, made, reading)
             if isinstance(decision, Refused):
-                given = self._devices.of(pod, manifest.name)
                 outcomes.append(replace(_refusal(manifest, decision), devices=given))
                 self._remove(pod)
                 break
             self.state = decision.state
             self._live[made.id] = _adjusted(made, decision)
-            given = self._devices.of(pod, manifest.name)
-            outcomes.append(replace(self._admission(manifest, decision), devices=given))
+            outcome = self._outcome(manifest, made.id, decision.trace)
+            outcomes.append(replace(outcome, devices=given, warnings=decision.warnings))
             if manifest.role is Role.INIT:
                 self._release(made.id)
         return tuple(outcomes)
@@ -423,39 +394,31 @@ class Simulator:
             if live is None:
                 continue  # an init container, or one of a pod that was refused
             wanted = made.resources
-            asked = Resources(
+            requested = Resources(
                 cpu_shares=wanted.cpu_shares,
                 cpu_quota=wanted.cpu_quota,
                 cpu_period=wanted.cpu_period,
                 memory_limit=wanted.memory_limit,
             )
             before = self._cpus_now(container_id)[container_id]
-            outcome = resize(self._machine, self.state, sandbox, live, asked, self._reading)
+            outcome = resize(self._machine, self.state, sandbox, live, requested, self._reading)
             if isinstance(outcome, Refused):
                 outcomes.append(replace(_refusal(manifest, outcome), before=before))
                 break
             self.state = outcome.state
-            self._live[container_id] = _resized(live, asked, outcome)
+            self._live[container_id] = _resized(live, requested, outcome)
             outcomes.append(self._outcome(manifest, container_id, outcome.trace, before=before))
-        self._pods[sandbox.id] = sandbox
         return tuple(outcomes)
 
     def _remove(self, pod: PodManifest) -> None:
         for manifest in reversed(pod.containers):
             self._release(container_of(pod, manifest, 1).id)
         self.state = admit.forget_pod(self._machine, self.state, pod.uid).state
-        self._pods.pop(pod_sandbox(pod).id, None)
         self._devices.take_back(pod)
 
     def _release(self, container_id: str) -> None:
         self._live.pop(container_id, None)
         self.state = admit.release(self._machine, self.state, container_id).state
-
-    # --- telling ----------------------------------------------------------------------------------
-
-    def _admission(self, manifest: ContainerManifest, decision: Admitted) -> Outcome:
-        outcome = self._outcome(manifest, decision.allocation.container_id, decision.trace)
-        return replace(outcome, warnings=decision.warnings)
 
     def _outcome(
         self, manifest: ContainerManifest, container_id: str, trace: Trace, *, before: str = ""
@@ -499,23 +462,16 @@ class Simulator:
 
 
 def _refusal(manifest: ContainerManifest, decision: Refused) -> Outcome:
+    return _refused(manifest, decision.reason, decision.message, decision.trace)
+
+
+def _refused(manifest: ContainerManifest, reason: str, message: str, trace: Trace) -> Outcome:
     return Outcome(
         container=manifest.name,
         role=manifest.role,
         verdict=Verdict.REFUSED,
-        reason=decision.reason,
-        message=decision.message,
-        trace=decision.trace,
-    )
-
-
-def _not_given(manifest: ContainerManifest, too_few: TooFew, trace: Trace) -> Outcome:
-    return Outcome(
-        container=manifest.name,
-        role=manifest.role,
-        verdict=Verdict.REFUSED,
-        reason=REASON,
-        message=too_few.message,
+        reason=reason,
+        message=message,
         trace=trace,
     )
 
@@ -536,18 +492,18 @@ def _adjusted(made: Container, decision: Admitted) -> Container:
     )
 
 
-def _resized(live: Container, asked: Resources, outcome: Resized) -> Container:
+def _resized(live: Container, requested: Resources, outcome: Resized) -> Container:
     """The container as the runtime keeps it after a resize, our override on top."""
     now, own = live.resources, outcome.own
-    quota = own.cpu_quota if own is not None and own.cpu_quota is not None else asked.cpu_quota
+    quota = own.cpu_quota if own is not None and own.cpu_quota is not None else requested.cpu_quota
     return replace(
         live,
         resources=replace(
             now,
-            cpu_shares=asked.cpu_shares or now.cpu_shares,
+            cpu_shares=requested.cpu_shares or now.cpu_shares,
             cpu_quota=quota or now.cpu_quota,
-            cpu_period=asked.cpu_period or now.cpu_period,
-            memory_limit=asked.memory_limit or now.memory_limit,
+            cpu_period=requested.cpu_period or now.cpu_period,
+            memory_limit=requested.memory_limit or now.memory_limit,
             cpus=(own.cpus if own is not None else "") or now.cpus,
             mems=(own.mems if own is not None else "") or now.mems,
         ),

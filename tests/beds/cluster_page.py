@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.controlling import Controller
-from nri_numa.config.controlling import Page as Section
+from nri_numa.config.sections import Controller
+from nri_numa.config.sections import Page as Section
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
 from nri_numa.controller.service import TOPOLOGIES
-from nri_numa.http.guarded import Site
+from nri_numa.http.server import Site
 from nri_numa.kube.api import KubeAPI, Watch
 
 PREFIX = "numa.kubernetes.io"
@@ -91,8 +91,8 @@ class ClusterPage:
         """A Node and its object are gone."""
 
         async def told() -> None:
-            self._overview.node_gone(name)
-            self._overview.topology_gone(name)
+            self._overview.node_removed(name)
+            self._overview.topology_removed(name)
 
         self._do(told())
 

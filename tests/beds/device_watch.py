@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.config.device_sources import Devices
+from nri_numa.config.sections import Devices
 from nri_numa.devices.lookup import GivenDevice
 from nri_numa.devices.watch import DeviceWatch
 from nri_numa.node.agent import Agent

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from nri_numa.http.api import Listing
 from nri_numa.http.responses import (
     Actual,
     Assignment,
     Checkpoint,
     ContainerUse,
+    Distance,
     Explanation,
     HugePages,
     Kubelet,
@@ -35,9 +38,24 @@ from nri_numa.http.responses import (
     Slots,
     Status,
     Use,
+    Zone,
+    ZoneHugePages,
+    ZonePod,
+    Zones,
 )
-from nri_numa.http.source import Listing
-from nri_numa.http.zones import Distance, Zone, ZoneHugePages, ZonePod, Zones
+
+Test = TypeVar("Test", bound=Callable[..., Coroutine[Any, Any, None]])
+
+
+def in_loop(test: Test) -> Callable[..., None]:
+    """A test that runs in a loop of its own, for three minutes at most."""
+
+    @functools.wraps(test)
+    def run(*given: object, **named: object) -> None:
+        asyncio.run(asyncio.wait_for(test(*given, **named), 180))
+
+    return run
+
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\n‮"
 
@@ -142,9 +160,6 @@ class FakeView:
             "partitions": [],
             "warnings": [],
         }
-
-    def topology_key(self) -> object:
-        return "x"
 
     def numa_info(self) -> NUMAInfo:
         if self.broken:

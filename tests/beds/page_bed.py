@@ -12,7 +12,7 @@ from nri_numa.config import HTTP
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
-from nri_numa.http.server import HTTPServer
+from nri_numa.http.api import AgentServer
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.pci import PCIDevice
@@ -71,9 +71,8 @@ class PageBed:
         about = About(self.version, "worker-7.example.org", time.time())
         view = live_view(self.agent, about, link=self, clock=self.clock, devices=self)
         section = HTTP(address=f"127.0.0.1:{self.address[1]}", token_file=self._section.token_file)
-        self._server = HTTPServer(section, view, Metrics("0"), version=self.version)
-        started = asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(20)
-        assert started
+        self._server = AgentServer(section, view, Metrics("0"), version=self.version)
+        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(20)
         assert self._server.address is not None
         self.address = self._server.address
 

@@ -14,8 +14,8 @@ from tests.checks.page_expressions import DETAILS, LIVE, TITLE
 pytestmark = pytest.mark.browser
 
 ON: dict[str, Any] = {
-    "memoryLocality": {"enabled": True, "interval": "1s", "budget": 100},
-    "cpuWaiting": {"enabled": True, "interval": "1s", "budget": 100},
+    "memoryLocality": {"enabled": True, "interval": "1s"},
+    "cpuWaiting": {"enabled": True, "interval": "1s"},
 }
 
 

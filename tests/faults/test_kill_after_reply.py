@@ -16,12 +16,12 @@ from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import Node, until
 
 REST = (
-    "call:nri_numa.observe.decisions:DecisionTeller.admitted:before",
+    "call:nri_numa.observe.decisions:DecisionLog.admitted:before",
     "call:nri_numa.node.agent:Agent._pack:after",
 )
 """Moments between the answer to a container that was decided about when it came, and the rest."""
 
-RELEASED = "call:nri_numa.observe.decisions:DecisionTeller.released:before"
+RELEASED = "call:nri_numa.observe.decisions:DecisionLog.released:before"
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def _put_right(node: Node, times: int, late: float) -> bool:
 
 
 def test_a_rewritten_cpuset_is_repaired_counted_and_said(directory: Path) -> None:
-    config = {"reconcile": {"interval": "200ms", "maxRepairs": 2, "repairWindow": "1h"}}
+    config = {"reconcile": {"interval": "200ms", "maxRepairs": 2}}
     with Node(directory, config=config) as node:
         node.start()
         free, listed, _, owner = node.four()

@@ -17,15 +17,14 @@ from pathlib import Path
 import h11
 
 from nri_numa import config as configuration
-from nri_numa.config import yaml_reader
+from nri_numa import safe_yaml
 from nri_numa.engine.request.annotations import resolve
 from nri_numa.engine.request.demand import SLOTS, read_slots, with_slots
 from nri_numa.engine.values.workload import NO_GRANTS, Refusal
 from nri_numa.errors import LocalProtocolError
-from nri_numa.http import server as http_server
-from nri_numa.http.api import JSON
-from nri_numa.http.connection import Connection
-from nri_numa.http.places import ConnectionPlace
+from nri_numa.http.api import AgentServer
+from nri_numa.http.protocol import JSON, Connection
+from nri_numa.http.server import Place
 from nri_numa.kubelet.configuration import command_line, facts, merged
 from nri_numa.kubelet.state_files import UnknownState, cpu_state, grants, memory_state
 from nri_numa.nri.wire.ttrpc import MAX_BODY, MAX_FRAME_PAYLOAD, MessageReader, Trunk
@@ -144,7 +143,7 @@ class KubeletConfig(Fed):
         unread = 0
         for name, text in zip(("file", "drop-in"), parts, strict=False):
             try:
-                documents.append((name, yaml_reader.parse(text)))
+                documents.append((name, safe_yaml.parse(text)))
             except ValueError:
                 unread += 1
         whole, left_out = merged(documents)
@@ -245,7 +244,7 @@ class HTTP(Fed):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         config = configuration.load(None, {}, {}).http
-        self.server = http_server.HTTPServer(config, FakeView(), Metrics("0"), version="0")
+        self.server = AgentServer(config, FakeView(), Metrics("0"), version="0")
 
     def close(self) -> None:
         """Close the loop."""
@@ -260,12 +259,12 @@ class HTTP(Fed):
         reader, writer = asyncio.StreamReader(), _Writer()
         reader.feed_data(data)
         reader.feed_eof()
-        now = self.loop.time()
-        connection = Connection(reader, writer, "nri-numa/0", deadline=now + 5)  # type: ignore[arg-type]
-        place = ConnectionPlace("127.0.0.1", now)
+        place = Place("127.0.0.1", self.loop.time())
         with contextlib.suppress(EOFError, h11.LocalProtocolError):
-            while await self.server._exchange(connection, place):
-                assert place.answered < 500
+            async with asyncio.timeout(5) as limit:
+                connection = Connection(reader, writer, limit)  # type: ignore[arg-type]
+                while await self.server._exchange(connection, place):
+                    assert place.answered < 500
         answers = bytes(writer.data)
         assert answers.startswith(b"HTTP/1.1 ") or not answers
         head, _, body = answers.partition(b"\r\n\r\n")

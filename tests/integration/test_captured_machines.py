@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.cli.capture import capture
-from nri_numa.cli.topology_output import WIDTH, render_topology
+from nri_numa.cli.machine import pack as capture
+from nri_numa.cli.machine import topology_lines
+from nri_numa.cli.output import WIDTH
 from nri_numa.machine.model import CoreKind, Topology
 from nri_numa.machine.sysfs import discover, read_memory, read_online
 from nri_numa.machine.tree import LINKS, NEEDED
@@ -307,8 +308,8 @@ def test_a_captured_machines_memory_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_captured_machine_is_shown_within_the_width(name: str) -> None:
-    text = render_topology(discover(_machine(name)), "table")
-    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    lines = topology_lines(discover(_machine(name)))
+    assert max(map(len, lines)) <= WIDTH
 
 
 @pytest.mark.parametrize("name", MACHINES)

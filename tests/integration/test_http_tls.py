@@ -17,8 +17,9 @@ from click.testing import CliRunner
 
 from nri_numa.cli import cli
 from nri_numa.config import HTTP
-from nri_numa.http import connection, places
-from nri_numa.http.server import HTTPServer
+from nri_numa.http import protocol
+from nri_numa.http import server as server_module
+from nri_numa.http.api import AgentServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.certificates import make_certificate, make_expired
 from tests.beds.http_view import FakeView
@@ -37,12 +38,12 @@ def served(tmp_path: Path) -> Iterator[tuple[int, Path]]:
         tls_cert=str(tmp_path / "cert.pem"),
         tls_key=str(tmp_path / "key.pem"),
     )
-    server = HTTPServer(section, FakeView(), Metrics("0"), version="0.1.0")
+    server = AgentServer(section, FakeView(), Metrics("0"), version="0.1.0")
     started, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()
 
     async def serve() -> None:
-        assert await server.start()
+        await server.start()
         started.set()
         await stop.wait()
         await server.stop()
@@ -134,8 +135,8 @@ def test_an_expired_certificate_is_said_and_served(
             connection.close()
 
     async def serve() -> int:
-        server = HTTPServer(section, FakeView(), Metrics("0"), version="0.1.0")
-        assert await server.start()
+        server = AgentServer(section, FakeView(), Metrics("0"), version="0.1.0")
+        await server.start()
         assert server.address is not None
         try:
             return await asyncio.to_thread(unverified, server.address[1])
@@ -156,8 +157,8 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, greeting: bytes
 ) -> None:
     """The plugin's collector looks at old objects every ten minutes; they must not wait for it."""
-    monkeypatch.setattr(connection, "REQUEST_TIMEOUT", 0.05)
-    monkeypatch.setattr(places, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.05)
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 8)
     make_certificate(tmp_path, "first")
     section = HTTP(
         address="127.0.0.1:0",
@@ -173,8 +174,8 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
         writer.close()
 
     async def serve() -> None:
-        server = HTTPServer(section, FakeView(), Metrics("0"), version="0.1.0")
-        assert await server.start()
+        server = AgentServer(section, FakeView(), Metrics("0"), version="0.1.0")
+        await server.start()
         assert server.address is not None
         for _ in range(4):
             await asyncio.gather(*(one(server.address) for _ in range(8)))
@@ -195,8 +196,8 @@ def test_silent_clients_do_not_get_as_far_as_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The places are taken by whoever came first; a probe is answered, over TLS, all the same."""
-    monkeypatch.setattr(places, "MAX_CONNECTIONS", 4)
-    monkeypatch.setattr(places, "MAX_RESERVE", 8)
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(server_module, "MAX_RESERVE", 8)
     make_certificate(tmp_path, "first")
     section = HTTP(
         address="127.0.0.1:0",
@@ -205,8 +206,8 @@ def test_silent_clients_do_not_get_as_far_as_tls(
     )
 
     async def serve() -> None:
-        server = HTTPServer(section, FakeView(), Metrics("0"), version="0.1.0")
-        assert await server.start()
+        server = AgentServer(section, FakeView(), Metrics("0"), version="0.1.0")
+        await server.start()
         assert server.address is not None
         silent = [await asyncio.open_connection(*server.address) for _ in range(40)]
         while len(server._places) < 12:

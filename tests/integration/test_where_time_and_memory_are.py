@@ -18,8 +18,8 @@ from tests.beds.embedded_node import Node, until
 
 PATIENCE_S = 180.0
 ON = {
-    "memoryLocality": {"enabled": True, "metric": True, "interval": "1s", "budget": 100},
-    "cpuWaiting": {"enabled": True, "metric": True, "interval": "1s", "budget": 100},
+    "memoryLocality": {"enabled": True, "metric": True, "interval": "1s"},
+    "cpuWaiting": {"enabled": True, "metric": True, "interval": "1s"},
     "measuredCapacity": {"mode": "act", "interval": "1s", "halfLife": "1s"},
 }
 

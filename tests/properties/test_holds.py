@@ -31,8 +31,8 @@ from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Hold
 from nri_numa.scheduler.published import read
-from nri_numa.simulate.manifests.reader import read_pod
-from nri_numa.simulate.manifests.workloads import container_of, pod_sandbox
+from nri_numa.simulate.manifests import read_pod
+from nri_numa.simulate.pods import container_of, pod_sandbox
 from tests.unit.scheduler.objects import PREFIX, Watched, container, pod
 
 FAR = 1e9

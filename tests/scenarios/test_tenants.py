@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.config.tenants import parse_amount
+from nri_numa.config.values import parse_amount
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
 from nri_numa.engine.values.settings import (

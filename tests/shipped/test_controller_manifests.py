@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from nri_numa import config as configuration
-from nri_numa.config.names import camel_case
-from nri_numa.controller.service import ControllerMetrics
+from nri_numa.config.sections import camel_case
+from nri_numa.controller.service import LEASE, ControllerMetrics
 from nri_numa.offline_capacity import OFFLINE_CAPACITY
 from tests.shipped.test_install_manifests import BASE, CHART, helm, kustomized
 
@@ -54,7 +54,7 @@ def test_where_it_looks_is_where_things_are() -> None:
     config = configuration.AgentConfig().controller
     assert mounts["token"] == config.credentials
     leases = [r for d in documents("role.yaml") for r in d.get("rules", ()) if "resourceNames" in r]
-    assert leases[0]["resourceNames"] == [config.lease.name]
+    assert leases[0]["resourceNames"] == [LEASE]
 
 
 def test_the_policy_names_the_one_annotation() -> None:

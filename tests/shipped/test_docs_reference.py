@@ -26,10 +26,10 @@ from nri_numa.engine.values.workload import (
     Refusal,
     Scope,
 )
-from nri_numa.http.openapi import describe
 from tests.checks.docs_refusals import REFUSALS, line
 from tools import remedies
 from tools.docs_regions import DOCS, generators, replaced
+from tools.openapi import describe
 
 ROOT = DOCS.parent
 PAIRS = re.compile(r"```yaml\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)

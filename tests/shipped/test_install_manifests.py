@@ -400,7 +400,7 @@ def test_the_schema_and_the_agent_agree_who_may_reach_it(http: dict[str, Any]) -
     mistakes = list(jsonschema.Draft7Validator(schema).iter_errors(values))
     expected = pytest.raises(ConfigError) if mistakes else contextlib.nullcontext()
     with expected:
-        configuration.load(None, {}, {}, text=json.dumps({"http": http}))
+        configuration.load(text=json.dumps({"http": http}))
 
 
 def test_what_the_chart_has_from_elsewhere_is_current() -> None:

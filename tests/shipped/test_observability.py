@@ -16,8 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.cluster.publisher import PublishMetrics
 from nri_numa.controller.service import ControllerMetrics
-from nri_numa.observe.metrics import DEPRECATED, LateCounts, Metrics, NUMANodeSample, Snapshot
-from nri_numa.observe.service_metrics import ServiceMetrics
+from nri_numa.observe.metrics import (
+    DEPRECATED,
+    LateCounts,
+    Metrics,
+    NUMANodeSample,
+    ServiceMetrics,
+    Snapshot,
+)
 from nri_numa.scheduler.extender import SchedulerMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,8 +43,8 @@ def known() -> dict[str, frozenset[str]]:
     metrics.connected("containerd", "v2.1.9")
     metrics.request("CreateContainer", 0.001)
     metrics.decision("refused", "TopologyAffinityError", "restricted")
-    metrics.kubelet_static("cpu", True)
-    metrics.http_request("/metrics", 200)
+    metrics.kubelet_static.labels("cpu").set(True)
+    metrics.http_requests.labels("/metrics", "200").inc()
     numa_node = NUMANodeSample(
         numa_node=0,
         exclusive_cpus=0,
@@ -48,15 +54,15 @@ def known() -> dict[str, frozenset[str]]:
         capacity_cpus=0,
         allocated_cpus=0,
         available_cpus=0,
-        memory=0,
-        memory_allocated=0,
-        memory_available=0,
+        memory_bytes=0,
+        memory_allocated_bytes=0,
+        memory_available_bytes=0,
         hugepages={2 << 20: (0, 0)},
     )
     metrics.snapshot = lambda: Snapshot(
         node_name="worker-7",
         numa_nodes=[numa_node],
-        container_kinds={("shared", True): 1},
+        container_counts={("shared", True): 1},
         checkpoint_written=0.0,
         checkpoint_age=0.0,
     )

@@ -65,7 +65,6 @@ class Controller(Service):
             "tokenFile": str(self.directory / "put-token"),
             "smoothing": 0,
             "leastTime": 0,
-            "lease": {"duration": "9s"},
             **config,
         }
         self.configure(controller=section)

@@ -87,7 +87,6 @@ class Extender(Bed):
             "address": f"127.0.0.1:{port}",
             "credentials": str(self.directory),
             "lease": ACCOUNT,
-            "wakeInterval": "200ms",
             **(_tls(self.directory) if certificate else {}),
             **(config or {}),
         }

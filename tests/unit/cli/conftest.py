@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nri_numa.config import HTTP
-from nri_numa.http.server import HTTPServer
+from nri_numa.http.api import AgentServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.http_view import FakeView
 
@@ -38,8 +38,8 @@ def agent() -> Iterator[tuple[str, object]]:
     box: dict[str, object] = {}
 
     async def serve() -> None:
-        server = HTTPServer(HTTP(address="127.0.0.1:0"), view, Metrics("0"), version="0.1.0")
-        assert await server.start()
+        server = AgentServer(HTTP(address="127.0.0.1:0"), view, Metrics("0"), version="0.1.0")
+        await server.start()
         box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
         assert server.address is not None
         box["address"] = f"{server.address[0]}:{server.address[1]}"

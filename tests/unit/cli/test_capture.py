@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from nri_numa.cli import cli
-from nri_numa.cli.capture import capture
+from nri_numa.cli.machine import pack as capture
 from nri_numa.errors import TopologyError
 from nri_numa.machine.sysfs import discover, read_memory
 from nri_numa.machine.tree import CPU_DIR, NODE_DIR

@@ -201,7 +201,7 @@ def test_check_of_a_sound_machine_is_0_and_shows_what_is_in_effect(sound: Path) 
     result = invoke("check", "--config", str(sound))
     assert result.exit_code == 0, result.output
     assert "FAIL" not in result.output
-    assert "ok    NRI: " in result.output
+    assert "ok    NRI:" in result.output
     effective = yaml.safe_load(result.output.partition("flags):\n")[2])
     assert effective["strategy"] == "spread"
     assert max(map(len, result.output.partition("Effective")[0].splitlines())) <= 80

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.cli.run import drop_in
+from nri_numa.cli.processes import drop_in
 from nri_numa.errors import ConfigError
 
 LAUNCHED = {"NRI_PLUGIN_SOCKET": "3", "NRI_PLUGIN_NAME": "nri-numa", "NRI_PLUGIN_IDX": "90"}

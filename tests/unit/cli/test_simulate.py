@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from nri_numa.cli import cli
-from nri_numa.cli.made_up import made_up
+from nri_numa.cli.machine import made_up
 from nri_numa.demo.stage import examples
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import MemoryReading, NUMAMemory

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from nri_numa.cluster.publisher import Publisher
 from nri_numa.config import HTTP, AgentConfig
 from nri_numa.config.sections import OfflineCapacity, Publish
-from nri_numa.http.server import HTTPServer
+from nri_numa.http.api import AgentServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
 from tests.beds.http_view import FakeView, get
@@ -82,16 +82,16 @@ class World:
         self.socket = directory / "agent.sock"
         self.view = FakeView(noted=[NOTICE])
         self.cluster = Cluster()
-        self._publish = {"address": "off", "rate": 100.0, "burst": 1000, **publish}
+        self._publish = {"address": "off", "rate": 100.0, **publish}
         self.offline_capacity = OfflineCapacity()
-        self.agent: HTTPServer | None = None
+        self.agent: AgentServer | None = None
         self._task: asyncio.Task[None] | None = None
         self.publisher: Publisher
 
     async def start_agent(self) -> None:
         config = HTTP(address="off", socket=str(self.socket))
-        self.agent = HTTPServer(config, self.view, Metrics("1"), version="1")
-        assert await self.agent.start()
+        self.agent = AgentServer(config, self.view, Metrics("1"), version="1")
+        await self.agent.start()
         await until(self.socket.exists)
 
     async def stop_agent(self) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.cluster.source import AgentGone, AgentSource
+from nri_numa.cluster.source import AgentSource, AgentUnavailable
 from nri_numa.config import HTTP
-from nri_numa.http.server import HTTPServer
+from nri_numa.http.api import AgentServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.http_view import FakeView
 from tests.unit.cluster.test_publisher import until
@@ -38,7 +38,7 @@ def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
             finally:
                 await source.close()
 
-    with pytest.raises(AgentGone, match="something else than expected"):
+    with pytest.raises(AgentUnavailable, match="something else than expected"):
         asyncio.run(asked())
 
 
@@ -53,10 +53,10 @@ def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents_socke
     socket = str(tmp_path / "s")
 
     async def asked() -> int:
-        server = HTTPServer(
+        server = AgentServer(
             HTTP(address="off", socket=socket), FakeView(), Metrics("1"), version="1"
         )
-        assert await server.start()
+        await server.start()
         await until(Path(socket).exists)
         source = AgentSource(socket)
         try:

@@ -12,7 +12,7 @@ from nri_numa.cluster import topology
 from nri_numa.cluster.topology import contents, fingerprint
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass
-from nri_numa.http.zones import Zones
+from nri_numa.http.responses import Zones
 from nri_numa.kubelet.pod_resources import DeviceCount
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic

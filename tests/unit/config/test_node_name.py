@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa import config as configuration
-from nri_numa.config import AgentConfig
-from nri_numa.config.node_name import node_name
+from nri_numa.config import AgentConfig, node_name
 from nri_numa.errors import ConfigError
 
 

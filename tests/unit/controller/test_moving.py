@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.controlling import Controller, Steal, Stuck
+from nri_numa.config.sections import Controller, Steal, Stuck
 from nri_numa.controller.service import Service
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
 from tests.unit.controller import test_evictor as stolen

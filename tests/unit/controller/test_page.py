@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig, problems
-from nri_numa.config.controlling import Controller
-from nri_numa.config.controlling import Page as Section
+from nri_numa.config.sections import Controller
+from nri_numa.config.sections import Page as Section
 from tests.beds.cluster_page import ClusterPage, cluster_page
 from tests.unit.scheduler.objects import PREFIX, topology
 

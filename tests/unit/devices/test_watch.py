@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.config.device_sources import Devices
+from nri_numa.config.sections import Devices
 from nri_numa.devices.watch import DeviceWatch
 from nri_numa.engine.values.workload import (
     NO_DEVICES,

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 
-from nri_numa.http.api import API, APIError, Request, Response, parse_target
+from nri_numa.http.api import API
+from nri_numa.http.protocol import APIError, Request, Response, Routes
 from nri_numa.observe.metrics import Metrics
 from tests.beds.http_view import FakeView, assignment
 
 
-async def _none() -> AsyncIterator[bytes]:
-    yield b""
-
-
 def api(view: FakeView) -> API:
-    return API(view, Metrics("0"), _none)
+    return API(view, Metrics("0"))
 
 
 def ask(server: API, target: str) -> Response:
-    path, segments, query = parse_target(target.encode())
-    answer = server.respond(Request("GET", path, segments, query))
+    request = Request.of("GET", target.encode())
+    answer = Routes(server.routes).find(request).answer(request)
     assert isinstance(answer, Response)
     return answer
 
@@ -49,7 +45,6 @@ def test_a_narrowed_long_list_gives_the_loop_its_turn_too() -> None:
 
 
 def test_a_change_in_the_middle_of_an_answer_does_not_mix_two_states() -> None:
-    """The serial in the head is the one that the cached list is kept under."""
     view = FakeView([assignment(n) for n in range(200)])
     server = api(view)
 
@@ -70,14 +65,4 @@ def test_a_change_in_the_middle_of_an_answer_does_not_mix_two_states() -> None:
 @pytest.mark.parametrize("target", [b"*", b"nothing", b"/%zz%ff", b"/?a=%ff", b"/" + b"a" * 9999])
 def test_targets_that_no_client_of_ours_sends_are_refused(target: bytes) -> None:
     with pytest.raises(APIError):
-        parse_target(target)
-
-
-def test_routes_are_named_by_pattern() -> None:
-    """A metric label must not grow with what clients make up."""
-    server = api(FakeView())
-    named = {
-        server.route_of(Request("GET", path, tuple(path.split("/")[1:])))
-        for path in ("/v1/explain/a/b", "/v1/explain/c/d", "/x", "/y/z", "/metrics")
-    }
-    assert named == {"/v1/explain/{namespace}/{pod}", "other", "/metrics"}
+        Request.of("GET", target)

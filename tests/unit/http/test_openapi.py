@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,18 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from nri_numa import http
 from nri_numa.config import HTTP
-from nri_numa.http import openapi
-from nri_numa.http.server import HTTPServer
+from nri_numa.http.api import AgentServer
 from nri_numa.observe.metrics import Metrics
-from tests.beds.http_view import FakeView, Reply, exchange, get
+from tests.beds.http_view import FakeView, Reply, exchange, get, in_loop
+from tools import openapi
 
-FILE = Path(openapi.__file__).with_suffix(".yaml")
+FILE = Path(http.__file__).with_name("openapi.yaml")
 
 
 def test_the_file_is_what_the_documents_make() -> None:
-    """Run ``python -m nri_numa.http.openapi nri_numa/http/openapi.yaml`` when this fails."""
+    """Run ``python -m tools.openapi nri_numa/http/openapi.yaml`` when this fails."""
     assert FILE.read_text() == openapi.text()
 
 
@@ -81,26 +81,23 @@ TARGETS = [
 
 @pytest.mark.parametrize("ready", [True, False])
 @pytest.mark.parametrize("token", [True, False])
-def test_every_answer_is_as_described(tmp_path: Path, ready: bool, token: bool) -> None:
+@in_loop
+async def test_every_answer_is_as_described(tmp_path: Path, ready: bool, token: bool) -> None:
     """With and without the token, ready or not, found or not found."""
-
-    async def test() -> None:
-        section = HTTP(address="127.0.0.1:0")
-        if token:
-            file = tmp_path / "token"
-            file.write_text("0123456789abcdef")
-            section = HTTP(address="127.0.0.1:0", token_file=str(file))
-        server = HTTPServer(section, FakeView(ready=ready), Metrics("0"), version="0")
-        assert await server.start()
-        assert server.address is not None
-        try:
-            served = yaml.safe_load(FILE.read_text())
-            for path, target in TARGETS:
-                _check(served, path, await get(server.address, target))
-        finally:
-            await server.stop()
-
-    asyncio.run(test())
+    section = HTTP(address="127.0.0.1:0")
+    if token:
+        file = tmp_path / "token"
+        file.write_text("0123456789abcdef")
+        section = HTTP(address="127.0.0.1:0", token_file=str(file))
+    server = AgentServer(section, FakeView(ready=ready), Metrics("0"), version="0")
+    await server.start()
+    assert server.address is not None
+    try:
+        served = yaml.safe_load(FILE.read_text())
+        for path, target in TARGETS:
+            _check(served, path, await get(server.address, target))
+    finally:
+        await server.stop()
 
 
 def test_every_described_path_is_served_and_tried() -> None:
@@ -109,17 +106,15 @@ def test_every_described_path_is_served_and_tried() -> None:
     assert {path for path, _ in TARGETS} | {"/v1/events"} == paths
 
 
-def test_writing_is_refused_on_every_path() -> None:
-    async def test() -> None:
-        server = HTTPServer(HTTP(address="127.0.0.1:0"), FakeView(), Metrics("0"), version="0")
-        assert await server.start()
-        assert server.address is not None
-        try:
-            for _, target in TARGETS:
-                for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
-                    raw = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-                    assert (await exchange(server.address, raw)).status == 405
-        finally:
-            await server.stop()
-
-    asyncio.run(test())
+@in_loop
+async def test_writing_is_refused_on_every_path() -> None:
+    server = AgentServer(HTTP(address="127.0.0.1:0"), FakeView(), Metrics("0"), version="0")
+    await server.start()
+    assert server.address is not None
+    try:
+        for _, target in TARGETS:
+            for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+                raw = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+                assert (await exchange(server.address, raw)).status == 405
+    finally:
+        await server.stop()

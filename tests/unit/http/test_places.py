@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nri_numa.http.places import GRACE, LINE, ConnectionPlace, ConnectionPlaces, Line
+from nri_numa.http.server import GRACE, Place, Places
 
 
 @dataclass
 class Door:
-    """ConnectionPlaces for four and a reserve of two; remembers whose connection was closed."""
+    """Places for four and a reserve of two; remembers whose connection was closed."""
 
     now: float = 100.0
     closed: list[str] = field(default_factory=list)
-    places: ConnectionPlaces = field(init=False)
+    places: Places = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = ConnectionPlaces(4, 2, lambda: self.now)
+        self.places = Places(4, 2, lambda: self.now)
 
-    def come(self, name: str, client: str = "a") -> ConnectionPlace:
-        place = self.places.take(client)
+    def come(self, name: str, peer: str = "a") -> Place:
+        place = self.places.take(peer)
         place.close = lambda: self.closed.append(name)
         return place
 
@@ -32,12 +32,14 @@ def test_a_client_with_more_than_its_share_makes_room_for_another() -> None:
     door.come("other-0", "b")
     assert not door.come("other-1", "b").reserve
     assert door.closed == ["greedy-0"]
+    assert not door.places.crowded
     assert door.come("other-2", "b").reserve
     assert door.come("greedy-3", "a").reserve
     assert door.closed == ["greedy-0"]
+    assert door.places.crowded
 
 
-def test_the_reserve_hears_the_latest_and_each_for_a_moment_at_least() -> None:
+def test_the_reserve_is_for_the_latest_and_each_for_a_moment_at_least() -> None:
     door = Door()
     for n in range(4):
         door.come(str(n))
@@ -53,22 +55,3 @@ def test_the_reserve_hears_the_latest_and_each_for_a_moment_at_least() -> None:
     assert door.closed == ["r0"]
     door.places.close()
     assert (len(door.places), door.closed[1:]) == (0, ["0", "1", "2", "3", "r1", "r2"])
-
-
-def test_there_is_a_line_until_nobody_stands_at_any_socket() -> None:
-    told: list[bool] = []
-    line = Line(told.append)
-    for _ in range(LINE - 1):
-        line.came("IPv4")
-    line.nobody("IPv4")  # a pause: who comes then is another one
-    line.came("IPv4")
-    assert told == [False]
-    for _ in range(LINE):
-        line.came("IPv4")
-        line.came("IPv6")
-    assert told == [False, True, True]
-    line.nobody("IPv4")
-    line.nobody("IPv4")
-    assert told[-1] is True
-    line.nobody("IPv6")
-    assert told[-1] is False

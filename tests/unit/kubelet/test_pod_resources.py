@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nri_numa.cli import kubelet_word
+from nri_numa.cli import explain
 from nri_numa.kubelet.pb import podresources_pb2 as pb
 from nri_numa.kubelet.pod_resources import (
     DeviceCount,
@@ -135,9 +135,9 @@ def explained(name: str, **assignment: str) -> dict[str, Any]:
 
 def test_both_sides_in_words(root: Path) -> None:
     with pod_resources(root, answered, everything):
-        word = kubelet_word.ask(str(root), "shop", "web")
+        word = explain.kubelet_grants(str(root), "shop", "web")
     ours = [explained("main", cpus="4-5", slots="slot-0"), explained("helper"), explained("init")]
-    assert list(kubelet_word.sentences(word, ours)) == [
+    assert list(explain.kubelet_sentences(word, ours)) == [
         "The kubelet gave container main exclusive CPUs 4-5; 1073741824 bytes of memory of NUMA "
         "node 0; a/gpu g1 of NUMA nodes 0-1; a/slot slot-0, slot-1; claimed device d/n/a; claimed "
         "device d/n/b.",
@@ -149,26 +149,26 @@ def test_both_sides_in_words(root: Path) -> None:
 
 def test_where_they_differ(root: Path) -> None:
     with pod_resources(root, answered, everything):
-        word = kubelet_word.ask(str(root), "shop", "web")
-    told = list(kubelet_word.sentences(word, [explained("main", cpus="2-3", slots="slot-7")]))
+        word = explain.kubelet_grants(str(root), "shop", "web")
+    told = list(explain.kubelet_sentences(word, [explained("main", cpus="2-3", slots="slot-7")]))
     assert told[1:] == [
         "That differs: the agent says CPUs 2-3, the kubelet CPUs 4-5.",
         "That differs: the agent says that it holds slot-7, the kubelet gave it no such device.",
     ]
-    odd = kubelet_word.sentences(word, [explained("main", cpus="odd"), {"container": "helper"}])
+    odd = explain.kubelet_sentences(word, [explained("main", cpus="odd"), {"container": "helper"}])
     assert len(list(odd)) == 2
 
 
 def test_no_word_is_one_sentence(root: Path) -> None:
-    word = kubelet_word.ask(str(root), "shop", "web")
-    (sentence,) = kubelet_word.sentences(word, [explained("main")])
+    word = explain.kubelet_grants(str(root), "shop", "web")
+    (sentence,) = explain.kubelet_sentences(word, [explained("main")])
     assert sentence.startswith("The kubelet's own word cannot be had: ")
 
 
 def test_many_ids_are_cut_short_and_hostile_names_are_harmless() -> None:
     devices = [{"resource": "a/x\x1b[31m", "ids": [f"i{n}" for n in range(20)], "numaNodes": ""}]
     one = {"container": "m", "cpus": "", "memory": [], "devices": devices, "claims": []}
-    (sentence,) = kubelet_word.sentences({"problem": "", "containers": [one]}, [explained("m")])
+    (sentence,) = explain.kubelet_sentences({"problem": "", "containers": [one]}, [explained("m")])
     assert "i7 and 12 more" in sentence
     assert sentence.isprintable()
 

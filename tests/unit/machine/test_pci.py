@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.cli.capture import capture
+from nri_numa.cli.machine import pack as capture
 from nri_numa.machine.pci import PCIDevice, kind_of_class, pci_devices, pcie_roots
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.machine.tree import DirectoryTree, open_tree

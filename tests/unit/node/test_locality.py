@@ -11,13 +11,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.cli import explain, status
-from nri_numa.config.locality import MemoryLocality
+from nri_numa.config.sections import MemoryLocality
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cgroups import CgroupPlace
-from nri_numa.node.usage import MemoryWatch, UsageWatch, Watches
+from nri_numa.node.usage import MAX_SERIES, MemoryWatch, UsageWatch, Watches
 from nri_numa.observe.metrics import Metrics
 from tests.beds.views import live_view
 from tests.beds.world import StillClock, agent_of
@@ -127,12 +127,14 @@ def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: Bed)
 
 
 def test_series_are_bounded_and_the_worst_are_told(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, MemoryLocality(enabled=True, metric=True, max_series=1))
-    bed.create("here", "anon N0=4096 N1=0\n", numacpu="2-3", numamem="0")
+    bed = Bed(tmp_path)
+    for n in range(MAX_SERIES):
+        bed.create(f"here-{n}", "anon N0=4096 N1=0\n", numacpu="2-3", numamem="0")
     bed.create("there", "anon N0=1024 N1=3072\n", numacpu="4-5", numamem="0")
     bed.round()
-    assert bed.ratios() == {"there": 0.25}
-    assert bed.states() == {"known": 2, "unknown": 0, "left out": 1}
+    assert len(bed.ratios()) == MAX_SERIES
+    assert bed.ratios()["there"] == 0.25
+    assert bed.states() == {"known": MAX_SERIES + 1, "unknown": 0, "left out": 1}
 
 
 def test_without_the_metric_a_scrape_is_as_before(tmp_path: Path) -> None:

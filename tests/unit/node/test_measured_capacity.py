@@ -10,13 +10,11 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
-from nri_numa.config.measured_capacity import MeasuredCapacity, MeasuredMode
+from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
-from nri_numa.errors import ConfigError
 from nri_numa.machine.model import Topology
 from nri_numa.node.capacity import StealWatch
 from nri_numa.observe.metrics import Metrics
@@ -182,23 +180,3 @@ def test_a_machine_that_somebody_changed_meanwhile_gets_the_factors_next_time(
     assert bed.factors() == {}
     bed.pass_time({0: 0.4})
     assert bed.factors() == {0: 0.6}
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("measuredCapacity: {mode: maybe}", "measuredCapacity.mode"),
-        ("measuredCapacity: {interval: 10ms}", "measuredCapacity.interval: 10ms, expected 1s"),
-        (
-            "measuredCapacity: {halfLife: 0.5}",
-            "measuredCapacity.halfLife: 0.5, expected 1s or more",
-        ),
-        ("measuredCapacity: {halfLife: soon}", "measuredCapacity.halfLife: 'soon' is no duration"),
-        ("measuredCapacity: {step: 0}", "measuredCapacity.step: 0, expected at least 0.01"),
-        ("measuredCapacity: {floor: 2}", "measuredCapacity.floor: 2, expected at most 1"),
-    ],
-)
-def test_a_mistake_is_named_with_what_was_expected(text: str, words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        configuration.load(text=text)
-    assert any(words in problem for problem in caught.value.problems), caught.value.problems

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.device_sources import Devices
+from nri_numa.config.sections import Devices
 from nri_numa.node.preflight import Finding, Level, service
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from nri_numa.config import HTTP, AgentConfig
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
-from nri_numa.node import serving
+from nri_numa.node import serving, view
 from nri_numa.node.loop import GapWatch
 from nri_numa.node.serving import About, Collaborators, Serving
 from nri_numa.observe.metrics import Metrics
@@ -64,15 +65,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mistake_is_counted_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, tries = serving._import, []
+    real, tries = view.LiveView, []
 
-    def broken() -> serving._Parts:
+    def broken(*given: Any, **more: Any) -> view.LiveView:
         tries.append(1)
         if len(tries) < 4:
-            raise ImportError("no module named h11")
-        return real()
+            raise RuntimeError("a bug")
+        return real(*given, **more)
 
-    monkeypatch.setattr(serving, "_import", broken)
+    monkeypatch.setattr(view, "LiveView", broken)
     made, metrics = make(HTTP(address="127.0.0.1:0"))
     during(made, lambda: value(metrics, "nri_numa_http_up") == 1)
     assert len(tries) == 4

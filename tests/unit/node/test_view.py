@@ -22,9 +22,9 @@ from nri_numa.engine.values.workload import (
     Resources,
 )
 from nri_numa.errors import CheckpointError
-from nri_numa.http.api import API, Request, Response, parse_target
+from nri_numa.http.api import API
+from nri_numa.http.protocol import Request, Response, Routes
 from nri_numa.http.responses import Assignment
-from nri_numa.http.server import Changes
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.node.serving import About
 from nri_numa.node.view import LinkFacts, LiveView
@@ -266,12 +266,12 @@ async def _whole(answer: Response) -> bytes:
 
 
 def test_the_api_serves_a_real_agent(bed: Bed) -> None:
-    """Documents encode, and what the topology's key guards follows the machine."""
-    api = API(bed.view, bed.metrics, Changes(bed.view).stream)
+    """Documents encode, and the topology is that of the machine."""
+    routes = Routes(API(bed.view, bed.metrics).routes)
 
     def ask(target: str) -> Any:
-        path, segments, query = parse_target(target.encode())
-        answer = api.respond(Request("GET", path, segments, query))
+        request = Request.of("GET", target.encode())
+        answer = routes.find(request).answer(request)
         assert isinstance(answer, Response)
         return json.loads(asyncio.run(_whole(answer)))
 
@@ -411,24 +411,6 @@ def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -
     assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.steps)
 
 
-def test_a_list_kept_for_the_next_one_who_asks_follows_the_differences(bed: Bed) -> None:
-    """The state is the same one: what differs is no decision."""
-    api = API(bed.view, bed.metrics, Changes(bed.view).stream)
-
-    def ask() -> Any:
-        path, segments, query = parse_target(b"/v1/assignments")
-        made = api.respond(Request("GET", path, segments, query))
-        assert isinstance(made, Response)
-        return json.loads(asyncio.run(_whole(made)))["containers"]
-
-    before = ask()
-    assert ask() == before
-    differ(bed)
-    assert [one["actual"] is None for one in ask()] == [True, False]
-    bed.agent.differences.forget("id-plain")
-    assert ask() == before
-
-
 def test_a_runtime_that_does_not_answer_is_in_the_status(bed: Bed) -> None:
     bed.link = replace(bed.link, unanswered="the runtime hangs")
     assert bed.view.status().link.unanswered == "the runtime hangs"
@@ -454,7 +436,6 @@ def test_over_cri_it_is_shown_how_late_containers_were(bed: Bed) -> None:
     bed.view = bed.shown(late=bed)
     assert bed.view.status().link.over == "cri"
     listing = bed.view.listing()
-    assert listing.key != before.key
     assert {one.pod: one.late for one in listing.containers} == {"own": 0.0124, "plain": UNSET}
     (told,) = bed.view.explain("shop", "own", None)
     assert any(step.startswith("Late by at most 12 ms") for step in told.steps)

@@ -8,7 +8,7 @@ import sys
 CODE = """
 import sys
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.client import UNUSED
+from nri_numa.observe.metrics import UNUSED
 assert not [name for name in UNUSED if name in sys.modules], sorted(sys.modules)
 metrics = Metrics("1")
 metrics.internal_errors.inc()
@@ -37,7 +37,7 @@ def test_a_library_that_is_imported_already_stays_as_it_is() -> None:
     same = (
         FIRST
         + "server = prometheus_client.exposition.ThreadingWSGIServer\n"
-        + "from nri_numa.observe import client\n"
+        + "from nri_numa.observe import metrics as client\n"
         + "assert issubclass(server, http.server.HTTPServer)\n"
         + "assert client.Counter is prometheus_client.Counter\n"
     )
@@ -56,7 +56,7 @@ class Finder:
             self.asked += 1
             raise AttributeError("wants more")
 sys.meta_path.insert(0, Finder())
-from nri_numa.observe import client
+from nri_numa.observe import metrics as client
 import http.server
 import prometheus_client.exposition
 assert issubclass(prometheus_client.exposition.ThreadingWSGIServer, http.server.HTTPServer)

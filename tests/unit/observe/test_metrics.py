@@ -31,9 +31,9 @@ def sample(numa_node: int) -> NUMANodeSample:
         capacity_cpus=8,
         allocated_cpus=4.75,
         available_cpus=3.25,
-        memory=67257405440,
-        memory_allocated=1 << 30,
-        memory_available=1 << 34,
+        memory_bytes=67257405440,
+        memory_allocated_bytes=1 << 30,
+        memory_available_bytes=1 << 34,
         capacity_factor=0.5,
         hugepages={2 << 20: (4 << 20, 2 << 20)},
     )
@@ -56,11 +56,11 @@ def full() -> Metrics:
     metrics.request("CreateContainer", 0.0004)
     metrics.decision("refused", "NotEnoughCPUs", "restricted")
     metrics.loop_lag(0.002)
-    metrics.http_request("/metrics", 200)
+    metrics.http_requests.labels("/metrics", "200").inc()
     metrics.snapshot = lambda: Snapshot(
         numa_nodes=[sample(1), sample(0)],
         node_name="worker-7",
-        container_kinds={("shared", True): 2, ("exclusive", False): 1},
+        container_counts={("shared", True): 2, ("exclusive", False): 1},
         containers=(container(n) for n in range(2)),
         shared_pool_cpus=10,
         offline_cpus=1,

@@ -12,11 +12,11 @@ from urllib.parse import unquote
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.scheduling import Scheduling
+from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of
 from nri_numa.scheduler.extender import Extender, SchedulerMetrics
 from nri_numa.scheduler.protocol import Binding
-from nri_numa.scheduler.watcher import TOPOLOGIES, Waker
+from nri_numa.scheduler.watcher import TOPOLOGIES, PodActivator
 from tests.beds.fake_api_server import Asked, Said, fake, status
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
 
@@ -368,7 +368,7 @@ class Recorder(Watched):
     def remove(self, document: Mapping[str, Any]) -> None:
         self.changes.append(("removed", name_of(document)))
 
-    def gone(self, key: str) -> None:
+    def removed(self, key: str) -> None:
         self.changes.append(("gone", key))
 
     def listed(self, keys: frozenset[str]) -> None:
@@ -496,18 +496,20 @@ def test_rights_that_are_missing_are_named_and_questions_wait(
 # --- waking -----------------------------------------------------------------------------------
 
 
-def waker(directory: Path, clock: Callable[[], float], **section: Any) -> Waker:
-    config = AgentConfig(scheduler=Scheduling(credentials=str(directory), **section))
+def activator(directory: Path, clock: Callable[[], float]) -> PodActivator:
+    config = AgentConfig(scheduler=Scheduling(credentials=str(directory)))
     api = KubeAPI(str(directory), "test")
-    return Waker(api, config, SchedulerMetrics("test").wakes, clock=clock, wall=lambda: 1.5)
+    return PodActivator(api, config, SchedulerMetrics("test").wakes, clock=clock, wall=lambda: 1.5)
 
 
 def test_room_wakes_who_was_refused_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("nri_numa.scheduler.watcher.WAKE_INTERVAL", 0.01)
+
     async def wake() -> None:
         now = [0.0]
-        made = waker(tmp_path, lambda: now[0], wake_interval=0.01)
+        made = activator(tmp_path, lambda: now[0])
         made.more_room("n0")  # no pod waits
         made.refused("a")
         made.settled("a")
@@ -543,7 +545,7 @@ def test_who_takes_over_wakes_the_pods_that_were_refused_before(
     async def talk(made: Extender) -> None:
         tasks = [
             asyncio.create_task(made.tick()),
-            asyncio.create_task(made.waker.run(made.leads)),
+            asyncio.create_task(made.activator.run(made.leads)),
         ]
         async with asyncio.timeout(180):
             while "wakes_total 1.0" not in made.measured().decode():
@@ -557,8 +559,7 @@ def test_who_takes_over_wakes_the_pods_that_were_refused_before(
     assert [asked.path.partition("?")[0] for asked in server.asked] == ["/api/v1/nodes/n1"]
 
 
-def test_nobody_is_woken_where_that_is_switched_off(tmp_path: Path) -> None:
-    for interval, node in ((0.0, "n1"), (1.0, "")):
-        made = waker(tmp_path, lambda: 0.0, wake_interval=interval)
-        made.wake(node)
-        assert not made.due
+def test_without_a_node_no_pod_is_activated(tmp_path: Path) -> None:
+    made = activator(tmp_path, lambda: 0.0)
+    made.wake("")
+    assert not made.due

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientError, ClientSession, ClientTimeout
-from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.scheduling import Scheduling, scheduling_problems
+from nri_numa.config.sections import Scheduling
 from nri_numa.scheduler.extender import LARGEST, Extender
 from tests.beds.certificates import make_certificate
 from tests.unit.scheduler.objects import container, pod, single, topology
@@ -157,30 +156,6 @@ def test_a_mistake_of_ours_is_an_answer() -> None:
         assert "boom" not in str(found)
 
     serve(made, talk)
-
-
-@pytest.mark.parametrize(
-    ("section", "text"),
-    [
-        (Scheduling(address="0.0.0.0:9894"), "scheduler.clientCA, or scheduler.allowAnonymous"),
-        (Scheduling(address="off"), "nobody could ask"),
-        (Scheduling(address="here"), "expected host:port"),
-        (Scheduling(tls_cert="a"), "scheduler.tlsKey: is not set"),
-        (Scheduling(client_ca="a"), "needs scheduler.tlsCert"),
-        (Scheduling(bind_timeout="5s"), "scheduler.bindTimeout: 5s, expected 0.1s to 4s"),
-        (Scheduling(settle="x"), "scheduler.settle: 'x' is no duration"),
-        (Scheduling(hold_limit=0), "expected 1s to 86400s"),
-    ],
-)
-def test_mistakes_of_the_configuration(section: Scheduling, text: str) -> None:
-    assert any(text in problem for problem in scheduling_problems(section))
-
-
-def test_the_defaults_are_no_mistakes() -> None:
-    assert not list(scheduling_problems(Scheduling()))
-    anonymous = Scheduling(address=":9894", allow_anonymous=True)
-    assert not list(scheduling_problems(anonymous))
-    assert replace(AgentConfig(), scheduler=anonymous).scheduler.address == ":9894"
 
 
 def test_with_an_authority_only_who_has_a_certificate_may_ask(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import Device
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.simulate.inventory import Inventory
+from nri_numa.simulate.devices import Inventory
 from nri_numa.simulate.manifests import ManifestError, read_text
 from nri_numa.simulate.simulator import Simulation, Verdict, plan, simulate
 from tests.machines.pods import container, document, outcomes, pod, replicated, the

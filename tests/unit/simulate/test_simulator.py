@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.simulate.manifests import ManifestError, Role, read_text
+from nri_numa.simulate.manifests import ManifestError, read_text
+from nri_numa.simulate.pods import Role
 from nri_numa.simulate.simulator import Action, Simulation, Verdict, plan
 from tests.machines.named import snc_smt
 from tests.machines.pods import container, document, outcomes, pod, replicated, run, the
@@ -50,29 +49,8 @@ def test_a_guaranteed_pod_gets_cpus_of_its_own_and_memory_beside_them() -> None:
 def test_those_who_share_make_room_and_are_named() -> None:
     result = run(snc_smt(), pod("a"), pod("db", 4, "2Gi", SINGLE))
     assert result.events[1].moved == {"default/a/app": "4-31"}
-    (first, _) = result.standing
-    assert (first.pod, first.cpus) == ("a", "4-31")
-
-
-def test_the_first_refusal_ends_it_and_counts_what_was_not_tried() -> None:
-    big, small = pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE)
-    result = run(snc_smt(), big, small, small.replace("small", "tiny"))
-    assert len(result.events) == 1
-    assert result.untried == 2
-    refused = result.first_refused
-    assert refused is not None
-    assert refused.refused is not None
-    assert refused.refused.reason == "TopologyAffinityError"
-    assert "default/big" in refused.refused.message
-    fresh(result)
-
-
-def test_going_on_after_a_refusal_places_the_rest() -> None:
-    big, small = pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE)
-    result = run(snc_smt(), big, small, keep_going=True)
-    assert [e.pod.name for e in result.events if e.refused is None] == ["small"]
-    assert result.counts[Verdict.REFUSED] == 1
-    assert result.counts[Verdict.PLACED] == 1
+    ((first, cpus), _) = result.standing
+    assert (first.pod, cpus) == ("a", "4-31")
 
 
 def test_a_refused_container_takes_its_pod_along() -> None:
@@ -144,10 +122,10 @@ def test_init_containers_end_and_their_cpus_go_to_the_app() -> None:
     assert (prepare.role, proxy.role, app.role) == (Role.INIT, Role.SIDECAR, Role.APP)
     assert prepare.cpus == app.cpus
     assert {prepare.mems, proxy.mems, app.mems} == {app.mems}
-    assert [s.container for s in result.standing] == ["proxy", "app"]
+    assert [a.container for a, _ in result.standing] == ["proxy", "app"]
     # The sidecar made room for the app that started after it.
     assert set(result.events[0].moved) == {"default/p/proxy"}
-    assert not CPUSet.parse(result.standing[0].cpus) & CPUSet.parse(app.cpus)
+    assert not CPUSet.parse(result.standing[0][1]) & CPUSet.parse(app.cpus)
 
 
 # --- changes --------------------------------------------------------------------------------------
@@ -176,7 +154,7 @@ def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     )
     assert the(result).verdict is Verdict.REFUSED
     assert "resize refused" in the(result).message
-    assert [s.cpus for s in result.standing] == ["0-1"]
+    assert [cpus for _, cpus in result.standing] == ["0-1"]
 
 
 def test_a_second_resize_starts_from_what_the_container_has() -> None:
@@ -258,27 +236,6 @@ def test_two_workloads_cannot_make_the_same_pod() -> None:
 # --- what the engine does with it -----------------------------------------------------------------
 
 
-def test_opposite_hours_meet_on_one_core_wherever_it_is() -> None:
-    """Spread alone would put the second one on another NUMA node."""
-    day = {**BEST_EFFORT, "smt": "pair", "load": "08:00-20:00"}
-    night = {**BEST_EFFORT, "smt": "pair", "load": "22:00-06:00"}
-    result = run(snc_smt(), pod("day", 2, "1Gi", day), pod("night", 2, "1Gi", night))
-    first, second = (CPUSet.parse(o.cpus) for o in outcomes(result).values())
-    assert second == snc_smt().siblings_of(first) - first
-    # And those of the same hours keep away from each other.
-    result = run(snc_smt(), pod("day", 2, "1Gi", day), pod("late", 2, "1Gi", day))
-    first, second = (CPUSet.parse(o.cpus) for o in outcomes(result).values())
-    assert not second & snc_smt().siblings_of(first)
-
-
-def test_without_memory_too_opposite_hours_meet() -> None:
-    day = {**BEST_EFFORT, "smt": "pair", "load": "high", "bind": "cpu"}
-    night = {**BEST_EFFORT, "smt": "pair", "load": "low", "bind": "cpu"}
-    result = run(snc_smt(), pod("busy", 2, "1Gi", day), pod("idle", 2, "1Gi", night))
-    first, second = (CPUSet.parse(o.cpus) for o in outcomes(result).values())
-    assert second == snc_smt().siblings_of(first) - first
-
-
 def test_a_pod_needs_what_its_unlimited_containers_request_too() -> None:
     """The sum of limits knows nothing of a container without one; the sum of requests does."""
     spec = {
@@ -296,27 +253,9 @@ def the_first(result: Simulation) -> Any:
     return result.events[0].outcomes[0]
 
 
-def test_memory_that_our_own_cpuset_withholds_is_no_memory() -> None:
-    machine = replace(snc_smt(), withheld_memory=NUMASet.parse("0-2"))
-    outcome = the(run(machine, pod("p", 2, "1Gi", SINGLE)))
-    assert (outcome.verdict, outcome.mems) == (Verdict.PLACED, "3")
-    assert the(run(machine, pod("p", 2, "17Gi", BEST_EFFORT))).mems == "3"
-    refused = the(run(machine, pod("p", wishes={"numamem": "1"})))
-    assert refused.reason == "NUMANodeNotAllowed"
-    assert "NUMA nodes among 3" in refused.message
-
-
 def test_huge_pages_of_withheld_memory_are_not_there_either() -> None:
     machine = synthetic(hugepages={2 << 20: 1 << 30})
     wish = pod("p", 1, "1Gi", SINGLE, hugepages="512Mi")
     assert the(run(machine, wish)).verdict is Verdict.PLACED
     withheld = replace(machine, withheld_memory=NUMASet.parse("0-2"))
     assert the(run(withheld, wish)).mems == "3"
-
-
-def test_the_settings_count() -> None:
-    reserved = Settings(reserved_cpus=CPUSet.parse("0-3,16-19"))
-    outcome = the(run(snc_smt(), pod("p", 4, "1Gi", SINGLE), settings=reserved))
-    assert outcome.mems != "0"
-    assert outcome.allocation is not None
-    assert outcome.allocation.kind is Kind.EXCLUSIVE

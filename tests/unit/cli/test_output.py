@@ -1,4 +1,4 @@
-"""Tables that give way without losing anything that has to be copied."""
+"""Tables that give way without losing anything that has to be copied, and small texts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.cli.common import cell_width
-from nri_numa.cli.fitting import Column, Kind, fit
+from nri_numa.cli.output import (
+    Column,
+    Kind,
+    cell_width,
+    clip,
+    fit,
+    human_duration,
+    human_size,
+)
 from nri_numa.text import harmless
 
 COLUMNS = (
@@ -79,3 +86,45 @@ def test_whatever_is_in_it_fits_and_names_are_whole(
 def test_a_terminal_too_narrow_for_anything_still_gets_every_letter(width: int) -> None:
     made = fit(COLUMNS[:1], [ROW[:1]], width, leave_out=True)
     assert "".join(made.lines) == f"POD{ROW[0]}"
+
+
+def test_long_names_keep_both_ends() -> None:
+    """Pods of one set differ at the end, pods of two sets at the beginning."""
+    assert clip("cart-7d4b9c6f5d-x2x1z", 12) == "cart-7…x2x1z"
+    assert clip("short", 12) == "short"
+    assert clip("anything", 1) == "…"
+
+
+def test_wide_letters_count_twice() -> None:
+    assert cell_width("容器") == 4
+    assert cell_width("e\u0301") == 1
+    assert cell_width(clip("容器" * 20, 11)) <= 11
+
+
+def test_control_characters_are_shown_as_escapes() -> None:
+    assert harmless("a\x1b[31m\n") == "a\\x1b[31m\\n"
+    assert harmless("plain ü") == "plain ü"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0s"),
+        (59.9, "59s"),
+        (60, "1m"),
+        (3600, "1h"),
+        (11520, "3h12m"),
+        (86400 * 9 + 4 * 3600, "9d4h"),
+        (86400, "1d"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert human_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0"), (1023, "1023"), (1536, "1.5Ki"), (67257405440, "62.6Gi"), (1 << 60, "1024.0Pi")],
+)
+def test_sizes(amount: int, text: str) -> None:
+    assert human_size(amount) == text

@@ -11,8 +11,11 @@ from nri_numa.demo.stage import container_message, pod_message
 from nri_numa.engine.request.demand import limit_milli, request_milli
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.nri.conversion import container_from, pod_from
-from nri_numa.simulate.manifests import Amounts, ContainerManifest, PodManifest, Role
-from nri_numa.simulate.manifests.workloads import (
+from nri_numa.simulate.pods import (
+    Amounts,
+    ContainerManifest,
+    PodManifest,
+    Role,
     cgroup_parent,
     container_of,
     oom_score,

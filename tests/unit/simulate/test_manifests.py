@@ -10,14 +10,8 @@ import yaml
 
 from nri_numa.demo.stage import examples
 from nri_numa.engine.values.workload import QoSClass
-from nri_numa.simulate.manifests import (
-    ManifestError,
-    Manifests,
-    Role,
-    Workload,
-    read_files,
-    read_text,
-)
+from nri_numa.simulate.manifests import ManifestError, Manifests, read_files, read_text
+from nri_numa.simulate.pods import Role, Workload
 
 POD = """
 apiVersion: v1
@@ -383,7 +377,7 @@ def test_standard_input_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- the examples ---------------------------------------------------------------------------------
 
-CANONICAL = Path(__file__).parents[4] / "config" / "examples"
+CANONICAL = Path(__file__).parents[3] / "config" / "examples"
 
 
 def test_the_installed_examples_are_those_of_the_configuration_folder() -> None:

@@ -1,6 +1,7 @@
-"""What a kubelet and a runtime would tell an NRI plugin about a pod.
+"""Pods and their containers as manifests describe them, and as a plugin sees them.
 
-The rules are the kubelet's: QoS classes (``pkg/apis/core/v1/helper/qos``), CPU shares and quota
+Manifests are taken after the API server's defaulting. What a kubelet and a runtime make of them is
+by the kubelet's rules: QoS classes (``pkg/apis/core/v1/helper/qos``), CPU shares and quota
 (``pkg/kubelet/cm/helpers_linux.go``), OOM scores (``pkg/kubelet/qos/policy.go``), the resources of
 the sandbox (``kuberuntime_sandbox_linux.go``), whose sum counts the peak of the init containers
 (KEP-753 for those that stay), and the pod's cgroup as the systemd driver names it.
@@ -9,20 +10,16 @@ the sandbox (``kuberuntime_sandbox_linux.go``), whose sum counts the peak of the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.request.annotations import Missing, addressees
 from nri_numa.engine.request.demand import MOST_SLOTS
 from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
-from nri_numa.simulate.manifests.pods import (
-    NO_AMOUNTS,
-    Amounts,
-    ContainerManifest,
-    PodManifest,
-    Role,
-)
 
 PERIOD: Final = 100_000
 """The kubelet's CFS period in microseconds."""
@@ -33,6 +30,105 @@ MAX_SHARES: Final = 262_144
 
 GUARANTEED_SCORE: Final = -997
 BEST_EFFORT_SCORE: Final = 1000
+
+
+class Role(StrEnum):
+    """What a container is in its pod: one that runs and ends before others, beside, or itself."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    """An init container with ``restartPolicy: Always``: it starts in its turn and stays."""
+    APP = "app"
+
+
+class Amounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests or limits, memory in bytes, huge pages by their size; None is *not given*."""
+
+    cpu_milli: int | None = None
+    memory: int | None = None
+    hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
+
+
+NO_AMOUNTS = Amounts()
+
+
+class ContainerManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One container.
+
+    Attributes:
+        requests: with the limits where no request was given, as the API server fills in.
+        slots: exclusive CPUs that it asks for by the extended resource that counts them.
+        devices: how many it asks for of each resource that an inventory knows.
+        claims: names of the pod's ResourceClaims that it uses, as the pod calls them.
+    """
+
+    name: str
+    role: Role = Role.APP
+    requests: Amounts = NO_AMOUNTS
+    limits: Amounts = NO_AMOUNTS
+    slots: int = 0
+    devices: Mapping[str, int] = msgspec.field(default_factory=dict)
+    claims: tuple[str, ...] = ()
+
+
+class PodManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod.
+
+    Attributes:
+        source: file and document it comes from.
+        containers: in the order in which the kubelet creates them.
+        pod_requests, pod_limits: pod-level resources (KEP-2837); None where there are none.
+        critical: node-critical by its priority class.
+        runtime_handler: name of its runtime class, which ordinarily is the handler's too.
+    """
+
+    source: str
+    namespace: str
+    name: str
+    uid: str
+    qos: QoSClass
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    containers: tuple[ContainerManifest, ...]
+    pod_requests: Amounts | None = None
+    pod_limits: Amounts | None = None
+    critical: bool = False
+    runtime_handler: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+
+def misaddressed(pods: Iterable[PodManifest], prefix: str) -> list[str]:
+    """A sentence for each annotation that names a container which its pod does not have."""
+    found: dict[str, None] = {}
+    for pod in pods:
+        had = tuple(one.name for one in pod.containers)
+        for name, annotation in addressees(pod.annotations, prefix).items():
+            if name not in had:
+                missing = Missing(annotation=annotation, name=name, had=had)
+                found[f"{pod.source}: {missing.sentence}"] = None
+    return list(found)
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """One document of a file: a pod, or something that makes as many pods on one machine."""
+
+    source: str
+    kind: str
+    namespace: str
+    name: str
+    pods: tuple[PodManifest, ...]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What another document must share to be a later version of this one."""
+        return self.kind, self.namespace, self.name
+
+
+# --- As a plugin sees them ----------------------------------------------------------------------
 
 
 def qos_of(
@@ -115,7 +211,7 @@ def _peak(
 
 
 def pod_sandbox(pod: PodManifest) -> PodSandbox:
-    """The sandbox as an NRI plugin is told it."""
+    """The sandbox as an NRI plugin sees it."""
     requests = pod_amounts(pod.containers, lambda c: c.requests)
     limits = pod_amounts(pod.containers, lambda c: c.limits)
     if pod.pod_requests is not None:
@@ -140,14 +236,10 @@ def pod_sandbox(pod: PodManifest) -> PodSandbox:
 def container_of(
     pod: PodManifest, container: ContainerManifest, memory_total: int, slots_key: str = ""
 ) -> Container:
-    """A container as an NRI plugin is told it.
+    """A container as an NRI plugin sees it.
 
-    Args:
-        pod: its pod.
-        container: one of its containers.
-        memory_total: bytes of the machine's memory, which the OOM score depends on.
-        slots_key: of the annotation in which the device plugin says which slots it holds; empty
-            where nobody says so.
+    The OOM score depends on the machine's memory, in bytes. In an annotation with the key
+    ``slots_key``, where there is one, the device plugin says which slots it holds.
     """
     sandbox_id = _id(pod.uid)
     # What it does not limit itself, the kubelet limits to what the pod has (KEP-2837).
@@ -168,7 +260,7 @@ def container_of(
 
 
 def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int) -> int:
-    """The OOM score adjustment: what is told of a Burstable pod's memory request."""
+    """The OOM score adjustment, which is all that shows a Burstable pod's memory request."""
     if pod.critical or pod.qos is QoSClass.GUARANTEED:
         return GUARANTEED_SCORE
     if pod.qos is QoSClass.BEST_EFFORT:

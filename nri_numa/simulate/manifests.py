@@ -1,8 +1,12 @@
-"""Manifests become workloads: every document is checked, every mistake is told.
+"""Manifests become workloads: every document is checked, and every mistake is reported at once.
 
 Read are Pod, Deployment, ReplicaSet, ReplicationController, StatefulSet, DaemonSet (one pod: this
 is about one machine), Job, CronJob (one run) and List. Kinds that make no pods are passed over with
 a note, as a folder of manifests is full of them; a kind that looks like a slip is a mistake.
+
+Files are read the way Kubernetes reads them: it reads YAML 1.1 and makes JSON of it, so that
+``yes`` and ``on`` are booleans, a date stays text, and a key that stands twice is refused. They are
+untrusted input: their size, depth and number of documents are bounded.
 """
 
 from __future__ import annotations
@@ -12,32 +16,172 @@ import hashlib
 import re
 import sys
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import yaml
 from msgspec.structs import replace
 
 from nri_numa import safe_yaml
-from nri_numa.simulate.manifests.pods import (
+from nri_numa.errors import AgentError
+from nri_numa.simulate.pods import (
     NO_AMOUNTS,
     Amounts,
     ContainerManifest,
     PodManifest,
     Role,
     Workload,
-)
-from nri_numa.simulate.manifests.workloads import qos_of
-from nri_numa.simulate.manifests.yaml_documents import (
-    MAX_BYTES,
-    ManifestError,
-    Spot,
-    parse_all,
-    shown,
+    qos_of,
 )
 from nri_numa.text import HUGEPAGES, BadQuantity, milli_cpus, page_size, quantity, whole_bytes
+
+MAX_BYTES: Final = 8 << 20
+MAX_DOCUMENTS: Final = 10_000
+
+
+class ManifestError(AgentError):
+    """Manifests with mistakes: each problem names file, document, path, value and expectation."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        self.problems = problems
+        super().__init__("; ".join(problems))
+
+
+class _Loader(safe_yaml.Loader):
+    """With the scalars that Kubernetes knows."""
+
+
+def _scalar(make: Callable[[str], Any]) -> Callable[[Any, Any], Any]:
+    def construct(loader: Any, node: Any) -> Any:
+        text = loader.construct_scalar(node)
+        try:
+            return make(text)
+        except ValueError as error:
+            raise safe_yaml.BadValue(problem=str(error), problem_mark=node.start_mark) from error
+
+    return construct
+
+
+def _bool(text: str) -> bool:
+    return text.lower() in ("yes", "true", "on")
+
+
+for _tag, _pattern, _first, _construct in (
+    ("bool", r"(?i:yes|no|true|false|on|off)", "yYnNtTfFoO", _scalar(_bool)),
+    ("int", r"[-+]?(0|[1-9][0-9]{0,17})", "-+0123456789", _scalar(int)),
+    ("float", r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", "-+.0123456789", _scalar(float)),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
+    )
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
+
+
+def parse_all(text: str) -> Iterator[object]:
+    """The documents of a text, one after another; empty ones are left out.
+
+    Raises:
+        yaml.YAMLError: from here on the text is no YAML.
+    """
+    safe_yaml.limit_depth(text)
+    for number, document in enumerate(yaml.load_all(text, Loader=_Loader)):
+        if number >= MAX_DOCUMENTS:
+            raise yaml.YAMLError(f"has more than {MAX_DOCUMENTS} documents")
+        yield document
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: short, and on one line."""
+    if value is None:
+        return "not set"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value) if isinstance(value, int | float) else repr(str(value))
+    return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A place in a document.
+
+    Attributes:
+        where: file and document.
+        path: from the document's top, such as ``spec.containers[0].name``.
+        value: what stands there; None when nothing does.
+        problems: where complaints are gathered, in the order of the documents.
+    """
+
+    where: str
+    path: str
+    value: object
+    problems: list[str]
+
+    def complain(self, what: str) -> None:
+        """Note a mistake at this place."""
+        self.problems.append(f"{self.where}: {f'{self.path} ' if self.path else ''}{what}")
+
+    def expected(self, expectation: str) -> None:
+        """Note that the value is not what was expected."""
+        self.complain(f"is {shown(self.value)}, expected {expectation}")
+
+    def __getitem__(self, key: str) -> Place:
+        """The place below; without a value when this is no mapping or has no such key."""
+        below = self.value.get(key) if isinstance(self.value, Mapping) else None
+        path = f"{self.path}.{key}" if "." not in key and "/" not in key else f"{self.path}[{key}]"
+        return Place(self.where, path.removeprefix("."), below, self.problems)
+
+    def mapping(self, *, required: bool = False) -> dict[str, Place]:
+        """The places below by key; empty, after a complaint, when this is no mapping."""
+        if self.value is None and not required:
+            return {}
+        if not isinstance(self.value, Mapping):
+            self.expected("a mapping")
+            return {}
+        strange = [key for key in self.value if not isinstance(key, str)]
+        for key in strange:
+            self.complain(f"has the key {shown(key)}, expected text: quote it")
+        return {key: self[key] for key in self.value if isinstance(key, str)}
+
+    def items(self, what: str, *, required: bool = False) -> list[Place]:
+        """The places below in a list of ``what``; empty, after a complaint, when it is none."""
+        if self.value is None and not required:
+            return []
+        if not isinstance(self.value, list) or (required and not self.value):
+            self.expected(f"a list of at least {what}" if required else "a list")
+            return []
+        return [
+            Place(self.where, f"{self.path}[{number}]", item, self.problems)
+            for number, item in enumerate(self.value)
+        ]
+
+    def text(self, default: str = "") -> str:
+        """The text that stands here; the default, after a complaint, when it is none."""
+        if self.value is None:
+            return default
+        if not isinstance(self.value, str):
+            self.expected(f"text: put {shown(self.value)} in quotes")
+            return default
+        return self.value
+
+    def number(self, default: int, most: int) -> int:
+        """The whole number that stands here, between 0 and ``most``."""
+        if self.value is None:
+            return default
+        if isinstance(self.value, bool) or not isinstance(self.value, int):
+            self.expected("a whole number")
+            return default
+        if not 0 <= self.value <= most:
+            self.expected(f"0 to {most}")
+            return default
+        return self.value
+
+
+# --- Workloads ----------------------------------------------------------------------------------
 
 MAX_PODS: Final = 10_000
 """Pods of one workload; no node runs a tenth of it."""
@@ -68,12 +212,7 @@ _CRITICAL: Final = "system-node-critical"
 
 
 class Manifests(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read.
-
-    Attributes:
-        workloads: in the order of files and documents.
-        notes: what was passed over, one sentence each.
-    """
+    """What was read, in the order of files and documents; notes say what was passed over."""
 
     workloads: tuple[Workload, ...] = ()
     notes: tuple[str, ...] = ()
@@ -82,13 +221,11 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
 def read_files(
     paths: Iterable[str | Path], counted: str = "", devices: Collection[str] | None = None
 ) -> Manifests:
-    """Read manifests.
+    """Read files, folders (their YAML and JSON files in order of name), or ``-``.
 
-    Args:
-        paths: files, folders (their YAML and JSON files in order of name), or ``-``.
-        counted: name of the extended resource that counts exclusive CPUs, if there is one.
-        devices: the resources of an inventory, which all others are held against; None where
-            there is none, and pods are placed without what they ask for of such resources.
+    ``counted`` is the extended resource that counts exclusive CPUs, if there is one. Resources that
+    are not in an inventory of ``devices`` are mistakes; without an inventory pods are placed
+    without what they ask for of such resources.
 
     Raises:
         ManifestError: with every mistake in all of them.
@@ -115,43 +252,24 @@ def read_text(
     counted: str = "",
     devices: Collection[str] | None = None,
 ) -> Manifests:
-    """Read manifests from a text.
-
-    Args:
-        text: YAML documents.
-        source: what messages call it.
-        counted: as for `read_files`.
-        devices: as for `read_files`.
-
-    Raises:
-        ManifestError: with every mistake.
-    """
+    """Read manifests from a text, which messages call ``source``; else as `read_files`."""
     reading = _Reading(counted, devices)
     reading.add(source, text)
     return reading.done()
 
 
 def read_pod(document: object, source: str = "pod", counted: str = "") -> PodManifest:
-    """Read one Pod as the API server gives it, with its own uid.
-
-    Args:
-        document: the JSON document.
-        source: what messages call it.
-        counted: as for `read_files`.
-
-    Raises:
-        ManifestError: with every mistake.
-    """
-    spot = Spot(source, "", document, [])
-    meta = spot["metadata"]
+    """Read one Pod as the API server gives it, with its own uid; else as `read_files`."""
+    place = Place(source, "", document, [])
+    meta = place["metadata"]
     meta.mapping(required=True)
     name = meta["name"].text() or meta["generateName"].text()
     namespace = meta["namespace"].text("default")
-    pod = _Template(spot, namespace, source, [], counted).pod(f"Pod/{namespace}/{name}", name)
-    uid = meta["uid"].text()
-    if spot.problems:
-        raise ManifestError(tuple(spot.problems))
-    return replace(pod, uid=uid) if uid else pod
+    template = _Template(_Reading(counted), source).pod(place, namespace)
+    uid = meta["uid"].text() or _uid(f"Pod/{namespace}/{name}/{name}")
+    if place.problems:
+        raise ManifestError(tuple(place.problems))
+    return replace(template, name=name, uid=uid)
 
 
 def _files(path: Path, problems: list[str]) -> list[Path]:
@@ -171,7 +289,7 @@ class _Reading:
     """Gathers workloads, notes and mistakes over all files."""
 
     def __init__(self, counted: str, devices: Collection[str] | None = None) -> None:
-        self._counted, self._devices = counted, devices
+        self.counted, self.devices = counted, devices
         self.workloads: list[Workload] = []
         self.notes: list[str] = []
         self.problems: list[str] = []
@@ -194,7 +312,7 @@ class _Reading:
                 if document is None:
                     continue
                 count += 1
-                self._document(Spot(f"{source}, document {number}", "", document, self.problems))
+                self._document(Place(f"{source}, document {number}", "", document, self.problems))
         except yaml.YAMLError as error:
             self.problems.append(f"{source}: {safe_yaml.problem_of(error)}")
         else:
@@ -207,41 +325,39 @@ class _Reading:
             raise ManifestError(tuple(self.problems))
         return Manifests(workloads=tuple(self.workloads), notes=tuple(self.notes))
 
-    def _document(self, spot: Spot) -> None:
-        if not isinstance(spot.value, Mapping):
-            spot.complain(f"is {shown(spot.value)}, expected a mapping with kind: Pod or the like")
+    def _document(self, place: Place) -> None:
+        if not isinstance(place.value, Mapping):
+            place.expected("a mapping with kind: Pod or the like")
             return
-        kind = spot["kind"].text()
+        kind = place["kind"].text()
         if not kind:
-            if spot["kind"].value is None:
-                spot["kind"].expected("Pod, Deployment or the like")
+            if place["kind"].value is None:
+                place["kind"].expected("Pod, Deployment or the like")
             return
         wanted = _API_VERSIONS.get(kind)
         if wanted is None:
             near = difflib.get_close_matches(kind, _API_VERSIONS, n=1, cutoff=0.8)
             if near:
-                spot["kind"].expected(f"{near[0]}, or another kind that makes pods")
+                place["kind"].expected(f"{near[0]}, or another kind that makes pods")
             else:
-                self.notes.append(f"{spot.where}: {shown(kind)} makes no pods: passed over")
+                self.notes.append(f"{place.where}: {shown(kind)} makes no pods: passed over")
             return
-        version = spot["apiVersion"]
+        version = place["apiVersion"]
         if version.value != wanted:
             version.expected(f"{wanted} for kind {kind}")
         if kind.endswith("List"):
-            for item in spot["items"].items("one manifest"):
+            for item in place["items"].items("one manifest"):
                 # An item is a document of its own, named by its place in the list.
-                self._document(Spot(f"{spot.where}, {item.path}", "", item.value, self.problems))
+                self._document(Place(f"{place.where}, {item.path}", "", item.value, self.problems))
             return
         before = len(self.problems)
-        workload = _workload(spot, kind, self.notes, self._counted, self._devices)
+        workload = _workload(place, kind, self)
         if len(self.problems) == before:
             self.workloads.append(workload)
 
 
-def _workload(
-    spot: Spot, kind: str, notes: list[str], counted: str, devices: Collection[str] | None
-) -> Workload:
-    meta = spot["metadata"]
+def _workload(place: Place, kind: str, reading: _Reading) -> Workload:
+    meta = place["metadata"]
     meta.mapping(required=True)
     namespace = _named(meta["namespace"], "default", _LABEL)
     generated = meta["name"].value is None and meta["generateName"].value is not None
@@ -249,40 +365,38 @@ def _workload(
     name = name_at.text().rstrip("-") if generated else _named(name_at, "", _SUBDOMAIN)
     if not generated and name_at.value is None:
         name_at.expected("a name")
-    where = f"{spot.where} ({kind} {name})" if name else spot.where
-    spot = Spot(where, "", spot.value, spot.problems)
-    template = spot
-    if kind == "CronJob":
-        spec = spot["spec"]["jobTemplate"]["spec"]
-        template = spec["template"]
-    elif kind != "Pod":
-        spec = spot["spec"]
-        template = spec["template"]
-    else:
-        spec = spot["spec"]
+    where = f"{place.where} ({kind} {name})" if name else place.where
+    place = Place(where, "", place.value, place.problems)
+    spec = place["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else place["spec"]
+    template = place
     if kind != "Pod":
+        template = spec["template"]
         template.mapping(required=True)
-    make = _Template(template, namespace, where, notes, counted, devices)
-    names = list(_pod_names(spot, spec, kind, name, generated=generated))
-    pods = tuple(make.pod(f"{kind}/{namespace}/{name}", each) for each in names)
+    made = _Template(reading, where).pod(template, namespace)
+    names = list(_pod_names(place, spec, kind, name, generated=generated))
+    pods = tuple(
+        replace(made, name=each, uid=_uid(f"{kind}/{namespace}/{name}/{each}")) for each in names
+    )
     return Workload(source=where, kind=kind, namespace=namespace, name=name, pods=pods)
 
 
-def _named(spot: Spot, default: str, pattern: re.Pattern[str]) -> str:
-    text = spot.text(default)
-    if spot.value is not None and text and (len(text) > 253 or not pattern.fullmatch(text)):
-        spot.expected("lower case letters, digits and dashes")
+def _named(place: Place, default: str, pattern: re.Pattern[str]) -> str:
+    text = place.text(default)
+    if place.value is not None and text and (len(text) > 253 or not pattern.fullmatch(text)):
+        place.expected("lower case letters, digits and dashes")
     return text
 
 
-def _pod_names(spot: Spot, spec: Spot, kind: str, name: str, *, generated: bool) -> Iterator[str]:
+def _pod_names(
+    place: Place, spec: Place, kind: str, name: str, *, generated: bool
+) -> Iterator[str]:
     """Names of the pods, such as their controller would give them.
 
     Random endings are worked out from the names, so that every reading gives the same ones.
     """
     match kind:
         case "Pod":
-            yield f"{name}-{_ending(spot.where, 5)}" if generated else name
+            yield f"{name}-{_ending(place.where, 5)}" if generated else name
         case "StatefulSet":
             start = spec["ordinals"]["start"].number(0, 1 << 31)
             for number in range(spec["replicas"].number(1, MAX_PODS)):
@@ -316,60 +430,54 @@ def _ending(text: str, length: int) -> str:
     return "".join(letters)
 
 
+def _uid(path: str) -> str:
+    return str(uuid.uuid5(_NAMESPACE, path))
+
+
 class _Template:
     """The part that all pods of a workload share, checked once."""
 
-    def __init__(
-        self,
-        spot: Spot,
-        namespace: str,
-        where: str,
-        notes: list[str],
-        counted: str,
-        devices: Collection[str] | None = None,
-    ) -> None:
-        self._namespace, self._counted, self._devices = namespace, counted, devices
-        self._where = where
-        self._notes = notes
-        meta, spec = spot["metadata"], spot["spec"]
+    def __init__(self, reading: _Reading, where: str) -> None:
+        self._counted, self._devices = reading.counted, reading.devices
+        self._where, self._notes = where, reading.notes
+        self._pod_claims: set[str] = set()
+
+    def pod(self, place: Place, namespace: str) -> PodManifest:
+        """A pod that still wants a name and a uid."""
+        meta, spec = place["metadata"], place["spec"]
         spec.mapping(required=True)
-        self._labels = _texts(meta["labels"])
-        self._annotations = _texts(meta["annotations"])
-        self._pod_requests, self._pod_limits = self._pod_level(spec["resources"])
+        labels, annotations = _texts(meta["labels"]), _texts(meta["annotations"])
+        requests, limits = self._pod_level(spec["resources"])
         self._pod_claims = {
             item["name"].text() for item in spec["resourceClaims"].items("one claim")
         }
-        self._containers = self._all_containers(spec)
-        self._handler = spec["runtimeClassName"].text()
-        self._critical = spec["priorityClassName"].text() == _CRITICAL
+        containers = self._all_containers(spec)
+        handler = spec["runtimeClassName"].text()
+        critical = spec["priorityClassName"].text() == _CRITICAL
         if spec["overhead"].value is not None:
-            notes.append(f"{where}: the pod's overhead is not placed: passed over")
-
-    def pod(self, owner: str, name: str) -> PodManifest:
-        """One pod."""
-        uid = str(uuid.uuid5(_NAMESPACE, f"{owner}/{name}"))
+            self._notes.append(f"{self._where}: the pod's overhead is not placed: passed over")
         return PodManifest(
             source=self._where,
-            namespace=self._namespace,
-            name=name,
-            uid=uid,
-            qos=qos_of(self._containers, self._pod_requests, self._pod_limits),
-            labels=self._labels,
-            annotations=self._annotations,
-            containers=self._containers,
-            pod_requests=self._pod_requests,
-            pod_limits=self._pod_limits,
-            critical=self._critical,
-            runtime_handler=self._handler,
+            namespace=namespace,
+            name="",
+            uid="",
+            qos=qos_of(containers, requests, limits),
+            labels=labels,
+            annotations=annotations,
+            containers=containers,
+            pod_requests=requests,
+            pod_limits=limits,
+            critical=critical,
+            runtime_handler=handler,
         )
 
-    def _pod_level(self, spot: Spot) -> tuple[Amounts | None, Amounts | None]:
-        if spot.value is None:
+    def _pod_level(self, place: Place) -> tuple[Amounts | None, Amounts | None]:
+        if place.value is None:
             return None, None
-        requests, limits = self._resources(spot, _POD)
+        requests, limits = self._resources(place, _POD)
         return requests, limits
 
-    def _all_containers(self, spec: Spot) -> tuple[ContainerManifest, ...]:
+    def _all_containers(self, spec: Place) -> tuple[ContainerManifest, ...]:
         found: list[ContainerManifest] = []
         names: set[str] = set()
         for item in spec["initContainers"].items("one container"):
@@ -384,21 +492,21 @@ class _Template:
         ]
         return tuple(found)
 
-    def _container(self, spot: Spot, role: Role, names: set[str]) -> ContainerManifest:
-        spot.mapping(required=True)
-        at = spot["name"]
+    def _container(self, place: Place, role: Role, names: set[str]) -> ContainerManifest:
+        place.mapping(required=True)
+        at = place["name"]
         name = at.text()
         if not name or not _LABEL.fullmatch(name):
             at.expected("lower case letters, digits and dashes, at most 63")
         elif name in names:
             at.expected("a name that no other container of the pod has")
         names.add(name)
-        requests, limits = self._resources(spot["resources"], f"container {name}")
+        requests, limits = self._resources(place["resources"], f"container {name}")
         counts = {
-            resource: self._count(spot["resources"], resource, unit)
-            for resource, unit in self._countable(spot["resources"])
+            resource: self._count(place["resources"], resource, unit)
+            for resource, unit in self._countable(place["resources"])
         }
-        claims = self._claims(spot["resources"]["claims"], name)
+        claims = self._claims(place["resources"]["claims"], name)
         return ContainerManifest(
             name=name,
             role=role,
@@ -409,64 +517,64 @@ class _Template:
             claims=claims,
         )
 
-    def _claims(self, spot: Spot, container: str) -> tuple[str, ...]:
+    def _claims(self, place: Place, container: str) -> tuple[str, ...]:
         """The pod's claims that a container uses; what they allocate stands in other objects."""
         names = []
-        for item in spot.items("one claim"):
+        for item in place.items("one claim"):
             name = item["name"].text()
             if name not in self._pod_claims or not _LABEL.fullmatch(name):
                 item["name"].expected("one of the pod's resourceClaims")
             elif name not in names:  # each request of a claim is named by itself
                 names.append(name)
         if names:
-            told = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
+            kind = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
             self._notes.append(
-                f"{self._where}: what container {container} gets of {told} {', '.join(names)} is "
+                f"{self._where}: what container {container} gets of {kind} {', '.join(names)} is "
                 "allocated by the scheduler: it is placed as if it had none"
             )
         return tuple(names)
 
-    def _countable(self, spot: Spot) -> Iterator[tuple[str, str]]:
+    def _countable(self, place: Place) -> Iterator[tuple[str, str]]:
         """Extended resources that count for a place, and what they count."""
         if self._counted:
             yield self._counted, "CPUs"
-        asked = {**spot["requests"].mapping(), **spot["limits"].mapping()}
-        yield from ((name, "devices") for name in sorted(asked) if name in (self._devices or ()))
+        named = {**place["requests"].mapping(), **place["limits"].mapping()}
+        yield from ((name, "devices") for name in sorted(named) if name in (self._devices or ()))
 
-    def _count(self, spot: Spot, resource: str, unit: str) -> int:
+    def _count(self, place: Place, resource: str, unit: str) -> int:
         """How many of an extended resource, which is asked for as a limit."""
-        at, asked = spot["limits"][resource], spot["requests"][resource]
+        at, request = place["limits"][resource], place["requests"][resource]
         try:
-            found = [quantity(one.value) for one in (at, asked) if one.value is not None]
+            found = [quantity(one.value) for one in (at, request) if one.value is not None]
         except BadQuantity:
             return 0  # it is said already
         if not found:
             return 0
         if at.value is None or len(set(found)) > 1:
-            asked.expected("the same as a limit: an extended resource cannot be overcommitted")
+            request.expected("the same as a limit: an extended resource cannot be overcommitted")
         elif found[0] < 0 or found[0] != int(found[0]):
             at.expected(f"a whole number of {unit}")
         return int(found[0])
 
-    def _resources(self, spot: Spot, whose: str) -> tuple[Amounts, Amounts]:
-        spot.mapping()
-        limits = self._amounts(spot["limits"], whose)
-        given = self._amounts(spot["requests"], whose)
+    def _resources(self, place: Place, whose: str) -> tuple[Amounts, Amounts]:
+        place.mapping()
+        limits = self._amounts(place["limits"], whose)
+        given = self._amounts(place["requests"], whose)
         for label, request, limit in (
             ("cpu", given.cpu_milli, limits.cpu_milli),
             ("memory", given.memory, limits.memory),
         ):
             if request is not None and limit is not None and request > limit:
-                at = spot["requests"][label]
-                at.expected(f"at most the limit, {shown(spot['limits'][label].value)}")
+                at = place["requests"][label]
+                at.expected(f"at most the limit, {shown(place['limits'][label].value)}")
         for size in sorted(given.hugepages.keys() | limits.hugepages.keys()):
-            asked = given.hugepages.get(size, limits.hugepages.get(size))
-            if asked != limits.hugepages.get(size):
-                spot["requests"].complain("has huge pages that differ from the limits")
+            request = given.hugepages.get(size, limits.hugepages.get(size))
+            if request != limits.hugepages.get(size):
+                place["requests"].complain("has huge pages that differ from the limits")
         if (given.hugepages or limits.hugepages) and not any(
             a.cpu_milli or a.memory for a in (given, limits)
         ):
-            spot.complain("has huge pages alone, expected cpu or memory beside them")
+            place.complain("has huge pages alone, expected cpu or memory beside them")
         requests = Amounts(
             cpu_milli=limits.cpu_milli if given.cpu_milli is None else given.cpu_milli,
             memory=limits.memory if given.memory is None else given.memory,
@@ -474,11 +582,11 @@ class _Template:
         )
         return requests, limits
 
-    def _amounts(self, spot: Spot, whose: str) -> Amounts:
+    def _amounts(self, place: Place, whose: str) -> Amounts:
         cpu: int | None = None
         memory: int | None = None
         hugepages: dict[int, int] = {}
-        for name, at in spot.mapping().items():
+        for name, at in place.mapping().items():
             if at.value is None:
                 continue
             try:
@@ -500,27 +608,27 @@ class _Template:
             return NO_AMOUNTS
         return Amounts(cpu_milli=cpu, memory=memory, hugepages=hugepages)
 
-    def _other(self, name: str, spot: Spot, whose: str) -> None:
+    def _other(self, name: str, place: Place, whose: str) -> None:
         if name in _KNOWN or (name == self._counted and name):
             return
         if "/" not in name:
             near = difflib.get_close_matches(name, [*_KNOWN, "hugepages-2Mi", "hugepages-1Gi"], n=1)
             hint = f", did you mean {near[0]}?" if near else ""
-            spot.complain(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
+            place.complain(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
             return
         if self._devices is not None:
             if name not in self._devices:
                 near = difflib.get_close_matches(name, self._devices, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
-                spot.complain(f"is not in the inventory of devices, expected it there{hint}")
+                place.complain(f"is not in the inventory of devices, expected it there{hint}")
             elif whose == _POD:
-                spot.complain("is asked for by the pod as a whole, expected in a container")
+                place.complain("is asked for by the pod as a whole, expected in a container")
             return
         note = f"{self._where}: {whose} is placed without {name}, whose NUMA nodes nobody tells"
         if note not in self._notes:
             self._notes.append(note)
 
 
-def _texts(spot: Spot) -> dict[str, str]:
+def _texts(place: Place) -> dict[str, str]:
     """Labels or annotations; a number in them is the commonest slip."""
-    return {key: at.text() for key, at in spot.mapping().items()}
+    return {key: at.text() for key, at in place.mapping().items()}

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.safe_yaml import MAX_DEPTH, problem_of
-from nri_numa.simulate.manifests.yaml_documents import (
-    MAX_DOCUMENTS,
-    Spot,
-    parse_all,
-    shown,
-)
+from nri_numa.simulate.manifests import MAX_DOCUMENTS, Place, parse_all, shown
 
 
 def only(text: str) -> Any:
@@ -130,9 +125,9 @@ def test_a_value_is_shown_short(value: object, text: str) -> None:
 class TestSpot:
     """Places in documents, and complaints about them."""
 
-    def spot(self, value: object) -> tuple[Spot, list[str]]:
+    def spot(self, value: object) -> tuple[Place, list[str]]:
         problems: list[str] = []
-        return Spot("f.yaml, document 1", "", value, problems), problems
+        return Place("f.yaml, document 1", "", value, problems), problems
 
     def test_a_place_below_is_named_by_its_path(self) -> None:
         top, problems = self.spot({"a": {"b": [{"c": 3}], "x/y": 1}})

@@ -1,0 +1,343 @@
+"""Commands about this node: ``check`` it, show its ``checkpoint``, ``release`` its containers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from nri_numa.cli.common import (
+    Failure,
+    Mistake,
+    Unreachable,
+    config_option,
+    config_path,
+    describe,
+    friendly,
+    given_settings,
+    load,
+    nri_socket_setting,
+    output_option,
+    progress,
+    state_dir_setting,
+    sysfs_setting,
+)
+from nri_numa.cli.output import Column, Kind, answer, emit, human_age, table, wrapped
+from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, ConfigError
+from nri_numa.text import harmless
+
+if TYPE_CHECKING:
+    from nri_numa.node.give_back import GivenBack, Report
+    from nri_numa.node.preflight import Finding
+
+_CONTAINER: Final = ("NAMESPACE", "POD", "CONTAINER")
+_PLACE: Final = (Column("CPUS", Kind.LIST), Column("MEMS", Kind.LIST))
+
+_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
+
+
+@click.command()
+@config_option
+@nri_socket_setting
+@state_dir_setting
+@sysfs_setting
+@click.option(
+    "--fix-containerd",
+    is_flag=True,
+    help="Show how to turn NRI on in containerd's configuration.",
+)
+@click.option("--write", is_flag=True, help="With --fix-containerd: write it, keeping a backup.")
+@click.option(
+    "--containerd-config",
+    metavar="FILE",
+    default="/etc/containerd/config.toml",
+    show_default=True,
+    help="With --fix-containerd: containerd's configuration.",
+)
+@output_option()
+@click.pass_context
+def check(
+    ctx: click.Context,
+    config_path: str | None,
+    fix_containerd: bool,
+    write: bool,
+    containerd_config: str,
+    output: str,
+) -> None:
+    """Say whether this machine is ready, and what to do where it is not.
+
+    Each line is ok, warn or FAIL. The exit code is 0 when nothing failed, 1 when something did,
+    and 2 when the configuration has mistakes. The effective configuration is printed at the end.
+    """
+    if fix_containerd:
+        from nri_numa.cli.containerd import fix
+
+        fix(containerd_config, write=write)
+        return
+    if write:
+        raise click.UsageError("--write goes with --fix-containerd")
+    _check(ctx, config_path, output)
+
+
+def _check(ctx: click.Context, given: str | None, output: str) -> None:
+    from nri_numa import config as configuration
+    from nri_numa.node import preflight as checks
+
+    path = config_path(given)
+    try:
+        config = configuration.load(path, os.environ, given_settings())
+    except ConfigError as error:
+        if output == "table":
+            raise Mistake(describe(error)) from error
+        findings = [_finding("configuration", "fail", problem, "") for problem in error.problems]
+        emit({"ready": False, "findings": findings, "config": None}, output)
+        ctx.exit(2)
+    with progress("looking at this node"):
+        found = list(checks.examine(config))
+    worst = checks.worst(found)
+    effective = configuration.effective(config)
+    document = {
+        "ready": worst is not checks.Level.FAIL,
+        "findings": [_finding(f.subject, str(f.level), f.message, f.remedy) for f in found],
+        "config": effective,
+    }
+    source = path or "built-in defaults"
+    head = f"Effective configuration ({source}, environment and flags):"
+    answer(document, output, [*_finding_lines(found), "", head, ""])
+    if output == "table":
+        emit(effective, "yaml")
+    if worst is checks.Level.FAIL:
+        wrong = any(f.subject == "configuration" and f.level == "fail" for f in found)
+        ctx.exit(2 if wrong else 1)
+
+
+def _finding(subject: str, level: str, message: str, remedy: str) -> dict[str, str]:
+    return {"subject": subject, "level": level, "message": message, "remedy": remedy}
+
+
+def _finding_lines(found: list[Finding]) -> Iterator[str]:
+    for finding in found:
+        mark, colour = _MARKS[finding.level]
+        first, *rest = wrapped(f"{mark}  {finding.subject}: {finding.message}", "", " " * 6)
+        yield click.style(first[:4], fg=colour) + first[4:]
+        yield from rest
+        if finding.remedy:
+            yield from wrapped(f"→ {finding.remedy}", " " * 6, " " * 8)
+
+
+@click.command()
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path())
+@config_option
+@state_dir_setting
+@output_option()
+@click.pass_context
+def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, output: str) -> None:
+    """Show the saved state: what was meant for every container when it was last written.
+
+    Works while the agent runs. Exit code 1 when the checkpoint is damaged, 3 when there is none.
+    """
+    from nri_numa.store.checkpoint import JOURNAL
+
+    path = Path(file) if file else Path(load(config_path).state_dir, JOURNAL)
+    with progress(f"reading {path}"):
+        document = _read(path)
+    answer(document, output, _checkpoint_lines(path, document))
+    problems = document["problems"]
+    for problem in problems:
+        click.echo(f"nri-numa: {harmless(problem)}", err=True)
+    if problems:
+        ctx.exit(1)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from nri_numa.store import checkpoint as store
+    from nri_numa.store.journal import state_from
+
+    try:
+        loaded = store.read(str(path))
+    except (CheckpointCorrupt, CheckpointTooNew) as error:
+        raise Failure(harmless(str(error))) from error
+    except CheckpointError as error:
+        raise Unreachable(harmless(str(error))) from error
+    state, damaged = state_from(loaded.entries)
+    return {
+        "file": str(path),
+        "writtenBy": loaded.head,
+        "writtenAt": loaded.written_at,
+        "records": loaded.records,
+        "containers": [
+            {
+                "id": a.container_id,
+                "podUID": a.pod_uid,
+                "namespace": a.namespace,
+                "pod": a.pod,
+                "container": a.container,
+                "kind": a.kind.value,
+                "cpus": str(a.cpus),
+                "mems": str(a.mems),
+                "numaNodes": str(a.numa_nodes),
+                "policy": a.policy.value,
+                "since": a.since,
+                "reason": a.reason,
+            }
+            for a in sorted(
+                state.allocations.values(),
+                key=lambda a: (a.namespace, a.pod, a.container, a.container_id),
+            )
+        ],
+        "problems": [*loaded.problems, *damaged],
+    }
+
+
+def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
+    now = time.time()  # a command is the shell
+    written = document["writtenAt"]
+    age = f", compacted {human_age(written, now)} ago" if written else ""
+    version = document["writtenBy"].get("version", "?")
+    yield harmless(f"{path}: {document['records']} records by version {version}{age}")
+    rows = [
+        (
+            c["namespace"],
+            c["pod"],
+            c["container"],
+            c["kind"],
+            c["cpus"] or c["numaNodes"] or "any",
+            c["mems"] or "any",
+            human_age(c["since"], now),
+        )
+        for c in document["containers"]
+    ]
+    if not rows:
+        yield "No containers."
+        return
+    cpus, mems = Column("CPUS OR NODES", Kind.LIST), _PLACE[1]
+    yield from table((*_CONTAINER, Column("KIND"), cpus, mems, Column("AGE")), rows)
+
+
+@click.command()
+@config_option
+@nri_socket_setting
+@state_dir_setting
+@sysfs_setting
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    help="How long the runtime may take to let us in.",
+)
+@click.option("--stay", is_flag=True, help="Then wait to be stopped, as a DaemonSet's pod must.")
+@output_option()
+@click.pass_context
+def release(
+    ctx: click.Context,
+    config_path: str | None,
+    dry_run: bool,
+    timeout: float,
+    stay: bool,
+    output: str,
+) -> None:
+    """Give every container back what it would have without nri-numa.
+
+    That is all CPUs and all memory nodes of the machine, and the CPU limit that was lifted for
+    containers with exclusive CPUs. Containers that somebody else pinned are left alone.
+
+    Stop the agent first: a running one is named, whatever its state directory, and nothing is
+    done. Running it again does no harm. Exit code 1 when an agent runs or a container could not be
+    released, 3 when the runtime cannot be reached.
+    """
+    import asyncio
+    import signal
+
+    from nri_numa.node import daemon
+    from nri_numa.node import give_back as releasing
+
+    config = load(config_path)
+    ends = (signal.SIGTERM, signal.SIGINT)
+    if stay and dry_run:
+        raise click.UsageError("--stay goes with a real release, not with --dry-run")
+    with friendly(), progress("asking the runtime") as at:
+        report = asyncio.run(
+            releasing.release(
+                config,
+                identity=daemon.identity(config),
+                dry_run=dry_run,
+                timeout=timeout,
+                waiting=lambda: at("waiting for the runtime, which first lets containers end"),
+            )
+        )
+    answer(_document(report, dry_run), output, _release_lines(report, dry_run))
+    for c in report.containers:
+        if c.note and output == "table":
+            name = harmless(f"{c.namespace}/{c.pod}/{c.container}")
+            click.echo(f"nri-numa: {name}: {c.note}", err=True)
+    for problem in report.problems:
+        click.echo(f"nri-numa: {harmless(problem)}", err=True)
+    if not report.ok:
+        ctx.exit(1)
+    if stay:
+        click.echo("Waiting to be stopped.", err=True)
+        # Blocked first: process 1 of a container does not get a signal that it has no handler for.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+        signal.sigwait(ends)
+
+
+def _document(report: Report, dry_run: bool) -> dict[str, Any]:
+    return {
+        "dryRun": dry_run,
+        "released": report.ok and not dry_run,
+        "checkpoint": report.checkpoint,
+        "containers": [
+            {
+                "id": c.container_id,
+                "namespace": c.namespace,
+                "pod": c.pod,
+                "container": c.container,
+                "result": c.result.value,
+                "before": {"cpus": c.had_cpus, "mems": c.had_mems},
+                "after": {"cpus": c.cpus, "mems": c.mems, "quota": c.quota},
+                "note": c.note,
+            }
+            for c in report.containers
+        ],
+        "problems": list(report.problems),
+    }
+
+
+def _release_lines(report: Report, dry_run: bool) -> Iterator[str]:
+    from nri_numa.node.give_back import Result
+
+    changed = [c for c in report.containers if c.changed]
+    if changed:
+        head = (*_CONTAINER, *_PLACE, Column("LIMIT"), Column("RESULT"))
+        yield from table(head, [_row(c) for c in changed])
+        yield ""
+    count = Counter(c.result for c in report.containers)
+    done = count[Result.RELEASED] + count[Result.RECORDED]
+    parts = [f"{count[Result.PLANNED]} would be released" if dry_run else f"{done} released"]
+    if count[Result.FAILED]:
+        parts.append(f"{count[Result.FAILED]} failed, run it again")
+    parts.append(f"{count[Result.FREE]} of ours had everything already")
+    parts.append(f"{count[Result.FOREIGN]} not ours and left alone")
+    yield f"{'; '.join(parts)}."
+    if report.checkpoint:
+        yield f"The checkpoint is kept as {harmless(report.checkpoint)}."
+
+
+def _row(c: GivenBack) -> tuple[str, ...]:
+    return (
+        c.namespace,
+        c.pod,
+        c.container,
+        f"{c.had_cpus} → {c.cpus}" if c.cpus else "-",
+        f"{c.had_mems} → {c.mems}" if c.mems else "-",
+        "back" if c.quota is not None else "-",
+        c.result.value,
+    )

@@ -1,0 +1,329 @@
+"""The commands that work until they are stopped, each in a process of its own.
+
+``run`` is the plugin itself; ``publish``, ``controller``, ``scheduler`` and ``device-plugin`` stand
+beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from nri_numa.cli.common import (
+    Mistake,
+    api_options,
+    config_option,
+    config_path,
+    describe,
+    friendly,
+    given_settings,
+    log_settings,
+    nri_socket_setting,
+    serve,
+    setting,
+    state_dir_setting,
+    sysfs_setting,
+)
+from nri_numa.errors import ConfigError, RuntimeUnavailable
+
+if TYPE_CHECKING:
+    from nri_numa.cli.agent_client import AgentClient
+    from nri_numa.config import AgentConfig
+
+NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
+"""Where runtimes look for the configuration of the plugins they launch, by default."""
+
+
+@click.command()
+@config_option
+@nri_socket_setting
+@setting(
+    "runtime.link",
+    "--link",
+    type=click.Choice(["nri", "cri"]),
+    help="How the runtime is reached.  [default: nri]",
+)
+@setting(
+    "runtime.criSocket", "--cri-socket", metavar="PATH", help="Unix socket of the runtime's CRI."
+)
+@setting("runtime.pluginName", "--plugin-name", metavar="NAME", help="Name to register under.")
+@setting(
+    "runtime.pluginIndex",
+    "--plugin-index",
+    metavar="NN",
+    help="Two digits that order a node's plugins.",
+)
+@state_dir_setting
+@click.option(
+    "--nri-config-dir",
+    metavar="DIR",
+    default=NRI_CONFIG_DIR,
+    show_default=True,
+    help="The runtime's directory of drop-ins, read at start when it launched us.",
+)
+@setting("http.address", "--http", metavar="HOST:PORT", help="Where to serve the API, or off.")
+@sysfs_setting
+@setting(
+    "observe",
+    "--observe/--no-observe",
+    default=None,
+    help="Decide, log and count, but change nothing.",
+)
+@log_settings
+def run(config_path: str | None, nri_config_dir: str) -> None:
+    """Run the plugin until it is told to stop.
+
+    It dials the runtime's NRI socket, for ever when need be, and decides about every container
+    before it starts. Launched by the runtime itself (as NN-nri-numa in its plugin directory) it
+    uses the socket it inherits.
+
+    With --link cri it watches a runtime that has no NRI: containers get their CPUs after they were
+    created, mostly some milliseconds after their start, and refusals stop nothing.
+
+    Flags beat the environment (NRI_NUMA_HTTP_ADDRESS for http.address, and so on), which beats
+    the configuration file. SIGHUP reads the file again; SIGTERM ends the plugin and moves nothing.
+    """
+    sys.exit(start(config_path, given_settings(), nri_config_dir))
+
+
+def drop_in(env: Mapping[str, str], directory: str) -> str:
+    """Read the drop-in that the runtime will hand over, before it does; empty where there is none.
+
+    Its text arrives with NRI's Configure request, too late for the state directory and the HTTP
+    address. The runtime takes ``NN-name.conf`` or else ``name.conf``, and so is done here.
+    ``env`` is as the runtime made it for a plugin that it launches.
+
+    Raises:
+        ConfigError: it is there and cannot be read.
+    """
+    name = env.get("NRI_PLUGIN_NAME", "")
+    if "NRI_PLUGIN_SOCKET" not in env or not name or "/" in name:
+        return ""
+    for file in (f"{env.get('NRI_PLUGIN_IDX', '')}-{name}.conf", f"{name}.conf"):
+        path = os.path.join(directory, file)
+        try:
+            with open(path, encoding="utf-8") as stream:
+                return stream.read()
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+            raise ConfigError(path, [f"cannot be read: {reason}"]) from error
+    return ""
+
+
+def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONFIG_DIR) -> int:
+    """Load the configuration and run the daemon; the result is the exit code."""
+    from nri_numa import config as configuration
+    from nri_numa.observe import logs
+
+    path = config_path(given)
+    env = dict(os.environ)
+
+    early, unusable = "", None
+
+    def load(text: str = "") -> configuration.AgentConfig:
+        """Read everything again, with the text of NRI's Configure request where it belongs.
+
+        Where the runtime has the same text as we read ourselves, it read the same file: then the
+        file counts as it is now, so that a reload takes a changed one.
+        """
+        if not text or text == early:
+            text = drop_in(env, directory)
+        return configuration.load(path, env, flags, text=text)
+
+    try:
+        try:
+            early = drop_in(env, directory)
+            config = load()
+        except ConfigError as error:
+            if "NRI_PLUGIN_SOCKET" not in env:
+                raise
+            # Some runtimes end when a plugin they launched does. A mistake in the file fails again
+            # here; one in the drop-in costs no more than the drop-in.
+            config, unusable = configuration.load(path, env, flags), error
+        logs.setup(config.log.level, config.log.format, file=config.log.file)
+        if unusable is not None:
+            for problem in unusable.problems:
+                logs.get_logger("daemon").error(
+                    "drop-in configuration not used", source=unusable.source, problem=problem
+                )
+    except ConfigError as error:
+        if "NRI_PLUGIN_SOCKET" in env:  # standard error is not seen: the journal must do
+            logs.setup()
+            logs.get_logger("daemon").error(describe(error))
+        with friendly():
+            raise
+    except OSError as error:
+        raise Mistake(f"log.file: {error.filename}: {error.strerror or error}") from error
+
+    from nri_numa.node import daemon
+
+    try:
+        return daemon.run(config, load)
+    except ConfigError:
+        with friendly():
+            raise
+    finally:
+        logs.flush()
+
+
+@click.command()
+@config_option
+@setting("nodeName", "--node-name", metavar="NAME", help="Name of the Node object, nodeName.")
+@setting("http.socket", "--socket", metavar="PATH", help="The agent's unix socket, http.socket.")
+@setting(
+    "publish.address",
+    "--address",
+    metavar="HOST:PORT",
+    help="Where to serve metrics and probes, or off.",
+)
+@log_settings
+def publish(config_path: str | None) -> None:
+    """Write what Kubernetes users look at to the API server, until it is told to stop.
+
+    It needs no rights on the node but to connect to the agent's unix socket (http.socket), and runs
+    as another user than root. It writes Events on pods, annotations and labels of the Node, and,
+    where publish.podAnnotation says so, an annotation on each pod.
+
+    In a pod the API server and the credentials are found as usual: KUBERNETES_SERVICE_HOST,
+    KUBERNETES_SERVICE_PORT, and the directory of publish.credentials.
+    """
+    sys.exit(serve(config_path, _publish))
+
+
+def _publish(config: AgentConfig) -> int:
+    from nri_numa.cluster import publisher
+
+    return publisher.run(config)
+
+
+@click.command()
+@config_option
+@setting(
+    "controller.address",
+    "--address",
+    metavar="HOST:PORT",
+    help="Where to serve, controller.address, or off.",
+)
+@setting(
+    "controller.capacityFile",
+    "--capacity-file",
+    metavar="PATH",
+    help="File with capacities of nodes.",
+)
+@log_settings
+def controller(config_path: str | None) -> None:
+    """Tell Nodes how much of each NUMA node's CPUs is there, until it is told to stop.
+
+    One for the cluster, or several of which one works (a Lease). It takes capacity factors by PUT,
+    from a file and from a query of Prometheus, and writes the annotation offline-capacity of Nodes;
+    nri-numa publish hands it to the agent there where offlineCapacity.file is set.
+    """
+    sys.exit(serve(config_path, _control))
+
+
+def _control(config: AgentConfig) -> int:
+    from nri_numa.controller import service
+
+    return service.run(config)
+
+
+@click.command()
+@config_option
+@setting("scheduler.address", "--address", metavar="HOST:PORT", help="Where kube-scheduler asks.")
+@log_settings
+def scheduler(config_path: str | None) -> None:
+    """Answer a stock kube-scheduler as an extender, until it is told to stop.
+
+    Nodes are judged by what they publish as NodeResourceTopology, by the rules that place
+    containers on the node. The chosen NUMA nodes are held, and written with the binding.
+
+    Give it the configuration of the nodes: annotationPrefix, defaults, rules, permissions and
+    strategy are read as they read them. In a pod the API server and the credentials are found as
+    usual: KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT, and the directory of
+    scheduler.credentials.
+    """
+    sys.exit(serve(config_path, _schedule))
+
+
+def _schedule(config: AgentConfig) -> int:
+    from nri_numa.scheduler import extender
+
+    return extender.run(config)
+
+
+@click.command("device-plugin")
+@config_option
+@setting(
+    "devicePlugin.resourceName",
+    "--resource-name",
+    metavar="NAME",
+    help="Name of the extended resource.",
+)
+@setting(
+    "devicePlugin.directory",
+    "--directory",
+    metavar="DIR",
+    help="The kubelet's directory for device plugins.",
+)
+@api_options
+def device_plugin(
+    config_path: str | None, api: str | None, token_file: str | None, ca_file: str | None
+) -> None:
+    """Let the stock scheduler count exclusive CPUs, until told to stop.
+
+    Runs beside the agent, as root for the kubelet's directory, and needs no right of Kubernetes:
+    it asks the agent how many exclusive CPUs there are, and offers as many slots to the kubelet.
+    A pod that requests the resource gets exclusive CPUs without an annotation.
+    """
+
+    def start(config: AgentConfig) -> int:
+        import asyncio
+
+        from nri_numa.cli.agent_client import client
+
+        asyncio.run(_serve_slots(config, client(api, token_file, ca_file, config_path)))
+        return 0
+
+    serve(config_path, start)
+
+
+async def _serve_slots(config: AgentConfig, agent: AgentClient) -> None:
+    import asyncio
+    import contextlib
+    import signal
+
+    from nri_numa.device_plugin.plugin import DevicePlugin
+    from nri_numa.device_plugin.slots import SlotList
+    from nri_numa.engine.values.workload import Strategy
+    from nri_numa.kubelet.pod_resources import device_ids
+
+    section = config.device_plugin
+
+    def ask() -> Any:
+        try:
+            return agent.get("/v1/slots")
+        except click.ClickException as error:
+            raise RuntimeUnavailable(error.message) from error
+
+    def in_use() -> set[str]:
+        return device_ids(config.kubelet_root, section.resource_name)
+
+    os.umask(0o077)  # the kubelet is root as well
+    plugin = DevicePlugin(
+        section.directory,
+        section.resource_name,
+        ask,
+        SlotList(topology=section.topology, pack=config.strategy is Strategy.PACK),
+        allocated=in_use,
+    )
+    task = asyncio.ensure_future(plugin.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

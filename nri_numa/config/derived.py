@@ -1,0 +1,152 @@
+"""What follows from a configuration that has no `problems`: the engine's settings, and names."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from nri_numa.config.sections import AgentConfig, Quantity
+from nri_numa.config.values import (
+    page_size,
+    parse_amount,
+    parse_cpus,
+    parse_duration,
+    parse_numa_nodes,
+    parse_pool,
+    parse_quantity,
+)
+from nri_numa.engine.values.settings import (
+    Limits,
+    NamespaceQuota,
+    Permission,
+    Quota,
+    Rule,
+    Settings,
+)
+
+
+def node_name(config: AgentConfig) -> str:
+    """The node's name for operators, and of the Node object; nothing is decided by it.
+
+    ``nodeName`` wins; in a pod the downward API sets it by the environment
+    (``NRI_NUMA_NODE_NAME`` from ``spec.nodeName``). Else it is the host name in lower case, as the
+    kubelet registers a node by default.
+    """
+    return config.node_name or socket.gethostname().lower()
+
+
+def slots_resource(config: AgentConfig) -> str:
+    """The resource for which containers get slots, which make their CPUs exclusive.
+
+    Empty where the publisher writes the number (``publish.capacity``): the kubelet hands over no
+    ids then, and pods ask by annotation as well.
+    """
+    return "" if config.publish.capacity else config.device_plugin.resource_name
+
+
+def sockets(kubelet_root: str, driver: str) -> tuple[str, str]:
+    """The sockets that the kubelet finds a DRA driver by, and calls it on.
+
+    Source: kubernetes ``pkg/kubelet/config`` (plugins_registry) and KEP-4381.
+    """
+    return (
+        f"{kubelet_root}/plugins_registry/{driver}-reg.sock",
+        f"{kubelet_root}/plugins/{driver}/dra.sock",
+    )
+
+
+def reserved_types(value: Quantity | Mapping[str, Quantity]) -> Mapping[str, Quantity]:
+    """What ``reservedMemory`` says of one NUMA node, by type; one quantity is of ``memory``."""
+    return value if isinstance(value, Mapping) else {"memory": value}
+
+
+def settings(config: AgentConfig) -> Settings:
+    """What the engine sees of a configuration."""
+    reserved = {i: reserved_types(value) for i, value in config.reserved_memory.items()}
+    return Settings(
+        prefix=config.annotation_prefix,
+        defaults={key: str(value) for key, value in config.defaults.items()},
+        rules=tuple(
+            Rule(
+                namespaces=rule.match.namespaces,
+                labels=rule.match.labels,
+                qos=rule.match.qos,
+                runtime_handlers=rule.match.runtime_handlers,
+                containers=rule.match.containers,
+                values={key: str(value) for key, value in rule.set.items()},
+            )
+            for rule in config.rules
+        ),
+        strategy=config.strategy,
+        oversale=config.oversale,
+        capacity_factor=config.capacity_factor,
+        reserved_cpus=parse_cpus(config.reserved_cpus),
+        strict_reserved=config.strict_reserved,
+        reserved_memory={i: parse_quantity(q.get("memory", 0)) for i, q in reserved.items()},
+        reserved_hugepages={
+            i: {page_size(t): parse_quantity(q) for t, q in types.items() if t != "memory"}
+            for i, types in reserved.items()
+            if types.keys() - {"memory"}
+        },
+        static_cpus=config.static_cpus,
+        prefer_closest=config.prefer_closest,
+        kubelet_ties=config.kubelet_ties,
+        kubelet_memory=config.kubelet_memory,
+        kubelet_cpus=config.kubelet_cpus,
+        cpu_order=config.cpu_order,
+        distribute_across_numa=config.distribute_across_numa,
+        distribute_across_cores=config.distribute_across_cores,
+        align_l3=config.align_l3,
+        align_by_socket=config.align_by_socket,
+        isolated=config.isolated_cpus,
+        nohz_full=config.nohz_full_cpus,
+        cores=config.cores,
+        memory_only_nodes=parse_numa_nodes(config.memory_only_nodes),
+        memory_tiers=frozenset(parse_numa_nodes(config.memory_tiers)),
+        lift_quota=config.lift_quota,
+        set_environment=config.environment,
+        permissions=_permissions(config),
+        limits=_limits(config),
+        kept_seconds=parse_duration(config.keep_exclusive_cpus),
+        kubelet_override=config.kubelet.override,
+    )
+
+
+def _permissions(config: AgentConfig) -> tuple[Permission, ...]:
+    return tuple(
+        Permission(
+            name=f"permissions[{number}]",
+            namespaces=one.match.namespaces,
+            labels=one.match.labels,
+            qos=one.match.qos,
+            keys=one.keys,
+            values={key: tuple(str(v) for v in values) for key, values in one.values.items()},
+            unpaid_cpus=one.unpaid_cpus,
+            reserved_cpus=one.reserved_cpus,
+            otherwise=one.otherwise,
+        )
+        for number, one in enumerate(config.permissions)
+    )
+
+
+def _limits(config: AgentConfig) -> Limits:
+    quotas, pool = config.quotas, config.shared_pool
+    return Limits(
+        quota=Quota(
+            exclusive=parse_amount(quotas.exclusive_cpus), listed=parse_amount(quotas.listed_cpus)
+        ),
+        idle=parse_amount(quotas.idle_cpus),
+        namespaces=tuple(
+            NamespaceQuota(
+                name=f"quotas.namespaces[{number}]",
+                namespaces=one.namespaces,
+                quota=Quota(
+                    exclusive=parse_amount(one.exclusive_cpus),
+                    listed=parse_amount(one.listed_cpus),
+                ),
+            )
+            for number, one in enumerate(quotas.namespaces)
+        ),
+        pool=parse_pool(pool.cpus),
+        numa_pool=parse_amount(pool.numa_node_cpus),
+    )

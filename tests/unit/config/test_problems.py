@@ -1,0 +1,180 @@
+"""What single keys may be, and which keys need or exclude one another."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa import config as configuration
+from nri_numa.config import AgentConfig, LinkKind, Runtime, problems, sockets
+from nri_numa.config.sections import CONSTANTS, DRA, DevicePlugin
+from nri_numa.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        # publish, and the socket
+        ("publish: {rate: 0}", "publish.rate: 0, expected more than 0"),
+        ("reconcile: {maxRepairs: 0}", "reconcile.maxRepairs: 0, expected at least 1"),
+        ("publish: {rate: 101}", "publish.rate: 101, expected at most 100"),
+        ("publish: {resync: 100ms}", "publish.resync: 100ms, expected 1s to 86400s"),
+        ("publish: {resync: soon}", "publish.resync: 'soon' is no duration"),
+        (
+            "publish: {nodeResourceTopologyValidity: 10m}",
+            "nodeResourceTopologyValidity: 10m, expected 0, or three times publish.resync",
+        ),
+        ("publish: {nodeResourceTopologyValidity: soon}", "'soon' is no duration"),
+        ("publish: {address: '0.0.0.0:9892'}", "expected one on loopback, or off"),
+        ("publish: {address: nowhere}", "publish.address: 'nowhere' is no address"),
+        ("publish: {credentials: ''}", "publish.credentials: is empty"),
+        ("publish: {event: true}", "did you mean events?"),
+        ("http: {socket: agent.sock}", "http.socket: 'agent.sock', expected an absolute path"),
+        (f"http: {{socket: /{'x' * 120}}}", "expected an absolute path of at most 107 bytes"),
+        # controller
+        ("controller: {stuck: {after: 0s}}", "controller.stuck.after: 0s, expected 1s to 86400s"),
+        ("controller: {stuck: {perMinute: 0}}", "controller.stuck.perMinute: 0"),
+        ("controller: {stuck: {perWorkload: 0}}", "controller.stuck.perWorkload: 0"),
+        ("controller: {stuck: {evicts: true}}", "did you mean evict?"),
+        ("controller: {steal: {after: never}}", "controller.steal.after: 'never' is no duration"),
+        ("controller: {steal: {below: 0.95}}", "controller.steal.below: 0.95, expected at most"),
+        ("controller: {steal: {below: .nan}}", "controller.steal"),
+        ("controller: {steal: {atMost: -0.1}}", "controller.steal.atMost: -0.1"),
+        ("controller: {prometheus: {url: ftp://x, query: y}}", "expected http:// or https://"),
+        ("controller: {prometheus: {url: http://x}}", "prometheus.query: is empty, but url is set"),
+        ("controller: {tlsCert: x}", "controller.tlsKey: is not set, but controller.tlsCert is"),
+        ("controller: {address: ':1', tokenFile: x}", "controller.tokenFile: clients would send"),
+        (
+            "controller: {address: ':1', page: {enabled: true}}",
+            "controller.page.tokenFile: is not set",
+        ),
+        (
+            "controller: {tokenFile: x, page: {enabled: true, tokenFile: x}}",
+            "controller.page.tokenFile: 'x' is controller.tokenFile too",
+        ),
+        # scheduler
+        ("scheduler: {address: '0.0.0.0:9894'}", "scheduler.clientCA, or scheduler.allowAnonymous"),
+        ("scheduler: {address: 'off'}", "nobody could ask"),
+        ("scheduler: {address: here}", "expected host:port"),
+        ("scheduler: {tlsCert: a}", "scheduler.tlsKey: is not set"),
+        ("scheduler: {clientCA: a}", "needs scheduler.tlsCert"),
+        ("scheduler: {bindTimeout: 5s}", "scheduler.bindTimeout: 5s, expected 0.1s to 4s"),
+        ("scheduler: {settle: x}", "scheduler.settle: 'x' is no duration"),
+        # reading containers
+        ("memoryLocality: {interval: 10ms}", "memoryLocality.interval: 10ms, expected 1s"),
+        ("cpuWaiting: {interval: soon}", "cpuWaiting.interval: 'soon' is no duration"),
+        ("cpuWaiting: {metric: true}", "cpuWaiting.enabled is not; nothing is read"),
+        (
+            "memoryLocality: {enabled: true}\nhttp: {address: 'off'}",
+            "memoryLocality.enabled: is true, but http.address is off",
+        ),
+        ("measuredCapacity: {mode: maybe}", "measuredCapacity.mode"),
+        ("measuredCapacity: {halfLife: 0.5}", "measuredCapacity.halfLife: 0.5, expected 1s"),
+        ("measuredCapacity: {floor: 2}", "measuredCapacity.floor: 2, expected at most 1"),
+        # devices
+        ("devices: {cdiDirectories: [cdi]}", "devices.cdiDirectories: 'cdi', expected an absolute"),
+        (f"devices: {{cdiDirectories: [{'/a,' * 9}]}}", "9 directories, expected at most 8"),
+        ("dra: {driver: Upper.example.com}", "dra.driver: 'Upper.example.com', expected a DNS"),
+        ("dra: {driver: nodots}", "dra.driver: 'nodots'"),
+        (f"dra: {{driver: {'a' * 60}.com}}", "of at most 63 characters"),
+        ("dra: {handover: claims}", "dra.handover: 'claims', expected an absolute path"),
+        ("dra: {cdiDirectory: ''}", "dra.cdiDirectory: ''"),
+        ("devicePlugin: {directory: device-plugins}", "devicePlugin.directory: 'device-plugins'"),
+        (f"devicePlugin: {{directory: /{'d' * 100}}}", "because sockets in it"),
+    ],
+)
+def test_a_mistake_is_named_with_what_was_expected(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configuration.load(text=text)
+    assert any(words in problem for problem in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http: {socket: /run/x/agent.sock}\npublish: {rate: 0.5, resync: 90, address: 'off'}",
+        "scheduler: {address: ':9894', allowAnonymous: true}",
+        "controller: {address: ':1', tokenFile: x, tlsCert: c, tlsKey: k}",
+        "controller: {address: ':1', tokenFile: x, allowPlaintextToken: true}",
+    ],
+)
+def test_what_belongs_together_is_no_mistake(text: str) -> None:
+    configuration.load(text=text)
+
+
+@pytest.mark.parametrize("path", CONSTANTS)
+def test_a_key_that_became_a_constant_is_refused_with_its_value(path: str) -> None:
+    """A setting without effect would be worse; from the environment as from a file."""
+    words = f"{path}: is a constant now ({CONSTANTS[path]}), expected no such key"
+    document = "1"
+    for key in reversed(path.split(".")):
+        document = f"{{{key}: {document}}}"
+    with pytest.raises(ConfigError) as caught:
+        configuration.load(text=document)
+    assert words in "\n".join(caught.value.problems)
+    name = configuration.layers._environment_name(path)
+    with pytest.raises(ConfigError) as caught:
+        configuration.load(env={name: "1"})
+    assert f"{words} (from environment {name})" in "\n".join(caught.value.problems)
+
+
+def test_what_costs_or_evicts_is_off_by_default() -> None:
+    config = configuration.load(text="")
+    controller = config.controller
+    assert not any(one.evict for one in (controller.drain, controller.stuck, controller.steal))
+    assert not any(one.enabled for one in (config.memory_locality, config.cpu_waiting, config.dra))
+
+
+def test_paths_of_sockets_are_short() -> None:
+    config = AgentConfig(dra=DRA(enabled=True), kubelet_root="/" + "k" * 80)
+    (problem,) = problems(config)
+    assert "makes a socket's path of" in problem
+    assert sockets("/var/lib/kubelet", "d.example.com") == (
+        "/var/lib/kubelet/plugins_registry/d.example.com-reg.sock",
+        "/var/lib/kubelet/plugins/d.example.com/dra.sock",
+    )
+
+
+def test_claims_are_not_seen_over_cri() -> None:
+    over_cri = AgentConfig(runtime=Runtime(link=LinkKind.CRI), dra=DRA(enabled=True))
+    (problem,) = problems(over_cri)
+    assert problem.startswith("dra.enabled: is on, and runtime.link is cri")
+    assert problems(AgentConfig(dra=DRA(enabled=True))) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numa.example.com/exclusive-cpu",
+        "a/b",
+        "example.com/Exclusive_CPU.v1",
+        "mykubernetes.iox/cpu",
+        f"{'a' * 244}/{'b' * 63}",
+    ],
+)
+def test_good_names_of_the_extended_resource(name: str) -> None:
+    assert problems(AgentConfig(device_plugin=DevicePlugin(resource_name=name))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("exclusive-cpu", "has no prefix"),
+        ("numa.kubernetes.io/exclusive-cpu", "below kubernetes.io"),
+        ("kubernetes.io/cpu", "below kubernetes.io"),
+        ("mykubernetes.io/cpu", "below kubernetes.io"),  # the API server looks for the text
+        ("requests.example.com/cpu", "language of quotas"),
+        ("Example.com/cpu", "no DNS name"),
+        ("/cpu", "no DNS name"),
+        (f"{'a' * 245}/b", "no DNS name"),
+        ("example.com/", "after the slash"),
+        ("example.com/-cpu", "after the slash"),
+        ("example.com/a/b", "after the slash"),
+        ("example.com/cpü", "after the slash"),
+        (f"a/{'b' * 64}", "after the slash"),
+    ],
+)
+def test_what_the_api_server_refuses_is_a_mistake(name: str, words: str) -> None:
+    (problem,) = problems(AgentConfig(device_plugin=DevicePlugin(resource_name=name)))
+    assert problem.startswith("devicePlugin.resourceName: ")
+    assert words in problem
+    assert "expected" in problem

@@ -1,0 +1,56 @@
+"""Writes config/agent.schema.json: the schema of the configuration, with its reference.
+
+``python -m tools.config_schema``; a test keeps it fresh. The reference is the text below each key
+in `nri_numa.config.sections`.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+from nri_numa.config import sections
+from nri_numa.config.schema import schema
+
+TARGET = Path(__file__).resolve().parents[1] / "config" / "agent.schema.json"
+
+
+@functools.cache
+def described() -> dict[str, Any]:
+    """The schema with a description of each key."""
+    document = copy.deepcopy(schema())
+    texts = _texts()
+    for name, definition in document["$defs"].items():
+        kind = getattr(sections, name, None)
+        for key, item in definition.get("properties", {}).items():
+            for one in inspect.getmro(kind) if kind is not None else ():
+                if text := texts.get((one.__name__, key)):
+                    item["description"] = text
+    return document
+
+
+def _texts() -> dict[tuple[str, str], str]:
+    """By class and key, the text that stands below it."""
+    found: dict[tuple[str, str], str] = {}
+    for node in ast.parse(inspect.getsource(sections)).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for field, below in zip(node.body, node.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                key = sections.camel_case(field.target.id)
+                found[node.name, key] = " ".join(str(below.value.value).split())
+    return found
+
+
+if __name__ == "__main__":
+    TARGET.write_text(json.dumps(described(), indent=2) + "\n", encoding="utf-8")

@@ -433,7 +433,7 @@ class Agent:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock.monotonic() + self._synchronize_seconds
         pods = pods if isinstance(pods, Pods) else Pods.of(pods)
-        self._keep_refusals(lambda one: one.pod_id in pods)
+        self._keep_refusals(lambda one: one.pod_id in pods.uids)
         unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
         containers = [self._with_mark(c) for c in containers]
         outcome = resync(

@@ -550,9 +550,6 @@ class Pods:
         by_id = {pod.id: pod for pod in pods}
         return cls({pod.id: pod.uid for pod in by_id.values()}, by_id.__getitem__)
 
-    def __contains__(self, pod_id: str) -> bool:
-        return pod_id in self.uids
-
     def __getitem__(self, pod_id: str) -> PodSandbox:
         """The pod with a sandbox id."""
         pod = self._made.get(pod_id)

@@ -100,7 +100,7 @@ def test_an_upgrade_reads_what_the_first_version_wrote(tmp_path: Path) -> None:
     found = loaded(tmp_path, before.state, {**IDENTITY, "version": "2"}).grounds_of(name)
     assert found is not None
     asked = {"policy": ("single-numa-node", "annotation numa.kubernetes.io/policy")}
-    assert (found.basis.qos, found.basis.asked) == ("Guaranteed", asked)
+    assert (found.basis.qos, found.basis.requested) == ("Guaranteed", asked)
     steps = ("policy single-numa-node chose NUMA node 0", "2 CPUs of NUMA node 0")
     assert (found.basis.pool_after, found.basis.steps) == ("2-31", steps)
     assert found.basis.needs is not None
